@@ -1,0 +1,43 @@
+# Two commands set everything up: `make demo` and `make test`. Needs Python 3.10 to 3.13 and make, nothing else.
+# Another interpreter: make PYTHON=python3.12 demo. On Windows: CONTRIBUTING.md has the same steps without make.
+
+PYTHON = python3
+VENV = .venv
+RUN = $(VENV)/bin/python
+READY = $(VENV)/.ready
+CODE = src tests scripts benchmarks
+
+.PHONY: demo test house format lint types wheel clean
+
+demo: $(READY)
+	$(RUN) scripts/demo.py
+
+test: $(READY)
+	$(RUN) -m pytest
+
+house: $(READY)
+	$(RUN) -m pytest tests/house
+
+format: $(READY)
+	$(RUN) -m ruff check --fix-only $(CODE)
+	$(RUN) -m ruff format $(CODE)
+
+lint: $(READY)
+	$(RUN) -m ruff check $(CODE)
+	$(RUN) -m ruff format --check $(CODE)
+
+types: $(READY)
+	$(RUN) -m mypy
+
+wheel: $(READY)
+	$(RUN) -m build --wheel
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# The stamp is written last, so an interrupted install is taken up again.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) scripts/check_python.py
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --disable-pip-version-check -c constraints.txt -e ".[demo,test,dev]"
+	touch $(READY)

@@ -1,0 +1,176 @@
+"""What does ``winml export`` cost beside a bare ``torch.onnx.export``?
+
+Method. Two checkpoints of real size are made first (bert-base and resnet-50 shapes, seeded random weights, saved as
+safetensors). Then whole processes run in alternation, A B A B …, after one warm-up of each that is not counted:
+
+* A: ``python -m winml.modelkit export -m CHECKPOINT -o model.onnx --no-verify -q``
+* B: this file with ``--bare``: loads the same checkpoint and calls ``torch.onnx.export`` with the same exporter, opset
+  and inputs.
+
+Wall time and peak resident memory are the operating system's own account of each finished process. Every ratio is taken
+within a pair, so a drift of the machine's speed cancels; the median and the spread (smallest to largest) of the pairs
+are printed. Both files are removed between runs. A table for people, then one line of JSON.
+
+    python benchmarks/export.py [--pairs 5] [--models bert-base,resnet-50]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+OPSET = 17
+SEQUENCE = 128
+INPUTS = {
+    "bert-base": {"input_ids": [1, SEQUENCE], "attention_mask": [1, SEQUENCE], "token_type_ids": [1, SEQUENCE]},
+    "resnet-50": {"pixel_values": [1, 3, 224, 224]},
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One finished process."""
+
+    wall_s: float
+    peak_bytes: int
+
+
+def make_checkpoint(name: str, folder: Path) -> None:
+    """Save a model of the named shape."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    if name == "bert-base":
+        model = transformers.BertModel(transformers.BertConfig())
+    else:
+        model = transformers.ResNetModel(transformers.ResNetConfig())
+    model.save_pretrained(folder)
+
+
+def export_bare(name: str, folder: str, output: str) -> None:
+    """Load a checkpoint and call ``torch.onnx.export``, as a user without this tool would."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    shapes = INPUTS[name]
+    tensors = tuple(
+        torch.ones(shape, dtype=torch.int64) if len(shape) == 2 else torch.randn(shape) for shape in shapes.values()
+    )
+    forward = model.forward
+    # transformers 5 refuses positional arguments, and the exporter gives no others.
+    model.forward = lambda *values: tuple(forward(**dict(zip(shapes, values, strict=True))).values())
+    with torch.no_grad():
+        torch.onnx.export(model, tensors, output, input_names=list(shapes), opset_version=OPSET, dynamo=False)
+
+
+def run(command: list[str]) -> Cost:
+    """Run a process to its end and account for it."""
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    errors = process.stderr.read().decode(errors="replace")
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - started
+    if status:
+        raise SystemExit(f"{' '.join(command)} failed with status {status}:\n{errors}")
+    # ru_maxrss is in kilobytes on Linux and in bytes on macOS.
+    return Cost(wall, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+
+
+def commands(name: str, checkpoint: Path, output: Path) -> tuple[list[str], list[str]]:
+    """Return the two commands to compare."""
+    shapes = INPUTS[name]
+    sizes = (
+        {"sequence_length": SEQUENCE}
+        if "input_ids" in shapes
+        else dict(zip(("height", "width"), shapes["pixel_values"][2:], strict=True))
+    )
+    ours = [sys.executable, "-m", "winml.modelkit", "export", "-m", str(checkpoint), "-o", str(output)]
+    ours += ["--task", "feature-extraction", "--shape-config", json.dumps(sizes), "--no-verify", "-q"]
+    return ours, [sys.executable, __file__, "--bare", name, str(checkpoint), str(output)]
+
+
+def compare(name: str, pairs: int, folder: Path) -> dict[str, object]:
+    """Measure one model."""
+    checkpoint = folder / name
+    make_checkpoint_process = [sys.executable, __file__, "--make", name, str(checkpoint)]
+    subprocess.run(make_checkpoint_process, check=True)
+    output = folder / "out" / "model.onnx"
+    both = commands(name, checkpoint, output)
+    costs: list[tuple[Cost, Cost]] = []
+    for pair in range(pairs + 1):
+        row = []
+        for command in both:
+            output.parent.mkdir(exist_ok=True)
+            row.append(run(command))
+            for file in output.parent.iterdir():
+                file.unlink()
+        if pair:
+            costs.append((row[0], row[1]))
+    wall = [ours.wall_s / bare.wall_s for ours, bare in costs]
+    peak = [ours.peak_bytes / bare.peak_bytes for ours, bare in costs]
+    return {
+        "model": name,
+        "pairs": pairs,
+        "wall_ratio": spread(wall),
+        "peak_memory_ratio": spread(peak),
+        "wall_s": {
+            "winml": spread([ours.wall_s for ours, _ in costs]),
+            "bare": spread([bare.wall_s for _, bare in costs]),
+        },
+        "peak_bytes": {
+            "winml": spread([ours.peak_bytes for ours, _ in costs]),
+            "bare": spread([bare.peak_bytes for _, bare in costs]),
+        },
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return median, smallest and largest."""
+    return {"median": round(statistics.median(values), 3), "min": round(min(values), 3), "max": round(max(values), 3)}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--models", default=",".join(INPUTS))
+    parser.add_argument("--bare", nargs=3, metavar=("NAME", "CHECKPOINT", "OUTPUT"), help=argparse.SUPPRESS)
+    parser.add_argument("--make", nargs=2, metavar=("NAME", "CHECKPOINT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.bare:
+        export_bare(*options.bare)
+        return
+    if options.make:
+        make_checkpoint(options.make[0], Path(options.make[1]))
+        return
+    if not hasattr(os, "wait4"):
+        raise SystemExit("this benchmark needs os.wait4, which Windows does not have")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [compare(name, options.pairs, Path(folder)) for name in options.models.split(",")]
+    print(f"{'model':<12}{'wall, winml/bare':<26}{'peak memory, winml/bare':<26}{'winml':<20}{'bare':<20}")
+    for row in rows:
+        wall, peak = row["wall_ratio"], row["peak_memory_ratio"]
+        print(
+            f"{row['model']:<12}{wall['median']:.2f} ({wall['min']:.2f}–{wall['max']:.2f})".ljust(38)
+            + f"{peak['median']:.2f} ({peak['min']:.2f}–{peak['max']:.2f})".ljust(26)
+            + "".join(
+                f"{row['wall_s'][side]['median']:.1f} s, {row['peak_bytes'][side]['median'] / 1e9:.2f} GB".ljust(20)
+                for side in ("winml", "bare")
+            )
+        )
+    print(json.dumps({"benchmark": "export", "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

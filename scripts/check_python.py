@@ -1,0 +1,16 @@
+"""Will this interpreter do?
+
+Written so that any Python 3 can run it: its only job is to answer before an environment is made, in words, what pip
+would answer afterwards in a paragraph.
+"""
+
+import sys
+
+OLDEST = (3, 10)
+NEWEST = (3, 13)
+
+if not OLDEST <= sys.version_info[:2] <= NEWEST:
+    sys.exit(
+        "winml needs Python 3.10 to 3.13; this is Python %d.%d (%s).\n"  # noqa: UP031 -- an older Python has to parse it
+        "Name another one: make PYTHON=python3.12 demo" % (sys.version_info[0], sys.version_info[1], sys.executable)
+    )

@@ -1,0 +1,369 @@
+"""How does a model become a verified file that remembers its modules? The eight steps of ``winml export``.
+
+Composes load, export, normalize and report; decides nothing they decide. Every file is written under a temporary name
+and put in place at the end, so a failure or an interruption leaves earlier files as they were.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from winml.modelkit import __version__
+from winml.modelkit.build.live_module import ExampleInputs, loaded_from_module
+from winml.modelkit.build.model_metadata import output_specs, write_model_metadata
+from winml.modelkit.build.output_paths import ExportPaths
+from winml.modelkit.build.steps import StepClock, StepEvent
+from winml.modelkit.errors import ExportError, UsageError, VerificationError, first_line
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.export.node_tagger import NodeTagger
+from winml.modelkit.export.preparation import FlatForward, prepared_for_export
+from winml.modelkit.export.tensors import to_numpy, to_torch
+from winml.modelkit.export.torchscript import capture_torchscript
+from winml.modelkit.export.verification import VerificationInfo, compare_outputs
+from winml.modelkit.graph.files import OutputFiles
+from winml.modelkit.graph.writing import write_model
+from winml.modelkit.hierarchy.coverage import Coverage, all_nodes, measure_coverage
+from winml.modelkit.hierarchy.tagging import clear_tag, read_tag
+from winml.modelkit.hierarchy.tracing import module_of_error, record_calls
+from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
+from winml.modelkit.load.model import load_model
+from winml.modelkit.load.records import LoadedModel
+from winml.modelkit.load.source import ModelRequest
+from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
+from winml.modelkit.normalize.stamp import stamp
+from winml.modelkit.report.export_result import ExportResult, NodeRecord, WrittenFile
+from winml.modelkit.report.markdown import export_report
+from winml.modelkit.report.sidecar import sidecar_json
+from winml.modelkit.report.words import count_words, shape_words, verification_words
+from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["STEPS", "HTPExporter", "export_pytorch"]
+
+STEPS = (
+    "model preparation",
+    "input generation",
+    "hierarchy building",
+    "ONNX export",
+    "node tagger creation",
+    "node tagging",
+    "tag injection",
+    "metadata and reports",
+)
+
+EXPORTER = "torchscript"
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def export_pytorch(
+    model: nn.Module,
+    output: str | os.PathLike[str],
+    inputs: ExampleInputs | None = None,
+    *,
+    config: WinMLExportConfig | None = None,
+    overwrite: bool = False,
+    with_report: bool = False,
+    seed: int = 0,
+    on_step: Callable[[StepEvent], None] | None = None,
+) -> ExportResult:
+    """Export a live module to an ONNX file in which every node names the module it came from.
+
+    The module is left as it was found: forward, hooks, training flags, dtype, device.
+
+    Args:
+        model: Any module. It is traced in evaluation mode.
+        output: Path of the ``.onnx`` file; sidecar and report are written beside it.
+        inputs: Example tensors: by name, in the order of the forward's parameters, or a single one. Their shapes become
+            the graph's. None: taken from ``config.input_tensors``, or decided from the config of a transformers model.
+        config: Options of the export.
+        overwrite: Replace files that are there already.
+        with_report: Also write the Markdown report.
+        seed: Seed of the random inputs.
+        on_step: Called when a step starts and when it ends.
+
+    Returns:
+        What was made. The files are in place.
+
+    Raises:
+        UsageError: the request is wrong: inputs that fit no parameter, an output that exists.
+        ExportError: the module cannot be traced or converted.
+        VerificationError: ONNX Runtime and PyTorch disagree; no file was written.
+    """
+    exporter = HTPExporter(config, seed=seed, on_step=on_step)
+    return exporter.export(model, output, inputs, overwrite=overwrite, with_report=with_report)
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """One set of inputs and what PyTorch makes of it."""
+
+    inputs: Tensors
+    reference: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class _TaggedGraph:
+    """The graph that will be written, and what it was made from."""
+
+    graph: ir.Model
+    tree: ModuleTree
+    coverage: Coverage
+    draw: _Draw
+    notes: tuple[str, ...]
+
+
+class HTPExporter:
+    """Exports modules with hierarchy-preserving tags."""
+
+    def __init__(
+        self,
+        config: WinMLExportConfig | None = None,
+        *,
+        seed: int = 0,
+        on_step: Callable[[StepEvent], None] | None = None,
+    ) -> None:
+        """Set the options of every export made with this object; see :func:`export_pytorch`."""
+        self.config = config or WinMLExportConfig()
+        self.seed = seed
+        self.on_step = on_step
+
+    def export(
+        self,
+        model: nn.Module,
+        output: str | os.PathLike[str],
+        inputs: ExampleInputs | None = None,
+        *,
+        overwrite: bool = False,
+        with_report: bool = False,
+    ) -> ExportResult:
+        """Export a live module; see :func:`export_pytorch`."""
+        return self._run(lambda: loaded_from_module(model, inputs, self.config), output, overwrite, with_report)
+
+    def export_checkpoint(
+        self,
+        request: ModelRequest,
+        output: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        with_report: bool = False,
+    ) -> ExportResult:
+        """Load a model from a Hub id, a checkpoint, a config or a script, and export it."""
+        if self.config.input_tensors is not None and request.input_specs is None:
+            request = replace(request, input_specs=self.config.input_tensors)
+        return self._run(lambda: load_model(request), output, overwrite, with_report)
+
+    def _run(
+        self, load: Callable[[], LoadedModel], output: str | os.PathLike[str], overwrite: bool, with_report: bool
+    ) -> ExportResult:
+        started = datetime.now(timezone.utc)
+        paths = ExportPaths.for_output(output, with_report=with_report, with_sidecar=self.config.hierarchy)
+        paths.refuse_existing(overwrite=overwrite)
+        clock = StepClock(STEPS, self.on_step)
+        with clock.step("model preparation") as step:
+            loaded = load()
+            step.summary = f"{loaded.info.class_name}, {count_words(_parameter_count(loaded.model))} parameters"
+        names = [spec.name for spec in loaded.inputs]
+        with prepared_for_export(loaded.model, names, loaded.forward_kwargs) as forward:
+            made = self._make_graph(clock, loaded, forward)
+            with clock.step("metadata and reports") as step, OutputFiles() as files:
+                model_path = files.stage(paths.model)
+                write_model(made.graph, model_path)
+                verification = self._verify(loaded, forward, made.draw, model_path) if self.config.verify else None
+                step.summary = verification_words(verification)
+                result = self._result(loaded, made, paths.model, verification, started)
+                result = replace(result, files=_sizes(paths.model, files.staged()), steps=clock.timings())
+                if paths.report:
+                    files.stage(paths.report).write_text(export_report(result), encoding="utf-8")
+                if paths.sidecar:
+                    files.stage(paths.sidecar).write_text(sidecar_json(result), encoding="utf-8")
+                written = files.commit()
+        return replace(result, files=_sizes(paths.model, written), steps=clock.timings())
+
+    def _make_graph(self, clock: StepClock, loaded: LoadedModel, forward: FlatForward) -> _TaggedGraph:
+        """Run the steps from the first inputs to the tagged, normalized graph."""
+        with clock.step("input generation") as step:
+            tensors = self._inputs(loaded, draw=1)
+            step.summary = ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in loaded.inputs)
+        with clock.step("hierarchy building") as step:
+            with record_calls(loaded.model) as trace:
+                draw = _Draw(tensors, _reference(loaded, forward, tensors))
+            tree = build_tree(trace, self.config.torch_module)
+            forward.output_names = self._output_names(forward)
+            step.summary = f"{len(tree)} modules traced of {tree.registered} registered"
+        with clock.step("ONNX export") as step:
+            capture = capture_torchscript(
+                loaded.model,
+                tensors,
+                forward,
+                tree,
+                opset_version=self.config.opset_version,
+                keep_stack_traces=self.config.keep_torch_metadata,
+            )
+            step.summary = f"{len(capture.scopes)} nodes, opset {capture.model.opset_imports['']}, {EXPORTER}"
+        with clock.step("node tagger creation") as step:
+            tagger = NodeTagger(tree, operation_fallback=self.config.operation_fallback)
+            step.summary = f"{len(tree)} tags"
+        with clock.step("node tagging") as step:
+            tagger.tag_nodes(capture.scopes)
+            step.summary = f"{len(capture.scopes)} captured nodes"
+        with clock.step("tag injection") as step:
+            normalized = normalize(capture.model, NormalizeOptions(fold_constants=self.config.do_constant_folding))
+            graph = normalized.model
+            self._finish_metadata(graph, loaded, tree)
+            coverage = measure_coverage(graph)
+            step.summary = f"normalized to {coverage.nodes} nodes, {coverage.tagged} tagged"
+        return _TaggedGraph(graph, tree, coverage, draw, normalized.notes)
+
+    def _inputs(self, loaded: LoadedModel, draw: int) -> Tensors:
+        """Return one set of inputs on the model's device: the user's own first, then random draws."""
+        if draw == 1 and loaded.example is not None:
+            tensors = dict(loaded.example)
+        else:
+            feeds = make_feeds(loaded.inputs, seed=self.seed + draw)
+            tensors = {name: to_torch(value) for name, value in feeds.items()}
+        device = next((parameter.device for parameter in loaded.model.parameters()), torch.device("cpu"))
+        return {spec.name: tensors[spec.name].to(device) for spec in loaded.inputs}
+
+    def _output_names(self, forward: FlatForward) -> tuple[str, ...]:
+        wanted = self.config.output_tensors
+        if wanted is None:
+            return forward.output_names
+        if len(wanted) != len(forward.output_names):
+            raise UsageError(
+                f"output_tensors names {len(wanted)} outputs, but the model returns {len(forward.output_names)}: "
+                f"{', '.join(forward.output_names)}",
+                hint="Name them all, in this order, or leave output_tensors out.",
+            )
+        return tuple(spec.name for spec in wanted)
+
+    def _finish_metadata(self, graph: ir.Model, loaded: LoadedModel, tree: ModuleTree) -> None:
+        """Write what the file says about itself, or remove every trace of the hierarchy; in place."""
+        if not self.config.hierarchy:
+            for node in all_nodes(graph):
+                clear_tag(node)
+            return
+        write_model_metadata(
+            graph,
+            tree=tree,
+            info=loaded.info,
+            inputs=loaded.inputs,
+            outputs=output_specs(graph.graph),
+            export={
+                "tool": "winml-modelkit",
+                "version": __version__,
+                "exporter": EXPORTER,
+                "torch": torch.__version__,
+                "opset_requested": self.config.opset_version,
+                "opset_produced": graph.opset_imports[""],
+            },
+        )
+        stamp(graph)
+
+    def _verify(self, loaded: LoadedModel, forward: FlatForward, first: _Draw, model_path: Path) -> VerificationInfo:
+        """Compare the written file with PyTorch on the traced inputs and on a second draw.
+
+        Raises:
+            VerificationError: they disagree, or the comparison would show nothing.
+        """
+        tensors = self._inputs(loaded, draw=2)
+        draws = (first, _Draw(tensors, _reference(loaded, forward, tensors)))
+        session = Session(model_path)
+        answers = [session.run({name: to_numpy(value) for name, value in draw.inputs.items()}) for draw in draws]
+        verification = compare_outputs([draw.reference for draw in draws], answers)
+        if verification.is_verified:
+            return verification
+        again = compare_outputs([first.reference], [_reference(loaded, forward, first.inputs)])
+        if not all(comparison.is_equal for comparison in again.comparisons):
+            raise VerificationError(
+                f"cannot verify: PyTorch itself gives another {again.worst.name!r} when run again on the same inputs",
+                hint="Make the model deterministic (fix its random numbers), or skip the comparison with --no-verify.",
+            )
+        if verification.has_signal:
+            hint = "The graph is not the model, so no file was written; --no-verify writes it all the same."
+        else:
+            hint = "Use real weights or other inputs (--input-specs), or skip the comparison with --no-verify."
+        raise VerificationError(verification_words(verification), hint=hint)
+
+    def _result(
+        self,
+        loaded: LoadedModel,
+        made: _TaggedGraph,
+        model_path: Path,
+        verification: VerificationInfo | None,
+        started: datetime,
+    ) -> ExportResult:
+        skipped = () if verification else ("Not verified: nobody compared the file with the model (--no-verify).",)
+        return ExportResult(
+            model_path=model_path,
+            files=(),
+            model=loaded.info,
+            tree=made.tree,
+            nodes=_node_records(made.graph),
+            coverage=made.coverage,
+            inputs=loaded.inputs,
+            outputs=output_specs(made.graph.graph),
+            verification=verification,
+            steps=(),
+            started=started,
+            tool_version=__version__,
+            exporter=EXPORTER,
+            opset_requested=self.config.opset_version,
+            opset_produced=made.graph.opset_imports[""],
+            notes=(*loaded.notes, *made.notes, *skipped),
+        )
+
+
+def _reference(loaded: LoadedModel, forward: FlatForward, tensors: Tensors) -> Mapping[str, NDArray[Any]]:
+    """Run the prepared module and return its outputs by name.
+
+    Raises:
+        ExportError: the module refuses the inputs; names the module in which it failed.
+    """
+    try:
+        outputs = loaded.model(*tensors.values())
+    except ExportError:
+        raise
+    except Exception as error:
+        path = module_of_error(error, loaded.model)
+        given = ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in loaded.inputs)
+        raise ExportError(
+            f"the model refused {given}, in module {path or '(the root)'}: {type(error).__name__}: {first_line(error)}",
+            hint="Give shapes it takes with --shape-config, or all inputs with --input-specs.",
+            module=path,
+        ) from error
+    return {name: to_numpy(value) for name, value in zip(forward.output_names, outputs, strict=True)}
+
+
+def _node_records(model: ir.Model) -> tuple[NodeRecord, ...]:
+    def record(node: ir.Node) -> NodeRecord:
+        tag = read_tag(node)
+        return NodeRecord(
+            name=node.name or "",
+            op_type=node.op_type,
+            tag=tag.tag if tag else "",
+            module=tag.module if tag else "",
+            source=tag.source if tag else None,
+        )
+
+    return tuple(map(record, all_nodes(model)))
+
+
+def _sizes(model_path: Path, sizes: Mapping[Path, int]) -> tuple[WrittenFile, ...]:
+    """Return the files as the user named them, the model first."""
+    files = [WrittenFile(model_path.with_name(path.name), size) for path, size in sizes.items()]
+    return tuple(sorted(files, key=lambda file: (file.path != model_path, file.path.name)))
+
+
+def _parameter_count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,48 @@
+"""How does an error become words on stderr, once, with the next thing to do?"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import click
+
+from winml.modelkit.errors import WinMLError, first_line
+
+__all__ = ["WinMLCommand", "report_click_error", "report_unexpected"]
+
+
+class WinMLCommand(click.Command):
+    """A verb: the errors we name end it with their sentence and exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb."""
+        try:
+            return super().invoke(ctx)
+        except WinMLError as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            where = f" ({error.step})" if error.step else ""
+            click.echo(f"error{where}: {error.message}", err=True)
+            if error.hint:
+                click.echo(error.hint, err=True)
+            ctx.exit(error.exit_code)
+
+
+def report_click_error(error: click.ClickException) -> int:
+    """Tell a wrong use of the command line, with the verb whose help shows the right one."""
+    context = getattr(error, "ctx", None)
+    click.echo(f"error: {error.format_message()}", err=True)
+    if context is not None:
+        click.echo(f"'{context.command_path} --help' shows what it takes.", err=True)
+    return error.exit_code
+
+
+def report_unexpected(error: Exception, *, debug: bool) -> int:
+    """Tell an error nobody foresaw; it is ours to mend, so ask for a report."""
+    if debug:
+        traceback.print_exception(error)
+    click.echo(f"internal error: {type(error).__name__}: {first_line(error)}", err=True)
+    hint = "" if debug else " Run it again with --debug for the traceback."
+    click.echo(f"This is a mistake in winml, not in your command: please report it.{hint}", err=True)
+    return WinMLError.exit_code

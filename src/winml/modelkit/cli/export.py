@@ -1,0 +1,134 @@
+"""``winml export``: a model becomes an ONNX file that remembers its modules."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._options import model_options, output_options
+
+if TYPE_CHECKING:
+    from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.load.source import ModelRequest
+    from winml.modelkit.report.export_result import ExportResult
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml export -m sentence-transformers/all-MiniLM-L6-v2 -o model.onnx -v
+  winml export -m ./checkpoint -o model.onnx --shape-config '{"sequence_length": 64}' --with-report
+  winml export -m model.py:build -o model.onnx --input-specs inputs.json
+"""
+
+
+@click.command(name="export", cls=WinMLCommand, epilog=EPILOG)
+@model_options
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The .onnx file to write.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@click.option("--export-config", metavar="JSON", help='Options such as {"opset_version": 17}; a file or text.')
+@click.option("--torch-module", metavar="CLASSES", help="torch.nn classes to show as modules: Linear,LayerNorm or all.")
+@click.option(
+    "--hierarchy/--no-hierarchy",
+    default=None,
+    help="Write the module tags, or leave no trace of them.  [default: write]",
+)
+@click.option("--clean-onnx", is_flag=True, hidden=True, help="Deprecated: --no-hierarchy.")
+@click.option("--keep-torch-metadata", is_flag=True, help="Keep the Python lines each node came from (local paths).")
+@click.option("--operation-fallback", is_flag=True, help="Tag nodes without a known scope by their neighbours.")
+@click.option(
+    "--verify/--no-verify", default=None, help="Compare with PyTorch before writing, or not.  [default: verify]"
+)
+@click.option("--with-report", is_flag=True, help="Also write a Markdown report.")
+@output_options
+def command(**options: Any) -> None:
+    """Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.
+
+    The file is compared with PyTorch in ONNX Runtime before it is put in place; every node names the module it came
+    from. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the file does not answer as the model does.
+    """
+    config = _export_config(options)
+    request = _model_request(options)
+    # What can be refused by looking at names and paths is refused before torch is imported, which takes seconds.
+    from winml.modelkit.build.output_paths import ExportPaths
+    from winml.modelkit.load.source import resolve_source
+
+    paths = ExportPaths.for_output(options["output"], with_sidecar=config.hierarchy, with_report=options["with_report"])
+    paths.refuse_existing(overwrite=options["overwrite"])
+    resolve_source(request)
+    if options["clean_onnx"] and not options["quiet"]:
+        click.echo("warning: --clean-onnx is deprecated; use --no-hierarchy", err=True)
+    _show(_run(request, config, options), options)
+
+
+def _export_config(options: dict[str, Any]) -> WinMLExportConfig:
+    """Merge the JSON config with the flags; a flag wins."""
+    from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.options import parse_options, read_json
+
+    config = WinMLExportConfig()
+    if options["export_config"]:
+        config = parse_options(WinMLExportConfig, *read_json(options["export_config"], "--export-config"))
+    given: dict[str, Any] = {}
+    if options["torch_module"]:
+        given["torch_module"] = tuple(name.strip() for name in options["torch_module"].split(",") if name.strip())
+    if options["hierarchy"] is not None or options["clean_onnx"]:
+        given["hierarchy"] = bool(options["hierarchy"]) and not options["clean_onnx"]
+    if options["verify"] is not None:
+        given["verify"] = options["verify"]
+    given.update({name: True for name in ("keep_torch_metadata", "operation_fallback") if options[name]})
+    return config.model_copy(update=given)
+
+
+def _model_request(options: dict[str, Any]) -> ModelRequest:
+    from winml.modelkit.load.input_options import parse_input_specs, parse_shape_config
+    from winml.modelkit.load.source import ModelRequest
+
+    return ModelRequest(
+        model=options["model"],
+        task=options["task"],
+        revision=options["revision"],
+        trust_remote_code=options["trust_remote_code"],
+        random_weights=options["random_weights"],
+        seed=options["seed"],
+        input_specs=parse_input_specs(options["input_specs"]) if options["input_specs"] else None,
+        shape_config=parse_shape_config(options["shape_config"]) if options["shape_config"] else None,
+        batch_size=options["batch_size"],
+    )
+
+
+def _run(request: ModelRequest, config: WinMLExportConfig, options: dict[str, Any]) -> ExportResult:
+    import warnings
+
+    from winml.modelkit.cli._progress import show_step
+
+    if not options["debug"]:
+        # Libraries warn about their own future; what a user can act on comes as a note or an error of ours.
+        warnings.simplefilter("ignore")
+    from winml.modelkit.build.export_flow import HTPExporter
+
+    exporter = HTPExporter(config, seed=options["seed"], on_step=None if options["quiet"] else show_step)
+    return exporter.export_checkpoint(
+        request, options["output"], overwrite=options["overwrite"], with_report=options["with_report"]
+    )
+
+
+def _show(result: ExportResult, options: dict[str, Any]) -> None:
+    if options["format_"] == "json":
+        import json
+
+        click.echo(json.dumps(result.as_record(), indent=2, ensure_ascii=False))
+        return
+    if options["quiet"]:
+        return
+    from winml.modelkit.report.console import console_for, print_export, print_tree
+
+    console = console_for(sys.stdout)
+    if options["verbose"] and result.coverage.tagged:
+        print_tree(result, console)
+        console.print()
+    print_export(result, console)

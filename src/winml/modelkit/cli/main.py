@@ -1,0 +1,81 @@
+"""How is ``winml`` started? Finds the verb, runs it, and ends with the exit code its outcome deserves."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from winml.modelkit.cli._errors import report_click_error, report_unexpected
+
+__all__ = ["main"]
+
+COMMANDS = {
+    "export": "Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.",
+}
+"""Verb → what it does. Each lives in the module of its name, beside this one, as ``command``."""
+
+EXIT_FAILED = 1
+
+
+class _LazyGroup(click.Group):
+    """Knows its verbs by name and imports only the one that is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"winml.modelkit.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from winml.modelkit import __version__
+
+        click.echo(f"winml {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
+def _winml() -> None:
+    """PyTorch models to deployable ONNX, with every node's module remembered."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run ``winml`` and leave the process.
+
+    Args:
+        argv: Arguments after the program's name; None takes those of the process.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that lacks a sign shows another in its place; it never stops the command.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        code = _winml.main(args=argv, prog_name="winml", standalone_mode=False)
+    except click.exceptions.Exit as leave:
+        code = leave.exit_code
+    except click.ClickException as error:
+        code = report_click_error(error)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("\ninterrupted: no file was changed", err=True)
+        code = EXIT_FAILED
+    except BrokenPipeError:
+        # Whoever read our output has left; what they had is all they wanted.
+        sys.stderr.close()
+        code = EXIT_FAILED
+    except Exception as error:
+        code = report_unexpected(error, debug="--debug" in (argv if argv is not None else sys.argv))
+    sys.exit(code or 0)

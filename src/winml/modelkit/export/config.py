@@ -1,0 +1,44 @@
+"""How should the graph be made? The options of the export stage.
+
+A frozen record that validates itself; read from ``--export-config`` JSON, from command options, or given in Python.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pydantic
+
+from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
+from winml.modelkit.options import Options
+
+__all__ = ["WinMLExportConfig"]
+
+OLDEST_OPSET = 11
+"""Chosen: the oldest opset in which the shape-computing operators the exporter emits take int64 inputs throughout."""
+NEWEST_OPSET = 20
+"""Specified: the newest opset torch's TorchScript exporter writes."""
+
+
+class WinMLExportConfig(Options):
+    """Options of the export stage. All have defaults; unknown keys are errors."""
+
+    opset_version: Annotated[int, pydantic.Field(ge=OLDEST_OPSET, le=NEWEST_OPSET)] = 17
+    """Version of the default ONNX operator set in the file."""
+    do_constant_folding: bool = True
+    """Compute at export what depends on no input. Weights are never duplicated by it."""
+    input_tensors: tuple[InputTensorSpec, ...] | None = None
+    """The graph inputs, in order. None: decided from the model."""
+    output_tensors: tuple[OutputTensorSpec, ...] | None = None
+    """Names of the graph outputs, in order; their shapes and dtypes must be what the model returns. None: its own."""
+    hierarchy: bool = True
+    """Write the module tags. Without it the file carries none of our keys, nor torch's."""
+    torch_module: tuple[str, ...] = ()
+    """``torch.nn`` classes that become hierarchy modules of their own, or ``all``."""
+    keep_torch_metadata: bool = False
+    """Keep torch's own node metadata that holds local paths or trace names."""
+    operation_fallback: bool = False
+    """Tag a node without a known scope by the longest scope its neighbours share, instead of by the root."""
+    verify: bool = True
+    """Compare ONNX Runtime with PyTorch before the file is put in place."""

@@ -1,0 +1,139 @@
+"""How is a live module made ready to be traced, and put back as it was?
+
+Exporters take positional tensors and give back a flat tuple; model libraries want keywords and return records. For the
+time of an export ``forward`` is replaced by a function of exactly the wanted inputs, which, unlike a wrapper module,
+adds no level to the hierarchy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from winml.modelkit.errors import ExportError
+
+__all__ = ["FlatForward", "flatten_outputs", "prepared_for_export"]
+
+
+class FlatForward:
+    """A module's forward as exporters want it: tensors in the order of the inputs → tuple of tensors.
+
+    Attributes:
+        output_names: Names of the returned tensors, known after the first call.
+    """
+
+    def __init__(
+        self, forward: Callable[..., Any], input_names: Sequence[str], options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Flatten ``forward``.
+
+        Args:
+            forward: The bound forward method.
+            input_names: Names of the tensors it will be given, in order.
+            options: Further keyword arguments of every call, such as ``use_cache=False``.
+        """
+        self.input_names = tuple(input_names)
+        self.output_names: tuple[str, ...] = ()
+        self._forward = forward
+        self._options = dict(options or {})
+        self._is_by_name = _takes_names(forward, self.input_names)
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the module once.
+
+        Raises:
+            ExportError: the module returns no tensor.
+        """
+        if self._is_by_name:
+            outputs = self._forward(**dict(zip(self.input_names, tensors, strict=True)), **self._options)
+        else:
+            outputs = self._forward(*tensors, **self._options)
+        flat = flatten_outputs(outputs, taken=self.input_names)
+        if not flat:
+            raise ExportError(
+                f"the model returned no tensor, but {type(outputs).__name__}",
+                hint="An ONNX graph needs an output: return a tensor, or a tuple or mapping of tensors.",
+            )
+        self.output_names = tuple(flat)
+        return tuple(flat.values())
+
+
+@contextmanager
+def prepared_for_export(
+    model: nn.Module, input_names: Sequence[str], forward_options: Mapping[str, Any] | None = None
+) -> Iterator[FlatForward]:
+    """Replace the forward of ``model`` by its :class:`FlatForward`; in place, undone at the end.
+
+    Evaluation mode is set and gradients are off inside the block. The training flag of every submodule, the forward
+    method and the gradient mode come back as they were, whatever happens in the block.
+    """
+    flat = FlatForward(model.forward, input_names, forward_options)
+    own_forward = model.__dict__.get("forward")
+    training = {module: module.training for module in model.modules()}
+    model.forward = flat
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield flat
+    finally:
+        if own_forward is None:
+            del model.__dict__["forward"]
+        else:
+            model.forward = own_forward
+        for module, was_training in training.items():
+            module.training = was_training
+
+
+def flatten_outputs(outputs: Any, taken: Sequence[str] = ()) -> dict[str, torch.Tensor]:
+    """Name the tensors in what a forward returned.
+
+    Mappings and records give their keys, sequences their positions; nested names are joined by a dot
+    (``hidden_states.0``). Whatever is not a tensor, such as None or a cache, is left out.
+
+    Args:
+        outputs: What the forward returned.
+        taken: Names that are not free, such as those of the inputs; they get ``_output`` appended.
+    """
+    if isinstance(outputs, torch.Tensor):
+        named = {"output": outputs}
+    elif isinstance(outputs, (list, tuple)) and not hasattr(outputs, "_asdict"):
+        named = dict(_walk({f"output_{position}": value for position, value in enumerate(outputs)}))
+    else:
+        named = dict(_walk(outputs))
+    return {f"{name}_output" if name in taken else name: tensor for name, tensor in named.items()}
+
+
+def _walk(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield prefix, value
+        return
+    for key, item in _children(value):
+        yield from _walk(item, f"{prefix}.{key}" if prefix else str(key))
+
+
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if hasattr(value, "_asdict"):
+        return list(value._asdict().items())
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return []
+
+
+def _takes_names(forward: Callable[..., Any], names: Sequence[str]) -> bool:
+    """Say whether ``forward`` can be called with these names as keywords."""
+    parameters = inspect.signature(forward).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return True
+    positional_only = inspect.Parameter.POSITIONAL_ONLY
+    return all(name in parameters and parameters[name].kind is not positional_only for name in names)

@@ -1,0 +1,27 @@
+"""How does a tensor cross between numpy and torch? By reference where memory allows, ``bfloat16`` included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["to_numpy", "to_torch"]
+
+
+def to_torch(array: NDArray[Any]) -> torch.Tensor:
+    """Return a tensor with the array's values, on the CPU."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(np.ascontiguousarray(array).view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return an array with the tensor's values."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()

@@ -1,0 +1,164 @@
+"""How does a module's forward become a graph, with torch's TorchScript exporter?
+
+Parameters stay out of the trace and are attached by reference afterwards, so capturing never copies a weight. The graph
+comes back with the exact module stack of every node and with names of our making; tags are put on by ``node_tagger``.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+import torch
+from onnx_ir import tensor_adapters
+from torch import nn
+from torch.onnx.errors import UnsupportedOperatorError
+
+from winml.modelkit.errors import ExportError, InternalError, first_line
+from winml.modelkit.export.node_tagger import neighbours, shared_scope
+from winml.modelkit.export.preparation import FlatForward
+from winml.modelkit.export.scopes import ModuleScopes, operator_of_error
+from winml.modelkit.hierarchy.tagging import STACK_TRACE_KEY
+from winml.modelkit.hierarchy.tracing import module_of_error
+from winml.modelkit.hierarchy.tree import ModuleTree
+
+__all__ = ["Capture", "capture_torchscript"]
+
+MINIMUM_IR_VERSION = 10
+"""Specified: the first ONNX IR version whose nodes have metadata."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A graph fresh from an exporter."""
+
+    model: ir.Model
+    """The graph, weights attached by reference."""
+    scopes: Mapping[ir.Node, tuple[str, ...]]
+    """Paths of the modules each node ran in, outermost first; empty where the exporter kept none."""
+
+
+def capture_torchscript(
+    model: nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    forward: FlatForward,
+    tree: ModuleTree,
+    *,
+    opset_version: int,
+    keep_stack_traces: bool = False,
+) -> Capture:
+    """Trace a prepared module and return its graph.
+
+    Args:
+        model: The module, its forward replaced by ``forward``.
+        inputs: Example tensors by input name, in order; their shapes become the graph's.
+        forward: What the forward was replaced by, called at least once; it names the outputs.
+        tree: The module tree, for the names of nodes.
+        opset_version: Default opset of the graph.
+        keep_stack_traces: Record on every node the lines of Python it came from; these are local paths.
+
+    Raises:
+        ExportError: the module cannot be traced, or the exporter lacks an operator; names operator and module where
+        known.
+    """
+    scopes = ModuleScopes(model)
+    buffer = io.BytesIO()
+    try:
+        with scopes.applied(), warnings.catch_warnings():
+            # What the tracer warns of (values taken as constants) is what verification decides.
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                model,
+                tuple(inputs.values()),
+                buffer,  # type: ignore[arg-type]  # it writes into anything with write()
+                input_names=list(forward.input_names),
+                output_names=list(forward.output_names),
+                opset_version=opset_version,
+                dynamo=False,
+                # Weights come as named graph inputs, are never folded or compared by value, and are attached below.
+                export_params=False,
+                do_constant_folding=False,
+                keep_initializers_as_inputs=True,
+                # The exporter's word for: leave the source lines in the nodes' doc strings.
+                verbose=keep_stack_traces,
+            )
+    except Exception as error:
+        raise _export_error(error, scopes, model, opset_version) from error
+    captured = ir.serde.deserialize_model(onnx.load_model_from_string(buffer.getvalue()))
+    captured.ir_version = max(captured.ir_version or 0, MINIMUM_IR_VERSION)
+    _attach_parameters(captured, model, forward.input_names)
+    node_scopes = {node: scopes.read(node.name or "") for node in captured.graph.all_nodes()}
+    _move_stack_traces(captured.graph)
+    _place_operands(node_scopes)
+    _name_by_module(captured.graph, node_scopes, tree)
+    return Capture(captured, node_scopes)
+
+
+def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opset_version: int) -> ExportError:
+    converted = operator_of_error(error, scopes)
+    operator, module = converted or (None, module_of_error(error, model))
+    place = f" in module {module or '(the root)'}" if module is not None else ""
+    if isinstance(error, UnsupportedOperatorError):
+        return ExportError(
+            f"the TorchScript exporter has no ONNX form of {operator or error}{place} at opset {opset_version}",
+            hint="Try opset 20 (--export-config '{\"opset_version\": 20}'), or replace the operator in that module.",
+            operator=operator,
+            module=module,
+        )
+    what = f"operator {operator} could not be converted" if operator else "the model could not be traced"
+    return ExportError(
+        f"{what}{place}: {type(error).__name__}: {first_line(error)}",
+        hint="The forward must run under torch.jit.trace with these inputs; --debug shows the full traceback.",
+        operator=operator,
+        module=module,
+    )
+
+
+def _attach_parameters(captured: ir.Model, model: nn.Module, input_names: Sequence[str]) -> None:
+    """Turn the graph inputs that stand for parameters into initializers that refer to the live tensors."""
+    tensors = model.state_dict(keep_vars=True)
+    graph = captured.graph
+    for value in [value for value in graph.inputs if value.name not in input_names]:
+        name = value.name or ""
+        if name not in tensors:
+            raise InternalError(
+                f"the traced graph has an input {name!r} that is neither asked for nor a tensor of the model"
+            )
+        graph.inputs.remove(value)
+        value.const_value = tensor_adapters.TorchTensor(tensors[name].detach(), name=name)
+        graph.initializers[name] = value
+    missing = [name for name in input_names if name not in {value.name for value in graph.inputs}]
+    if missing:
+        raise InternalError(f"the traced graph lacks the inputs {', '.join(missing)}")
+
+
+def _move_stack_traces(graph: ir.Graph) -> None:
+    for node in graph.all_nodes():
+        if node.doc_string:
+            node.metadata_props[STACK_TRACE_KEY] = node.doc_string
+            node.doc_string = None
+
+
+def _place_operands(scopes: dict[ir.Node, tuple[str, ...]]) -> None:
+    """Give each constant the exporter made up (axes, shapes) the scope of the nodes it was made for; in place."""
+    for node in [node for node, scope in scopes.items() if not scope and not node.inputs]:
+        scopes[node] = shared_scope(scopes, neighbours(node))
+
+
+def _name_by_module(graph: ir.Graph, scopes: Mapping[ir.Node, tuple[str, ...]], tree: ModuleTree) -> None:
+    """Name nodes and the values they make after the module they ran in: ``/encoder/layer.0/MatMul_1``; in place."""
+    fixed = {value.name for value in (*graph.inputs, *graph.outputs)} | set(graph.initializers)
+    used: Counter[str] = Counter()
+    for node in graph.all_nodes():
+        scope = scopes[node]
+        stem = f"{tree.scope(scope[-1]) if scope else ''}/{node.op_type}"
+        node.name = f"{stem}_{used[stem]}" if used[stem] else stem
+        used[stem] += 1
+        for position, value in enumerate(node.outputs):
+            if value.name and value.name not in fixed:
+                value.name = f"{node.name}_output_{position}"

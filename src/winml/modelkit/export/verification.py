@@ -1,0 +1,161 @@
+"""Does the exported file answer as the torch module does?
+
+Compares outputs that are already computed; runs neither side. Differences are measured against the scale of the
+reference, and a reference that would hide a wrong answer is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["THRESHOLDS", "OutputComparison", "VerificationInfo", "compare_outputs"]
+
+THRESHOLDS: Mapping[str, float] = {
+    "float64": 1e-7,
+    "float32": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 5e-2,
+}
+"""Largest accepted difference relative to the largest reference value, per dtype of the output.
+
+Chosen about a hundred times above what correct exports show (2e-6 for float32, measured over 36 architectures) and a
+thousand times below what a wrong mask or a stray input does (0.9 to 1.4). Half precision: ten units in the last place
+of ``float16`` (2**-11) and of ``bfloat16`` (2**-8), since both sides round after every operator, in different orders.
+Integers and booleans must be equal.
+"""
+
+MINIMUM_SCALE = 1e-20
+"""Below this a reference is nothing but rounding. Chosen well under any activation, over float32's smallest normal."""
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """One output of one draw."""
+
+    name: str
+    draw: int
+    """Which draw of the inputs, from 1."""
+    dtype: str
+    max_abs_diff: float
+    """Largest absolute difference; NaN and infinities must match in place."""
+    scale: float
+    """Largest finite absolute reference value."""
+    relative_diff: float
+    """``max_abs_diff / scale``; 0 where both are 0."""
+    threshold: float
+    """Largest accepted ``relative_diff``."""
+    is_equal: bool
+    problem: str = ""
+    """Why it is not equal, where that is not the difference: another shape, or NaN on one side only."""
+
+
+@dataclass(frozen=True)
+class VerificationInfo:
+    """Outcome of comparing the file with the module."""
+
+    comparisons: tuple[OutputComparison, ...]
+    has_signal: bool
+    """Whether some output depends on the inputs by more than its threshold, so that a wrong answer would have shown."""
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether every output agrees and the comparison means something."""
+        return self.has_signal and all(comparison.is_equal for comparison in self.comparisons)
+
+    @property
+    def worst(self) -> OutputComparison:
+        """The comparison farthest over, or closest to, its threshold."""
+        return max(
+            self.comparisons,
+            key=lambda item: (not item.is_equal, bool(item.problem), item.relative_diff / (item.threshold or 1.0)),
+        )
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {
+            "is_verified": self.is_verified,
+            "has_signal": self.has_signal,
+            "outputs": [
+                {
+                    "name": item.name,
+                    "draw": item.draw,
+                    "dtype": item.dtype,
+                    "max_abs_diff": _json_number(item.max_abs_diff),
+                    "relative_diff": _json_number(item.relative_diff),
+                    "threshold": item.threshold,
+                    "is_equal": item.is_equal,
+                    **({"problem": item.problem} if item.problem else {}),
+                }
+                for item in self.comparisons
+            ],
+        }
+
+
+def compare_outputs(
+    reference: Sequence[Mapping[str, NDArray[Any]]], answers: Sequence[Mapping[str, NDArray[Any]]]
+) -> VerificationInfo:
+    """Compare what PyTorch gave with what ONNX Runtime gave, draw by draw.
+
+    Args:
+        reference: PyTorch's outputs by name, one mapping per draw.
+        answers: ONNX Runtime's outputs by name, in the same order of draws.
+    """
+    comparisons = tuple(
+        _compare(name, draw, expected, answer[name])
+        for draw, (wanted, answer) in enumerate(zip(reference, answers, strict=True), start=1)
+        for name, expected in wanted.items()
+    )
+    return VerificationInfo(comparisons, has_signal=_has_signal(reference))
+
+
+def _compare(name: str, draw: int, expected: NDArray[Any], actual: NDArray[Any]) -> OutputComparison:
+    dtype = str(expected.dtype)
+    threshold = THRESHOLDS.get(dtype, 0.0)
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
+        problem = f"PyTorch gives {dtype}{list(expected.shape)}, ONNX Runtime {actual.dtype}{list(actual.shape)}"
+        return OutputComparison(name, draw, dtype, np.inf, 0.0, np.inf, threshold, is_equal=False, problem=problem)
+    left, right = _comparable(expected), _comparable(actual)
+    finite = np.isfinite(left)
+    # NaN equals NaN here, and an infinity the same infinity: they are part of the answer.
+    if not np.array_equal(left[~finite], right[~finite], equal_nan=True) or not np.isfinite(right[finite]).all():
+        problem = "NaN or infinity in different places"
+        return OutputComparison(name, draw, dtype, np.inf, 0.0, np.inf, threshold, is_equal=False, problem=problem)
+    difference = float(np.abs(left[finite] - right[finite]).max(initial=0.0))
+    scale = float(np.abs(left[finite]).max(initial=0.0))
+    relative = difference / scale if scale else (0.0 if difference == 0 else np.inf)
+    return OutputComparison(name, draw, dtype, difference, scale, relative, threshold, is_equal=relative <= threshold)
+
+
+def _has_signal(reference: Sequence[Mapping[str, NDArray[Any]]]) -> bool:
+    """Say whether some output changes between the draws by more than the comparison would forgive."""
+    first, *others = reference
+    for name, value in first.items():
+        values = _comparable(value)
+        scale = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+        if scale < MINIMUM_SCALE:
+            continue
+        for other in others:
+            rival = _comparable(other[name])
+            if rival.shape != values.shape:
+                return True
+            both = np.isfinite(values) & np.isfinite(rival)
+            if (
+                float(np.abs(values[both] - rival[both]).max(initial=0.0))
+                > THRESHOLDS.get(str(value.dtype), 0.0) * scale
+            ):
+                return True
+    return False
+
+
+def _comparable(value: NDArray[Any]) -> NDArray[np.float64]:
+    # Every dtype in use embeds in float64, except the largest int64, whose differences stay visible all the same.
+    return np.asarray(value).astype(np.float64)
+
+
+def _json_number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,138 @@
+"""Are two graphs the same but for their weights and the names inside?
+
+Structure, shapes, attributes and the names of inputs and outputs count. Weights, metadata, doc strings, and the names of nodes and
+inner values do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+__all__ = ["fingerprint"]
+
+OPERAND_LIMIT_ELEMENTS = 16
+"""Integer initializers of rank 0 or 1 up to this size count with their values. They are axes, shapes and bounds, which older opsets
+hold as attributes. Chosen: above every rank, below every table."""
+
+
+def fingerprint(model: ir.Model) -> str:
+    """Return a digest of a model's structure: 64 hexadecimal digits, the same before and after a save.
+
+    Weights are not read, but for integer operands of at most ``OPERAND_LIMIT_ELEMENTS`` elements. The order of nodes counts, that of
+    initializers does not.
+    """
+    digest = hashlib.sha256()
+    for line in _model_lines(model):
+        digest.update(line.encode())
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def _model_lines(model: ir.Model) -> Iterator[str]:
+    yield f"opsets {sorted(model.opset_imports.items())}"
+    yield from _Walk().graph_lines(model.graph, with_names=True)
+    for identifier, function in sorted(model.functions.items()):
+        yield f"function {identifier} opsets {sorted(function.opset_imports.items())}"
+        walk = _Walk()
+        for name, attribute in sorted(function.attributes.items()):
+            yield from walk.attribute_lines(name, attribute)
+        yield from walk.graph_lines(function, with_names=False)
+
+
+class _Walk:
+    """Numbers values in the order they are met, so that names play no part."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[ir.Value, int] = {}
+
+    def graph_lines(self, graph: ir.Graph | ir.Function, *, with_names: bool) -> Iterator[str]:
+        yield f"inputs {[self._declared(value, with_names) for value in graph.inputs]}"
+        for node in graph:
+            operator = f"{node.domain if node.domain != 'ai.onnx' else ''}:{node.op_type}:{node.overload}"
+            used = [self._used(value) for value in _without_trailing_gaps(node.inputs)]
+            made = [self._declared(value, with_name=False) for value in node.outputs]
+            yield f"node {operator} {used} {_without_trailing_gaps(made)}"
+            for name, attribute in sorted(node.attributes.items()):
+                yield from self.attribute_lines(name, attribute)
+        # Their shapes are those of the nodes that make them.
+        yield f"outputs {[(self._used(value), value.name if with_names else '') for value in graph.outputs]}"
+
+    def attribute_lines(self, name: str, attribute: ir.Attr) -> Iterator[str]:
+        kind = attribute.type.name
+        if attribute.is_ref():
+            yield f"attribute {name} {kind} refers to {attribute.ref_attr_name}"
+        elif attribute.type == ir.AttributeType.GRAPH:
+            yield f"attribute {name} {kind}"
+            yield from self.graph_lines(attribute.as_graph(), with_names=False)
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for graph in attribute.as_graphs():
+                yield f"attribute {name} {kind}"
+                yield from self.graph_lines(graph, with_names=False)
+        else:
+            yield f"attribute {name} {kind} {_attribute_text(attribute)}"
+
+    def _declared(self, value: ir.Value, with_name: bool) -> str | None:
+        if not value.name and not value.uses():
+            # An optional output nobody asked for; a file keeps nothing of it.
+            return None
+        self._numbers[value] = len(self._numbers)
+        return f"{self._numbers[value]} {_type_text(value)}{f' {value.name}' if with_name else ''}"
+
+    def _used(self, value: ir.Value | None) -> str | None:
+        if value is None:
+            return None
+        if value not in self._numbers:
+            # An initializer is numbered where it is first used, so their order does not count.
+            self._numbers[value] = len(self._numbers)
+            return f"{self._numbers[value]} {_initializer_text(value)}"
+        return str(self._numbers[value])
+
+
+def _type_text(value: ir.Value) -> str:
+    if value.shape is None:
+        return f"{value.type}"
+    return f"{value.type}{[dim if isinstance(dim, int) else dim.value for dim in value.shape]}"
+
+
+def _initializer_text(value: ir.Value) -> str:
+    tensor = value.const_value
+    if tensor is None:
+        return _type_text(value)
+    text = f"{tensor.dtype.name}{list(tensor.shape.numpy())}"
+    is_operand = tensor.dtype in (ir.DataType.INT64, ir.DataType.INT32) and len(tensor.shape) <= 1
+    if is_operand and tensor.size <= OPERAND_LIMIT_ELEMENTS:
+        text += f"={tensor.numpy().tolist()}"
+    return text
+
+
+def _attribute_text(attribute: ir.Attr) -> str:
+    if attribute.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS):
+        # A file holds 32 bits of it.
+        return str(np.asarray(attribute.value, dtype=np.float32).tolist())
+    if attribute.type in (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS):
+        tensors: Iterable[ir.TensorProtocol] = (
+            [attribute.as_tensor()] if attribute.type == ir.AttributeType.TENSOR else attribute.as_tensors()
+        )
+        return str([_tensor_text(tensor) for tensor in tensors])
+    if attribute.type in (ir.AttributeType.INTS, ir.AttributeType.STRINGS):
+        return str(list(attribute.value))
+    return str(attribute.value)
+
+
+def _tensor_text(tensor: ir.TensorProtocol) -> str:
+    if tensor.dtype == ir.DataType.STRING:
+        content = repr(tensor.numpy().tolist()).encode()
+    else:
+        content = tensor.tobytes()
+    return f"{tensor.dtype.name}{list(tensor.shape.numpy())} {hashlib.sha256(content).hexdigest()}"
+
+
+def _without_trailing_gaps(values: Iterable[ir.Value | None] | Iterable[str | None]) -> list:  # type: ignore[type-arg]
+    kept = list(values)
+    while kept and kept[-1] is None:
+        kept.pop()
+    return kept

@@ -1,0 +1,72 @@
+"""What goes into a graph and what comes out of it: the tensor specifications every stage exchanges.
+
+Plain records; nothing here looks at a model or makes values (``runtime/feeds.py`` does).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pydantic
+
+from winml.modelkit.options import Options
+
+__all__ = ["DTYPES", "InputTensorSpec", "OutputTensorSpec"]
+
+DTYPES = (
+    "float32", "float16", "bfloat16", "float64",
+    "int64", "int32", "int16", "int8", "uint8", "bool",
+)  # fmt: skip
+"""Names accepted for ``dtype``: numpy's, plus ``bfloat16``."""
+
+Dimension = Annotated[int, pydantic.Field(ge=1)] | Annotated[str, pydantic.Field(pattern=r"^[A-Za-z_]\w*$")]
+
+
+def _check_dtype(name: str) -> str:
+    if name not in DTYPES:
+        raise ValueError(f"unknown dtype; expected one of {', '.join(DTYPES)}")
+    return name
+
+
+DType = Annotated[str, pydantic.AfterValidator(_check_dtype)]
+
+
+class _TensorSpec(Options):
+    name: Annotated[str, pydantic.Field(min_length=1)]
+    """Name of the graph input or output."""
+    shape: tuple[Dimension, ...]
+    """Sizes; a name stands for a dynamic dimension. ``()`` is a scalar."""
+    dtype: DType
+    """Element type, one of :data:`DTYPES`."""
+
+
+class InputTensorSpec(_TensorSpec):
+    """One graph input: what it is called, its size and type, and which values make sense in it."""
+
+    value_range: tuple[float, float] | None = None
+    """Smallest and largest valid value, both included. None: standard normal for floats, 0..1 for integers."""
+    last_value: int | None = None
+    """Value of the last unmasked position of each row, where a model looks for one (an end-of-sequence token)."""
+
+    @pydantic.field_validator("value_range")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and value[0] > value[1]:
+            raise ValueError("the smallest value comes first")
+        return value
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the ``winml.io.inputs`` entry of FORMATS: name, shape, dtype and, where set, value_range."""
+        record: dict[str, Any] = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+        if self.value_range is not None:
+            is_float = "float" in self.dtype
+            record["value_range"] = [bound if is_float else int(bound) for bound in self.value_range]
+        return record
+
+
+class OutputTensorSpec(_TensorSpec):
+    """One graph output: what it is called, its size and type."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the ``winml.io.outputs`` entry of FORMATS."""
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}

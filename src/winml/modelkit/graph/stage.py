@@ -1,0 +1,131 @@
+"""What does every graph stage promise, and is it kept?
+
+The result of a stage, and the runner that takes a model through an ordered tuple of passes and checks each against what it
+declared. Knows no pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+
+from winml.modelkit.errors import StageError
+from winml.modelkit.hierarchy.coverage import Coverage
+from winml.modelkit.hierarchy.tagging import NodeTag, read_tag
+
+__all__ = ["PassStep", "StageResult", "TagPolicy", "all_nodes", "run_passes"]
+
+TagPolicy = Literal["keeps", "merges", "creates", "drops"]
+"""What a pass does to tags. ``keeps``: nodes stay or go, none is new and none changes its tag. ``merges``: a new node gets the common
+ancestor of what it replaced. ``creates``: a new node inherits from its neighbours. ``drops``: nothing is promised."""
+
+
+_NEW = object()
+"""Stands for the tag of a node that was not there before."""
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What a stage made of a model."""
+
+    model: ir.Model
+    changed: bool
+    """Whether the model differs from the one that came in."""
+    notes: tuple[str, ...]
+    """Sentences for the user: what could not be done, and why that is all right."""
+    coverage: Coverage
+    """Tags of the model as it is now."""
+
+
+@dataclass(frozen=True)
+class PassStep:
+    """One pass in its place."""
+
+    effect: ir.passes.PassBase
+    tags: TagPolicy
+    """What the pass promises about tags; checked after it ran."""
+
+    @property
+    def name(self) -> str:
+        """The name of the pass."""
+        return type(self.effect).__name__
+
+
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield every node of a model: those of the graph, of its subgraphs, and of its functions."""
+    for graph in (model.graph, *model.functions.values()):
+        yield from graph.all_nodes()
+
+
+def run_passes(model: ir.Model, steps: Sequence[PassStep], failure: type[StageError]) -> bool:
+    """Run passes in order on a model, in place.
+
+    Args:
+        model: The model.
+        steps: The passes.
+        failure: The error of the stage they belong to.
+
+    Returns:
+        Whether some pass changed the model.
+
+    Raises:
+        StageError: of type ``failure``: a pass failed, or did not keep its promise. Names the pass and those already done.
+    """
+    changed = False
+    for position, step in enumerate(steps):
+        before = _Promise.of(model)
+        try:
+            result = step.effect(model)
+        except Exception as error:
+            # What a library pass raises is not known beforehand; nothing is hidden, the cause is chained.
+            raise failure(_failure_words(steps, position, f"failed: {type(error).__name__}: {error}")) from error
+        if result.model is not model:
+            raise failure(_failure_words(steps, position, "returned another model; passes work in place"))
+        if broken := before.broken_by(model, step.tags):
+            raise failure(_failure_words(steps, position, broken))
+        changed |= result.modified
+    return changed
+
+
+def _failure_words(steps: Sequence[PassStep], position: int, what: str) -> str:
+    done = ", ".join(step.name for step in steps[:position]) or "none"
+    return f"step {position + 1} of {len(steps)}, {steps[position].name}, {what} (done before: {done})"
+
+
+@dataclass(frozen=True)
+class _Promise:
+    """What a pass must not change, as it was before."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tags: dict[ir.Node, NodeTag | None]
+
+    @classmethod
+    def of(cls, model: ir.Model) -> _Promise:
+        return cls(
+            inputs=tuple(f"{value.name} {value.type}" for value in model.graph.inputs),
+            # A pass may learn the type of an output; an input's is given.
+            outputs=tuple(str(value.name) for value in model.graph.outputs),
+            tags={node: read_tag(node) for node in all_nodes(model)},
+        )
+
+    def broken_by(self, model: ir.Model, policy: TagPolicy) -> str | None:
+        """Return how the model breaks the promise, in words, or None."""
+        after = self.of(model)
+        for kind, old, new in (("inputs", self.inputs, after.inputs), ("outputs", self.outputs, after.outputs)):
+            if old != new:
+                return f"changed the graph {kind} from {', '.join(old)} to {', '.join(new)}"
+        if policy == "drops":
+            return None
+        lost = [node for node, tag in after.tags.items() if tag is None and self.tags.get(node, _NEW) is not None]
+        # A graph that came without tags has none to lose.
+        if lost and any(self.tags.values()):
+            return f"left {len(lost)} nodes without a tag, {lost[0].op_type} {lost[0].name or ''} first, but {policy} tags"
+        if policy == "keeps":
+            changed = [node for node, tag in after.tags.items() if self.tags.get(node, _NEW) != tag]
+            if changed:
+                return f"made or retagged node {changed[0].op_type} {changed[0].name or ''}, but keeps tags"
+        return None

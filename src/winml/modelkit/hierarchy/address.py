@@ -1,0 +1,119 @@
+"""What does a tag look like, and how do two tags relate?
+
+A tag (``/BertModel/BertEncoder/BertLayer.0``) is a path of segments, one for each hierarchy module from the root down.
+This file treats tags and module paths as text only; which modules exist is the business of ``tree``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+
+__all__ = ["common_ancestor", "depth", "format_tag", "is_within", "parse_tag", "sibling_segments"]
+
+SEPARATOR = "/"
+
+
+def parse_tag(tag: str) -> tuple[str, ...]:
+    """Return the segments of a tag; the empty text has none.
+
+    Raises:
+        ValueError: the text is not a tag (no leading slash, or an empty segment).
+
+    >>> parse_tag("/BertModel/BertLayer.0")
+    ('BertModel', 'BertLayer.0')
+    """
+    if not tag:
+        return ()
+    head, *segments = tag.split(SEPARATOR)
+    if head or not segments or not all(segments):
+        raise ValueError(f"not a tag: {tag!r}; expected something like '/BertModel/BertLayer.0'")
+    return tuple(segments)
+
+
+def format_tag(segments: Iterable[str]) -> str:
+    """Return the tag made of these segments; the inverse of :func:`parse_tag`."""
+    return "".join(SEPARATOR + segment for segment in segments)
+
+
+def depth(tag: str) -> int:
+    """Return the number of segments.
+
+    >>> depth("/BertModel/BertEncoder/BertLayer.0/BertAttention")
+    4
+    """
+    return len(parse_tag(tag))
+
+
+def is_within(tag: str, ancestor: str) -> bool:
+    """Say whether ``tag`` is ``ancestor`` or lies below it.
+
+    >>> is_within("/Model/Block.1", "/Model"), is_within("/Model/Block.10", "/Model/Block.1")
+    (True, False)
+    """
+    return tag == ancestor or tag.startswith(ancestor + SEPARATOR)
+
+
+def common_ancestor(tags: Iterable[str]) -> str:
+    """Return the deepest tag that contains all of ``tags``; the empty text when there is none.
+
+    >>> common_ancestor(["/M/Layer.0/Attention", "/M/Layer.0/Output", "/M/Layer.0"])
+    '/M/Layer.0'
+    """
+    paths = [parse_tag(tag) for tag in tags]
+    if not paths:
+        return ""
+    levels = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
+    return format_tag(level[0] for level in levels)
+
+
+def sibling_segments(siblings: Sequence[tuple[str, str]]) -> list[str]:
+    """Name the modules under one parent tag so that no two share a segment.
+
+    A segment is the class name, with ``.INDEX`` when the module's own name is a number. Where siblings share that, the
+    shortest suffix of the module path that separates them takes the place of the index.
+
+    Args:
+        siblings: ``(module path, class name)`` of each module; paths are distinct.
+
+    Returns:
+        The segments, in the order given.
+
+    >>> sibling_segments([("layer.0", "Layer"), ("query", "Linear"), ("key", "Linear")])
+    ['Layer.0', 'Linear.query', 'Linear.key']
+    >>> sibling_segments([("down.0", "Block"), ("up.0", "Block")])
+    ['Block.down.0', 'Block.up.0']
+    """
+    groups: dict[str, list[int]] = defaultdict(list)
+    for position, (path, class_name) in enumerate(siblings):
+        groups[_plain_segment(path, class_name)].append(position)
+    segments = [""] * len(siblings)
+    for plain, positions in groups.items():
+        suffixes = _separating_suffixes([siblings[position][0] for position in positions])
+        for position, suffix in zip(positions, suffixes, strict=True):
+            segments[position] = f"{_printable(siblings[position][1])}.{_printable(suffix)}" if suffix else plain
+    return segments
+
+
+def _plain_segment(path: str, class_name: str) -> str:
+    own_name = path.rpartition(".")[2]
+    return f"{_printable(class_name)}.{own_name}" if own_name.isdecimal() else _printable(class_name)
+
+
+def _separating_suffixes(paths: list[str]) -> list[str]:
+    """Return for each path its last k parts, for the smallest k that makes them differ; k is 0 for a single path."""
+    if len(paths) == 1:
+        return [""]
+    parts = [path.split(".") for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        suffixes = [".".join(part[-length:]) for part in parts]
+        if len(set(suffixes)) == len(suffixes):
+            return suffixes
+    raise ValueError(f"module paths are not distinct: {paths}")
+
+
+def _printable(name: str) -> str:
+    # A ModuleDict key or a class made at run time may hold the separator; a tag must still split back into its
+    # segments.
+    return name.replace(SEPARATOR, "_")

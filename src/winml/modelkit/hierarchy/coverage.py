@@ -1,0 +1,61 @@
+"""How much of a graph carries a tag, and how was it won?
+
+Counts nodes of the graph as it is, subgraphs and functions included; never a plan of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from winml.modelkit.hierarchy.tagging import read_tag
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = ["Coverage", "all_nodes", "count_coverage", "measure_coverage"]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How many nodes there are, how many carry a tag, and by which source."""
+
+    nodes: int
+    tagged: int
+    sources: Mapping[str, int]
+    """Number of tagged nodes per source; sources nobody used are absent."""
+
+    @property
+    def percent(self) -> float:
+        """Share of tagged nodes, 0 to 100; an empty graph is fully covered."""
+        return 100.0 * self.tagged / self.nodes if self.nodes else 100.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every node carries a tag."""
+        return self.tagged == self.nodes
+
+
+def measure_coverage(model: ir.Model) -> Coverage:
+    """Count the tagged nodes of a model, those of subgraphs and of functions included."""
+    return count_coverage(all_nodes(model))
+
+
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield every node of a model, those of subgraphs and of functions included."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def count_coverage(nodes: Iterable[ir.Node]) -> Coverage:
+    """Count the tagged nodes among ``nodes``."""
+    total = 0
+    sources: Counter[str] = Counter()
+    for node in nodes:
+        total += 1
+        if tag := read_tag(node):
+            sources[tag.source] += 1
+    return Coverage(nodes=total, tagged=sources.total(), sources=dict(sources))

@@ -1,0 +1,80 @@
+"""How is a tag written on a node, and read back?
+
+The metadata keys of FORMATS stand here and nowhere else. Works on anything with a ``metadata_props`` mapping, in place;
+does not decide which tag a node gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+from winml.modelkit.hierarchy import address
+
+__all__ = ["HasMetadata", "NodeTag", "Source", "clear_tag", "read_tag", "write_tag"]
+
+TAG_KEY = "winml.hierarchy.tag"
+DEPTH_KEY = "winml.hierarchy.depth"
+MODULE_KEY = "winml.hierarchy.module"
+SOURCE_KEY = "winml.hierarchy.source"
+NAMESPACE_KEY = "namespace"
+"""Key of the scope in the form Model Explorer groups by; torch's own."""
+TREE_KEY = "winml.hierarchy.tree"
+STACK_TRACE_KEY = "pkg.torch.onnx.stack_trace"
+"""Key of the lines of Python a node came from, as torch's dynamo exporter names it."""
+TORCH_PREFIX = "pkg.torch."
+OUR_PREFIX = "winml."
+
+Source = Literal["direct", "parent", "operation", "root", "merged", "inherited"]
+"""How a tag was won: the first four at export, in the order tried; the last two by later stages."""
+SOURCES: tuple[Source, ...] = get_args(Source)
+
+
+class HasMetadata(Protocol):
+    """Anything that carries serialized key–value metadata, such as ``onnx_ir.Node``."""
+
+    @property
+    def metadata_props(self) -> MutableMapping[str, str]:
+        """The metadata, written to the file with the node."""
+
+
+@dataclass(frozen=True)
+class NodeTag:
+    """The address of the module a node belongs to."""
+
+    tag: str
+    module: str
+    """Dotted path of the hierarchy module the tag stands for."""
+    source: Source
+
+
+def write_tag(node: HasMetadata, tag: NodeTag) -> None:
+    """Write a tag on a node, in place of the one it may have."""
+    node.metadata_props[TAG_KEY] = tag.tag
+    node.metadata_props[DEPTH_KEY] = str(address.depth(tag.tag))
+    node.metadata_props[MODULE_KEY] = tag.module
+    node.metadata_props[SOURCE_KEY] = tag.source
+
+
+def read_tag(node: HasMetadata) -> NodeTag | None:
+    """Return the tag of a node, or None if it has none.
+
+    Raises:
+        ValueError: the source is not one FORMATS knows.
+    """
+    props = node.metadata_props
+    if not props.get(TAG_KEY):
+        return None
+    source = props.get(SOURCE_KEY, "inherited")
+    for known in SOURCES:
+        if source == known:
+            return NodeTag(props[TAG_KEY], props.get(MODULE_KEY, ""), known)
+    raise ValueError(f"unknown tag source {source!r}; expected one of {', '.join(SOURCES)}")
+
+
+def clear_tag(node: HasMetadata) -> None:
+    """Remove every key of ours, torch's, and ``namespace`` from a node."""
+    for key in list(node.metadata_props):
+        if key == NAMESPACE_KEY or key.startswith((OUR_PREFIX, TORCH_PREFIX)):
+            del node.metadata_props[key]

@@ -1,0 +1,126 @@
+"""Which modules run in a forward pass, in what order, called by whom?
+
+Forward hooks on a live module record it. Works on any object with torch's hook methods and never imports torch itself;
+it does not decide which modules make up the hierarchy (``tree`` does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["CallTrace", "TracedModule", "module_of_error", "record_calls"]
+
+
+@dataclass(frozen=True)
+class TracedModule:
+    """One registered module, as the forward pass met it."""
+
+    path: str
+    """Dotted path as in ``named_modules()``; the first one for a module registered twice. ``""`` is the root."""
+    class_name: str
+    is_torch_nn: bool
+    """Whether the class comes with ``torch.nn``."""
+    parameters: Mapping[str, tuple[int, ...]]
+    """Shape of each parameter the module holds itself, by its own name; a tied parameter is held by its first owner."""
+    trainable: frozenset[str]
+    """Names in ``parameters`` that require a gradient."""
+    is_leaf: bool
+    """Whether it has no child modules."""
+    execution_order: int | None
+    """Position among the modules by first call, from 0. None: it never ran."""
+    calls: int
+    stack: tuple[str, ...]
+    """Paths of the modules it was first called under, outermost first, itself excluded."""
+
+
+@dataclass
+class CallTrace:
+    """What :func:`record_calls` saw; complete when its block ends."""
+
+    modules: list[TracedModule] = field(default_factory=list)
+    """Every registered module, in registration order."""
+
+    def by_path(self) -> dict[str, TracedModule]:
+        """Index the modules by path."""
+        return {module.path: module for module in self.modules}
+
+    @property
+    def execution_steps(self) -> int:
+        """Number of module calls in the forward pass."""
+        return sum(module.calls for module in self.modules)
+
+
+@contextmanager
+def record_calls(model: nn.Module) -> Iterator[CallTrace]:
+    """Record every module call made inside the block.
+
+    Hooks are attached to ``model`` for the time of the block and removed whatever happens in it.
+
+    Args:
+        model: The root; call it inside the block.
+
+    Yields:
+        A trace that is filled in when the block ends without an error.
+    """
+    trace = CallTrace()
+    stacks: dict[str, tuple[str, ...]] = {}
+    counts: dict[str, int] = {}
+    running: list[str] = []
+
+    def watch(path: str, module: nn.Module) -> Iterator[Any]:
+        def enter(_module: Any, _args: Any) -> None:
+            stacks.setdefault(path, tuple(running))
+            counts[path] = counts.get(path, 0) + 1
+            running.append(path)
+
+        def leave(_module: Any, _args: Any, _output: Any) -> None:
+            running.pop()
+
+        # First to enter and last to leave, so that what the user's own hooks compute counts as inside the module.
+        yield module.register_forward_pre_hook(enter, prepend=True)
+        yield module.register_forward_hook(leave, always_call=True)
+
+    with ExitStack() as hooks:
+        for path, module in model.named_modules():
+            for handle in watch(path, module):
+                hooks.callback(handle.remove)
+        yield trace
+    order = {path: position for position, path in enumerate(stacks)}
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        own = {name: value for name, value in module.named_parameters(recurse=False) if id(value) not in seen}
+        seen.update(map(id, own.values()))
+        trace.modules.append(
+            TracedModule(
+                path=path,
+                class_name=type(module).__name__,
+                is_torch_nn=_comes_with_torch(type(module)),
+                parameters={name: tuple(value.shape) for name, value in own.items()},
+                trainable=frozenset(name for name, value in own.items() if value.requires_grad),
+                is_leaf=not any(True for _ in module.children()),
+                execution_order=order.get(path),
+                calls=counts.get(path, 0),
+                stack=stacks.get(path, ()),
+            )
+        )
+
+
+def module_of_error(error: BaseException, model: nn.Module) -> str | None:
+    """Return the path of the innermost module in whose method ``error`` was raised; None if in none of them."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        found = paths.get(id(traceback.tb_frame.f_locals.get("self")), found)
+        traceback = traceback.tb_next
+    return found
+
+
+def _comes_with_torch(cls: type) -> bool:
+    return cls.__module__ == "torch.nn" or cls.__module__.startswith("torch.nn.")

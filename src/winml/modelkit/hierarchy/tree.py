@@ -1,0 +1,210 @@
+"""Which modules make up the hierarchy, and what is the tag of each?
+
+Built from what a forward pass did (``tracing``): a hierarchy module executed and is not a plain ``torch.nn`` class,
+unless asked for; the root always is one. Pure records: no torch, no graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.tracing import CallTrace, TracedModule
+from winml.modelkit.options import nearest
+
+__all__ = ["ModuleNode", "ModuleTree", "build_tree"]
+
+ALL_CLASSES = "all"
+"""In place of class names: every ``torch.nn`` class becomes part of the hierarchy."""
+
+
+@dataclass(frozen=True)
+class ModuleNode:
+    """One hierarchy module."""
+
+    path: str
+    tag: str
+    class_name: str
+    is_torch_nn: bool
+    parent: str | None
+    """Path of the hierarchy module that called it first; None for the root."""
+    execution_order: int
+    """Position among the hierarchy modules by first call, from 0."""
+    calls: int
+    is_leaf: bool
+    """Whether no hierarchy module runs inside it."""
+    parameter_shapes: Mapping[str, tuple[int, ...]]
+    """Shapes of the parameters no deeper hierarchy module holds, by name relative to ``path``."""
+    parameter_count: int
+    """Parameters of the module and all below it; tied ones count once."""
+    trainable_count: int
+
+    @property
+    def depth(self) -> int:
+        """Number of segments of the tag."""
+        return address.depth(self.tag)
+
+
+class ModuleTree:
+    """The hierarchy modules of one model, in execution order."""
+
+    def __init__(self, nodes: Iterable[ModuleNode], trace: CallTrace) -> None:
+        self.nodes = tuple(nodes)
+        self.registered = len(trace.modules)
+        """How many modules the model has, whether they ran or not."""
+        self.execution_steps = trace.execution_steps
+        """Number of module calls in the forward pass, plain ``torch.nn`` modules included."""
+        self._called = {module.path: module.class_name for module in trace.modules if module.calls}
+        self._by_path = {node.path: node for node in self.nodes}
+        self._children: dict[str | None, list[ModuleNode]] = defaultdict(list)
+        for node in self.nodes:
+            self._children[node.parent].append(node)
+
+    def __iter__(self) -> Iterator[ModuleNode]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def root(self) -> ModuleNode:
+        """The module the others run in."""
+        return self._by_path[""]
+
+    def get(self, path: str) -> ModuleNode | None:
+        """Return the hierarchy module at a path, or None if there is none."""
+        return self._by_path.get(path)
+
+    def children(self, path: str) -> list[ModuleNode]:
+        """Return the hierarchy modules that ran directly inside the one at ``path``, in execution order."""
+        return self._children.get(path, [])
+
+    def scope(self, path: str) -> str:
+        """Return the scope that names of nodes in the module at ``path`` start with.
+
+        A slash stands where a module was called; containers that never are stay joined by a dot, as torch writes it:
+        ``encoder.layer.0.attention`` → ``/encoder/layer.0/attention``.
+        """
+        scope, pending = "", ""
+        parts = path.split(".") if path else []
+        for position, part in enumerate(parts):
+            pending = f"{pending}.{part}" if pending else part
+            if ".".join(parts[: position + 1]) in self._called or position == len(parts) - 1:
+                scope, pending = f"{scope}/{pending}", ""
+        return scope
+
+    def class_name(self, path: str) -> str:
+        """Return the class of a module that ran, hierarchy module or not."""
+        return self._called[path]
+
+    def as_record(self) -> list[dict[str, Any]]:
+        """Return ``winml.hierarchy.tree`` of FORMATS: path, tag, class, execution order and parameter count of each."""
+        return [
+            {
+                "path": node.path,
+                "tag": node.tag,
+                "class": node.class_name,
+                "execution_order": node.execution_order,
+                "parameters": node.parameter_count,
+            }
+            for node in self.nodes
+        ]
+
+
+def build_tree(trace: CallTrace, torch_modules: Iterable[str] = ()) -> ModuleTree:
+    """Build the hierarchy from a recorded forward pass.
+
+    Args:
+        trace: What :func:`~winml.modelkit.hierarchy.tracing.record_calls` saw, with the root called.
+        torch_modules: ``torch.nn`` class names to include, or ``all``.
+
+    Raises:
+        UsageError: a class in ``torch_modules`` did not run in this model.
+    """
+    wanted = frozenset(torch_modules)
+    _refuse_unknown_classes(trace, wanted)
+    modules = trace.by_path()
+    executed = sorted(
+        (module for module in trace.modules if module.execution_order is not None and _belongs(module, wanted)),
+        key=lambda module: module.execution_order or 0,
+    )
+    chosen = {module.path for module in executed}
+    parents = {module.path: next((up for up in reversed(module.stack) if up in chosen), None) for module in executed}
+    tags = _assign_tags(executed, parents)
+    holders = {path: _nearest_prefix(path, chosen) for path in modules}
+    is_leaf = chosen - set(parents.values())
+    nodes = [
+        ModuleNode(
+            path=module.path,
+            tag=tags[module.path],
+            class_name=module.class_name,
+            is_torch_nn=module.is_torch_nn,
+            parent=parents[module.path],
+            execution_order=order,
+            calls=module.calls,
+            is_leaf=module.path in is_leaf,
+            parameter_shapes={
+                f"{path}.{name}".removeprefix(f"{module.path}.").removeprefix("."): shape
+                for path, holder in holders.items()
+                if holder == module.path
+                for name, shape in modules[path].parameters.items()
+            },
+            parameter_count=_count(modules.values(), module.path),
+            trainable_count=_count(modules.values(), module.path, only_trainable=True),
+        )
+        for order, module in enumerate(executed)
+    ]
+    return ModuleTree(nodes, trace)
+
+
+def _belongs(module: TracedModule, torch_modules: frozenset[str]) -> bool:
+    if module.path == "" or not module.is_torch_nn:
+        return True
+    return ALL_CLASSES in torch_modules or module.class_name in torch_modules
+
+
+def _refuse_unknown_classes(trace: CallTrace, torch_modules: frozenset[str]) -> None:
+    present = sorted({module.class_name for module in trace.modules if module.is_torch_nn and module.calls})
+    for name in sorted(torch_modules - {ALL_CLASSES} - set(present)):
+        guess = nearest(name, present)
+        raise UsageError(
+            f"no torch.nn class {name!r} runs in this model" + (f"; did you mean {guess!r}?" if guess else ""),
+            hint=f"Classes that run: {', '.join(present) or 'none'}.",
+        )
+
+
+def _assign_tags(executed: list[TracedModule], parents: Mapping[str, str | None]) -> dict[str, str]:
+    """Give every module its tag: the parent's, and a segment unique among the parent's children."""
+    families: dict[str | None, list[TracedModule]] = defaultdict(list)
+    for module in executed:
+        families[parents[module.path]].append(module)
+    tags: dict[str, str] = {}
+    # A parent was called before its children, so its tag is known by the time they need it.
+    for parent in [None, *(module.path for module in executed)]:
+        family = families.get(parent, [])
+        segments = address.sibling_segments([(module.path, module.class_name) for module in family])
+        for module, segment in zip(family, segments, strict=True):
+            tags[module.path] = (tags[parent] if parent is not None else "") + address.format_tag([segment])
+    return tags
+
+
+def _nearest_prefix(path: str, chosen: set[str]) -> str:
+    while path not in chosen:
+        path = path.rpartition(".")[0]
+    return path
+
+
+def _count(modules: Iterable[TracedModule], path: str, *, only_trainable: bool = False) -> int:
+    prefix = f"{path}." if path else ""
+    return sum(
+        math.prod(shape)
+        for module in modules
+        if module.path == path or module.path.startswith(prefix)
+        for name, shape in module.parameters.items()
+        if not only_trainable or name in module.trainable
+    )

@@ -1,0 +1,5 @@
+"""Which model is it, and what does it eat?
+
+From what the user named to a ``torch.nn.Module`` in evaluation mode and the specification of its inputs
+(``model.load_model``). Knows nothing of graphs, files to write, or how the model will be exported.
+"""

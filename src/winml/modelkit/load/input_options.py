@@ -1,0 +1,99 @@
+"""What did the user say about the inputs?
+
+Reads ``--shape-config`` and ``--input-specs`` into records. Does not know the model: whether a size or a name makes
+sense for it is decided in ``inputs.py``. Imports neither torch nor transformers, so mistakes are told at once.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import pydantic
+
+from winml.modelkit.errors import ConfigError
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.options import Options, parse_options, read_json
+
+__all__ = ["ShapeConfig", "parse_input_specs", "parse_shape_config"]
+
+SHAPE_CONFIG_OPTION = "--shape-config"
+INPUT_SPECS_OPTION = "--input-specs"
+
+Size = Annotated[int, pydantic.Field(ge=1)]
+
+
+class ShapeConfig(Options):
+    """Sizes the user wants; None leaves the size to the model's config."""
+
+    batch_size: Size | None = None
+    """Rows of every input."""
+    sequence_length: Size | None = None
+    """Tokens per row of text."""
+    decoder_sequence_length: Size | None = None
+    """Tokens per row given to the decoder of an encoder-decoder model."""
+    num_choices: Size | None = None
+    """Answers per question (multiple choice)."""
+    height: Size | None = None
+    """Image height in pixels."""
+    width: Size | None = None
+    """Image width in pixels."""
+    num_channels: Size | None = None
+    """Image channels."""
+    num_frames: Size | None = None
+    """Frames of audio features, or of a video."""
+    num_mel_bins: Size | None = None
+    """Audio features per frame."""
+    audio_length: Size | None = None
+    """Samples of raw audio."""
+
+    def given(self) -> dict[str, int]:
+        """Return the sizes that were set."""
+        return self.model_dump(exclude_none=True)
+
+
+def parse_shape_config(text_or_path: str | os.PathLike[str]) -> ShapeConfig:
+    """Read ``--shape-config``: a JSON object of sizes, inline or in a file.
+
+    Raises:
+        ConfigError: not JSON, an unknown key, or a size that is not an integer of at least 1.
+    """
+    return parse_options(ShapeConfig, *read_json(text_or_path, SHAPE_CONFIG_OPTION))
+
+
+def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensorSpec, ...]:
+    """Read ``--input-specs``: the full manifest of the inputs, inline or in a file.
+
+    Either a list of ``{"name", "shape", "dtype", "value_range"?}`` objects, the form in which
+    ``winml.io.inputs`` is written to the model, or one object whose keys are the names.
+
+    Raises:
+        ConfigError: not JSON, an unknown key, a wrong value, no input at all, or a name given twice.
+    """
+    value, source = read_json(text_or_path, INPUT_SPECS_OPTION)
+    entries = _entries(value, source)
+    specs = tuple(parse_options(InputTensorSpec, entry, where) for where, entry in entries)
+    if not specs:
+        raise ConfigError(f"{source}: no input is described", hint='Give at least one {"name", "shape", "dtype"}.')
+    names = [spec.name for spec in specs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{source}: input {name!r} is described twice")
+    return specs
+
+
+def _entries(value: Any, source: str) -> list[tuple[str, Any]]:
+    """Return every described input with the words that say where it stands."""
+    if isinstance(value, list):
+        return [(f"{source}: input {index}", entry) for index, entry in enumerate(value)]
+    if not isinstance(value, dict):
+        raise ConfigError(f"{source}: expected a list of inputs, got {type(value).__name__}")
+    entries = []
+    for name, entry in value.items():
+        where = f"{source}: input {name!r}"
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{where}: expected an object with shape and dtype, got {type(entry).__name__}")
+        if entry.get("name", name) != name:
+            raise ConfigError(f"{where}: is named {entry['name']!r} inside")
+        entries.append((where, {**entry, "name": name}))
+    return entries

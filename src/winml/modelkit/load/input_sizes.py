@@ -1,0 +1,271 @@
+"""How big are the inputs of this model?
+
+Every size is the user's where given, else the config's or the processor's, else a modest default; a size the model is
+known to refuse is an error. Goes by names of config attributes, never by the name of a model. Which inputs there are is
+decided in ``inputs.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.load.input_options import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION
+from winml.modelkit.load.processor_files import ProcessorInfo
+
+__all__ = ["InputSizes"]
+
+_DEFAULT_SEQUENCE = 128
+"""Tokens per row unless the model takes fewer: chosen, long enough for masks and position buckets to matter."""
+_DEFAULT_IMAGE = 224
+"""Pixels per edge where neither config nor processor says: the edge most vision models were trained at."""
+_DEFAULT_SAMPLING_RATE_HZ = 16_000
+"""Rate of nearly all speech models; raw audio is one second of it unless asked otherwise."""
+_DEFAULT_CHANNELS = 3
+_DEFAULT_MEL_BINS = 80
+_DEFAULT_FRAMES = 256
+"""Frames of audio features where the model takes any number: 2.56 s at the usual 100 frames per second."""
+_DEFAULT_VIDEO_FRAMES = 16
+_FRAMES_PER_POSITION = 2
+"""A spectrogram encoder with ``max_source_positions`` halves the frames once before it counts positions."""
+
+_LIMITS = ("max_position_embeddings", "n_positions", "max_encoder_position_embeddings", "max_target_positions")
+_DECODER_LIMITS = ("max_target_positions", "max_decoder_position_embeddings", "max_text_positions", *_LIMITS)
+_VOCABULARIES = ("vocab_size", "src_vocab_size")
+_DECODER_VOCABULARIES = ("decoder_vocab_size", "tgt_vocab_size", "vocab_size")
+
+
+class InputSizes:
+    """Sizes of one model's inputs; remembers which of the user's keys meant something."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module | type[torch.nn.Module],
+        config: Any,
+        processor: ProcessorInfo,
+        given: Mapping[str, int],
+        parameters: frozenset[str],
+    ) -> None:
+        self._model = model
+        self._config = config
+        self._processor = processor
+        self._given = given
+        self._parameters = parameters
+        self._used: set[str] = set()
+        self._notes: list[str] = []
+        self._text = _part(config, "text_config", "text_encoder", "encoder")
+        self._decoder = _part(config, "decoder", "text_config")
+        self._vision = _part(config, "vision_config", "image_config", "encoder")
+        self._audio = _part(config, "audio_config", "encoder")
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the model reads tokens."""
+        return "input_ids" in self._parameters
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the user about the sizes asked for so far."""
+        return tuple(dict.fromkeys(self._notes))
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Keys the user gave and no input asked for."""
+        return tuple(key for key in self._given if key not in self._used)
+
+    def size(self, key: str, default: int) -> int:
+        """Return the user's size for ``key``, else ``default``."""
+        self._used.add(key)
+        return self._given.get(key, default)
+
+    def sequence(self) -> int:
+        """Return the tokens per row of text."""
+        limit = _first_int(self._text, _LIMITS)
+        default = min(_DEFAULT_SEQUENCE, self._processor.max_tokens or _DEFAULT_SEQUENCE)
+        return self._within_positions("sequence_length", default, limit)
+
+    def decoder_sequence(self) -> int:
+        """Return the tokens per row given to the decoder; as many as the text's unless asked otherwise."""
+        limit = _first_int(self._decoder, _DECODER_LIMITS)
+        default = self._given.get("sequence_length", _DEFAULT_SEQUENCE) if self.has_text else _DEFAULT_SEQUENCE
+        return self._within_positions("decoder_sequence_length", default, limit)
+
+    def vocabulary(self) -> int:
+        """Return the number of tokens of the text input."""
+        declared = _first_int(self._text, _VOCABULARIES) or _first_int(self._config, _VOCABULARIES)
+        return declared or self._embedded_tokens()
+
+    def decoder_vocabulary(self) -> int:
+        """Return the number of tokens of the decoder, which may have a vocabulary of its own."""
+        return _first_int(self._decoder, _DECODER_VOCABULARIES) or self.vocabulary()
+
+    def end_token(self, vocabulary: int) -> int | None:
+        """Return the end-of-sequence token where the config names exactly one inside the vocabulary."""
+        token = getattr(self._text, "eos_token_id", None)
+        return token if isinstance(token, int) and 0 <= token < vocabulary else None
+
+    def image(self, task: str | None) -> tuple[int, ...]:
+        """Return channels, height and width, with the frames before them for a video model."""
+        declared = _image_size(getattr(self._vision, "image_size", None))
+        fixed = declared if self._is_image_fixed(declared) else None
+        height, width = fixed or self._processor.image_size or declared or (_DEFAULT_IMAGE, _DEFAULT_IMAGE)
+        plane = (self.size("height", height), self.size("width", width))
+        if fixed is not None and plane != fixed:
+            key = "height" if plane[0] != fixed[0] else "width"
+            self._refuse(key, f"the model takes images of {fixed[0]}x{fixed[1]} pixels only")
+        channels = self._exactly("num_channels", _first_int(self._vision, ("num_channels", "in_channels")))
+        frames = getattr(self._vision, "num_frames", None)
+        if isinstance(frames, int) or task == "video-classification":
+            return (self.size("num_frames", frames or _DEFAULT_VIDEO_FRAMES), channels or _DEFAULT_CHANNELS, *plane)
+        return (channels or _DEFAULT_CHANNELS, *plane)
+
+    def audio(self) -> tuple[int, ...]:
+        """Return the sizes of ``input_values`` after the batch: samples, or frames and features of a spectrogram."""
+        kernels = getattr(self._audio, "conv_kernel", None)
+        if kernels is None and hasattr(self._audio, "num_mel_bins"):
+            frames = self._exactly("num_frames", _first_int(self._audio, ("max_length",)))
+            return (frames or _DEFAULT_FRAMES, self.mel_bins())
+        samples = self.size("audio_length", self._processor.sampling_rate_hz or _DEFAULT_SAMPLING_RATE_HZ)
+        shortest = _receptive_field(kernels or (), getattr(self._audio, "conv_stride", ()))
+        if samples < shortest:
+            self._refuse("audio_length", f"the model's convolutions need at least {shortest} samples")
+        channels = _first_int(self._audio, ("audio_channels",))
+        return (samples,) if channels is None else (channels, samples)
+
+    def audio_features(self) -> tuple[int, ...]:
+        """Return the sizes of ``input_features`` after the batch.
+
+        Raises:
+            UsageError: the config does not say how features are laid out, or the model refuses the frames.
+        """
+        per_frame = _first_int(self._audio, ("input_feat_per_channel", "feature_projection_input_dim"))
+        if per_frame is not None:
+            features = per_frame * (_first_int(self._audio, ("input_channels",)) or 1)
+            return (self.size("num_frames", _DEFAULT_FRAMES), features)
+        positions = _first_int(self._audio, ("max_source_positions",))
+        if positions is None:
+            raise UsageError(
+                "input_features: the config does not say how many frames and features the model takes",
+                hint=f"Describe all inputs with {INPUT_SPECS_OPTION}.",
+            )
+        frames = self._exactly("num_frames", _FRAMES_PER_POSITION * positions)
+        return (self.mel_bins(), frames or _DEFAULT_FRAMES)
+
+    def audio_mask_length(self) -> int:
+        """Return the length of the mask over samples or frames."""
+        if "input_values" in self._parameters:
+            return self.audio()[-1]
+        is_frames_first = _first_int(self._audio, ("input_feat_per_channel", "feature_projection_input_dim"))
+        return self.audio_features()[0 if is_frames_first else -1]
+
+    def mel_bins(self) -> int:
+        """Return the features per audio frame."""
+        return self._exactly("num_mel_bins", _first_int(self._audio, ("num_mel_bins",))) or _DEFAULT_MEL_BINS
+
+    def _exactly(self, key: str, declared: int | None) -> int | None:
+        """Return the size the config declares, which the user may repeat but not change."""
+        if declared is None:
+            self._used.add(key)
+            return self._given.get(key)
+        if self.size(key, declared) != declared:
+            self._refuse(key, f"the model takes {declared} only")
+        return declared
+
+    def _refuse(self, key: str, reason: str) -> None:
+        raise UsageError(
+            f"{SHAPE_CONFIG_OPTION}: {key} {self._given[key]}: {reason}", hint=f"Leave {key} out, or give such a size."
+        )
+
+    def _within_positions(self, key: str, default: int, declared: int | None) -> int:
+        """Return a sequence length, which learned positions bound firmly and others only by declaration."""
+        if declared is None:
+            return self.size(key, default)
+        usable = self._learned_positions(declared)
+        length = self.size(key, min(default, usable or declared))
+        if usable is not None and length > usable:
+            self._refuse(key, f"the model has {usable} positions")
+        if length > declared:
+            self._notes.append(f"{SHAPE_CONFIG_OPTION}: {key} {length} is beyond the {declared} the config declares")
+        return length
+
+    def _learned_positions(self, declared: int) -> int | None:
+        """Return how many positions a row may have where they are looked up in a table, else None.
+
+        Some tables keep rows that no position uses: those up to the padding index, or the first ``offset``.
+        """
+        usable = []
+        for name, table in self._structure().named_modules():
+            if not isinstance(table, torch.nn.Embedding) or not _is_position_name(name):
+                continue
+            offset = int(getattr(table, "offset", 0))
+            if table.num_embeddings - offset == declared:
+                usable.append(declared - (0 if table.padding_idx is None else table.padding_idx + 1))
+        return min(usable, default=None)
+
+    def _is_image_fixed(self, declared: tuple[int, int] | None) -> bool:
+        """Return whether the model has one learned position per patch and was not asked to interpolate them."""
+        patch = _image_size(getattr(self._vision, "patch_size", None))
+        if declared is None or patch is None or "interpolate_pos_encoding" not in self._parameters:
+            return False
+        patches = (declared[0] // patch[0]) * (declared[1] // patch[1])
+        special = 2  # class and distillation tokens have positions of their own
+        return any(
+            len(values.shape) >= 2 and patches <= values.shape[-2] <= patches + special
+            for name, values in self._structure().named_parameters()
+            if _is_position_name(name.removesuffix(".weight"))
+        )
+
+    def _embedded_tokens(self) -> int:
+        embeddings: Any = self._structure()
+        return int(embeddings.get_input_embeddings().num_embeddings)
+
+    def _structure(self) -> torch.nn.Module:
+        """Return the model, or one without storage if there is only its class."""
+        if isinstance(self._model, type):
+            with torch.device("meta"):
+                self._model = self._model(self._config)
+        return self._model
+
+
+def _is_position_name(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return "position" in last or last in ("wpe", "pos_embed")
+
+
+def _part(config: Any, *names: str) -> Any:
+    """Return the first sub-config of one of these names, else the config itself."""
+    return next(_parts(config, names), config)
+
+
+def _parts(config: Any, names: tuple[str, ...]) -> Iterator[Any]:
+    for name in names:
+        part = getattr(config, name, None)
+        if hasattr(part, "model_type"):
+            yield part
+
+
+def _first_int(config: Any, names: tuple[str, ...]) -> int | None:
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def _image_size(value: Any) -> tuple[int, int] | None:
+    """Return height and width of a config's size: one number, a pair, or an object with both."""
+    if isinstance(value, Mapping):
+        value = (value.get("height"), value.get("width"))
+    elif isinstance(value, int):
+        value = (value, value)
+    if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(edge, int) for edge in value):
+        return value[0], value[1]
+    return None
+
+
+def _receptive_field(kernels: Any, strides: Any) -> int:
+    """Return the fewest samples that a stack of convolutions turns into one frame."""
+    field = 1
+    for kernel, stride in reversed(list(zip(kernels, strides, strict=True))):
+        field = (field - 1) * stride + kernel
+    return field

@@ -1,0 +1,229 @@
+"""What does the model eat?
+
+The one place that decides the inputs of a model: which of the forward's parameters, of which size and type, with which
+valid values. Decided from the forward signature, the config and the processor files, by the *names* of parameters and
+config attributes and never by the name of a model; so it works for a class and a config without weights as well.
+Makes no values (``runtime/feeds.py`` does) and runs no forward.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.input_options import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION, ShapeConfig
+from winml.modelkit.load.input_sizes import InputSizes
+from winml.modelkit.load.processor_files import ProcessorInfo, read_processor_files
+from winml.modelkit.options import nearest
+
+__all__ = ["InputDecision", "check_input_specs", "decide_inputs", "forward_keywords", "forward_parameters"]
+
+_DECODER_TASKS = frozenset(
+    {"feature-extraction", "text2text-generation", "automatic-speech-recognition", "image-to-text", "pretraining",
+     "fill-mask", "text-to-audio", "image-text-to-text", "document-question-answering", "visual-question-answering"}
+)  # fmt: skip
+"""Tasks in which an encoder-decoder model is given the decoder's tokens; in the others it makes them itself."""
+
+_FIXED_KEYWORDS = {"use_cache": False, "return_dict": True}
+"""What every forward is called with where it knows the word: no cache goes in or out, outputs carry names."""
+
+
+@dataclass(frozen=True)
+class InputDecision:
+    """The inputs, and what the user should hear about how they came to be."""
+
+    inputs: tuple[InputTensorSpec, ...]
+    """In the order of the forward's parameters."""
+    notes: tuple[str, ...] = ()
+    """Sentences, such as a size that means nothing for this model."""
+
+
+def decide_inputs(
+    model: torch.nn.Module | type[torch.nn.Module],
+    config: Any,
+    folder: Path | None = None,
+    *,
+    task: str | None = None,
+    shape: ShapeConfig | None = None,
+    batch_size: int | None = None,
+) -> InputDecision:
+    """Decide the inputs of a transformers model.
+
+    Args:
+        model: The model, or its class where there are no weights; its parameters are looked at, never their values.
+        config: Its transformers config.
+        folder: Checkpoint folder with tokenizer and processor files.
+        task: Canonical task; decides whether a decoder is given tokens of its own.
+        shape: Sizes the user wants.
+        batch_size: Rows of every input; wins over the config, agrees with ``shape``.
+
+    Raises:
+        UsageError: a size the model refuses, or the forward asks for an input nobody here knows.
+        CheckpointError: a processor file is malformed.
+    """
+    parameters = forward_parameters(model)
+    given = {**(shape.given() if shape else {}), **({"batch_size": batch_size} if batch_size else {})}
+    processor = read_processor_files(folder)
+    sizes = InputSizes(model, config, processor, given, frozenset(parameters))
+    chosen = _choose(parameters, config, processor, task)
+    floats = _float_dtype(model, config)
+    specs = tuple(_spec(name, config, sizes, task, floats) for name in chosen)
+    _check_required(model, parameters, chosen)
+    return InputDecision(specs, (*sizes.notes, *_unused(given, sizes, chosen)))
+
+
+def forward_parameters(model: torch.nn.Module | type[torch.nn.Module]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of ``forward`` by name, without ``self``."""
+    parameters = dict(inspect.signature(model.forward).parameters)
+    if isinstance(model, type):
+        parameters.pop(next(iter(parameters)))
+    return parameters
+
+
+def forward_keywords(model: torch.nn.Module | type[torch.nn.Module]) -> dict[str, bool]:
+    """Return the fixed keywords to call ``forward`` with: no cache, named outputs, as far as it knows the words."""
+    known = forward_parameters(model)
+    return {name: value for name, value in _FIXED_KEYWORDS.items() if name in known}
+
+
+def check_input_specs(
+    model: torch.nn.Module | type[torch.nn.Module], specs: Sequence[InputTensorSpec], source: str = INPUT_SPECS_OPTION
+) -> None:
+    """Check a manifest against the forward signature.
+
+    Raises:
+        UsageError: a name that is no parameter (names the nearest), or a required parameter that is not described.
+    """
+    parameters = forward_parameters(model)
+    names = _named(parameters)
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()) or names:
+        for spec in specs:
+            if spec.name not in names:
+                guess = nearest(spec.name, names)
+                hint = f"Did you mean {guess!r}?" if guess else f"It takes: {', '.join(names) or 'nothing'}."
+                class_name = _class_name(model)
+                raise UsageError(f"{source}: {class_name} takes no input {spec.name!r}", hint=hint)
+    _check_required(model, parameters, [spec.name for spec in specs])
+
+
+def _check_required(
+    model: torch.nn.Module | type[torch.nn.Module], parameters: Mapping[str, inspect.Parameter], chosen: Sequence[str]
+) -> None:
+    missing = [
+        name
+        for name, parameter in _named(parameters).items()
+        if parameter.default is inspect.Parameter.empty and name not in chosen
+    ]
+    if missing or not chosen:
+        needs = f"needs {', '.join(missing)}" if missing else "takes none of the inputs known here"
+        raise UsageError(
+            f"{_class_name(model)}: its forward {needs}, and nothing says of what size and type",
+            hint=f"Describe all its inputs with {INPUT_SPECS_OPTION}; its parameters: {', '.join(_named(parameters))}.",
+        )
+
+
+def _named(parameters: Mapping[str, inspect.Parameter]) -> dict[str, inspect.Parameter]:
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind not in variadic}
+
+
+def _class_name(model: torch.nn.Module | type[torch.nn.Module]) -> str:
+    return model.__name__ if isinstance(model, type) else type(model).__name__
+
+
+def _choose(
+    parameters: Mapping[str, inspect.Parameter], config: Any, processor: ProcessorInfo, task: str | None
+) -> list[str]:
+    """Return the parameters that are inputs, in the order of the signature."""
+    has_text = "input_ids" in parameters
+    has_audio = "input_values" in parameters or "input_features" in parameters
+
+    def wanted(name: str) -> bool:
+        if name in ("input_ids", "bbox", "pixel_values", "input_values", "input_features"):
+            return True
+        if name == "attention_mask":
+            # Of a vision model it masks patches and is no input a processor makes.
+            return has_text or (has_audio and processor.makes_audio_mask is True)
+        if name == "token_type_ids":
+            return has_text and _takes_token_types(config, processor)
+        if name in ("decoder_input_ids", "decoder_input_values"):
+            is_required = parameters[name].default is inspect.Parameter.empty
+            return is_required or (bool(getattr(config, "is_encoder_decoder", False)) and _gives_decoder(task))
+        return False
+
+    return [name for name in parameters if wanted(name)]
+
+
+def _gives_decoder(task: str | None) -> bool:
+    return task is None or task in _DECODER_TASKS
+
+
+def _takes_token_types(config: Any, processor: ProcessorInfo) -> bool:
+    types = getattr(config, "type_vocab_size", None)
+    if processor.text_inputs is not None:
+        return "token_type_ids" in processor.text_inputs and bool(types)
+    return types is not None and types >= 2
+
+
+def _float_dtype(model: torch.nn.Module | type[torch.nn.Module], config: Any) -> str:
+    """Return the dtype of inputs that are not indices: that of the weights they meet."""
+    parameters = () if isinstance(model, type) else model.parameters()
+    dtype = next((p.dtype for p in parameters if p.is_floating_point()), None) or getattr(config, "dtype", None)
+    return str(dtype or torch.float32).removeprefix("torch.")
+
+
+def _spec(name: str, config: Any, sizes: InputSizes, task: str | None, floats: str) -> InputTensorSpec:
+    """Return the specification of one input. The table of all inputs known here."""
+    rows: tuple[int, ...] = (sizes.size("batch_size", 1),)
+    if name == "pixel_values":
+        return InputTensorSpec(name=name, shape=(*rows, *sizes.image(task)), dtype=floats)
+    if name == "input_values":
+        return InputTensorSpec(name=name, shape=(*rows, *sizes.audio()), dtype=floats)
+    if name == "input_features":
+        return InputTensorSpec(name=name, shape=(*rows, *sizes.audio_features()), dtype=floats)
+    if name == "decoder_input_values":
+        shape = (*rows, sizes.decoder_sequence(), sizes.mel_bins())
+        return InputTensorSpec(name=name, shape=shape, dtype=floats)
+    if name == "attention_mask" and not sizes.has_text:
+        return InputTensorSpec(name=name, shape=(*rows, sizes.audio_mask_length()), dtype="int64", value_range=(0, 1))
+    return _text_spec(name, config, sizes, rows, task)
+
+
+def _text_spec(name: str, config: Any, sizes: InputSizes, rows: tuple[int, ...], task: str | None) -> InputTensorSpec:
+    if name == "decoder_input_ids":
+        shape = (*rows, sizes.decoder_sequence())
+        vocabulary = sizes.decoder_vocabulary()
+        return InputTensorSpec(name=name, shape=shape, dtype="int64", value_range=_indices(vocabulary))
+    if task == "multiple-choice":
+        rows = (*rows, sizes.size("num_choices", 4))
+    shape = (*rows, sizes.sequence())
+    if name == "attention_mask":
+        return InputTensorSpec(name=name, shape=shape, dtype="int64", value_range=(0, 1))
+    if name == "token_type_ids":
+        types = getattr(config, "type_vocab_size", 0)
+        return InputTensorSpec(name=name, shape=shape, dtype="int64", value_range=_indices(types))
+    if name == "bbox":
+        places = getattr(config, "max_2d_position_embeddings", 1024)
+        return InputTensorSpec(name=name, shape=(*shape, 4), dtype="int64", value_range=_indices(places))
+    vocabulary = sizes.vocabulary()
+    return InputTensorSpec(
+        name=name, shape=shape, dtype="int64", value_range=_indices(vocabulary), last_value=sizes.end_token(vocabulary)
+    )
+
+
+def _indices(count: int) -> tuple[float, float]:
+    return (0, max(count, 1) - 1)
+
+
+def _unused(given: Mapping[str, int], sizes: InputSizes, chosen: Sequence[str]) -> list[str]:
+    return [
+        f"{SHAPE_CONFIG_OPTION}: {key} {given[key]} means nothing for this model (inputs: {', '.join(chosen)})"
+        for key in sizes.unused
+    ]

@@ -1,0 +1,155 @@
+"""Which module does the user's own factory return, and what does it eat?
+
+Runs ``file.py:factory`` or ``package.module:factory`` and, beside it, ``example_inputs()``. This is the place where
+code of the user runs; whatever it raises comes back as one error with file and line. Knows nothing of transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+
+from winml.modelkit.errors import InputError, ModelPathError
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.examples import name_examples, spec_of_example
+from winml.modelkit.load.source import Source
+from winml.modelkit.options import nearest
+
+__all__ = ["ScriptModel", "load_script"]
+
+EXAMPLE_INPUTS = "example_inputs"
+
+_ResultT = TypeVar("_ResultT")
+
+
+@dataclass(frozen=True)
+class ScriptModel:
+    """What a factory returned."""
+
+    model: torch.nn.Module
+    """In evaluation mode."""
+    example: Mapping[str, torch.Tensor] | None
+    """What ``example_inputs()`` returned, by parameter name; None if there is no such function."""
+    inputs: tuple[InputTensorSpec, ...] | None
+    """The specification of the example."""
+
+
+def load_script(source: Source, *, wants_example: bool) -> ScriptModel:
+    """Call the factory that ``source`` names and, if asked, the ``example_inputs()`` beside it.
+
+    Raises:
+        ModelPathError: the module or the factory does not exist.
+        InputError: the user's code raised (names file and line), or returned something else than asked for.
+    """
+    folder = source.path.resolve().parent if source.path is not None else Path.cwd()
+    with _importable(folder):
+        module = _import(source)
+        factory = _find(module, source)
+        model = factory if isinstance(factory, torch.nn.Module) else _call(factory, source.name, module)
+        if not isinstance(model, torch.nn.Module):
+            raise InputError(
+                f"{source.name}: returned {type(model).__name__}, expected a torch.nn.Module",
+                hint="Let the factory return the model itself.",
+            )
+        maker = getattr(module, EXAMPLE_INPUTS, None) if wants_example else None
+        returned = None if maker is None else _call(maker, f"{EXAMPLE_INPUTS}() of {source.name}", module)
+    if maker is None:
+        return ScriptModel(model.eval(), None, None)
+    shown = f"{EXAMPLE_INPUTS}() of {source.name}"
+    example = name_examples(returned, model, shown)
+    specs = tuple(spec_of_example(name, value, shown) for name, value in example.items())
+    return ScriptModel(model.eval(), example, specs)
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let modules beside the script be imported, as ``python file.py`` would."""
+    entry = str(folder)
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        if entry in sys.path:
+            sys.path.remove(entry)
+
+
+def _import(source: Source) -> ModuleType:
+    if source.path is None:
+        return _import_module(str(source.module), source.name)
+    name = f"_winml_script_{source.path.stem}"
+    spec = importlib.util.spec_from_file_location(name, source.path.resolve())
+    assert spec is not None  # the path ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up while it is executed
+    loader = spec.loader
+    _guarded(lambda: loader.exec_module(module), source.name, str(source.path.resolve()))
+    return module
+
+
+def _import_module(name: str, shown: str) -> ModuleType:
+    try:
+        return _guarded(lambda: importlib.import_module(name), shown, None)
+    except InputError as error:
+        cause = error.__cause__
+        # A package missing inside the user's module is a fault of that code; the module itself missing is a wrong name.
+        if isinstance(cause, ModuleNotFoundError) and cause.name and f"{name}.".startswith(f"{cause.name}."):
+            raise ModelPathError(
+                f"{shown}: no module {name!r}",
+                hint="Install the package, or run in the folder that holds it, or give file.py:factory.",
+            ) from cause
+        raise
+
+
+def _find(module: ModuleType, source: Source) -> Any:
+    found: Any = module
+    for part in str(source.factory).split("."):
+        if not hasattr(found, part):
+            guess = nearest(part, [name for name in vars(found) if not name.startswith("_")])
+            raise ModelPathError(
+                f"{source.name}: {source.path or source.module} has no {part!r}",
+                hint=f"Did you mean {guess!r}?" if guess else "Name a function in it that returns the model.",
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise ModelPathError(
+            f"{source.name}: {source.factory!r} is a {type(found).__name__}, not a function",
+            hint="Name a function without parameters that returns the model.",
+        )
+    return found
+
+
+def _call(function: Callable[[], Any], shown: str, module: ModuleType) -> Any:
+    return _guarded(function, shown, getattr(module, "__file__", None))
+
+
+def _guarded(function: Callable[[], _ResultT], shown: str, file: str | None) -> _ResultT:
+    """Run code of the user. Anything may go wrong in it, and nothing of that is a fault of ours."""
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        place = _place(error, file)
+        text = " ".join(str(error).split())
+        raise InputError(
+            f"{shown}: {place}{type(error).__name__}{f': {text}' if text else ''}", hint="Mend the code there."
+        ) from error
+
+
+def _place(error: BaseException, file: str | None) -> str:
+    """Return ``file:line: `` of the innermost line in the user's file, else of the innermost line at all."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: "
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    frames = [frame for frame in own if file and Path(frame.filename) == Path(file)] or own
+    frames = [frame for frame in frames if not frame.filename.startswith("<")]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""

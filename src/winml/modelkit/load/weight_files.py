@@ -1,0 +1,131 @@
+"""Which weight files does a checkpoint folder hold, and are they whole?
+
+Looks at file names, sizes and safetensors headers only: no tensor is read, nothing is unpickled, torch is not imported.
+Whether the tensors fit the model is found out by ``checkpoint.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.errors import CheckpointError
+
+__all__ = ["FORMATS", "WeightFiles", "check_safetensors", "find_weights", "tensor_shapes"]
+
+FORMATS = (
+    ("safetensors", "model.safetensors", "model.safetensors.index.json"),
+    ("pickle", "pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+"""Format, single file, index of a sharded checkpoint: in the order in which transformers prefers them."""
+
+_DTYPE_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+"""Bits per element, by the names of the safetensors format."""
+
+_MAX_HEADER_BYTES = 100_000_000
+"""Limit of the safetensors format."""
+
+_RESAVE = "Fetch or save the checkpoint again."
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """The weights of a checkpoint folder."""
+
+    format: str
+    """``safetensors`` or ``pickle``."""
+    files: tuple[Path, ...]
+    """One file, or the shards in the order of their names."""
+
+
+def find_weights(folder: Path) -> WeightFiles | None:
+    """Return the weight files transformers would load from ``folder``, or None if there are none.
+
+    Raises:
+        CheckpointError: an index is malformed, or names a shard that is missing.
+    """
+    for kind, single, index in FORMATS:
+        if (folder / single).is_file():
+            return WeightFiles(kind, (folder / single,))
+        if (folder / index).is_file():
+            return WeightFiles(kind, _shards(folder / index))
+    return None
+
+
+def _shards(index: Path) -> tuple[Path, ...]:
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(
+            f"{index}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}", hint=_RESAVE
+        ) from None
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError):
+        raise CheckpointError(f"{index}: has no weight_map from tensors to files", hint=_RESAVE) from None
+    shards = tuple(index.parent / str(name) for name in names)
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{index}: names {len(shards)} shards, of which {len(missing)} missing: {', '.join(missing[:3])}",
+            hint="Put the missing file beside the others, or fetch the checkpoint again.",
+        )
+    return shards
+
+
+def check_safetensors(path: Path) -> None:
+    """Check that the header is well formed and that the file holds every tensor it announces.
+
+    Raises:
+        CheckpointError: truncated or malformed; names the file and, where known, the first tensor concerned.
+    """
+    header, data_start = _read_header(path)
+    size_bytes = path.stat().st_size
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        bits = _DTYPE_BITS.get(entry["dtype"])
+        needed = None if bits is None else -(-math.prod(entry["shape"]) * bits // 8)
+        if begin > end or (needed is not None and end - begin != needed):
+            raise CheckpointError(
+                f"{path}: tensor {name!r} is {entry['dtype']} of shape {entry['shape']}, which does not fill "
+                f"its {end - begin} bytes",
+                hint=_RESAVE,
+            )
+        if data_start + end > size_bytes:
+            raise CheckpointError(
+                f"{path}: truncated: tensor {name!r} ends at byte {data_start + end}, the file has {size_bytes}",
+                hint=_RESAVE,
+            )
+
+
+def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of a safetensors file, from its header."""
+    return {name: tuple(entry["shape"]) for name, entry in _read_header(path)[0].items()}
+
+
+def _read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
+    """Return the header without its ``__metadata__``, and the byte at which the data starts."""
+    with path.open("rb") as stream:
+        prefix = stream.read(8)
+        length = int.from_bytes(prefix, "little")
+        size_bytes = path.stat().st_size
+        if len(prefix) < 8 or length > _MAX_HEADER_BYTES or 8 + length > size_bytes:
+            raise CheckpointError(
+                f"{path}: truncated or not a safetensors file: {size_bytes} bytes cannot hold its header", hint=_RESAVE
+            )
+        text = stream.read(length)
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        for entry in header.values():
+            begin, end = entry["data_offsets"]
+            if not (isinstance(entry["dtype"], str) and all(isinstance(n, int) for n in (begin, end, *entry["shape"]))):
+                raise TypeError
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{path}: not a safetensors file: its header is malformed", hint=_RESAVE) from None
+    return header, 8 + length

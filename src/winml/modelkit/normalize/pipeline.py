@@ -1,0 +1,97 @@
+"""In what order does a graph take its plain form?
+
+In memory and without ONNX Runtime. Passes come from onnx_ir and onnxscript where they have them, and from the files beside this one
+where they do not. Does not know who made the graph.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from winml.modelkit.errors import NormalizeError
+from winml.modelkit.graph.stage import PassStep, StageResult, all_nodes, run_passes
+from winml.modelkit.hierarchy.coverage import measure_coverage
+from winml.modelkit.normalize.constant_folding import ConstantFoldingPass
+from winml.modelkit.normalize.identity_removal import IdentityRemovalPass
+from winml.modelkit.normalize.node_naming import UniqueNodeNamesPass
+from winml.modelkit.normalize.shape_inference import InferredShapesPass
+from winml.modelkit.normalize.unused_removal import UnusedInitializerRemovalPass
+from winml.modelkit.normalize.weight_transposition import WeightTranspositionPass
+from winml.modelkit.options import Options
+
+__all__ = ["NormalizeOptions", "normalize"]
+
+MAX_ROUNDS = 5
+"""Chosen: two rounds settle every graph tried, the second finding nothing; more guard against passes that undo each other."""
+
+
+class NormalizeOptions(Options):
+    """What normalizing may do."""
+
+    fold_constants: bool = True
+    """Compute what depends on constants only, and store weights the way round they are used."""
+
+
+def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -> StageResult:  # noqa: B008 - frozen
+    """Bring a model into its plain form, in place.
+
+    Afterwards there are no ``Constant`` nodes that could be initializers, no identities, no dead nodes; what is known is computed;
+    every value onnx can infer has a shape; node and value names are unique. Graph inputs and outputs stay as they are. Done again, it
+    changes nothing.
+
+    Args:
+        model: The model. Weights are neither read nor copied.
+        options: What may be done.
+
+    Returns:
+        The same model, whether it changed, and its coverage.
+
+    Raises:
+        NormalizeError: a pass failed or did not keep its promise; names the pass.
+    """
+    steps = _pipeline(options)
+    changed = False
+    notes: tuple[str, ...] = ()
+    for _ in range(MAX_ROUNDS):
+        # Shapes learned at the end of a round let more be folded in the next.
+        if not run_passes(model, steps, NormalizeError):
+            break
+        changed = True
+    else:
+        notes = (f"Normalization still found something to do after {MAX_ROUNDS} rounds.",)
+    return StageResult(model, changed, (*notes, *_shape_notes(model)), measure_coverage(model))
+
+
+def _pipeline(options: NormalizeOptions) -> tuple[PassStep, ...]:
+    folding = (
+        # Before folding, which would compute small transpositions; this one only refers to them.
+        PassStep(WeightTranspositionPass(), "keeps"),
+        PassStep(ConstantFoldingPass(), "merges"),
+    )
+    return (
+        # First: what follows finds values again by name.
+        PassStep(common.NameFixPass(), "keeps"),
+        *(folding if options.fold_constants else ()),
+        # After folding, which leaves what it computed as Constant nodes, and no-ops as identities.
+        PassStep(common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0), "keeps"),
+        PassStep(IdentityRemovalPass(), "keeps"),
+        # After all that takes uses away.
+        PassStep(common.RemoveUnusedNodesPass(), "keeps"),
+        PassStep(UnusedInitializerRemovalPass(), "keeps"),
+        PassStep(common.RemoveUnusedFunctionsPass(), "keeps"),
+        PassStep(common.RemoveUnusedOpsetsPass(), "keeps"),
+        # On the values that are left.
+        PassStep(InferredShapesPass(), "keeps"),
+        # Last: passes above make values and nodes.
+        PassStep(common.NameFixPass(), "keeps"),
+        PassStep(UniqueNodeNamesPass(), "keeps"),
+    )
+
+
+def _shape_notes(model: ir.Model) -> tuple[str, ...]:
+    values = [value for node in all_nodes(model) for value in node.outputs if value.name]
+    bare = [value for value in values if value.shape is None and not isinstance(value.type, (ir.SequenceType, ir.OptionalType))]
+    if not bare:
+        return ()
+    return (f"{len(bare)} of {len(values)} values have no shape that onnx could infer, {bare[0].name} first.",)

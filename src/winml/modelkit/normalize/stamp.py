@@ -1,0 +1,32 @@
+"""Has this graph been normalized, and left alone since?"""
+
+from __future__ import annotations
+
+import json
+
+import onnx_ir as ir
+
+from winml.modelkit.graph.fingerprint import fingerprint
+
+__all__ = ["NORMALIZED_KEY", "is_normalized", "stamp"]
+
+NORMALIZED_KEY = "winml.normalized"
+"""Key of the model's metadata (FORMATS): JSON with ``version`` and ``fingerprint``."""
+NORMALIZER_VERSION = 1
+"""Counts up when the plain form changes, so that graphs in an older one are normalized again."""
+
+
+def stamp(model: ir.Model) -> None:
+    """Write down that the model is normalized as it is now; in place."""
+    model.metadata_props[NORMALIZED_KEY] = json.dumps(
+        {"version": NORMALIZER_VERSION, "fingerprint": fingerprint(model)}
+    )
+
+
+def is_normalized(model: ir.Model) -> bool:
+    """Say whether the model carries a stamp of this version, and its structure is still the stamped one."""
+    try:
+        record = json.loads(model.metadata_props.get(NORMALIZED_KEY, "null"))
+    except json.JSONDecodeError:
+        return False
+    return record == {"version": NORMALIZER_VERSION, "fingerprint": fingerprint(model)}

@@ -1,0 +1,80 @@
+"""How does an export look in a terminal?
+
+Renders with rich; colour carries nothing alone, and ``NO_COLOR`` and pipes are obeyed by the console it is given.
+"""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from rich.console import Console
+from rich.markup import escape
+from rich.tree import Tree
+
+from winml.modelkit.hierarchy.tree import ModuleNode
+from winml.modelkit.report.export_result import ExportResult
+from winml.modelkit.report.words import count_words, shape_words, size_words, verification_words
+
+__all__ = ["console_for", "print_export", "print_tree"]
+
+WIDE = 400
+"""Chosen: more columns than the deepest module path tried takes."""
+
+
+def console_for(stream: TextIO) -> Console:
+    """Return a console that never cuts a line: a terminal wraps it, and whoever pipes it wants all of it."""
+    return Console(file=stream, width=WIDE)
+
+
+def print_tree(result: ExportResult, console: Console) -> None:
+    """Print the module tree with the nodes of each module, those of deeper modules not included."""
+    counts = result.node_counts()
+
+    def label(node: ModuleNode) -> str:
+        segment = node.tag.rpartition("/")[2]
+        count = counts.get(node.path, 0)
+        path = f" [dim]{escape(node.path)}[/dim]" if node.path else ""
+        return f"[bold]{escape(segment)}[/bold]{path} · {count} node{'' if count == 1 else 's'}"
+
+    def grow(branch: Tree, node: ModuleNode) -> None:
+        for child in result.tree.children(node.path):
+            grow(branch.add(label(child)), child)
+
+    root = Tree(label(result.tree.root), guide_style="dim")
+    grow(root, result.tree.root)
+    console.print(root)
+
+
+def print_export(result: ExportResult, console: Console) -> None:
+    """Print what was made: the model, its inputs and outputs, coverage, verification and files."""
+    coverage = result.coverage
+    rows = [
+        ("model", f"{result.model.class_name} · {count_words(result.tree.root.parameter_count)} parameters"),
+        *([("task", f"{result.model.task} ({result.model.task_rule})")] if result.model.task else []),
+        ("inputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.inputs)),
+        ("outputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.outputs)),
+        ("exporter", f"{result.exporter}, opset {result.opset_produced}"),
+        (
+            "hierarchy",
+            (
+                f"{len(result.tree)} modules traced of {result.tree.registered} registered · "
+                f"{coverage.tagged} of {coverage.nodes} nodes tagged ({coverage.percent:.0f} %)"
+            ),
+        ),
+        *(
+            [("sources", ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items())))]
+            if coverage.tagged
+            else []
+        ),
+        ("verified", verification_words(result.verification)),
+    ]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
+    for file in result.files:
+        console.print(
+            f"[bold]{'wrote':<{width}}[/bold]  {escape(str(file.path))} ({size_words(file.size_bytes)})",
+            highlight=False,
+        )
+    for note in result.notes:
+        console.print(f"[bold]{'note':<{width}}[/bold]  {escape(note)}", highlight=False)

@@ -1,0 +1,113 @@
+"""What came of an export: the record every report is made from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.export.verification import VerificationInfo
+from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
+from winml.modelkit.hierarchy.coverage import Coverage
+from winml.modelkit.hierarchy.tagging import Source
+from winml.modelkit.hierarchy.tree import ModuleTree
+from winml.modelkit.load.records import ModelInfo
+
+__all__ = ["ExportResult", "NodeRecord", "StepTiming", "WrittenFile"]
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """One finished step."""
+
+    number: int
+    """Position, from 1."""
+    name: str
+    seconds: float
+    summary: str
+    """What it did, in a few words."""
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """One node of the written file, subgraphs included."""
+
+    name: str
+    op_type: str
+    tag: str
+    module: str
+    source: Source | None
+    """None where tags were not asked for."""
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """One file of the result."""
+
+    path: Path
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """Everything there is to tell about one export."""
+
+    model_path: Path
+    files: tuple[WrittenFile, ...]
+    """Every file written, the model first."""
+    model: ModelInfo
+    tree: ModuleTree
+    nodes: tuple[NodeRecord, ...]
+    coverage: Coverage
+    """Counted on the written graph."""
+    inputs: tuple[InputTensorSpec, ...]
+    outputs: tuple[OutputTensorSpec, ...]
+    verification: VerificationInfo | None
+    """None where it was not asked for."""
+    steps: tuple[StepTiming, ...]
+    started: datetime
+    tool_version: str
+    exporter: str
+    """``torchscript``."""
+    opset_requested: int
+    opset_produced: int
+    notes: tuple[str, ...]
+    """What the user should know, one sentence each."""
+
+    @property
+    def seconds(self) -> float:
+        """Time from the first step to the last."""
+        return sum(step.seconds for step in self.steps)
+
+    def node_counts(self) -> Mapping[str, int]:
+        """Count the nodes of each module by its path, those of deeper modules not included."""
+        return Counter(node.module for node in self.nodes)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready summary: sizes in bytes, times in milliseconds."""
+        return {
+            "model_path": str(self.model_path),
+            "files": [{"path": str(file.path), "size_bytes": file.size_bytes} for file in self.files],
+            "model": self.model.as_record(),
+            "exporter": self.exporter,
+            "opset_requested": self.opset_requested,
+            "opset_produced": self.opset_produced,
+            "inputs": [spec.as_record() for spec in self.inputs],
+            "outputs": [spec.as_record() for spec in self.outputs],
+            "modules_traced": len(self.tree),
+            "nodes": self.coverage.nodes,
+            "coverage": {
+                "tagged": self.coverage.tagged,
+                "percent": round(self.coverage.percent, 2),
+                "sources": dict(self.coverage.sources),
+            },
+            "verification": self.verification.as_record() if self.verification else None,
+            "steps": [
+                {"name": step.name, "milliseconds": round(step.seconds * 1000, 1), "summary": step.summary}
+                for step in self.steps
+            ],
+            "notes": list(self.notes),
+        }

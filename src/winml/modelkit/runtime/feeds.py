@@ -1,0 +1,143 @@
+"""Which values are fed to a model to try it out?
+
+Draws arrays for input specifications: inside the valid range, reproducible, and such that what the model does with them
+shows in its outputs (masks hide something, end-of-sequence tokens stand where the row ends). Does not know the model.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.specs import InputTensorSpec
+
+__all__ = ["make_feeds"]
+
+Array = npt.NDArray[Any]
+
+
+def make_feeds(
+    specs: Sequence[InputTensorSpec], seed: int, *, sizes: Mapping[str, int] | None = None
+) -> dict[str, Array]:
+    """Draw one array per input.
+
+    The same seed gives the same values on every platform, and an input keeps its values when others come or go.
+    Integers are uniform in the value range (0..1 without one), floats uniform in it (standard normal without one).
+    An integer or bool input named ``…mask`` is a mask: each row a run of ones, then at least one zero if the row is
+    longer than one. An input named ``bbox`` holds boxes, corners in order.
+
+    Args:
+        specs: The inputs.
+        seed: Not negative. Another seed gives another draw.
+        sizes: Sizes of the dynamic dimensions, by name.
+
+    Raises:
+        UsageError: a dynamic dimension has no size, or a value range holds no value of the dtype.
+    """
+    feeds = {spec.name: _draw(spec, seed, sizes or {}) for spec in specs}
+    for spec in specs:
+        if spec.last_value is not None:
+            mask_name = spec.name.removesuffix("input_ids") + "attention_mask"
+            _end_rows(feeds[spec.name], spec.last_value, feeds.get(mask_name))
+    return feeds
+
+
+def _draw(spec: InputTensorSpec, seed: int, sizes: Mapping[str, int]) -> Array:
+    shape = _sized(spec, sizes)
+    # One generator per input: a draw does not depend on which other inputs there are.
+    generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
+    dtype = _numpy_dtype(spec.dtype)
+    if "float" in spec.dtype:
+        return _floats(generator, shape, dtype, spec)
+    if spec.name.endswith("mask"):
+        return _mask(generator, shape, is_plane=spec.name.startswith("pixel")).astype(dtype)
+    values = _integers(generator, shape, dtype, spec)
+    return np.sort(values.reshape(*shape[:-1], 2, 2), axis=-2).reshape(shape) if _holds_boxes(spec, shape) else values
+
+
+def _sized(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    missing = [dimension for dimension in spec.shape if isinstance(dimension, str) and dimension not in sizes]
+    if missing:
+        raise UsageError(
+            f"input {spec.name!r}: dynamic dimension {missing[0]!r} has no size to draw values for",
+            hint=f"Give a number for {missing[0]!r}.",
+        )
+    return tuple(sizes[dimension] if isinstance(dimension, str) else dimension for dimension in spec.shape)
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return dtype
+    return np.dtype(name)
+
+
+def _floats(
+    generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputTensorSpec
+) -> Array:
+    if spec.value_range is None:
+        return generator.standard_normal(shape).astype(dtype)
+    low, high = spec.value_range
+    share = generator.random(shape)
+    # Each end is scaled by itself, so that a range wider than the largest float does not overflow. The nearest value
+    # of a narrower dtype may lie outside the range, hence the second clip.
+    values = np.clip(low * (1.0 - share) + high * share, low, high).astype(dtype)
+    inside: Array = np.clip(values, _inside(low, dtype, math.inf), _inside(high, dtype, -math.inf))
+    return inside.astype(dtype)  # numpy widens foreign dtypes
+
+
+def _inside(bound: float, dtype: np.dtype[Any], towards: float) -> Any:
+    """Return the value of ``dtype`` nearest to ``bound`` that is not beyond it."""
+    value = np.asarray(bound).astype(dtype)
+    beyond = float(value) < bound if towards > 0 else float(value) > bound
+    return np.nextafter(value, np.asarray(towards).astype(dtype)) if beyond else value
+
+
+def _integers(
+    generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputTensorSpec
+) -> Array:
+    low, high = spec.value_range or (0, 1)
+    first, last = math.ceil(low), math.floor(high)
+    smallest, largest = (0, 1) if dtype == np.bool_ else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    if first > last or first < smallest or last > largest:
+        raise UsageError(
+            f"input {spec.name!r}: value range [{low:g}, {high:g}] is no range of {spec.dtype} values",
+            hint=f"Give whole numbers between {smallest} and {largest}.",
+        )
+    if spec.last_value is None or not first <= spec.last_value <= last or first == last:
+        return generator.integers(first, last, shape, dtype=np.int64, endpoint=True).astype(dtype)
+    # The value that ends a row stands nowhere else in it: some models refuse rows that end at different counts.
+    values = generator.integers(first, last - 1, shape, dtype=np.int64, endpoint=True)
+    return (values + (values >= spec.last_value)).astype(dtype)
+
+
+def _mask(generator: np.random.Generator, shape: tuple[int, ...], *, is_plane: bool) -> Array:
+    """Return rows of ones then zeros; between half and all but one position are valid, so that both matter."""
+    if not shape:
+        return np.ones(shape, dtype=np.int64)
+    length = shape[-1]
+    valid = generator.integers(max(1, length // 2), max(1, length - 1), shape[:-1], endpoint=True)
+    if is_plane and len(shape) > 1:
+        valid = np.broadcast_to(valid[..., :1], shape[:-1])  # an image is padded along its whole right edge
+    return (np.arange(length) < valid[..., None]).astype(np.int64)
+
+
+def _holds_boxes(spec: InputTensorSpec, shape: tuple[int, ...]) -> bool:
+    return spec.name == "bbox" and bool(shape) and shape[-1] == 4
+
+
+def _end_rows(values: Array, last_value: int, mask: Array | None) -> None:
+    """Write ``last_value`` in place at the last valid position of every row."""
+    if mask is not None and mask.shape == values.shape:
+        ends = mask.astype(np.int64).sum(axis=-1) - 1
+    else:
+        ends = np.full(values.shape[:-1], values.shape[-1] - 1)
+    np.put_along_axis(values, ends[..., None], last_value, axis=-1)

@@ -1,0 +1,164 @@
+"""Small checkpoints of real architectures: seeded weights that are distinct and keep activations at scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+TEXT: Mapping[str, Any] = {
+    "vocab_size": 120,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
+
+CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "bert": ("BertModel", TEXT),
+    "roberta": ("RobertaModel", TEXT),
+    "distilbert": (
+        "DistilBertModel",
+        {"vocab_size": 120, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 64},
+    ),
+    "albert": ("AlbertModel", {**TEXT, "embedding_size": 16}),
+    "electra": ("ElectraModel", {**TEXT, "embedding_size": 16}),
+    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 120, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    "llama": ("LlamaForCausalLM", {**TEXT, "num_key_value_heads": 2}),
+    "t5": (
+        "T5ForConditionalGeneration",
+        {
+            "vocab_size": 120,
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 48,
+            "num_layers": 2,
+            "num_heads": 4,
+            "decoder_start_token_id": 0,
+        },
+    ),
+    "bart": (
+        "BartForConditionalGeneration",
+        {
+            "vocab_size": 120,
+            "d_model": 32,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "decoder_ffn_dim": 48,
+            "max_position_embeddings": 64,
+        },
+    ),
+    "vit": (
+        "ViTForImageClassification",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 48,
+            "image_size": 32,
+            "patch_size": 8,
+        },
+    ),
+    "resnet": (
+        "ResNetForImageClassification",
+        {"embedding_size": 16, "hidden_sizes": [16, 24], "depths": [1, 2], "layer_type": "basic"},
+    ),
+    "convnext": (
+        "ConvNextForImageClassification",
+        {"hidden_sizes": [16, 24], "depths": [1, 2], "num_stages": 2, "image_size": 64},
+    ),
+    "mobilenet_v2": ("MobileNetV2ForImageClassification", {"depth_multiplier": 0.25, "image_size": 64}),
+    "segformer": (
+        "SegformerForSemanticSegmentation",
+        {
+            "num_encoder_blocks": 2,
+            "depths": [1, 1],
+            "sr_ratios": [2, 1],
+            "hidden_sizes": [16, 32],
+            "patch_sizes": [3, 3],
+            "strides": [2, 2],
+            "num_attention_heads": [1, 2],
+            "mlp_ratios": [2, 2],
+            "decoder_hidden_size": 16,
+            "image_size": 32,
+        },
+    ),
+    "clip": (
+        "CLIPModel",
+        {
+            "text_config": {**TEXT, "projection_dim": 16, "eos_token_id": 2, "bos_token_id": 1},
+            "vision_config": {
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "intermediate_size": 48,
+                "image_size": 32,
+                "patch_size": 8,
+                "projection_dim": 16,
+            },
+            "projection_dim": 16,
+        },
+    ),
+    "wav2vec2": (
+        "Wav2Vec2ForCTC",
+        {
+            "vocab_size": 32,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 48,
+            "conv_dim": [16, 16, 16],
+            "conv_stride": [5, 4, 4],
+            "conv_kernel": [10, 8, 4],
+            "num_conv_pos_embeddings": 16,
+            "num_conv_pos_embedding_groups": 4,
+        },
+    ),
+}
+"""Architecture → model class and the sizes that make it small."""
+
+
+def build_model(architecture: str, *, class_name: str | None = None, seed: int = 0, **changes: Any) -> Any:
+    """Build a small model of an architecture in evaluation mode.
+
+    Args:
+        architecture: A key of :data:`CONFIGS`.
+        class_name: Another model class of the same architecture.
+        seed: Seed of the weights.
+        changes: Config values to set besides.
+    """
+    import torch
+    import transformers
+
+    default_class, sizes = CONFIGS[architecture]
+    model_class = getattr(transformers, class_name or default_class)
+    torch.manual_seed(seed)
+    model = model_class(model_class.config_class(**{**sizes, **changes}))
+    make_distinct(model)
+    return model.eval()
+
+
+def make_distinct(model: Any) -> None:
+    """Give every parameter distinct values and batch norms the statistics of what flows through them; in place."""
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=max(0.05, (2.0 / parameter[0].numel()) ** 0.5))
+        else:
+            # Scales stay around one, shifts around zero, and no two are equal.
+            with torch.no_grad():
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+
+
+def save_checkpoint(architecture: str, folder: Path, **options: Any) -> Path:
+    """Build a small model, save it as a checkpoint folder and return the folder."""
+    build_model(architecture, **options).save_pretrained(folder)
+    return folder
+
+
+Builder = Callable[..., Any]

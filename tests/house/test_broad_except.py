@@ -1,0 +1,52 @@
+"""Where may an error of any kind be caught?
+
+Only at named boundaries. Everywhere else a broad ``except`` would let a failure look like a result.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from house.sources import functions, modules
+
+BOUNDARIES: dict[str, str] = {
+    "build.export_flow:_reference": "a foreign forward raises what it likes; said again with the inputs and the module",
+    "cli.main:main": "turns a mistake of ours into a request for a report instead of a traceback",
+    "export.torchscript:capture_torchscript": "the exporter raises what it likes; said again with operator and module",
+    "graph.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
+    "load.script:_guarded": "a user's factory raises what it likes; said again with the line it stands in",
+}
+"""``module:qualified.name`` to the reason that anything may be caught there."""
+
+
+def _is_broad(handler: ast.ExceptHandler) -> bool:
+    """Tell whether a handler catches everything, also as a member of a tuple or when it raises again."""
+    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(
+        kind is None or (isinstance(kind, ast.Name) and kind.id in {"Exception", "BaseException"}) for kind in caught
+    )
+
+
+def _is_cleanup(handler: ast.ExceptHandler) -> bool:
+    """Tell whether a handler always ends in a bare ``raise``: it tidies up and hides nothing."""
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
+
+
+def _broad_handlers() -> set[str]:
+    found = set()
+    for module in modules():
+        inside: dict[int, str] = {}
+        for name, function in functions(module.tree):  # outer before inner, so the inner name wins
+            inside.update({id(node): name for node in ast.walk(function)})
+        found |= {
+            f"{module.name}:{inside.get(id(node), '<module>')}"
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.ExceptHandler) and _is_broad(node) and not _is_cleanup(node)
+        }
+    return found
+
+
+def test_broad_except_stands_only_at_listed_boundaries() -> None:
+    """Nothing catches every error unlisted, and no listed boundary has stopped doing so."""
+    assert set(BOUNDARIES) == _broad_handlers()

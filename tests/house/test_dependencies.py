@@ -1,0 +1,74 @@
+"""Is every library the package imports declared, pinned, and within its declared range?"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from house.sources import REPOSITORY, imports, modules
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DISTRIBUTIONS = {"onnx_ir": "onnx-ir"}
+"""Import name to distribution, where they differ by more than spelling."""
+
+
+def _project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project
+
+
+def _pins() -> list[Requirement]:
+    lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def _foreign_imports() -> set[str]:
+    roots = {found.target.split(".")[0] for module in modules() for found in imports(module.tree)}
+    return roots - set(sys.stdlib_module_names) - {"winml"}
+
+
+def test_every_imported_library_is_declared() -> None:
+    """Nothing is used that only comes along with something else."""
+    declared = {canonicalize_name(Requirement(line).name) for line in _project()["dependencies"]}
+    used = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in _foreign_imports()}
+    assert set() == used - declared
+
+
+def test_every_declared_library_is_used() -> None:
+    """A dependency nobody imports is not asked for."""
+    declared = {canonicalize_name(Requirement(line).name) for line in _project()["dependencies"]}
+    used = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in _foreign_imports()}
+    assert set() == declared - used
+
+
+def test_every_declared_library_is_pinned_within_its_range() -> None:
+    """The constraints name exactly one version per interpreter, and it satisfies the range in pyproject."""
+    project = _project()
+    asked = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    pins: dict[str, list[Requirement]] = {}
+    for pin in _pins():
+        pins.setdefault(canonicalize_name(pin.name), []).append(pin)
+    for requirement in map(Requirement, asked):
+        versions = [str(pin.specifier) for pin in pins.get(canonicalize_name(requirement.name), [])]
+        assert versions, f"{requirement.name} is not pinned"
+        assert all(requirement.specifier.contains(version.removeprefix("==")) for version in versions), versions
+
+
+def test_constraints_hold_plain_versions_only() -> None:
+    """Pins are exact, without local labels, and the file names no index."""
+    assert [] == [str(pin) for pin in _pins() if not re.fullmatch(r"==[0-9][0-9a-z.]*", str(pin.specifier)) or pin.url]
+
+
+def test_extras_asked_for_by_make_exist() -> None:
+    """The environment of the Makefile installs extras pyproject declares."""
+    match = re.search(r'-e "\.\[([\w,]+)\]"', (REPOSITORY / "Makefile").read_text(encoding="utf-8"))
+    assert match is not None
+    assert set(match[1].split(",")) == set(_project()["optional-dependencies"])

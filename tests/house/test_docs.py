@@ -1,0 +1,134 @@
+"""Do the documents say what the code says?"""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+
+import winml.modelkit
+from house.sources import REPOSITORY, exported_names, modules, package_folder
+from house.test_layers import ORDER
+
+_CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
+_WORDS = REPOSITORY / "docs" / "guide" / "words.md"
+_CODE = re.compile(r"``.*?``|`[^`]*`|'[^']*'|\"[^\"]*\"", re.DOTALL)
+_REMARKS = {"NOTE", "TODO"}
+"""Signals to the reader of a comment (STYLE), not abbreviations."""
+_ACRONYM = re.compile(r"\b[A-Z][A-Z0-9]+s?\b(?![_.(/])")
+
+
+def _documents() -> list[str]:
+    return [str(p.relative_to(REPOSITORY)) for p in (*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"))]
+
+
+def _rooms_in_contributing() -> dict[str, str]:
+    rows = re.findall(r"^\| `(\w+)(?:/|\.py)` \| (.+?) \|$", _CONTRIBUTING.read_text(encoding="utf-8"), re.MULTILINE)
+    return dict(rows)
+
+
+def test_contributing_lists_every_room_with_its_question() -> None:
+    """The table of rooms is the first docstring line of each room."""
+    rooms = {
+        module.name: module.docstring.splitlines()[0]
+        for module in modules()
+        if module.name and "." not in module.name and module.name != "__main__"
+    }
+    assert rooms == _rooms_in_contributing()
+
+
+def test_contributing_draws_the_order_of_rooms() -> None:
+    """The arrow line names the groups of rooms that exist, in the order the layers test enforces."""
+    there = {module.room for module in modules()}
+    groups = [[room for room in group if room in there] for group in ORDER]
+    drawn = " → ".join("{" + ", ".join(group) + "}" if len(group) > 1 else group[0] for group in groups if group)
+    assert drawn in _CONTRIBUTING.read_text(encoding="utf-8")
+
+
+def test_make_commands_in_documents_are_targets() -> None:
+    """Every ``make`` command a document shows exists."""
+    targets = set(re.findall(r"^(\w+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    shown = {
+        target
+        for document in _documents()
+        for target in re.findall(
+            r"(?:^ *|`|&& )make (?:PYTHON=\S+ )?(\w+)",
+            (REPOSITORY / document).read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
+    }
+    assert {"demo", "test"} <= shown
+    assert set() == shown - targets
+
+
+def test_winml_commands_in_documents_use_real_options() -> None:
+    """Every ``winml VERB --option`` a document shows is understood by that verb."""
+    unknown = []
+    for document in _documents():
+        text = (REPOSITORY / document).read_text(encoding="utf-8").replace("\\\n", " ")
+        for verb, rest in re.findall(r"(?:^[ $]*|`)winml (\w+)([^`\n]*)", text, re.MULTILINE):
+            command = importlib.import_module(f"winml.modelkit.cli.{verb}").command
+            known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
+            used = re.findall(r"(?<!\S)--?[a-z][\w-]*", rest)
+            unknown += [f"{document}: winml {verb} {option}" for option in used if option not in known]
+    assert [] == unknown
+
+
+def test_acronyms_in_docstrings_are_in_the_table_of_words() -> None:
+    """Whoever meets a capital abbreviation in a docstring finds it spelled out in one place."""
+    spelled = set(re.findall(r"^\| ([A-Z][A-Z0-9]+) \|", _WORDS.read_text(encoding="utf-8"), re.MULTILINE))
+    constants = {name for module in modules() for name in exported_names(module) or ()}
+    used = {
+        word.removesuffix("s")
+        for module in modules()
+        for word in _ACRONYM.findall(_CODE.sub("", module.docstring))
+        if word not in constants and word not in _REMARKS
+    }
+    assert set() == used - spelled
+
+
+def test_table_of_words_gives_each_acronym_once() -> None:
+    """An acronym means one thing."""
+    acronyms = re.findall(r"^\| ([A-Z][A-Z0-9]+) \|", _WORDS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(set(acronyms)) == acronyms
+
+
+def test_changelog_version_is_the_package_version() -> None:
+    """The newest heading of the changelog is the version the package says it is."""
+    versions = re.findall(
+        r"^## (\d+\.\d+\.\d+)", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert winml.modelkit.__version__ == versions[0]
+
+
+def test_changelog_fragments_are_named_after_their_issue() -> None:
+    """Each fragment is ``NNN.change.md`` (or a sibling kind) and says something."""
+    fragments = [path for path in (REPOSITORY / "changelog.d").iterdir() if path.name != "README.md"]
+    assert [] == [p.name for p in fragments if not re.fullmatch(r"\d+\.(change|breaking|deprecation)\.md", p.name)]
+    assert [] == [path.name for path in fragments if not path.read_text(encoding="utf-8").strip()]
+
+
+@pytest.mark.parametrize("document", _documents())
+def test_relative_links_lead_somewhere(document: str) -> None:
+    """Every link to a file of the repository names a file that exists."""
+    path = REPOSITORY / document
+    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", path.read_text(encoding="utf-8"))
+    assert [] == [link for link in links if not (path.parent / link).exists()]
+
+
+def test_decisions_are_listed_in_their_index() -> None:
+    """Every decision can be found from the index."""
+    folder = REPOSITORY / "docs" / "decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    assert [] == [path.name for path in sorted(folder.glob("[0-9]*.md")) if f"({path.name})" not in index]
+
+
+def test_package_is_marked_as_typed() -> None:
+    """Type checkers of users read our annotations."""
+    assert (package_folder() / "py.typed").is_file()
+
+
+def test_namespace_package_has_no_init() -> None:
+    """``winml`` belongs to nobody: an ``__init__`` there would hide other distributions' parts of it."""
+    assert not (package_folder().parent / "__init__.py").exists()

@@ -1,0 +1,112 @@
+"""What does an answer cost that needs no model?
+
+Each case runs in a fresh process and looks at what was imported. Times are not asserted: these machines are shared, and
+the libraries named here are the cost (torch alone is over two seconds).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from house.sources import modules
+
+HEAVY = {
+    "torch",
+    "transformers",
+    "onnx",
+    "onnxruntime",
+    "onnx_ir",
+    "onnxscript",
+    "numpy",
+    "safetensors",
+    "huggingface_hub",
+}
+
+_RUN_COMMAND = """
+import sys
+from winml.modelkit.cli.main import main
+sys.argv = ["winml", *sys.argv[1:]]
+try:
+    main()
+    code = 0
+except SystemExit as stop:
+    code = stop.code
+"""
+_REPORT = """
+import json
+print(json.dumps({"code": code or 0, "modules": sorted({name.partition(".")[0] for name in sys.modules})}))
+"""
+VERBS = [
+    module.name.removeprefix("cli.")
+    for module in modules()
+    if module.name.startswith("cli.") and not module.name.startswith(("cli._", "cli.main"))
+]
+"""One file per verb, so a new verb joins these tests by being written."""
+
+
+def _run(program: str, *arguments: str, folder: Path) -> tuple[int, set[str], str]:
+    """Return the exit code, the top-level modules in memory at the end, and stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", program + _REPORT, *arguments],
+        capture_output=True, text=True, encoding="utf-8", cwd=folder, check=False,
+    )  # fmt: skip
+    assert 0 == done.returncode, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    return report["code"], set(report["modules"]), done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with what the usage errors stumble over."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "there.onnx").write_bytes(b"earlier file")
+    (tmp_path / "broken.json").write_text('{"sequence_length": 128,\n', encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["", ".errors", ".options", ".graph.specs", ".export.config", ".cli.main"])
+def test_light_module_imports_no_heavy_library(name: str, folder: Path) -> None:
+    """What every command needs first costs no model library."""
+    _, loaded, _ = _run(f"import sys, winml.modelkit{name}\ncode = 0", folder=folder)
+    assert set() == loaded & HEAVY
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
+def test_help_imports_no_heavy_library(arguments: list[str], folder: Path) -> None:
+    """Help is an answer without a model."""
+    code, loaded, _ = _run(_RUN_COMMAND, *arguments, folder=folder)
+    assert 0 == code
+    assert set() == loaded & HEAVY
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["export"],
+        ["export", "--nonsense"],
+        ["export", "-m", "empty"],
+        ["export", "-m", "./missing/folder", "-o", "model.onnx"],
+        ["export", "-m", "empty", "-o", "there.onnx"],
+        ["export", "-m", "empty", "-o", "model.onnx", "--batch-size", "none"],
+        ["export", "-m", "empty", "-o", "model.onnx", "--shape-config", "broken.json"],
+        ["export", "-m", "empty", "-o", "model.onnx", "--shape-config", '{"sequence_lenght": 8}'],
+        ["export", "-m", "empty", "-o", "model.onnx", "--export-config", '{"opset": 17}'],
+        ["export", "-m", "empty", "-o", "model.onnx", "--input-specs", "missing.json"],
+    ],
+    ids=" ".join,
+)
+def test_usage_error_imports_no_heavy_library(arguments: list[str], folder: Path) -> None:
+    """A wrong request is refused with exit code 2 and a sentence, before anything heavy is loaded or written."""
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    code, loaded, words = _run(_RUN_COMMAND, *arguments, folder=folder)
+    assert 2 == code
+    assert set() == loaded & HEAVY
+    assert "Traceback" not in words
+    assert words.strip()
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}

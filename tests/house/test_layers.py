@@ -1,0 +1,105 @@
+"""Does every room import only from rooms before it?
+
+Imports inside functions and under ``TYPE_CHECKING`` count: a cycle that is hidden is still a cycle. Why the order is as
+it is: docs/decisions/0001-room-order.md.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from house.sources import PACKAGE, Import, Module, imports, modules
+
+STAGES = ("load", "export", "normalize", "optimize", "quantize", "compile", "measure", "inspect")
+ORDER: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("options",),
+    ("hierarchy",),
+    ("graph",),
+    ("runtime",),
+    STAGES,
+    ("report",),
+    ("build",),
+    ("cli",),
+)
+"""Groups from left to right. A room imports from groups to its left and from itself, never from its own group."""
+
+RANK = {room: rank for rank, group in enumerate(ORDER) for room in group}
+
+FREE = {
+    "": "the package's face: names every room it re-exports, lazily",
+    "__main__": "python -m winml.modelkit is the command",
+}
+"""Modules outside the order, each with its reason."""
+
+ONLY_IN = {"click": "cli"}
+"""Libraries that one room alone may import."""
+
+
+def _room_of(target: str) -> str | None:
+    """Return the room an imported name lies in; None where it is not ours, ``""`` for the package itself."""
+    if target != PACKAGE and not target.startswith(f"{PACKAGE}."):
+        return None
+    return target[len(PACKAGE) + 1 :].split(".")[0]
+
+
+def _may_import(importer: str, imported: str) -> bool:
+    return importer == imported or RANK[imported] < RANK[importer]
+
+
+def _violations(module: Module) -> list[str]:
+    return [
+        f"{module.path.name}:{found.line} ({module.name}) imports {found.target}"
+        for found in imports(module.tree)
+        if (room := _room_of(found.target)) is not None and not _is_allowed(module, room, found)
+    ]
+
+
+def _is_allowed(module: Module, room: str, found: Import) -> bool:
+    if room not in RANK:
+        # The package itself offers its version; everything else it re-exports has a home that can be named.
+        return found.target == f"{PACKAGE}.__version__"
+    return _may_import(module.room, room)
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name or PACKAGE)
+def test_module_stands_in_a_known_room(module: Module) -> None:
+    """Every module belongs to a room of the order, or is listed as free with a reason."""
+    assert module.room in RANK or module.name in FREE, f"give {module.room!r} its place in ORDER"
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name or PACKAGE)
+def test_module_imports_only_rooms_before_it(module: Module) -> None:
+    """No import, deferred or for types only, points to the right or sideways."""
+    if module.name in FREE:
+        return
+    assert [] == _violations(module)
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name or PACKAGE)
+def test_library_with_a_home_is_imported_there_only(module: Module) -> None:
+    """A library one room owns appears in no other."""
+    strays = [
+        f"{module.name}:{found.line} imports {found.target}"
+        for found in imports(module.tree)
+        if ONLY_IN.get(found.target.split(".")[0], module.room) != module.room
+    ]
+    assert [] == strays
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "allowed"),
+    [
+        ("hierarchy", "errors", True),
+        ("hierarchy", "graph", False),
+        ("export", "runtime", True),
+        ("export", "load", False),
+        ("load", "load", True),
+        ("report", "export", True),
+        ("export", "report", False),
+        ("build", "cli", False),
+    ],
+)
+def test_order_decides_who_may_import_whom(importer: str, imported: str, allowed: bool) -> None:
+    """Left is allowed, right and sideways are not."""
+    assert allowed == _may_import(importer, imported)

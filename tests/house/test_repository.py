@@ -1,0 +1,108 @@
+"""Does the repository hold nothing that only works on one machine, and does CI run everything it holds?"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from house.sources import REPOSITORY
+
+_FOLDERS = (".ci", ".github", "benchmarks", "changelog.d", "docs", "scripts", "src", "tests")
+_BINARY = {".png", ".ico", ".gz", ".onnx", ".safetensors", ".pyc"}
+# A path that starts at the root of somebody's machine: a home, a scratch folder, a mount.
+_MACHINE_PATH = re.compile(
+    r"(?<![\w.\-/~)}\]])/(?:home|Users|root|work|workspace|opt|tmp|mnt|media)/\w|[A-Za-z]:\\+Users\\+\w"
+)
+_PYTEST = re.compile(r"(?:-m )?pytest\b(?P<arguments>.*)$", re.MULTILINE)
+
+
+def _files() -> Iterator[Path]:
+    yield from (path for path in REPOSITORY.iterdir() if path.is_file())
+    for folder in _FOLDERS:
+        yield from (p for p in (REPOSITORY / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+
+
+def _text(name: str) -> str:
+    return (REPOSITORY / name).read_text(encoding="utf-8")
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    """Nothing in the repository depends on, or gives away, where somebody keeps it."""
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()}"
+        for path in _files()
+        if path.suffix not in _BINARY
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if _MACHINE_PATH.search(line)
+    ]
+    assert [] == found
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("weights = '/" + "home/ada/model'", True),
+        ("see C:" + "\\Users\\ada", True),
+        ("/" + "tmp/out.onnx", True),
+        ("/embeddings/word_embeddings/Gather", False),
+        ("docs/work/plan.md", False),
+        ("$HOME/tmp/x", False),
+    ],
+)
+def test_machine_path_pattern_tells_paths_from_names(line: str, expected: bool) -> None:
+    """The pattern sees absolute paths of machines, and neither scopes of a graph nor relative paths."""
+    assert expected == bool(_MACHINE_PATH.search(line))
+
+
+def test_ci_entry_runs_make_test() -> None:
+    """The one file CI calls runs the command a contributor runs."""
+    assert re.search(r"^make test$", _text(".ci/run"), re.MULTILINE)
+
+
+def test_make_test_runs_all_of_tests() -> None:
+    """The recipe names no folder and deselects nothing."""
+    recipe = re.search(r"^test:.*\n((?:\t.*\n)+)", _text("Makefile"), re.MULTILINE)
+    assert recipe is not None
+    assert [""] == [match["arguments"].strip() for match in _PYTEST.finditer(recipe[1])]
+
+
+def test_public_workflow_runs_all_of_tests() -> None:
+    """No pytest call of the test workflow names a folder, deselects, or retries."""
+    calls = [match["arguments"].strip() for match in _PYTEST.finditer(_text(".github/workflows/test.yml"))]
+    assert calls
+    assert {""} == set(calls)
+
+
+def test_no_test_folder_is_skipped_by_name(request: pytest.FixtureRequest) -> None:
+    """The runner descends into every folder of tests, the one named like the room ``build`` included."""
+    patterns = [pattern for pattern in request.config.getini("norecursedirs") if pattern != "__pycache__"]
+    folders = [path.name for path in (REPOSITORY / "tests").rglob("*") if path.is_dir() and path.name != "__pycache__"]
+    assert [] == [name for name in folders for pattern in patterns if fnmatch.fnmatch(name, pattern)]
+    assert [REPOSITORY / "tests"] == [request.config.rootpath / path for path in request.config.getini("testpaths")]
+
+
+def test_every_test_file_is_collected_by_its_name(request: pytest.FixtureRequest) -> None:
+    """A file that holds tests is named so that pytest finds it."""
+    patterns = request.config.getini("python_files")
+    holders = [p for p in (REPOSITORY / "tests").rglob("*.py") if re.search(r"^def test_", p.read_text("utf-8"), re.M)]
+    assert holders
+    assert [] == [path.name for path in holders if not any(fnmatch.fnmatch(path.name, p) for p in patterns)]
+
+
+def test_markers_are_the_three_documented_ones(request: pytest.FixtureRequest) -> None:
+    """Only a missing device, a missing network and slowness may set a test apart."""
+    ours = re.search(r"^markers = \[\n(.*?)^\]", _text("pyproject.toml"), re.MULTILINE | re.DOTALL)
+    assert ours is not None
+    assert ["gpu", "network", "slow"] == re.findall(r'^\s*"(\w+):', ours[1], re.MULTILINE)
+
+
+def test_no_file_is_named_after_its_history() -> None:
+    """A name says what a file decides, not that it replaced another."""
+    stems = {path.stem for path in _files() if path.suffix == ".py"}
+    assert [] == sorted(
+        s for s in stems if re.search(r"_(new|old|extended|isolated|v\d+|final|fixed|utils|helpers)$", s)
+    )

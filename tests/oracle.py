@@ -1,0 +1,82 @@
+"""What a forward pass really did, module by module, seen by means that share no code with the product."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+FAMILIES = {
+    "linear": {"MatMul": 1},
+    "matmul": {"MatMul": 1},
+    "__matmul__": {"MatMul": 1},
+    "bmm": {"MatMul": 1},
+    "addmm": {"MatMul": 1},
+    "scaled_dot_product_attention": {"MatMul": 2, "Softmax": 1},
+    "softmax": {"Softmax": 1},
+    "layer_norm": {"LayerNormalization": 1},
+    "conv1d": {"Conv": 1},
+    "conv2d": {"Conv": 1},
+    "_conv_forward": {},
+}
+"""torch function → the ONNX operators one call of it becomes."""
+
+OPERATOR_FAMILY = {"Gemm": "MatMul"}
+"""ONNX operators counted as another one: the exporter chooses between them by rank."""
+
+
+class ForwardOracle(TorchFunctionMode):
+    """Counts calls per module while a model runs; the stack is kept by hooks of its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.called: list[str] = []
+        self.stacks: dict[str, tuple[str, ...]] = {}
+        self._stack: list[str] = []
+        self._is_inside = False
+        self._handles = []
+        for path, module in model.named_modules():
+            self._handles.append(module.register_forward_pre_hook(self._enter(path)))
+            self._handles.append(module.register_forward_hook(self._leave))
+
+    def _enter(self, path: str) -> Any:
+        def hook(_module: nn.Module, _args: Any) -> None:
+            self._stack.append(path)
+            self.stacks.setdefault(path, tuple(self._stack))
+            if path not in self.called:
+                self.called.append(path)
+
+        return hook
+
+    def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        self._stack.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count the outermost call of a family; what it calls in turn is part of it."""
+        operators = FAMILIES.get(getattr(func, "__name__", ""))
+        if operators and not self._is_inside:
+            for operator, times in operators.items():
+                self.counts[self._stack[-1], operator] += times
+            self._is_inside = True
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                self._is_inside = False
+        return func(*args, **(kwargs or {}))
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def hierarchy_module(path: str, oracle: ForwardOracle, model: nn.Module) -> str:
+    """Return the innermost module on the stack of ``path`` that is the root or no plain torch.nn class."""
+    modules = dict(model.named_modules())
+    for candidate in reversed(oracle.stacks[path]):
+        if candidate == "" or not type(modules[candidate]).__module__.startswith("torch.nn."):
+            return candidate
+    raise AssertionError(path)

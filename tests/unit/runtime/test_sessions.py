@@ -1,0 +1,77 @@
+"""ONNX Runtime answers, in every dtype, and says why when it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from winml.modelkit.errors import StageError, UsageError
+from winml.modelkit.runtime.sessions import Session, run_onnx
+
+
+def _bytes(op_type: str, dtype: Any, shape: list[int], domain: str = "") -> bytes:
+    value_type = ir.DataType.from_numpy(np.dtype(dtype))
+    x = ir.val("x", value_type, ir.Shape(shape))
+    node = ir.node(op_type, [x], domain=domain, outputs=[ir.val("y", value_type, ir.Shape(shape))])
+    graph = ir.Graph([x], node.outputs, nodes=[node], name="g", opset_imports={"": 17, **({domain: 1} if domain else {})})
+    return ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int64, np.int8, np.bool_])
+@pytest.mark.parametrize("shape", [[], [2, 3], [0, 3]])
+def test_session_gives_back_what_it_was_fed(dtype: Any, shape: list[int]) -> None:
+    """Values cross in both directions, scalars and empty arrays included."""
+    value = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    answer = run_onnx(_bytes("Identity", dtype, shape), {"x": value})["y"]
+    assert (value.dtype, value.shape, value.tolist()) == (answer.dtype, answer.shape, answer.tolist())
+    assert answer.flags.writeable
+
+
+def test_session_takes_views_as_they_are_meant() -> None:
+    """An array that does not lie in order is fed in its own order."""
+    value = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    assert value.tolist() == run_onnx(_bytes("Identity", np.float32, [3, 2]), {"x": value})["y"].tolist()
+
+
+def test_session_runs_again_and_again() -> None:
+    """One session answers several feeds, with and without ONNX Runtime's rewriting."""
+    for optimize in (True, False):
+        session = Session(_bytes("Neg", np.float32, [1]), optimize=optimize)
+        assert ({"x": "tensor(float)"}, ("y",)) == (session.inputs, session.outputs)
+        answers = [session.run({"x": np.array([number], np.float32)})["y"].item() for number in (1, 2)]
+        assert [-1, -2] == answers
+
+
+def test_session_of_a_broken_file_names_it_and_the_reason(tmp_path: Path) -> None:
+    """The message holds the path and what ONNX Runtime says, without its codes."""
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(b"not a model")
+    with pytest.raises(StageError, match=r"cannot load .*broken\.onnx: .*[Pp]rotobuf parsing failed"):
+        Session(path)
+
+
+def test_session_of_an_unknown_operator_says_so() -> None:
+    """An operator ONNX Runtime lacks is named."""
+    with pytest.raises(StageError, match=r"the model in memory: .*Nonsense"):
+        Session(_bytes("Nonsense", np.float32, [1], domain="nowhere"))
+
+
+def test_session_with_an_unknown_provider_lists_those_it_has(capfd: pytest.CaptureFixture[str]) -> None:
+    """The caller's mistake is told as one, and ONNX Runtime prints nothing."""
+    with pytest.raises(UsageError, match=r"NopeExecutionProvider(.|\n)*CPUExecutionProvider"):
+        Session(_bytes("Neg", np.float32, [1]), providers=["NopeExecutionProvider"])
+    assert ("", "") == capfd.readouterr()
+
+
+def test_session_fed_the_wrong_values_says_what_it_takes() -> None:
+    """Wrong names are the caller's mistake; a wrong shape is told in ONNX Runtime's words."""
+    session = Session(_bytes("Neg", np.float32, [2]))
+    with pytest.raises(UsageError, match="takes x; got z"):
+        session.run({"z": np.zeros(2, np.float32)})
+    with pytest.raises(StageError, match=r"cannot run .*invalid dimensions"):
+        session.run({"x": np.zeros(3, np.float32)})
