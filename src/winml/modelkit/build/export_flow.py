@@ -7,7 +7,7 @@ and put in place at the end, so a failure or an interruption leaves earlier file
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,7 +23,7 @@ from winml.modelkit.build.live_module import ExampleInputs, loaded_from_module
 from winml.modelkit.build.model_metadata import output_specs, write_model_metadata
 from winml.modelkit.build.output_paths import ExportPaths
 from winml.modelkit.build.steps import StepClock, StepEvent
-from winml.modelkit.errors import ExportError, UsageError, VerificationError, first_line
+from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError, first_line
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.node_tagger import NodeTagger
 from winml.modelkit.export.preparation import FlatForward, prepared_for_export
@@ -223,7 +223,8 @@ class HTPExporter:
             self._finish_metadata(graph, loaded, tree)
             coverage = measure_coverage(graph)
             step.summary = f"normalized to {coverage.nodes} nodes, {coverage.tagged} tagged"
-        return _TaggedGraph(graph, tree, coverage, draw, normalized.notes)
+        unused = tuple(f"Nothing in the model reads input {name}." for name in capture.unused_inputs)
+        return _TaggedGraph(graph, tree, coverage, draw, (*unused, *normalized.notes))
 
     def _inputs(self, loaded: LoadedModel, draw: int) -> Tensors:
         """Return one set of inputs on the model's device: the user's own first, then random draws."""
@@ -278,8 +279,7 @@ class HTPExporter:
         """
         tensors = self._inputs(loaded, draw=2)
         draws = (first, _Draw(tensors, _reference(loaded, forward, tensors)))
-        session = Session(model_path)
-        answers = [session.run({name: to_numpy(value) for name, value in draw.inputs.items()}) for draw in draws]
+        answers = _answers(model_path, draws)
         verification = compare_outputs([draw.reference for draw in draws], answers)
         if verification.is_verified:
             return verification
@@ -343,6 +343,22 @@ def _reference(loaded: LoadedModel, forward: FlatForward, tensors: Tensors) -> M
             module=path,
         ) from error
     return {name: to_numpy(value) for name, value in zip(forward.output_names, outputs, strict=True)}
+
+
+def _answers(model_path: Path, draws: Sequence[_Draw]) -> list[Mapping[str, NDArray[Any]]]:
+    """Ask ONNX Runtime.
+
+    Raises:
+        VerificationError: it cannot run the file.
+    """
+    try:
+        session = Session(model_path)
+        return [session.run({name: to_numpy(value) for name, value in draw.inputs.items()}) for draw in draws]
+    except StageError as error:
+        raise VerificationError(
+            f"cannot verify: {error.message.replace(str(model_path), 'the file')}",
+            hint="Its CPU kernels do not take every dtype and operator; --no-verify writes the file without comparing.",
+        ) from error
 
 
 def _node_records(model: ir.Model) -> tuple[NodeRecord, ...]:

@@ -7,6 +7,7 @@ comes back with the exact module stack of every node and with names of our makin
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ from winml.modelkit.hierarchy.tree import ModuleTree
 
 __all__ = ["Capture", "capture_torchscript"]
 
+_COUNTER = re.compile(r"\.\d+$")
+
 MINIMUM_IR_VERSION = 10
 """Specified: the first ONNX IR version whose nodes have metadata."""
 
@@ -41,6 +44,8 @@ class Capture:
     """The graph, weights attached by reference."""
     scopes: Mapping[ir.Node, tuple[str, ...]]
     """Paths of the modules each node ran in, outermost first; empty where the exporter kept none."""
+    unused_inputs: tuple[str, ...]
+    """Names of the graph inputs that nothing reads."""
 
 
 def capture_torchscript(
@@ -92,11 +97,12 @@ def capture_torchscript(
     captured = ir.serde.deserialize_model(onnx.load_model_from_string(buffer.getvalue()))
     captured.ir_version = max(captured.ir_version or 0, MINIMUM_IR_VERSION)
     _attach_parameters(captured, model, forward.input_names)
+    unused_inputs = _restore_unused_inputs(captured.graph, inputs)
     node_scopes = {node: scopes.read(node.name or "") for node in captured.graph.all_nodes()}
     _move_stack_traces(captured.graph)
     _place_operands(node_scopes)
     _name_by_module(captured.graph, node_scopes, tree)
-    return Capture(captured, node_scopes)
+    return Capture(captured, node_scopes, unused_inputs)
 
 
 def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opset_version: int) -> ExportError:
@@ -120,21 +126,32 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
 
 
 def _attach_parameters(captured: ir.Model, model: nn.Module, input_names: Sequence[str]) -> None:
-    """Turn the graph inputs that stand for parameters into initializers that refer to the live tensors."""
+    """Turn the graph inputs that stand for parameters into initializers that refer to the live tensors; in place."""
     tensors = model.state_dict(keep_vars=True)
     graph = captured.graph
     for value in [value for value in graph.inputs if value.name not in input_names]:
         name = value.name or ""
-        if name not in tensors:
+        # A parameter that bears the name of an input comes with a counter.
+        tensor = tensors.get(name, tensors.get(_COUNTER.sub("", name)))
+        if tensor is None:
             raise InternalError(
                 f"the traced graph has an input {name!r} that is neither asked for nor a tensor of the model"
             )
         graph.inputs.remove(value)
-        value.const_value = tensor_adapters.TorchTensor(tensors[name].detach(), name=name)
+        value.const_value = tensor_adapters.TorchTensor(tensor.detach(), name=name)
         graph.initializers[name] = value
-    missing = [name for name in input_names if name not in {value.name for value in graph.inputs}]
-    if missing:
-        raise InternalError(f"the traced graph lacks the inputs {', '.join(missing)}")
+
+
+def _restore_unused_inputs(graph: ir.Graph, inputs: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+    """Declare the inputs the exporter left out because nothing reads them, in place; return their names."""
+    present = {value.name: value for value in graph.inputs}
+    unused = tuple(name for name in inputs if name not in present)
+    for name in unused:
+        tensor = inputs[name]
+        dtype = tensor_adapters.from_torch_dtype(tensor.dtype)
+        present[name] = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(tensor.shape))
+    graph.inputs[:] = [present[name] for name in inputs]
+    return unused
 
 
 def _move_stack_traces(graph: ir.Graph) -> None:

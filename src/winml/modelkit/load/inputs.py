@@ -103,7 +103,10 @@ def check_input_specs(
     """
     parameters = forward_parameters(model)
     names = _named(parameters)
-    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()) or names:
+    kinds = {parameter.kind for parameter in parameters.values()}
+    takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds and not names
+    # Values of ``*args`` have no names of their own; whatever they are called, they go by position.
+    if not takes_any_name and inspect.Parameter.VAR_POSITIONAL not in kinds:
         for spec in specs:
             if spec.name not in names:
                 guess = nearest(spec.name, names)

@@ -50,7 +50,7 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fold, then tag and name the nodes onnxscript made."""
-        replaced = {value.name: node for node in all_nodes(model) for value in node.outputs if value.name}
+        before = dict.fromkeys(all_nodes(model))
         with _failures_unsaid():
             result = fold_constants_ir(
                 model,
@@ -59,7 +59,7 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
                 output_size_limit=OUTPUT_LIMIT_ELEMENTS,
                 should_fold=_should_fold,
             )
-        _tag_new_nodes(model, replaced)
+        _tag_new_nodes(model, {node: [value.name for value in node.outputs] for node in before})
         _forget_sources(model)
         return ir.passes.PassResult(model, result.modified)
 
@@ -106,6 +106,11 @@ def _tag_new_nodes(model: ir.Model, replaced: Mapping[str, ir.Node]) -> None:
     # Backwards, so that a node made for another one finds that one tagged.
     for node in reversed(list(all_nodes(model))):
         if read_tag(node) is not None:
+            continue
+        if node not in before and not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            # An identity onnxscript made and then went around.
+            assert node.graph is not None
+            node.graph.remove(node, safe=True)
             continue
         former = next((replaced[value.name] for value in node.outputs if value.name in replaced), None)
         donor = former or next((user for value in node.outputs for user in value.consumers()), None)

@@ -49,5 +49,5 @@ class InferredShapesPass(ir.passes.InPlacePass):
             logger.removeFilter(collect)
         for record in failures:
             if record.levelno >= logging.WARNING and record.exc_info:
-                raise RuntimeError(f"onnx cannot infer shapes: {record.getMessage()}") from record.exc_info[1]
+                raise RuntimeError(f"onnx cannot infer shapes: {record.exc_info[1]}") from record.exc_info[1]
         return ir.passes.PassResult(model, result.modified)

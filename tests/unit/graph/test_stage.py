@@ -1,0 +1,109 @@
+"""A pass that breaks its promise is found out, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+import pytest
+from graphs import parse, tags
+
+from winml.modelkit.errors import NormalizeError
+from winml.modelkit.graph.stage import PassStep, TagPolicy, run_passes
+from winml.modelkit.hierarchy.tagging import NodeTag, clear_tag, write_tag
+
+BODY = "m (float[2] x, float[2] k) => (float[2] y, float[2] z) { y = Relu (x)  z = Add (y, k) }"
+
+
+class _Pass(ir.passes.InPlacePass):
+    def __init__(self, change: Callable[[ir.Model], bool]) -> None:
+        self._change = change
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        return ir.passes.PassResult(model, self._change(model))
+
+
+class IdlePass(_Pass):
+    """Does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _model: False)
+
+
+def _rename_output(model: ir.Model) -> bool:
+    model.graph.outputs[0].name = "other"
+    return True
+
+
+def _swap_inputs(model: ir.Model) -> bool:
+    model.graph.inputs.reverse()
+    return True
+
+
+def _clear(model: ir.Model) -> bool:
+    clear_tag(model.graph[0])
+    return True
+
+
+def _retag(model: ir.Model) -> bool:
+    write_tag(model.graph[0], NodeTag("/M", "", "merged"))
+    return True
+
+
+def _append(model: ir.Model) -> bool:
+    model.graph.append(ir.node("Neg", [model.graph.inputs[0]], name="/Neg"))
+    return True
+
+
+def _append_tagged(model: ir.Model) -> bool:
+    _append(model)
+    write_tag(model.graph[-1], NodeTag("/M", "", "inherited"))
+    return True
+
+
+def _fail(_model: ir.Model) -> bool:
+    raise ValueError("out of luck")
+
+
+def _run(change: Callable[[ir.Model], bool], policy: TagPolicy) -> bool:
+    steps = (PassStep(IdlePass(), "keeps"), PassStep(_Pass(change), policy))
+    return run_passes(parse(BODY), steps, NormalizeError)
+
+
+@pytest.mark.parametrize(
+    ("change", "policy", "reason"),
+    [
+        (_rename_output, "drops", r"changed the graph outputs from y, z to other, z"),
+        (_swap_inputs, "drops", r"changed the graph inputs"),
+        (_clear, "merges", r"left 1 nodes without a tag, Relu /relu/Relu_0 first, but merges tags"),
+        (_append, "creates", r"left 1 nodes without a tag, Neg /Neg first"),
+        (_append_tagged, "keeps", r"made or retagged node Neg /Neg, but keeps tags"),
+        (_retag, "keeps", r"made or retagged node Relu"),
+        (_fail, "drops", r"failed: ValueError: out of luck"),
+    ],
+)
+def test_broken_promise_names_step_pass_and_what_was_done(
+    change: Callable[[ir.Model], bool], policy: TagPolicy, reason: str
+) -> None:
+    """The error says which step of how many, which pass, what it did, and which passes came before."""
+    with pytest.raises(NormalizeError, match=rf"step 2 of 2, _Pass, {reason}.* \(done before: IdlePass\)") as raised:
+        _run(change, policy)
+    if change is _fail:
+        assert isinstance(raised.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("change", "policy"), [(_clear, "drops"), (_append, "drops"), (_append_tagged, "creates"), (_retag, "merges")]
+)
+def test_kept_promise_passes(change: Callable[[ir.Model], bool], policy: TagPolicy) -> None:
+    """What a pass declares it may do."""
+    assert _run(change, policy)
+
+
+def test_passes_on_a_graph_without_tags_have_none_to_lose() -> None:
+    """A graph from elsewhere can be worked on."""
+    model = parse(BODY)
+    for node in model.graph:
+        clear_tag(node)
+    assert run_passes(model, (PassStep(_Pass(_append), "keeps"),), NormalizeError)
+    assert [None, None, None] == tags(model)

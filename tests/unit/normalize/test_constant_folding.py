@@ -1,0 +1,100 @@
+"""What is known before the model runs is computed, within limits."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from graphs import answer, operators, parse, tags
+
+from winml.modelkit.normalize.constant_folding import OUTPUT_LIMIT_ELEMENTS, ConstantFoldingPass
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def _run(model: ir.Model) -> bool:
+    return ConstantFoldingPass()(model).modified
+
+
+def test_folding_computes_shapes_from_the_graph() -> None:
+    """Shape → Gather → Concat → Reshape becomes a Reshape to a constant."""
+    model = parse(
+        "m (float[2,3] x) => (float[3,2] y) <int64[1] one = {1}, int64[1] two = {2}>"
+        "{ s = Shape (x)  d = Gather <axis=0> (s, one)  t = Concat <axis=0> (d, two)  y = Reshape (x, t) }"
+    )
+    before = answer(model, x=X)
+    assert _run(model)
+    assert "Reshape" == operators(model)[-1]
+    assert {"Gather", "Concat", "Shape"}.isdisjoint(operators(model))
+    assert before == answer(model, x=X)
+    assert all(tags(model))
+
+
+def test_folding_gives_a_new_node_the_tag_and_place_of_the_one_it_replaces() -> None:
+    """A CastLike becomes a Cast in the same module, and says that its tag was merged."""
+    model = parse("m (float[2,3] x, int64[1] k) => (int64[2,3] y) { y = CastLike (x, k) }")
+    before = answer(model, x=X, k=[1])
+    model.graph[0].metadata_props["namespace"] = "M/cast"
+    assert _run(model)
+    assert [("/M/CastLike", "merged")] == tags(model)
+    assert ("/castlike/Cast", "M/cast") == (model.graph[0].name, model.graph[0].metadata_props["namespace"])
+    assert before == answer(model, x=X, k=[1])
+
+
+def test_folding_a_known_condition_keeps_the_tags_of_the_branch() -> None:
+    """The nodes of the branch that is taken move up with their own tags."""
+    model = parse(
+        """m (float[2,3] x) => (float[2,3] y) <bool c = {1}>
+        { y = If (c) <then_branch = t () => (float[2,3] p) { q = Relu (x) p = Neg (q) },
+                      else_branch = e () => (float[2,3] r) { r = Abs (x) }> }"""
+    )
+    before = answer(model, x=X)
+    assert _run(model)
+    assert ["Relu", "Neg"] == operators(model)
+    assert [("/M/Relu", "direct"), ("/M/Neg", "direct")] == tags(model)
+    assert before == answer(model, x=X)
+
+
+def test_folding_leaves_no_note_of_names_that_are_gone() -> None:
+    """Values carry no metadata of onnxscript's."""
+    model = parse("m (float[2] x) => (float[2] y) <float[2] a = {1,2}, float[2] b = {3,4}> { c = Add (a, b)  y = Mul (x, c) }")
+    assert _run(model)
+    assert ["Mul"] == operators(model)
+    assert [{}] == [dict(value.metadata_props) for value in model.graph.initializers.values()]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # The result is larger than a file should hold.
+        f"m (float[1] x) => (float[{OUTPUT_LIMIT_ELEMENTS + 1}] y) <int64[1] s = {{{OUTPUT_LIMIT_ELEMENTS + 1}}}, float[1] k = {{2}}>"
+        "{ e = Expand (k, s)  y = Mul (x, e) }",
+        # A weight is not read.
+        "m (float[1] x) => (float[8193] y) <float[8193] w = {%s}, float[1] k = {2}> { a = Mul (w, k)  y = Mul (x, a) }"
+        % ",".join("0" * 8193),
+        # A tied weight is not stored twice.
+        "m (float[1,3] x, int64[1] i) => (float[1,4] y, float[1,3] e) <float[4,3] w = {0,0,0,0,0,0,0,0,0,0,0,0}>"
+        "{ a = Transpose <perm=[1,0]> (w)  y = MatMul (x, a)  e = Gather (w, i) }",
+        # Random on purpose.
+        "m (float[1] x) => (float[3] y) { r = RandomUniform <shape=[3]> ()  y = Mul (x, r) }",
+        # Depends on an input.
+        "m (float[2] x) => (float[2] y) <float[2] a = {1,2}> { y = Add (x, a) }",
+    ],
+)
+def test_folding_does_not_fire(body: str) -> None:
+    """Large results, weights, tied weights, random numbers and inputs are left alone."""
+    model = parse(body)
+    before = operators(model)
+    assert not _run(model)
+    assert before == operators(model)
+
+
+def test_folding_passes_over_a_node_it_cannot_compute_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    """A node the reference implementation fails on stays, and nothing is printed about it."""
+    model = parse("m (float[4] x) => (float[4] y) <float[2] a = {1,2}, int64[1] s = {3}> { b = Reshape (a, s)  y = Add (x, b) }")
+    with caplog.at_level(logging.WARNING):
+        _run(model)
+    assert ["Reshape", "Add"] == operators(model)
+    assert [] == caplog.records
