@@ -43,9 +43,7 @@ def test_commit_takes_along_what_lies_beside_a_staged_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_output_files_left_by_an_error_leave_everything_as_it_was(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
+def test_output_files_left_by_an_error_leave_everything_as_it_was(tmp_path: Path, error: type[BaseException]) -> None:
     """An error inside the block, or an interruption, keeps the earlier file and removes new files and directories."""
     (tmp_path / "model.onnx").write_bytes(b"earlier")
 
@@ -72,7 +70,7 @@ def test_output_files_without_commit_write_nothing(tmp_path: Path) -> None:
 def test_commit_failing_midway_puts_earlier_files_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """When the second of three files cannot be put in place, the first is taken back and all earlier files are as they were."""
+    """When a file cannot be put in place, those before it are taken back and earlier ones are as they were."""
     targets = [tmp_path / name for name in ("first", "second", "third")]
     for target in targets[:2]:
         target.write_text(f"earlier {target.name}")
@@ -86,11 +84,16 @@ def test_commit_failing_midway_puts_earlier_files_back(
         replace(source, target)
 
     monkeypatch.setattr(files_module.os, "replace", failing)
-    with pytest.raises(WriteError if isinstance(error, OSError) else KeyboardInterrupt) as raised, OutputFiles() as files:
-        files.drop(dropped)
-        for target in targets:
-            files.stage(target).write_text("new")
-        files.commit()
+
+    def commit_all() -> None:
+        with OutputFiles() as files:
+            files.drop(dropped)
+            for target in targets:
+                files.stage(target).write_text("new")
+            files.commit()
+
+    with pytest.raises(WriteError if isinstance(error, OSError) else KeyboardInterrupt) as raised:
+        commit_all()
     assert ["dropped", "first", "second"] == _names(tmp_path)
     assert ["earlier first", "earlier second"] == [target.read_text() for target in targets[:2]]
     assert "earlier dropped" == dropped.read_text()
@@ -129,13 +132,17 @@ def test_dropped_file_goes_at_the_commit_unless_it_is_written_again(tmp_path: Pa
 
 
 def test_full_disk_while_writing_becomes_a_write_error_naming_the_output(tmp_path: Path) -> None:
-    """An error of the disk inside the block names the output and its reason; other errors of the system pass unchanged."""
-    with pytest.raises(WriteError, match=r"report\.md: No space left"), OutputFiles() as files:
-        files.stage(tmp_path / "report.md")
-        raise OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(FileNotFoundError), OutputFiles() as files:
-        files.stage(tmp_path / "report.md")
-        (tmp_path / "something else").read_text()
+    """An error of the disk inside the block names the output and its reason; other errors pass unchanged."""
+
+    def stage_and_raise(error: OSError) -> None:
+        with OutputFiles() as files:
+            files.stage(tmp_path / "report.md")
+            raise error
+
+    with pytest.raises(WriteError, match=r"report\.md: No space left"):
+        stage_and_raise(OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(FileNotFoundError):
+        stage_and_raise(FileNotFoundError(errno.ENOENT, "No such file", "something else"))
     assert [] == _names(tmp_path)
 
 

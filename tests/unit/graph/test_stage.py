@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 import pytest
-from graphs import parse, tags
 
+from graphs import parse, tags
 from winml.modelkit.errors import NormalizeError
 from winml.modelkit.graph.stage import PassStep, TagPolicy, run_passes
 from winml.modelkit.hierarchy.tagging import NodeTag, clear_tag, write_tag
@@ -105,5 +105,5 @@ def test_passes_on_a_graph_without_tags_have_none_to_lose() -> None:
     model = parse(BODY)
     for node in model.graph:
         clear_tag(node)
-    assert run_passes(model, (PassStep(_Pass(_append), "keeps"),), NormalizeError)
+    assert run_passes(model, (PassStep(_Pass(_append), "creates"),), NormalizeError)
     assert [None, None, None] == tags(model)

@@ -16,11 +16,12 @@ import torch
 from onnx_ir import tensor_adapters
 
 from winml.modelkit.errors import WriteError
-from winml.modelkit.graph.writing import data_path, write_model
+from winml.modelkit.graph.files import data_path
+from winml.modelkit.graph.writing import write_model
 
 DTYPES = (
-    np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int64, np.int8, np.uint8, np.bool_, ml_dtypes.int4, ml_dtypes.uint4,
-    ml_dtypes.float8_e4m3fn,
+    np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int64, np.int8, np.uint8, np.bool_,
+    ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float8_e4m3fn,
 )  # fmt: skip
 
 
@@ -45,7 +46,12 @@ def _model(tensors: Sequence[ir.TensorProtocol], branch: Sequence[ir.TensorProto
     )
     values = [ir.val(tensor.name or "", const_value=tensor) for tensor in tensors]
     graph = ir.Graph(
-        [x], choice.outputs, nodes=[add, choice], initializers=[one, condition, *values], name="g", opset_imports={"": 21}
+        [x],
+        choice.outputs,
+        nodes=[add, choice],
+        initializers=[one, condition, *values],
+        name="g",
+        opset_imports={"": 21},
     )
     return ir.Model(graph, ir_version=10)
 
@@ -53,16 +59,19 @@ def _model(tensors: Sequence[ir.TensorProtocol], branch: Sequence[ir.TensorProto
 def _tensors(shape: tuple[int, ...]) -> list[ir.Tensor[Any]]:
     generator = np.random.default_rng(0)
     return [
-        ir.tensor(generator.integers(0, 2, shape).astype(dtype), name=f"{np.dtype(dtype).name}{len(shape)}") for dtype in DTYPES
+        ir.tensor(generator.integers(0, 2, shape).astype(dtype), name=f"{np.dtype(dtype).name}{len(shape)}")
+        for dtype in DTYPES
     ]
 
 
 @pytest.fixture
 def various() -> ir.Model:
-    """A model with tensors of every dtype, large, small, scalar and empty, in memory of torch and numpy, in a branch too."""
+    """A model with tensors of every dtype: large, small, scalar and empty, torch's and numpy's, in a branch too."""
     tensors = [tensor for shape in ((), (0, 3), (7, 3, 2, 1), (61, 111)) for tensor in _tensors(shape)]
     weight = torch.linspace(-1, 1, 6000).view(60, 100)
-    lazy = ir.LazyTensor(lambda: ir.tensor(np.arange(5000)), dtype=ir.DataType.INT64, shape=ir.Shape([5000]), name="lazy")
+    lazy = ir.LazyTensor(
+        lambda: ir.tensor(np.arange(5000)), dtype=ir.DataType.INT64, shape=ir.Shape([5000]), name="lazy"
+    )
     words = ir.StringTensor(np.array([b"a", b"bc"]), name="words")
     adapted = [
         tensor_adapters.TorchTensor(weight.t(), name="transposed view"),
@@ -129,7 +138,7 @@ def test_write_model_leaves_the_model_as_it_was(various: ir.Model, tmp_path: Pat
     write_model(various, tmp_path / "model.onnx", external=external)
     after = [(name, value.const_value) for name, value in various.graph.initializers.items()]
     assert [name for name, _ in before] == [name for name, _ in after]
-    assert all(old is new for (_, old), (_, new) in zip(before, after))
+    assert all(old is new for (_, old), (_, new) in zip(before, after, strict=True))
 
 
 def test_write_model_brings_in_data_that_lies_in_another_file(various: ir.Model, tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ import logging
 import numpy as np
 import onnx_ir as ir
 import pytest
-from graphs import answer, operators, parse, tags
 
+from graphs import answer, operators, parse, tags
 from winml.modelkit.normalize.constant_folding import OUTPUT_LIMIT_ELEMENTS, ConstantFoldingPass
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+TOO_LARGE = OUTPUT_LIMIT_ELEMENTS + 1
 
 
 def _run(model: ir.Model) -> bool:
@@ -59,7 +61,9 @@ def test_folding_a_known_condition_keeps_the_tags_of_the_branch() -> None:
 
 def test_folding_leaves_no_note_of_names_that_are_gone() -> None:
     """Values carry no metadata of onnxscript's."""
-    model = parse("m (float[2] x) => (float[2] y) <float[2] a = {1,2}, float[2] b = {3,4}> { c = Add (a, b)  y = Mul (x, c) }")
+    model = parse(
+        "m (float[2] x) => (float[2] y) <float[2] a = {1,2}, float[2] b = {3,4}> { c = Add (a, b)  y = Mul (x, c) }"
+    )
     assert _run(model)
     assert ["Mul"] == operators(model)
     assert [{}] == [dict(value.metadata_props) for value in model.graph.initializers.values()]
@@ -69,14 +73,20 @@ def test_folding_leaves_no_note_of_names_that_are_gone() -> None:
     "body",
     [
         # The result is larger than a file should hold.
-        f"m (float[1] x) => (float[{OUTPUT_LIMIT_ELEMENTS + 1}] y) <int64[1] s = {{{OUTPUT_LIMIT_ELEMENTS + 1}}}, float[1] k = {{2}}>"
-        "{ e = Expand (k, s)  y = Mul (x, e) }",
+        (
+            f"m (float[1] x) => (float[{TOO_LARGE}] y) <int64[1] s = {{{TOO_LARGE}}}, float[1] k = {{2}}>"
+            "{ e = Expand (k, s)  y = Mul (x, e) }"
+        ),
         # A weight is not read.
-        "m (float[1] x) => (float[8193] y) <float[8193] w = {%s}, float[1] k = {2}> { a = Mul (w, k)  y = Mul (x, a) }"
-        % ",".join("0" * 8193),
+        (
+            f"m (float[1] x) => (float[8193] y) <float[8193] w = {{{','.join('0' * 8193)}}}, float[1] k = {{2}}>"
+            "{ a = Mul (w, k)  y = Mul (x, a) }"
+        ),
         # A tied weight is not stored twice.
-        "m (float[1,3] x, int64[1] i) => (float[1,4] y, float[1,3] e) <float[4,3] w = {0,0,0,0,0,0,0,0,0,0,0,0}>"
-        "{ a = Transpose <perm=[1,0]> (w)  y = MatMul (x, a)  e = Gather (w, i) }",
+        (
+            "m (float[1,3] x, int64[1] i) => (float[1,4] y, float[1,3] e) <float[4,3] w = {0,0,0,0,0,0,0,0,0,0,0,0}>"
+            "{ a = Transpose <perm=[1,0]> (w)  y = MatMul (x, a)  e = Gather (w, i) }"
+        ),
         # Random on purpose.
         "m (float[1] x) => (float[3] y) { r = RandomUniform <shape=[3]> ()  y = Mul (x, r) }",
         # Depends on an input.
@@ -93,7 +103,9 @@ def test_folding_does_not_fire(body: str) -> None:
 
 def test_folding_passes_over_a_node_it_cannot_compute_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     """A node the reference implementation fails on stays, and nothing is printed about it."""
-    model = parse("m (float[4] x) => (float[4] y) <float[2] a = {1,2}, int64[1] s = {3}> { b = Reshape (a, s)  y = Add (x, b) }")
+    model = parse(
+        "m (float[4] x) => (float[4] y) <float[2] a = {1,2}, int64[1] s = {3}> { b = Reshape (a, s)  y = Add (x, b) }"
+    )
     with caplog.at_level(logging.WARNING):
         _run(model)
     assert ["Reshape", "Add"] == operators(model)

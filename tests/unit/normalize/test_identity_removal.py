@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from graphs import answer, operators, parse, tags
 
+from graphs import answer, operators, parse, tags
 from winml.modelkit.normalize.identity_removal import IdentityRemovalPass
 
 X = np.array([1, -2], np.float32)
@@ -17,8 +17,10 @@ def _run(model: ir.Model) -> bool:
 
 
 def test_identity_between_nodes_and_before_an_output_goes() -> None:
-    """x → Identity → Relu → Identity → y becomes x → Relu → y, with the name of the output."""
-    model = parse("m (float[2] x) => (float[2] y) { a = Identity (x)  b = Relu (a)  c = Identity (b)  y = Identity (c) }")
+    """The chain x → Identity → Relu → Identity → y becomes x → Relu → y, with the name of the output."""
+    model = parse(
+        "m (float[2] x) => (float[2] y) { a = Identity (x)  b = Relu (a)  c = Identity (b)  y = Identity (c) }"
+    )
     before = answer(model, x=X)
     assert _run(model)
     assert ["Relu"] == operators(model)
@@ -49,8 +51,11 @@ def test_identity_in_a_branch_and_in_a_function_goes() -> None:
         "m (float[2] x) => (float[2] y) { y = Identity (x) }",
         "m (float[2] x) => (float[2] y) <float[2] w = {0,0}> { y = Identity (w) }",
         "m (float[2] x) => (float[2] y, float[2] z) { y = Relu (x)  z = Identity (y) }",
-        "m (float[2] x, bool c) => (float[2] y) { a = Relu (x)  y = If (c) <"
-        "then_branch = t () => (float[2] p) { p = Identity (a) }, else_branch = e () => (float[2] q) { q = Identity (x) }> }",
+        (
+            "m (float[2] x, bool c) => (float[2] y) { a = Relu (x)  y = If (c) <"
+            "then_branch = t () => (float[2] p) { p = Identity (a) },"
+            " else_branch = e () => (float[2] q) { q = Identity (x) }> }"
+        ),
     ],
     ids=["input", "initializer", "two outputs", "branch"],
 )

@@ -9,15 +9,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from graphs import answer, operators, parse, tags
 
+from graphs import answer, operators, parse, tags
 from winml.modelkit.errors import NormalizeError
 from winml.modelkit.graph.writing import write_model
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.normalize.stamp import NORMALIZED_KEY, is_normalized, stamp
 
 CAPTURED = """
-m (float[2,3] x, bool c) => (float[2,4] y, float[2,4] z, float[2,3] u, float[2] v) <float[4,3] w = {0,0,0,0,0,0,0,0,0,0,0,0}>
+m (float[2,3] x, bool c) => (float[2,4] y, float[2,4] z, float[2,3] u, float[2] v)
+<float[4,3] w = {0,0,0,0,0,0,0,0,0,0,0,0}>
 {
   s = Shape (x)  i = Constant <value_int = 0> ()  n = Gather (s, i)  a = Constant <value_ints = [0]> ()
   n1 = Unsqueeze (n, a)  m1 = Constant <value_ints = [4]> ()  t = Concat <axis=0> (n1, m1)
@@ -43,9 +44,9 @@ def test_normalize_makes_the_plain_form() -> None:
     assert (True, ()) == (result.changed, result.notes)
     assert ["MatMul", "If", "Mul", "Relu", "Identity", "Identity", "ReduceSum"] == operators(model)
     assert ["w.transposed"] == [name for name in model.graph.initializers if name.startswith("w")]
-    for expected, chosen in zip(before, (True, False)):
+    for expected, chosen in zip(before, (True, False), strict=True):
         actual = answer(model, **_feeds(chosen))
-        assert all(np.allclose(left, right, rtol=1e-6) for left, right in zip(expected, actual))
+        assert all(np.allclose(left, right, rtol=1e-6) for left, right in zip(expected, actual, strict=True))
 
 
 def test_normalize_keeps_inputs_outputs_and_every_tag() -> None:

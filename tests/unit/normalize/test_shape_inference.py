@@ -8,15 +8,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from graphs import answer, parse, tags
 
+from graphs import answer, parse, tags
 from winml.modelkit.graph.stage import all_nodes
 from winml.modelkit.normalize.shape_inference import InferredShapesPass
 
 BODY = """
 m (float[2,3] x, bool c) => (float[6] z) <float[3,4] w = {0,0,0,0,0,0,0,0,0,0,0,0}, int64[1] n = {1}>
 { a = MatMul (x, w)  t = Shape (x)  u = Concat <axis=0> (n, t)  r = Reshape (x, u)  k = nowhere.Nonsense (r)
-  y = If (c) <then_branch = f () => (p) <int64[1] s = {6}> { q = Relu (r)  p = Reshape (q, s) }, else_branch = e () => (o) <int64[1] t2 = {6}> { o = Reshape (r, t2) }>
+  y = If (c) <then_branch = f () => (p) <int64[1] s = {6}> { q = Relu (r)  p = Reshape (q, s) },
+              else_branch = e () => (o) <int64[1] s2 = {6}> { o = Reshape (r, s2) }>
   z = Neg (y) }
 """
 
@@ -33,7 +34,18 @@ def test_inference_reaches_branches_and_passes_over_unknown_operators() -> None:
     """Constants are followed through Shape and Concat; an operator onnx does not know keeps no other from its shape."""
     model = parse(BODY, domains=', "nowhere" : 1')
     assert InferredShapesPass()(model).modified
-    expected = {"a": [2, 4], "t": [2], "u": [3], "r": [1, 2, 3], "k": None, "y": [6], "q": [1, 2, 3], "p": [6], "o": [6], "z": [6]}
+    expected = {
+        "a": [2, 4],
+        "t": [2],
+        "u": [3],
+        "r": [1, 2, 3],
+        "k": None,
+        "y": [6],
+        "q": [1, 2, 3],
+        "p": [6],
+        "o": [6],
+        "z": [6],
+    }
     assert expected == _shapes(model)
     assert not InferredShapesPass()(model).modified
 

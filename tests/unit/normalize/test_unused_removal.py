@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from graphs import answer, operators, parse, tags
 
+from graphs import answer, operators, parse, tags
 from winml.modelkit.normalize.unused_removal import UnusedInitializerRemovalPass
 
 BRANCHES = """

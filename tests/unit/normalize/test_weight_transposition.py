@@ -6,9 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from graphs import answer, operators, parse, tags
 from onnx_ir import tensor_adapters
 
+from graphs import answer, operators, parse, tags
 from winml.modelkit.normalize.weight_transposition import WeightTranspositionPass
 
 TWICE = """
@@ -71,14 +71,20 @@ def test_transposition_of_a_lazy_weight_is_computed_when_it_is_read() -> None:
     "body",
     [
         # Tied: something else reads the weight as it is.
-        "m (float[2,3] x, int64[1] i) => (float[2,4] y, float[1,3] e) <float[4,3] w = {0,0,0,0,0,0,0,0,0,0,0,0}>"
-        "{ a = Transpose <perm=[1,0]> (w)  y = MatMul (x, a)  e = Gather (w, i) }",
+        (
+            "m (float[2,3] x, int64[1] i) => (float[2,4] y, float[1,3] e) <float[4,3] w = {0,0,0,0,0,0,0,0,0,0,0,0}>"
+            "{ a = Transpose <perm=[1,0]> (w)  y = MatMul (x, a)  e = Gather (w, i) }"
+        ),
         # Two different permutations.
-        "m (float[2,2] x) => (float[2,2] y, float[2,2] z) <float[2,2] w = {0,0,0,0}>"
-        "{ a = Transpose <perm=[1,0]> (w)  b = Transpose <perm=[0,1]> (w)  y = MatMul (x, a)  z = MatMul (x, b) }",
+        (
+            "m (float[2,2] x) => (float[2,2] y, float[2,2] z) <float[2,2] w = {0,0,0,0}>"
+            "{ a = Transpose <perm=[1,0]> (w)  b = Transpose <perm=[0,1]> (w)  y = MatMul (x, a)  z = MatMul (x, b) }"
+        ),
         # The transposed weight is an output.
-        "m (float[2,3] x) => (float[3,4] a, float[2,4] y) <float[4,3] w = {0,0,0,0,0,0,0,0,0,0,0,0}>"
-        "{ a = Transpose <perm=[1,0]> (w)  y = MatMul (x, a) }",
+        (
+            "m (float[2,3] x) => (float[3,4] a, float[2,4] y) <float[4,3] w = {0,0,0,0,0,0,0,0,0,0,0,0}>"
+            "{ a = Transpose <perm=[1,0]> (w)  y = MatMul (x, a) }"
+        ),
         # Not a weight.
         "m (float[2,3] x) => (float[3,2] y) { y = Transpose <perm=[1,0]> (x) }",
     ],

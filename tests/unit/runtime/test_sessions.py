@@ -18,7 +18,9 @@ def _bytes(op_type: str, dtype: Any, shape: list[int], domain: str = "") -> byte
     value_type = ir.DataType.from_numpy(np.dtype(dtype))
     x = ir.val("x", value_type, ir.Shape(shape))
     node = ir.node(op_type, [x], domain=domain, outputs=[ir.val("y", value_type, ir.Shape(shape))])
-    graph = ir.Graph([x], node.outputs, nodes=[node], name="g", opset_imports={"": 17, **({domain: 1} if domain else {})})
+    graph = ir.Graph(
+        [x], node.outputs, nodes=[node], name="g", opset_imports={"": 17, **({domain: 1} if domain else {})}
+    )
     return ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
 
 

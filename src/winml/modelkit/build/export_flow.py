@@ -46,7 +46,6 @@ from winml.modelkit.report.markdown import export_report
 from winml.modelkit.report.sidecar import sidecar_json
 from winml.modelkit.report.words import count_words, shape_words, verification_words
 from winml.modelkit.runtime.feeds import make_feeds
-from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["STEPS", "HTPExporter", "export_pytorch"]
 
@@ -178,6 +177,8 @@ class HTPExporter:
             made = self._make_graph(clock, loaded, forward)
             with clock.step("metadata and reports") as step, OutputFiles() as files:
                 model_path = files.stage(paths.model)
+                # Weights of an earlier model, which this one may hold itself.
+                files.drop(paths.data)
                 write_model(made.graph, model_path)
                 verification = self._verify(loaded, forward, made.draw, model_path) if self.config.verify else None
                 step.summary = verification_words(verification)
@@ -351,6 +352,9 @@ def _answers(model_path: Path, draws: Sequence[_Draw]) -> list[Mapping[str, NDAr
     Raises:
         VerificationError: it cannot run the file.
     """
+    # ONNX Runtime is loaded by those who verify only.
+    from winml.modelkit.runtime.sessions import Session
+
     try:
         session = Session(model_path)
         return [session.run({name: to_numpy(value) for name, value in draw.inputs.items()}) for draw in draws]

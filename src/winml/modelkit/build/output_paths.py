@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.files import refuse_existing
+from winml.modelkit.graph.files import data_path, refuse_existing
 
 __all__ = ["ExportPaths"]
 
@@ -48,7 +48,7 @@ class ExportPaths:
     @property
     def data(self) -> Path:
         """Where the weights go when they are too large for the model file."""
-        return self.model.with_name(f"{self.model.name}.data")
+        return data_path(self.model)
 
     def refuse_existing(self, *, overwrite: bool) -> None:
         """Refuse to go on if a file is there already and may not be replaced, or its place cannot be written.

@@ -4,8 +4,8 @@ torch's exporter writes the module stack into node names, but shortened so that 
 drops it from scripted functions. Here every module gets a scope of its own for the time of one export, so a node's name
 splits back into the exact stack of module paths. Knows nothing of tags.
 
-NOTE: this reaches into three private places of torch (its exporter has no seam for it): the scope names it gives to
-modules, the graph between tracing and conversion, and the switch for inlining scripted functions.
+NOTE: this reaches into private places of torch, whose exporter has no seam for it: the scope names it gives to modules,
+the graph between tracing and conversion, the switch for inlining scripted functions, its shape inference and its log.
 ``tests/unit/export/test_scopes.py`` fails when one of them moves.
 """
 
@@ -41,6 +41,7 @@ class ModuleScopes:
     def applied(self) -> Iterator[None]:
         """Make an export inside the block write these scopes, and print nothing."""
         trace_graph = torch.jit._get_trace_graph  # type: ignore[attr-defined]
+        infer_shapes = torch._C._jit_pass_onnx_graph_shape_type_inference
         inlines = torch._C._jit_get_inline_everything_mode()
 
         def set_up_scopes(_model: nn.Module, _as_functions: Any) -> set[str]:
@@ -52,12 +53,17 @@ class ModuleScopes:
             _inline_calls(graph)
             return (graph, *rest)
 
+        def infer_without_weights(graph: torch._C.Graph, _weights: Any, opset_version: int) -> None:
+            # With the weights, each pass over the graph serializes a copy of all of them; no shape depends on one.
+            infer_shapes(graph, {}, opset_version)
+
         # Scripted functions stay calls, which carry the scope, until _inline_calls hands it on to their nodes.
         torch._C._jit_set_inline_everything_mode(False)
         try:
             with (
                 _replaced(exporter, "_setup_trace_module_map", set_up_scopes),
                 _replaced(torch.jit, "_get_trace_graph", trace_with_scopes),
+                _replaced(torch._C, "_jit_pass_onnx_graph_shape_type_inference", infer_without_weights),
                 _silence(),
             ):
                 yield

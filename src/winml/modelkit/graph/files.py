@@ -1,7 +1,8 @@
 """How do several output files appear together, or not at all?
 
-A file is written under its own name in a hidden folder beside its target, so files that name one another (a model and its
-external data) are right before and after they are put in place. Standard library only: asked before anything heavy is imported.
+A file is written under its own name in a hidden folder beside its target, so files that name one another (a model and
+its external data) are right before and after they are put in place. Standard library only: asked before anything heavy
+is imported.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from types import TracebackType
 
 from winml.modelkit.errors import OutputExistsError, WriteError, first_line
 
-__all__ = ["OutputFiles", "refuse_existing"]
+__all__ = ["OutputFiles", "data_path", "refuse_existing"]
 
 STAGING_PREFIX = ".winml-partial-"
 """Start of the name of a hidden folder; one that is left behind (power cut, SIGKILL) can be deleted."""
@@ -26,6 +27,13 @@ REPLACED = ".replaced"
 
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 """What a full or failing disk says while a file is written; such errors do not name the file."""
+
+
+def data_path(path: Path) -> Path:
+    """Return where the weights of the model at ``path`` go when they are kept outside: ``<name>.onnx.data`` beside
+    it.
+    """
+    return path.with_name(f"{path.name}.data")
 
 
 def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
@@ -69,18 +77,19 @@ def _write_error(path: Path, error: OSError) -> WriteError:
 
 def _copy_aside(target: Path, aside: Path) -> None:
     try:
-        # A second name for the same file: a kill at any moment finds a whole file at the target, the old or the new one.
+        # A second name for the same file: a kill at any moment finds a whole file at the target, the old or the new
+        # one.
         os.link(target, aside, follow_symlinks=False)
     except (OSError, NotImplementedError):
         # Some file systems have no links; there the target is missing for the instant between two renames.
-        os.replace(target, aside)
+        target.replace(aside)
 
 
 class OutputFiles:
     """A transaction: what is staged is put in place by :meth:`commit`, all of it or nothing.
 
-    Leaving the ``with`` block without a commit, by any way, removes what was staged and the directories made for it, and leaves
-    earlier files as they were.
+    Leaving the ``with`` block without a commit, by any way, removes what was staged and the directories made for it,
+    and leaves earlier files as they were.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -98,7 +107,7 @@ class OutputFiles:
         self._made: list[Path] = []
         self._is_committed = False
 
-    def __enter__(self) -> OutputFiles:
+    def __enter__(self) -> OutputFiles:  # noqa: PYI034 - typing has Self from Python 3.11 on
         """Return this transaction."""
         return self
 
@@ -113,8 +122,8 @@ class OutputFiles:
     def stage(self, path: Path) -> Path:
         """Return where to write the file that is to become ``path``.
 
-        The place has the same name in a hidden folder. Whatever else is written into that folder is put in place as well:
-        a model may bring an external data file.
+        The place has the same name in a hidden folder. Whatever else is written into that folder is put in place as
+        well: a model may bring an external data file.
 
         Raises:
             WriteError: the directory cannot be made or written to.
@@ -150,15 +159,15 @@ class OutputFiles:
             try:
                 for target in (path for path in self._dropped if path not in written and os.path.lexists(path)):
                     aside = self._place_aside(target)
-                    os.replace(target, aside)
-                    undo.callback(os.replace, aside, target)
+                    target.replace(aside)
+                    undo.callback(aside.replace, target)
                 for target, place in written.items():
                     if os.path.lexists(target):
                         aside = self._place_aside(target)
                         _copy_aside(target, aside)
-                        undo.callback(os.replace, aside, target)
-                    os.replace(place, target)
-                    undo.callback(os.replace, target, place)
+                        undo.callback(aside.replace, target)
+                    place.replace(target)
+                    undo.callback(target.replace, place)
             except OSError as error:
                 # Leaving the stack puts the earlier files back, newest step first.
                 raise _write_error(target or Path(), error) from error
@@ -195,7 +204,9 @@ class OutputFiles:
         """Return the output an error of the system is about, or None if it is about something else."""
         if error.filename is not None:
             place = Path(os.fsdecode(error.filename))
-            return next((parent / place.name for parent, folder in self._folders.items() if folder == place.parent), None)
+            return next(
+                (parent / place.name for parent, folder in self._folders.items() if folder == place.parent), None
+            )
         return self._staged[-1] if self._staged and error.errno in _DISK_ERRORS else None
 
     def _tidy(self) -> None:

@@ -1,7 +1,7 @@
 """Are two graphs the same but for their weights and the names inside?
 
-Structure, shapes, attributes and the names of inputs and outputs count. Weights, metadata, doc strings, and the names of nodes and
-inner values do not.
+Structure, shapes, attributes and the names of inputs and outputs count. Weights, metadata, doc strings, and the names
+of nodes and inner values do not.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import onnx_ir as ir
 __all__ = ["fingerprint"]
 
 OPERAND_LIMIT_ELEMENTS = 16
-"""Integer initializers of rank 0 or 1 up to this size count with their values. They are axes, shapes and bounds, which older opsets
-hold as attributes. Chosen: above every rank, below every table."""
+"""Integer initializers of rank 0 or 1 up to this size count with their values. They are axes, shapes and bounds, which
+older opsets hold as attributes. Chosen: above every rank, below every table."""
 
 
 def fingerprint(model: ir.Model) -> str:
     """Return a digest of a model's structure: 64 hexadecimal digits, the same before and after a save.
 
-    Weights are not read, but for integer operands of at most ``OPERAND_LIMIT_ELEMENTS`` elements. The order of nodes counts, that of
-    initializers does not.
+    Weights are not read, but for integer operands of at most ``OPERAND_LIMIT_ELEMENTS`` elements. The order of nodes
+    counts, that of initializers does not.
     """
     digest = hashlib.sha256()
     for line in _model_lines(model):

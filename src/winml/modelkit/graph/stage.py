@@ -1,26 +1,27 @@
 """What does every graph stage promise, and is it kept?
 
-The result of a stage, and the runner that takes a model through an ordered tuple of passes and checks each against what it
-declared. Knows no pass.
+The result of a stage, and the runner that takes a model through an ordered tuple of passes and checks each against what
+it declared. Knows no pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import onnx_ir as ir
 
 from winml.modelkit.errors import StageError
-from winml.modelkit.hierarchy.coverage import Coverage
+from winml.modelkit.hierarchy.coverage import Coverage, all_nodes
 from winml.modelkit.hierarchy.tagging import NodeTag, read_tag
 
-__all__ = ["PassStep", "StageResult", "TagPolicy", "all_nodes", "run_passes"]
+__all__ = ["PassStep", "StageResult", "TagPolicy", "run_passes"]
 
 TagPolicy = Literal["keeps", "merges", "creates", "drops"]
-"""What a pass does to tags. ``keeps``: nodes stay or go, none is new and none changes its tag. ``merges``: a new node gets the common
-ancestor of what it replaced. ``creates``: a new node inherits from its neighbours. ``drops``: nothing is promised."""
+"""What a pass does to tags. ``keeps``: nodes stay or go, none is new and none changes its tag. ``merges``: a new node
+gets the common ancestor of what it replaced. ``creates``: a new node inherits from its neighbours. ``drops``: nothing
+is promised."""
 
 
 _NEW = object()
@@ -54,12 +55,6 @@ class PassStep:
         return type(self.effect).__name__
 
 
-def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Yield every node of a model: those of the graph, of its subgraphs, and of its functions."""
-    for graph in (model.graph, *model.functions.values()):
-        yield from graph.all_nodes()
-
-
 def run_passes(model: ir.Model, steps: Sequence[PassStep], failure: type[StageError]) -> bool:
     """Run passes in order on a model, in place.
 
@@ -72,7 +67,8 @@ def run_passes(model: ir.Model, steps: Sequence[PassStep], failure: type[StageEr
         Whether some pass changed the model.
 
     Raises:
-        StageError: of type ``failure``: a pass failed, or did not keep its promise. Names the pass and those already done.
+        StageError: of type ``failure``: a pass failed, or did not keep its promise. Names the pass and those already
+        done.
     """
     changed = False
     for position, step in enumerate(steps):
@@ -123,7 +119,9 @@ class _Promise:
         lost = [node for node, tag in after.tags.items() if tag is None and self.tags.get(node, _NEW) is not None]
         # A graph that came without tags has none to lose.
         if lost and any(self.tags.values()):
-            return f"left {len(lost)} nodes without a tag, {lost[0].op_type} {lost[0].name or ''} first, but {policy} tags"
+            return (
+                f"left {len(lost)} nodes without a tag, {lost[0].op_type} {lost[0].name or ''} first, but {policy} tags"
+            )
         if policy == "keeps":
             changed = [node for node, tag in after.tags.items() if self.tags.get(node, _NEW) != tag]
             if changed:

@@ -1,7 +1,7 @@
 """How does a graph become a file without a second copy of its weights?
 
-Weights are read one at a time, while they are written: peak memory is the graph plus the largest tensor. Knows nothing of
-temporary names; ``files`` sees to those.
+Weights are read one at a time, while they are written: peak memory is the graph plus the largest tensor. Knows nothing
+of temporary names; ``files`` sees to those.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit.errors import InternalError, WriteError, first_line
+from winml.modelkit.graph.files import data_path
 
-__all__ = ["INLINE_LIMIT_BYTES", "data_path", "write_model"]
+__all__ = ["INLINE_LIMIT_BYTES", "write_model"]
 
 INLINE_LIMIT_BYTES = 2_000_000_000
-"""Largest file that holds its own weights. Specified: protobuf reads no message of 2**31 bytes; chosen: 7 % less, so that a
-later stage can still add to the file."""
+"""Largest file that holds its own weights. Specified: protobuf reads no message of 2**31 bytes; chosen: 7 % less, so
+that a later stage can still add to the file."""
 STREAMED_BYTES = 4096
-"""Tensors from this size on are written one at a time. Chosen: one page; smaller ones cost less than the care they would take."""
+"""Tensors from this size on are written one at a time. Chosen: one page; smaller ones cost less than the care they
+would take."""
 ALIGNMENT_BYTES = 65_536
-"""Where large tensors start in a data file. Specified: the granularity of Windows' memory maps, a multiple of every page size."""
+"""Where large tensors start in a data file. Specified: the granularity of Windows' memory maps, a multiple of every
+page size."""
 
 _PLACEHOLDER = "streamed"
 
@@ -34,17 +37,13 @@ _GRAPH_INITIALIZER = bytes([5 << 3 | 2])
 _TENSOR_RAW_DATA = bytes([9 << 3 | 2])
 
 
-def data_path(path: Path) -> Path:
-    """Return where the weights of the model at ``path`` go when they are kept outside: ``<name>.onnx.data`` beside it."""
-    return path.with_name(f"{path.name}.data")
-
-
 def write_model(
     model: ir.Model, path: Path, *, external: bool | None = None, inline_limit_bytes: int = INLINE_LIMIT_BYTES
 ) -> tuple[Path, ...]:
-    """Write a model; weights go inside the file, or to :func:`data_path` where that would make it too large.
+    """Write a model; weights go inside the file, or to :func:`~winml.modelkit.graph.files.data_path` where that would make it too large.
 
-    The model itself is left as it is. The data file is named in the model file without a folder, so both can be moved together.
+    The model itself is left as it is. The data file is named in the model file without a folder, so both can be moved
+    together.
 
     Args:
         model: The model. Tensors that are computed on demand are computed here, once each.
@@ -77,7 +76,8 @@ def write_model(
         return (path, data_path(path))
     except OSError as error:
         raise WriteError(
-            f"cannot write {path}: {error.strerror or first_line(error)}", hint="Free some space, or choose another output path."
+            f"cannot write {path}: {error.strerror or first_line(error)}",
+            hint="Free some space, or choose another output path.",
         ) from error
 
 
@@ -89,7 +89,8 @@ def _placeholders(model: ir.Model) -> Iterator[dict[str, ir.TensorProtocol]]:
         for graph in model.graphs():
             for value in graph.initializers.values():
                 tensor = value.const_value
-                # Strings have no bytes of their own to stream. Data that already lies in another file is always brought in.
+                # Strings have no bytes of their own to stream. Data that already lies in another file is always brought
+                # in.
                 if tensor is None or tensor.dtype == ir.DataType.STRING:
                     continue
                 if graph is model.graph and (tensor.nbytes >= STREAMED_BYTES or isinstance(tensor, ir.ExternalTensor)):
@@ -135,7 +136,8 @@ def _refuse_foreign_data(proto: onnx.ModelProto, path: Path) -> None:
 class _Framing:
     """The pieces of a model file in order, and the exact length of the whole.
 
-    Protobuf merges fields in any order, but a message starts with its length; all lengths are known before a weight is read.
+    Protobuf merges fields in any order, but a message starts with its length; all lengths are known before a weight is
+    read.
     """
 
     def __init__(self, proto: onnx.ModelProto, streamed: dict[str, ir.TensorProtocol]) -> None:
@@ -179,7 +181,8 @@ class _FramedTensor:
         if self._data is None:
             return
         before = file.tell()
-        self._data.tofile(file)
+        # Part of TensorBase, not of the protocol; every tensor class of onnx_ir has it.
+        self._data.tofile(file)  # type: ignore[attr-defined]
         if (written := file.tell() - before) != self._data.nbytes:
             raise InternalError(f"tensor {self._data.name} of {self._data.nbytes} bytes came out as {written} bytes")
 

@@ -11,20 +11,21 @@ from dataclasses import replace
 import onnx_ir as ir
 from onnxscript.optimizer import FOLDED_FROM_KEY, fold_constants_ir
 
-from winml.modelkit.graph.stage import all_nodes
+from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.hierarchy.tagging import read_tag, write_tag
 
 __all__ = ["ConstantFoldingPass"]
 
 INPUT_LIMIT_ELEMENTS = 8192
-"""Largest operand that is read. onnxscript's default: above every shape, index list and bias, below every weight matrix of a real
-model, so that capturing and normalizing touch no weights."""
+"""Largest operand that is read. onnxscript's default: above every shape, index list and bias, below every weight matrix
+of a real model, so that capturing and normalizing touch no weights."""
 OUTPUT_LIMIT_ELEMENTS = 16_384
-"""Largest result that is stored. Chosen: an attention mask at sequence length 128 (128 KiB of int64 at most). At 512 it would add
-2 MiB to the file, for something ONNX Runtime computes once when it loads the graph."""
+"""Largest result that is stored. Chosen: an attention mask at sequence length 128 (128 KiB of int64 at most). At 512 it
+would add 2 MiB to the file, for something ONNX Runtime computes once when it loads the graph."""
 
 UNRELIABLE = frozenset({"GatherElements"})
-"""Measured with onnx 1.23.2: its reference implementation chooses among at most 64 rows, and falls back on code of another shape."""
+"""Measured with onnx 1.23.2: its reference implementation chooses among at most 64 rows, and falls back on code of
+another shape."""
 
 
 class ConstantFoldingPass(ir.passes.InPlacePass):
@@ -43,14 +44,15 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
         4. the operator is random, or quantizes: that is the point of the node (onnxscript sees to this);
         5. the reference implementation of the operator is not to be relied on (``UNRELIABLE``).
 
-    Tags: merges. A node that takes the place of another gets its tag; nodes it needs besides get that of the node they feed.
+    Tags: merges. A node that takes the place of another gets its tag; nodes it needs besides get that of the node they
+    feed.
 
     Why it is safe: values are computed by ONNX's reference implementation from operands nothing can change at run time.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fold, then tag and name the nodes onnxscript made."""
-        before = dict.fromkeys(all_nodes(model))
+        makers = {value.name: node for node in all_nodes(model) for value in node.outputs if value.name}
         with _failures_unsaid():
             result = fold_constants_ir(
                 model,
@@ -59,14 +61,16 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
                 output_size_limit=OUTPUT_LIMIT_ELEMENTS,
                 should_fold=_should_fold,
             )
-        _tag_new_nodes(model, {node: [value.name for value in node.outputs] for node in before})
+        _settle_new_nodes(model, makers)
         _forget_sources(model)
         return ir.passes.PassResult(model, result.modified)
 
 
 @contextlib.contextmanager
 def _failures_unsaid() -> Iterator[None]:
-    """Keep onnxscript from warning of a node the reference implementation cannot compute: it stays, and nobody need act."""
+    """Keep onnxscript from warning of a node the reference implementation cannot compute: it stays, and nobody need
+    act.
+    """
 
     def is_error(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.ERROR
@@ -89,7 +93,8 @@ def _should_fold(node: ir.Node) -> bool | None:
         return False
     if node.op_type == "Transpose" and any(value is not None and len(value.uses()) > 1 for value in node.inputs):
         return False
-    # onnxscript never folds it, because of its size; left alone it keeps every shape computed from it from being folded.
+    # onnxscript never folds it, because of its size; left alone it keeps every shape computed from it from being
+    # folded.
     if node.op_type == "ConstantOfShape" and size is not None:
         return True
     return None
@@ -101,29 +106,35 @@ def _static_size(value: ir.Value) -> int | None:
     return math.prod(value.shape.numpy())
 
 
-def _tag_new_nodes(model: ir.Model, replaced: Mapping[str, ir.Node]) -> None:
-    """Give nodes without a tag the metadata and the place in names of the node they replaced, found by what it made."""
+def _settle_new_nodes(model: ir.Model, makers: Mapping[str, ir.Node]) -> None:
+    """Give new nodes the metadata, and the place in names, of the node they replaced; it is found by the value it
+    made.
+    """
+    known = set(makers.values())
     # Backwards, so that a node made for another one finds that one tagged.
-    for node in reversed(list(all_nodes(model))):
-        if read_tag(node) is not None:
-            continue
-        if node not in before and not any(value.uses() or value.is_graph_output() for value in node.outputs):
-            # An identity onnxscript made and then went around.
-            assert node.graph is not None
+    for node in reversed([node for node in all_nodes(model) if node not in known]):
+        assert node.graph is not None
+        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            # An identity that onnxscript made and then went around.
             node.graph.remove(node, safe=True)
             continue
-        former = next((replaced[value.name] for value in node.outputs if value.name in replaced), None)
-        donor = former or next((user for value in node.outputs for user in value.consumers()), None)
-        tag = read_tag(donor) if donor is not None else None
-        if donor is not None and tag is not None:
-            node.metadata_props.update(donor.metadata_props)
+        replaced = next((makers[value.name] for value in node.outputs if value.name and value.name in makers), None)
+        donor = replaced or next((user for value in node.outputs for user in value.consumers()), None)
+        if donor is None:
+            continue
+        node.metadata_props.update(donor.metadata_props)
+        node.name = f"{(donor.name or '').rpartition('/')[0]}/{node.op_type}"
+        if (tag := read_tag(donor)) is not None:
             write_tag(node, replace(tag, source="merged"))
-            node.name = f"{(donor.name or '').rpartition('/')[0]}/{node.op_type}"
 
 
 def _forget_sources(model: ir.Model) -> None:
     """Drop onnxscript's note on every folded value: it lists names that are gone."""
     for graph in model.graphs():
-        for value in (*graph.initializers.values(), *(value for node in graph for value in node.outputs), *graph.inputs):
+        for value in (
+            *graph.initializers.values(),
+            *(value for node in graph for value in node.outputs),
+            *graph.inputs,
+        ):
             value.metadata_props.pop(FOLDED_FROM_KEY, None)
             value.meta.pop(FOLDED_FROM_KEY, None)

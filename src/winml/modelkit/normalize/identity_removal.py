@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from winml.modelkit.graph.stage import all_nodes
+from winml.modelkit.hierarchy.coverage import all_nodes
 
 __all__ = ["IdentityRemovalPass"]
 
@@ -19,7 +19,8 @@ class IdentityRemovalPass(ir.passes.InPlacePass):
 
     Must not fire when ``y`` is an output of its graph and ``x``
         1. is an input or an initializer: the output would have no node that makes it;
-        2. is itself an output: two outputs would become one (torch makes such an ``Identity`` for a tensor returned twice);
+        2. is itself an output: two outputs would become one (torch makes such an ``Identity`` for a tensor returned
+           twice);
         3. is made outside this graph: the output of a branch must be made in the branch.
 
     onnx_ir's own pass fires in cases 2 and 3, hence this one.

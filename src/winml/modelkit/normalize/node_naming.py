@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from winml.modelkit.graph.stage import all_nodes
+from winml.modelkit.hierarchy.coverage import all_nodes
 
 __all__ = ["UniqueNodeNamesPass"]
 
@@ -12,7 +12,8 @@ __all__ = ["UniqueNodeNamesPass"]
 class UniqueNodeNamesPass(ir.passes.InPlacePass):
     """Give every node a name of its own, across subgraphs and functions. Works in place.
 
-    onnx_ir's ``NameFixPass`` makes node names unique within one graph only; a profiler that keeps nothing but names needs more.
+    onnx_ir's ``NameFixPass`` makes node names unique within one graph only; a profiler that keeps nothing but names
+    needs more.
 
     Before / After::
 

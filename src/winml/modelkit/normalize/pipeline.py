@@ -1,7 +1,7 @@
 """In what order does a graph take its plain form?
 
-In memory and without ONNX Runtime. Passes come from onnx_ir and onnxscript where they have them, and from the files beside this one
-where they do not. Does not know who made the graph.
+In memory and without ONNX Runtime. Passes come from onnx_ir and onnxscript where they have them, and from the files
+beside this one where they do not. Does not know who made the graph.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from winml.modelkit.errors import NormalizeError
-from winml.modelkit.graph.stage import PassStep, StageResult, all_nodes, run_passes
-from winml.modelkit.hierarchy.coverage import measure_coverage
+from winml.modelkit.graph.stage import PassStep, StageResult, run_passes
+from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
 from winml.modelkit.normalize.constant_folding import ConstantFoldingPass
 from winml.modelkit.normalize.identity_removal import IdentityRemovalPass
 from winml.modelkit.normalize.node_naming import UniqueNodeNamesPass
@@ -23,7 +23,8 @@ from winml.modelkit.options import Options
 __all__ = ["NormalizeOptions", "normalize"]
 
 MAX_ROUNDS = 5
-"""Chosen: two rounds settle every graph tried, the second finding nothing; more guard against passes that undo each other."""
+"""Chosen: two rounds settle every graph tried, the second finding nothing; more guard against passes that undo each
+other."""
 
 
 class NormalizeOptions(Options):
@@ -36,9 +37,9 @@ class NormalizeOptions(Options):
 def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -> StageResult:  # noqa: B008 - frozen
     """Bring a model into its plain form, in place.
 
-    Afterwards there are no ``Constant`` nodes that could be initializers, no identities, no dead nodes; what is known is computed;
-    every value onnx can infer has a shape; node and value names are unique. Graph inputs and outputs stay as they are. Done again, it
-    changes nothing.
+    Afterwards there are no ``Constant`` nodes that could be initializers, no identities, no dead nodes; what is known
+    is computed; every value onnx can infer has a shape; node and value names are unique. Graph inputs and outputs stay
+    as they are. Done again, it changes nothing.
 
     Args:
         model: The model. Weights are neither read nor copied.
@@ -79,7 +80,7 @@ def _pipeline(options: NormalizeOptions) -> tuple[PassStep, ...]:
         # After all that takes uses away.
         PassStep(common.RemoveUnusedNodesPass(), "keeps"),
         PassStep(UnusedInitializerRemovalPass(), "keeps"),
-        PassStep(common.RemoveUnusedFunctionsPass(), "keeps"),
+        PassStep(common.RemoveUnusedFunctionsPass(), "keeps"),  # type: ignore[no-untyped-call]
         PassStep(common.RemoveUnusedOpsetsPass(), "keeps"),
         # On the values that are left.
         PassStep(InferredShapesPass(), "keeps"),
@@ -91,7 +92,11 @@ def _pipeline(options: NormalizeOptions) -> tuple[PassStep, ...]:
 
 def _shape_notes(model: ir.Model) -> tuple[str, ...]:
     values = [value for node in all_nodes(model) for value in node.outputs if value.name]
-    bare = [value for value in values if value.shape is None and not isinstance(value.type, (ir.SequenceType, ir.OptionalType))]
+    bare = [
+        value
+        for value in values
+        if value.shape is None and not isinstance(value.type, (ir.SequenceType, ir.OptionalType))
+    ]
     if not bare:
         return ()
     return (f"{len(bare)} of {len(values)} values have no shape that onnx could infer, {bare[0].name} first.",)

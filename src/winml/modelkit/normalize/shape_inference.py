@@ -13,14 +13,15 @@ __all__ = ["InferredShapesPass"]
 class InferredShapesPass(ir.passes.InPlacePass):
     """Give every value the shape and type onnx infers for it, constants followed through. Works in place.
 
-    onnx_ir's pass does the work, without serializing weights. It logs its failure and goes on as if nothing had been found; here that
-    is an error.
+    onnx_ir's pass does the work, without serializing weights. It logs its failure and goes on as if nothing had been
+    found; here that is an error.
 
     Before / After::
 
         x[1,16] → Reshape([4,4]) → y          x[1,16] → Reshape([4,4]) → y[4,4]
 
-    Must not fire when onnx knows no more than the graph says. An operator that onnx does not know costs no other its shape.
+    Must not fire when onnx knows no more than the graph says. An operator that onnx does not know costs no other its
+    shape.
 
     Tags: keeps. Nodes are not touched.
 

@@ -29,4 +29,4 @@ def is_normalized(model: ir.Model) -> bool:
         record = json.loads(model.metadata_props.get(NORMALIZED_KEY, "null"))
     except json.JSONDecodeError:
         return False
-    return record == {"version": NORMALIZER_VERSION, "fingerprint": fingerprint(model)}
+    return bool(record == {"version": NORMALIZER_VERSION, "fingerprint": fingerprint(model)})

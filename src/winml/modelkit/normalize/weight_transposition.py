@@ -18,11 +18,12 @@ class WeightTranspositionPass(ir.passes.InPlacePass):
 
         weight[N,K] → Transpose(perm) → MatMul          weight.transposed[K,N] → MatMul
 
-    Nothing is computed: the new initializer refers to the old one's memory, and is transposed when the file is written. A weight
-    used by several equal ``Transpose`` nodes (a module called twice) becomes one initializer.
+    Nothing is computed: the new initializer refers to the old one's memory, and is transposed when the file is written.
+    A weight used by several equal ``Transpose`` nodes (a module called twice) becomes one initializer.
 
     Must not fire when:
-        1. something other than a ``Transpose`` of the same ``perm`` uses the weight (tied embeddings): the file would hold it twice;
+        1. something other than a ``Transpose`` of the same ``perm`` uses the weight (tied embeddings): the file would
+           hold it twice;
         2. the weight is a graph input or output, or a ``Transpose`` makes a graph output: the names are the caller's;
         3. the weight holds strings or has no value here.
 
@@ -44,7 +45,9 @@ class WeightTranspositionPass(ir.passes.InPlacePass):
 
 
 def _only_permutation(weight: ir.Value) -> tuple[int, ...] | None:
-    """Return the permutation that every user of a weight asks for, or None where the pass must not fire (cases 1 to 3)."""
+    """Return the permutation that every user of a weight asks for, or None where the pass must not fire (cases 1 to
+    3).
+    """
     tensor = weight.const_value
     if tensor is None or tensor.dtype == ir.DataType.STRING or weight.is_graph_input() or weight.is_graph_output():
         return None
@@ -64,7 +67,7 @@ def _permutation(node: ir.Node, rank: int) -> tuple[int, ...] | None:
 def _transpose(graph: ir.Graph, weight: ir.Value, perm: tuple[int, ...]) -> None:
     tensor = weight.const_value
     assert tensor is not None
-    shape = ir.Shape([tensor.shape[axis] for axis in perm])
+    shape = ir.Shape([tensor.shape.numpy()[axis] for axis in perm])
     name = f"{weight.name}.transposed"
     transposed = ir.Value(
         name=name,
@@ -87,7 +90,7 @@ def _transposed_tensor(tensor: ir.TensorProtocol, perm: Sequence[int], shape: ir
         # A view; torch's own copy, made when it is written, is several times as fast as numpy's.
         return tensor_adapters.TorchTensor(tensor.raw.permute(*perm), name=name)
 
-    def evaluate() -> ir.Tensor:
+    def evaluate() -> ir.TensorProtocol:
         values = np.ascontiguousarray(tensor.numpy().transpose(perm))
         return ir.Tensor(values, dtype=tensor.dtype, name=name)
 

@@ -1,7 +1,7 @@
 """What does a graph answer to these values?
 
-The one place that opens ONNX Runtime sessions. Takes and gives numpy arrays, ``ml_dtypes.bfloat16`` included, which ONNX
-Runtime's own numpy interface does not know. Compares nothing.
+The one place that opens ONNX Runtime sessions. Takes and gives numpy arrays, ``ml_dtypes.bfloat16`` included, which
+ONNX Runtime's own numpy interface does not know. Compares nothing.
 """
 
 from __future__ import annotations
@@ -94,11 +94,13 @@ class Session:
             StageError: ONNX Runtime refuses the values, or fails; gives its reason.
         """
         if set(feeds) != set(self.inputs):
-            raise UsageError(f"{self.name} takes {', '.join(self.inputs) or 'no inputs'}; got {', '.join(feeds) or 'none'}")
+            raise UsageError(
+                f"{self.name} takes {', '.join(self.inputs) or 'no inputs'}; got {', '.join(feeds) or 'none'}"
+            )
         try:
             values = {name: _to_ort(array) for name, array in feeds.items()}
             answers = self._session.run_with_ort_values(None, values)
-            return {name: _to_numpy(answer) for name, answer in zip(self.outputs, answers)}
+            return {name: _to_numpy(answer) for name, answer in zip(self.outputs, answers, strict=True)}
         except _ORT_ERRORS as error:
             raise StageError(f"ONNX Runtime cannot run {self.name}: {_reason(error)}") from error
 
