@@ -31,6 +31,7 @@ from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.export.torchscript import capture_torchscript
 from winml.modelkit.export.verification import VerificationInfo, compare_outputs
 from winml.modelkit.graph.files import OutputFiles
+from winml.modelkit.graph.specs import OutputTensorSpec
 from winml.modelkit.graph.writing import write_model
 from winml.modelkit.hierarchy.coverage import Coverage, all_nodes, measure_coverage
 from winml.modelkit.hierarchy.tagging import clear_tag, read_tag
@@ -200,7 +201,7 @@ class HTPExporter:
             with record_calls(loaded.model) as trace:
                 draw = _Draw(tensors, _reference(loaded, forward, tensors))
             tree = build_tree(trace, self.config.torch_module)
-            forward.output_names = self._output_names(forward)
+            draw = self._name_outputs(forward, draw)
             step.summary = f"{len(tree)} modules traced of {tree.registered} registered"
         with clock.step("ONNX export") as step:
             capture = capture_torchscript(
@@ -237,17 +238,27 @@ class HTPExporter:
         device = next((parameter.device for parameter in loaded.model.parameters()), torch.device("cpu"))
         return {spec.name: tensors[spec.name].to(device) for spec in loaded.inputs}
 
-    def _output_names(self, forward: FlatForward) -> tuple[str, ...]:
+    def _name_outputs(self, forward: FlatForward, draw: _Draw) -> _Draw:
+        """Give the outputs the names the user wants, where they are given; return the draw under those names.
+
+        Raises:
+            UsageError: there are more or fewer outputs than named, or one is of another shape or dtype.
+        """
         wanted = self.config.output_tensors
         if wanted is None:
-            return forward.output_names
-        if len(wanted) != len(forward.output_names):
+            return draw
+        if len(wanted) != len(draw.reference):
             raise UsageError(
-                f"output_tensors names {len(wanted)} outputs, but the model returns {len(forward.output_names)}: "
-                f"{', '.join(forward.output_names)}",
-                hint="Name them all, in this order, or leave output_tensors out.",
+                f"output_tensors describes {len(wanted)} outputs, the model returns {len(draw.reference)}: "
+                f"{', '.join(draw.reference)}",
+                hint="Describe them all, in this order, or leave output_tensors out.",
             )
-        return tuple(spec.name for spec in wanted)
+        for spec, (name, value) in zip(wanted, draw.reference.items(), strict=True):
+            actual = OutputTensorSpec.model_construct(name=name, shape=value.shape, dtype=str(value.dtype))
+            if problem := spec.disagreement(actual):
+                raise UsageError(f"output_tensors: {spec.name}: {problem}", hint="Correct it, or leave it out.")
+        forward.rename_outputs([spec.name for spec in wanted])
+        return _Draw(draw.inputs, dict(zip(forward.output_names, draw.reference.values(), strict=True)))
 
     def _finish_metadata(self, graph: ir.Model, loaded: LoadedModel, tree: ModuleTree) -> None:
         """Write what the file says about itself, or remove every trace of the hierarchy; in place."""

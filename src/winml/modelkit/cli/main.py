@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         # A terminal that lacks a sign shows another in its place; it never stops the command.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    # A polite request to end, from a job scheduler or a container, tidies up as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = _winml.main(args=argv, prog_name="winml", standalone_mode=False)
     except click.exceptions.Exit as leave:

@@ -40,6 +40,7 @@ class FlatForward:
         """
         self.input_names = tuple(input_names)
         self.output_names: tuple[str, ...] = ()
+        self._wanted_names: tuple[str, ...] = ()
         self._forward = forward
         self._options = dict(options or {})
         self._is_by_name = _takes_names(forward, self.input_names)
@@ -60,8 +61,12 @@ class FlatForward:
                 f"the model returned no tensor, but {type(outputs).__name__}",
                 hint="An ONNX graph needs an output: return a tensor, or a tuple or mapping of tensors.",
             )
-        self.output_names = tuple(flat)
+        self.output_names = self._wanted_names or tuple(flat)
         return tuple(flat.values())
+
+    def rename_outputs(self, names: Sequence[str]) -> None:
+        """Call the returned tensors by other names, now and in every later call; as many as there are."""
+        self._wanted_names = self.output_names = tuple(names)
 
 
 @contextmanager

@@ -110,9 +110,14 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
     operator, module = converted or (None, module_of_error(error, model))
     place = f" in module {module or '(the root)'}" if module is not None else ""
     if isinstance(error, UnsupportedOperatorError):
+        # The exporter knows whether a newer opset would do: "Support for this operator was added in version 18, …".
+        newer = re.search(r"version (\d+), try", str(error))
+        remedy = "No opset has one: replace"
+        if newer:
+            remedy = f"Use --export-config '{{\"opset_version\": {newer[1]}}}', or replace"
         return ExportError(
             f"the TorchScript exporter has no ONNX form of {operator or error}{place} at opset {opset_version}",
-            hint="Try opset 20 (--export-config '{\"opset_version\": 20}'), or replace the operator in that module.",
+            hint=f"{remedy} the operator in that module's forward by others.",
             operator=operator,
             module=module,
         )

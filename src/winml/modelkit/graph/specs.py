@@ -67,6 +67,15 @@ class InputTensorSpec(_TensorSpec):
 class OutputTensorSpec(_TensorSpec):
     """One graph output: what it is called, its size and type."""
 
+    def disagreement(self, actual: OutputTensorSpec) -> str:
+        """Return how this differs from the output as it is, or an empty string; a named size agrees with any."""
+        agrees = len(self.shape) == len(actual.shape) and all(
+            isinstance(wanted, str) or wanted == size for wanted, size in zip(self.shape, actual.shape, strict=False)
+        )
+        if agrees and self.dtype == actual.dtype:
+            return ""
+        return f"expected {self.dtype}{list(self.shape)}, the model gives {actual.dtype}{list(actual.shape)}"
+
     def as_record(self) -> dict[str, Any]:
         """Return the ``winml.io.outputs`` entry of FORMATS."""
         return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}

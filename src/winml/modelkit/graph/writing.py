@@ -40,7 +40,7 @@ _TENSOR_RAW_DATA = bytes([9 << 3 | 2])
 def write_model(
     model: ir.Model, path: Path, *, external: bool | None = None, inline_limit_bytes: int = INLINE_LIMIT_BYTES
 ) -> tuple[Path, ...]:
-    """Write a model; weights go inside the file, or to :func:`~winml.modelkit.graph.files.data_path` where that would make it too large.
+    """Write a model; weights go inside the file, or to its ``data_path`` where that would make it too large.
 
     The model itself is left as it is. The data file is named in the model file without a folder, so both can be moved
     together.
