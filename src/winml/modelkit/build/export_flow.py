@@ -343,7 +343,8 @@ def _reference(loaded: LoadedModel, forward: FlatForward, tensors: Tensors) -> M
         ExportError: the module refuses the inputs; names the module in which it failed.
     """
     try:
-        outputs = loaded.model(*tensors.values())
+        # A forward may write into its inputs; the next to read them needs them as they were.
+        outputs = loaded.model(*(tensor.clone() for tensor in tensors.values()))
     except ExportError:
         raise
     except Exception as error:

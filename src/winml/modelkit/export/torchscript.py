@@ -79,7 +79,7 @@ def capture_torchscript(
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 model,
-                tuple(inputs.values()),
+                tuple(tensor.clone() for tensor in inputs.values()),
                 buffer,  # type: ignore[arg-type]  # it writes into anything with write()
                 input_names=list(forward.input_names),
                 output_names=list(forward.output_names),
