@@ -16,16 +16,20 @@ are printed. Both files are removed between runs. A table for people, then one l
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
+
+# inspect.py beside this file bears the name of a standard module, and a script's own folder is looked in first.
+sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+
+import argparse  # noqa: E402  # behind the line above, as everything here
+import json  # noqa: E402
+import os  # noqa: E402
+import statistics  # noqa: E402
+import subprocess  # noqa: E402
+import tempfile  # noqa: E402
+import time  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
 
 OPSET = 17
 SEQUENCE = 128

@@ -18,6 +18,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nobody is told that tests run.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # Machines are shared, so the time of one example says nothing.
 hypothesis.settings.register_profile("winml", deadline=None)

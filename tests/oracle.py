@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -20,6 +21,9 @@ FAMILIES = {
     "conv1d": {"Conv": 1},
     "conv2d": {"Conv": 1},
     "_conv_forward": {},
+    "tanh": {"Tanh": 1},
+    "relu": {"Relu": 1},
+    "sigmoid": {"Sigmoid": 1},
 }
 """torch function → the ONNX operators one call of it becomes."""
 
@@ -28,11 +32,12 @@ OPERATOR_FAMILY = {"Gemm": "MatMul"}
 
 
 class ForwardOracle(TorchFunctionMode):
-    """Counts calls per module while a model runs; the stack is kept by hooks of its own."""
+    """Records what runs, and under which modules; the stack is kept by hooks of its own."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self.events: list[tuple[tuple[str, ...], str]] = []
+        """``(module stack, operator)`` in the order they ran."""
         self.called: list[str] = []
         self.stacks: dict[str, tuple[str, ...]] = {}
         self._stack: list[str] = []
@@ -59,7 +64,7 @@ class ForwardOracle(TorchFunctionMode):
         operators = FAMILIES.get(getattr(func, "__name__", ""))
         if operators and not self._is_inside:
             for operator, times in operators.items():
-                self.counts[self._stack[-1], operator] += times
+                self.events += [(tuple(self._stack), operator)] * times
             self._is_inside = True
             try:
                 return func(*args, **(kwargs or {}))
@@ -73,10 +78,21 @@ class ForwardOracle(TorchFunctionMode):
             handle.remove()
 
 
-def hierarchy_module(path: str, oracle: ForwardOracle, model: nn.Module) -> str:
-    """Return the innermost module on the stack of ``path`` that is the root or no plain torch.nn class."""
+def observe(model: nn.Module, *tensors: Any, **keywords: Any) -> ForwardOracle:
+    """Run a model once under the oracle."""
+    oracle = ForwardOracle(model)
+    try:
+        with torch.no_grad(), oracle:
+            model(*tensors, **keywords)
+    finally:
+        oracle.close()
+    return oracle
+
+
+def hierarchy_module(stack: Sequence[str], model: nn.Module) -> str:
+    """Return the innermost module on a stack that is the root or no plain torch.nn class."""
     modules = dict(model.named_modules())
-    for candidate in reversed(oracle.stacks[path]):
+    for candidate in reversed(stack):
         if candidate == "" or not type(modules[candidate]).__module__.startswith("torch.nn."):
             return candidate
-    raise AssertionError(path)
+    raise AssertionError(stack)

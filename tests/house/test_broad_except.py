@@ -11,9 +11,11 @@ from house.sources import functions, modules
 
 BOUNDARIES: dict[str, str] = {
     "build.export_flow:_reference": "a foreign forward raises what it likes; said again with the inputs and the module",
+    "build.model_inspection:_run_with_values": "as above; without weights the reason was less clear",
     "cli.main:main": "turns a mistake of ours into a request for a report instead of a traceback",
     "export.torchscript:capture_torchscript": "the exporter raises what it likes; said again with operator and module",
     "graph.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
+    "inspect.weightless:run_weightless": "a foreign forward may need values; becomes a result with its reason",
     "load.script:_guarded": "a user's factory raises what it likes; said again with the line it stands in",
 }
 """``module:qualified.name`` to the reason that anything may be caught there."""

@@ -16,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-DISTRIBUTIONS = {"onnx_ir": "onnx-ir"}
+DISTRIBUTIONS = {"google": "protobuf", "onnx_ir": "onnx-ir"}
 """Import name to distribution, where they differ by more than spelling."""
 
 

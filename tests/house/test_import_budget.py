@@ -88,6 +88,11 @@ def test_help_imports_no_heavy_library(arguments: list[str], folder: Path) -> No
     "arguments",
     [
         ["nonsense"],
+        ["config"],
+        ["config", "-m", "./missing/folder"],
+        ["config", "-m", "owner/name", "-o", "there.onnx"],
+        ["config", "--check", "broken.json"],
+        ["config", "-m", "owner/name", "--precision", "int3"],
         ["export"],
         ["export", "--nonsense"],
         ["export", "-m", "empty"],
@@ -98,6 +103,11 @@ def test_help_imports_no_heavy_library(arguments: list[str], folder: Path) -> No
         ["export", "-m", "empty", "-o", "model.onnx", "--shape-config", '{"sequence_lenght": 8}'],
         ["export", "-m", "empty", "-o", "model.onnx", "--export-config", '{"opset": 17}'],
         ["export", "-m", "empty", "-o", "model.onnx", "--input-specs", "missing.json"],
+        ["inspect"],
+        ["inspect", "empty", "--model-type", "bert"],
+        ["inspect", "there.onnx", "--task", "fill-mask"],
+        ["inspect", "-m", "./missing/folder", "--hierarchy"],
+        ["inspect", "-m", "empty", "--shape-config", "broken.json"],
     ],
     ids=" ".join,
 )

@@ -36,7 +36,7 @@ def test_sibling_segments_are_unique_and_start_with_the_class(modules: dict[str,
     siblings = list(modules.items())
     result = address.sibling_segments(siblings)
     assert len(set(result)) == len(result)
-    for segment, (path, class_name) in zip(result, siblings):
+    for segment, (path, class_name) in zip(result, siblings, strict=True):
         assert segment.partition(".")[0] == class_name
         suffix = segment.partition(".")[2]
         assert path == suffix or path.endswith(f".{suffix}") or not suffix
@@ -48,5 +48,5 @@ def test_sibling_segments_do_not_depend_on_order(modules: dict[str, str], random
     siblings = list(modules.items())
     shuffled = list(siblings)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    before = dict(zip(siblings, address.sibling_segments(siblings)))
-    assert before == dict(zip(shuffled, address.sibling_segments(shuffled)))
+    before = dict(zip(siblings, address.sibling_segments(siblings), strict=True))
+    assert before == dict(zip(shuffled, address.sibling_segments(shuffled), strict=True))

@@ -9,21 +9,22 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import pydantic
 
 from winml.modelkit.errors import ConfigError
 
-__all__ = ["Options", "nearest", "parse_options", "read_json", "unknown_key_message"]
+__all__ = ["Options", "nearest", "parse_json", "parse_options", "read_json", "unknown_key_message"]
 
 
 class Options(pydantic.BaseModel):
     """Base of every options record: frozen, strict, and without room for unknown keys."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+    # Descriptions in JSON Schemas are the docstrings of the fields.
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 _OptionsT = TypeVar("_OptionsT", bound=pydantic.BaseModel)
@@ -31,10 +32,11 @@ _OptionsT = TypeVar("_OptionsT", bound=pydantic.BaseModel)
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the member of ``known`` that ``word`` was probably meant to be, or None."""
-    matches = difflib.get_close_matches(word.lower(), candidates := sorted(known), n=1, cutoff=0.5)
+    word, candidates = word.lower(), {name.lower(): name for name in sorted(known)}
+    matches = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
     if matches:
-        return matches[0]
-    return next((name for name in candidates if name.startswith(word.lower()) or word.lower().startswith(name)), None)
+        return candidates[matches[0]]
+    return next((candidates[name] for name in candidates if name.startswith(word) or word.startswith(name)), None)
 
 
 def unknown_key_message(key: str, known: Iterable[str], source: str) -> str:
@@ -69,14 +71,35 @@ def read_json(text_or_path: str | os.PathLike[str], option: str) -> tuple[Any, s
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise ConfigError(f"{source}: cannot be read: {reason}") from error
+    return parse_json(text, source)
+
+
+def parse_json(text: str, source: str) -> tuple[Any, str]:
+    """Read JSON text.
+
+    Args:
+        text: The text.
+        source: Where it came from, for messages.
+
+    Returns:
+        The parsed value and ``source``, as :func:`read_json` does.
+
+    Raises:
+        ConfigError: it is not JSON (names line and column), or a key stands twice in an object.
+    """
     try:
-        return json.loads(text, object_pairs_hook=_without_duplicates), source
+        return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant), source
     except json.JSONDecodeError as error:
         raise ConfigError(
-            f"{source}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
+            f"{source}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}",
+            hint="Mend it there. Where a shell takes the quotes out of JSON text, give it as a file.",
         ) from None
     except _DuplicateKeyError as error:
         raise ConfigError(f"{source}: key {error.args[0]!r} stands twice in one object") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: its values lie too deep in one another") from None
+    except ValueError as error:
+        raise ConfigError(f"{source}: not valid JSON: {error}") from None
 
 
 class _DuplicateKeyError(ValueError):
@@ -90,6 +113,11 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise _DuplicateKeyError(key)
         seen[key] = value
     return seen
+
+
+def _refuse_constant(name: str) -> None:
+    # Python reads NaN and infinities, which JSON does not have and no option means.
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def parse_options(options: type[_OptionsT], value: Any, source: str) -> _OptionsT:
@@ -108,11 +136,33 @@ def parse_options(options: type[_OptionsT], value: Any, source: str) -> _Options
 
 
 def _validation_message(options: type[pydantic.BaseModel], error: pydantic.ValidationError, source: str) -> str:
-    first = error.errors(include_url=False)[0]
+    problems = error.errors(include_url=False)
+    # A misspelled key leaves the right one missing; the first is the cause.
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     location = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        known = [field.alias or name for name, field in options.model_fields.items()]
-        return unknown_key_message(str(first["loc"][-1]), known, source)
+        *outer, key = first["loc"]
+        owner = _record_at(options, outer)
+        known = [field.alias or name for name, field in owner.model_fields.items()]
+        where = ".".join(str(part) for part in outer)
+        return unknown_key_message(str(key), known, f"{source}: {where}" if where else source)
     reason = str(first["msg"]).removeprefix("Value error, ")
     given = "" if first["type"] == "missing" else f" (got {first['input']!r})"
     return f"{source}: {location or 'value'}: {reason}{given}"
+
+
+def _record_at(options: type[pydantic.BaseModel], location: Iterable[str | int]) -> type[pydantic.BaseModel]:
+    """Return the record that stands at a place inside another; positions in lists are stepped over."""
+    for part in location:
+        field = options.model_fields.get(part) if isinstance(part, str) else None
+        if field is not None:
+            options = next(_records_in(field.annotation), options)
+    return options
+
+
+def _records_in(annotation: Any) -> Iterator[type[pydantic.BaseModel]]:
+    """Yield the records an annotation mentions (``tuple[Record, ...] | None``)."""
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _records_in(argument)

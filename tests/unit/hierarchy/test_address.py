@@ -52,4 +52,10 @@ def test_sibling_segments_shared_class_takes_shortest_separating_suffix(
 
 def test_sibling_segments_separator_in_a_name_is_replaced() -> None:
     """A ModuleDict key with a slash does not make a segment look like two."""
-    assert ["A.x_y", "A.z"] == address.sibling_segments([("x/y", "A"), ("z", "A")])
+    assert ["A.x%2Fy", "A.z"] == address.sibling_segments([("x/y", "A"), ("z", "A")])
+
+
+def test_sibling_segments_names_that_differ_in_a_separator_stay_apart() -> None:
+    """What stands for a slash is what no other name becomes."""
+    names = ["x/y", "x_y", "x%2Fy", "x%y"]
+    assert len(names) == len(set(address.sibling_segments([(name, "A") for name in names])))

@@ -77,7 +77,8 @@ def test_build_tree_counts_parameters_once() -> None:
     assert leaf is not None
     assert {"linear.weight": (4, 4), "linear.bias": (4,)} == leaf.parameter_shapes
     assert 20 == leaf.parameter_count
-    assert leaf.is_leaf and not tree.root.is_leaf
+    assert leaf.is_leaf
+    assert not tree.root.is_leaf
 
 
 def test_build_tree_frozen_parameters_are_not_trainable() -> None:

@@ -21,6 +21,7 @@ from checkpoints import save_checkpoint
 from winml.modelkit.errors import HubError
 from winml.modelkit.load.hub import snapshot_folder
 from winml.modelkit.load.model import load_model
+from winml.modelkit.load.resolution import resolve_model
 from winml.modelkit.load.source import ModelRequest
 
 COMMIT = "a" * 40
@@ -174,6 +175,15 @@ def test_hub_random_weights_fetch_no_weights(hub: SmallHub) -> None:
     assert "model.safetensors" not in hub.asked
     _snapshot()
     assert "model.safetensors" in hub.asked
+
+
+def test_hub_id_is_resolved_without_its_weights(hub: SmallHub) -> None:
+    """What is decided from the small files is what loading finds."""
+    resolved = resolve_model(ModelRequest("owner/bert-tiny"))
+    assert ["config.json", "tokenizer_config.json"] == sorted(hub.asked)
+    loaded = load_model(ModelRequest("owner/bert-tiny"))
+    assert loaded.inputs == resolved.inputs
+    assert type(loaded.model) is type(resolved.model)
 
 
 def test_hub_code_is_fetched_only_when_allowed(hub: SmallHub) -> None:

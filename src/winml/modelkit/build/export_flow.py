@@ -19,6 +19,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from winml.modelkit import __version__
+from winml.modelkit.build.dynamic_proof import (
+    Draw,
+    DynamicProof,
+    axes_of,
+    compare_at_other_sizes,
+    declare_output_shapes,
+    run_at_other_sizes,
+    unchanged_attributes,
+)
 from winml.modelkit.build.live_module import ExampleInputs, loaded_from_module
 from winml.modelkit.build.model_metadata import output_specs, write_model_metadata
 from winml.modelkit.build.output_paths import ExportPaths
@@ -46,6 +55,7 @@ from winml.modelkit.report.export_result import ExportResult, NodeRecord, Writte
 from winml.modelkit.report.markdown import export_report
 from winml.modelkit.report.sidecar import sidecar_json
 from winml.modelkit.report.words import count_words, shape_words, verification_words
+from winml.modelkit.runtime.execution_providers import refuse_dynamic
 from winml.modelkit.runtime.feeds import make_feeds
 
 __all__ = ["STEPS", "HTPExporter", "export_pytorch"]
@@ -105,21 +115,15 @@ def export_pytorch(
 
 
 @dataclass(frozen=True)
-class _Draw:
-    """One set of inputs and what PyTorch makes of it."""
-
-    inputs: Tensors
-    reference: Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True)
 class _TaggedGraph:
     """The graph that will be written, and what it was made from."""
 
     graph: ir.Model
     tree: ModuleTree
     coverage: Coverage
-    draw: _Draw
+    draw: Draw
+    proof: DynamicProof
+    """What the model answers at other sizes than the traced ones."""
     notes: tuple[str, ...]
 
 
@@ -161,6 +165,8 @@ class HTPExporter:
         """Load a model from a Hub id, a checkpoint, a config or a script, and export it."""
         if self.config.input_tensors is not None and request.input_specs is None:
             request = replace(request, input_specs=self.config.input_tensors)
+        request = replace(request, dynamic=request.dynamic.joined(self.config.dynamic))
+        refuse_dynamic(self.config.ep, is_dynamic=request.is_dynamic, allow_dynamic=self.config.allow_dynamic)
         return self._run(lambda: load_model(request), output, overwrite, with_report)
 
     def _run(
@@ -172,6 +178,8 @@ class HTPExporter:
         clock = StepClock(STEPS, self.on_step)
         with clock.step("model preparation") as step:
             loaded = load()
+            is_dynamic, allow = bool(loaded.dimensions), self.config.allow_dynamic
+            refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=allow)
             step.summary = f"{loaded.info.class_name}, {count_words(_parameter_count(loaded.model))} parameters"
         names = [spec.name for spec in loaded.inputs]
         with prepared_for_export(loaded.model, names, loaded.forward_kwargs) as forward:
@@ -181,7 +189,7 @@ class HTPExporter:
                 # Weights of an earlier model, which this one may hold itself.
                 files.drop(paths.data)
                 write_model(made.graph, model_path)
-                verification = self._verify(loaded, forward, made.draw, model_path) if self.config.verify else None
+                verification = self._verify(loaded, forward, made, model_path) if self.config.verify else None
                 step.summary = verification_words(verification)
                 result = self._result(loaded, made, paths.model, verification, started)
                 result = replace(result, files=_sizes(paths.model, files.staged()), steps=clock.timings())
@@ -199,9 +207,10 @@ class HTPExporter:
             step.summary = ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in loaded.inputs)
         with clock.step("hierarchy building") as step:
             with record_calls(loaded.model) as trace:
-                draw = _Draw(tensors, _reference(loaded, forward, tensors))
+                draw = Draw(tensors, _reference(loaded, forward, tensors), loaded.trace_sizes)
             tree = build_tree(trace, self.config.torch_module)
             draw = self._name_outputs(forward, draw)
+            proof = run_at_other_sizes(draw, loaded.dimensions, lambda sizes: self._draw(loaded, forward, sizes))
             step.summary = f"{len(tree)} modules traced of {tree.registered} registered"
         with clock.step("ONNX export") as step:
             capture = capture_torchscript(
@@ -210,6 +219,7 @@ class HTPExporter:
                 forward,
                 tree,
                 opset_version=self.config.opset_version,
+                dynamic_axes=axes_of(loaded.inputs),
                 keep_stack_traces=self.config.keep_torch_metadata,
             )
             step.summary = f"{len(capture.scopes)} nodes, opset {capture.model.opset_imports['']}, {EXPORTER}"
@@ -222,23 +232,36 @@ class HTPExporter:
         with clock.step("tag injection") as step:
             normalized = normalize(capture.model, NormalizeOptions(fold_constants=self.config.do_constant_folding))
             graph = normalized.model
+            declare_output_shapes(graph.graph, proof)
             self._finish_metadata(graph, loaded, tree)
             coverage = measure_coverage(graph)
             step.summary = f"normalized to {coverage.nodes} nodes, {coverage.tagged} tagged"
         unused = tuple(f"Nothing in the model reads input {name}." for name in capture.unused_inputs)
-        return _TaggedGraph(graph, tree, coverage, draw, (*unused, *normalized.notes))
+        return _TaggedGraph(graph, tree, coverage, draw, proof, (*unused, *normalized.notes, *proof.notes))
 
-    def _inputs(self, loaded: LoadedModel, draw: int) -> Tensors:
-        """Return one set of inputs on the model's device: the user's own first, then random draws."""
+    def _inputs(self, loaded: LoadedModel, draw: int, sizes: Mapping[str, int] | None = None) -> Tensors:
+        """Return one set of inputs on the model's device: the user's own first, then random draws.
+
+        Args:
+            loaded: The model.
+            draw: Which set, from 1.
+            sizes: Size of every open dimension; None: as traced.
+        """
         if draw == 1 and loaded.example is not None:
             tensors = dict(loaded.example)
         else:
-            feeds = make_feeds(loaded.inputs, seed=self.seed + draw)
+            feeds = make_feeds(loaded.inputs, seed=self.seed + draw, sizes=sizes or loaded.trace_sizes)
             tensors = {name: to_torch(value) for name, value in feeds.items()}
         device = next((parameter.device for parameter in loaded.model.parameters()), torch.device("cpu"))
         return {spec.name: tensors[spec.name].to(device) for spec in loaded.inputs}
 
-    def _name_outputs(self, forward: FlatForward, draw: _Draw) -> _Draw:
+    def _draw(self, loaded: LoadedModel, forward: FlatForward, sizes: Mapping[str, int]) -> Draw:
+        """Draw inputs of other sizes and run the model on them."""
+        tensors = self._inputs(loaded, draw=3, sizes=sizes)
+        with unchanged_attributes(loaded.model):
+            return Draw(tensors, _reference(loaded, forward, tensors), sizes)
+
+    def _name_outputs(self, forward: FlatForward, draw: Draw) -> Draw:
         """Give the outputs the names the user wants, where they are given; return the draw under those names.
 
         Raises:
@@ -258,7 +281,7 @@ class HTPExporter:
             if problem := spec.disagreement(actual):
                 raise UsageError(f"output_tensors: {spec.name}: {problem}", hint="Correct it, or leave it out.")
         forward.rename_outputs([spec.name for spec in wanted])
-        return _Draw(draw.inputs, dict(zip(forward.output_names, draw.reference.values(), strict=True)))
+        return replace(draw, reference=dict(zip(forward.output_names, draw.reference.values(), strict=True)))
 
     def _finish_metadata(self, graph: ir.Model, loaded: LoadedModel, tree: ModuleTree) -> None:
         """Write what the file says about itself, or remove every trace of the hierarchy; in place."""
@@ -283,18 +306,21 @@ class HTPExporter:
         )
         stamp(graph)
 
-    def _verify(self, loaded: LoadedModel, forward: FlatForward, first: _Draw, model_path: Path) -> VerificationInfo:
-        """Compare the written file with PyTorch on the traced inputs and on a second draw.
+    def _verify(
+        self, loaded: LoadedModel, forward: FlatForward, made: _TaggedGraph, model_path: Path
+    ) -> VerificationInfo:
+        """Compare the written file with PyTorch on the traced inputs, on a second draw, and at other sizes.
 
         Raises:
             VerificationError: they disagree, or the comparison would show nothing.
         """
-        tensors = self._inputs(loaded, draw=2)
-        draws = (first, _Draw(tensors, _reference(loaded, forward, tensors)))
+        first, tensors = made.draw, self._inputs(loaded, draw=2)
+        draws = (first, Draw(tensors, _reference(loaded, forward, tensors), first.sizes))
         answers = _answers(model_path, draws)
         verification = compare_outputs([draw.reference for draw in draws], answers)
         if verification.is_verified:
-            return verification
+            others = compare_at_other_sizes(model_path, made.proof, first.sizes, loaded.inputs, made.graph)
+            return replace(verification, comparisons=(*verification.comparisons, *others))
         again = compare_outputs([first.reference], [_reference(loaded, forward, first.inputs)])
         if not all(comparison.is_equal for comparison in again.comparisons):
             raise VerificationError(
@@ -302,7 +328,10 @@ class HTPExporter:
                 hint="Make the model deterministic (fix its random numbers), or skip the comparison with --no-verify.",
             )
         if verification.has_signal:
-            hint = "The graph is not the model, so no file was written; --no-verify writes it all the same."
+            hint = (
+                "The graph is not the model, so no file was written. Often a forward that decides by the values of "
+                "tensors (if, .item(), numpy), of which a trace keeps one way; --no-verify writes it all the same."
+            )
         else:
             hint = "Use real weights or other inputs (--input-specs), or skip the comparison with --no-verify."
         raise VerificationError(verification_words(verification), hint=hint)
@@ -316,6 +345,8 @@ class HTPExporter:
         started: datetime,
     ) -> ExportResult:
         skipped = () if verification else ("Not verified: nobody compared the file with the model (--no-verify).",)
+        if loaded.dimensions and not verification:
+            skipped = (*skipped, "Not checked: whether the open dimensions stay open (--no-verify).")
         return ExportResult(
             model_path=model_path,
             files=(),
@@ -333,6 +364,8 @@ class HTPExporter:
             opset_requested=self.config.opset_version,
             opset_produced=made.graph.opset_imports[""],
             notes=(*loaded.notes, *made.notes, *skipped),
+            dimensions=loaded.dimensions,
+            checked_sizes=made.proof.other_sizes(made.draw.sizes) if verification else {},
         )
 
 
@@ -349,7 +382,7 @@ def _reference(loaded: LoadedModel, forward: FlatForward, tensors: Tensors) -> M
         raise
     except Exception as error:
         path = module_of_error(error, loaded.model)
-        given = ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in loaded.inputs)
+        given = ", ".join(f"{spec.name} {shape_words(spec.dtype, tensors[spec.name].shape)}" for spec in loaded.inputs)
         raise ExportError(
             f"the model refused {given}, in module {path or '(the root)'}: {type(error).__name__}: {first_line(error)}",
             hint="Give shapes it takes with --shape-config, or all inputs with --input-specs.",
@@ -358,7 +391,7 @@ def _reference(loaded: LoadedModel, forward: FlatForward, tensors: Tensors) -> M
     return {name: to_numpy(value) for name, value in zip(forward.output_names, outputs, strict=True)}
 
 
-def _answers(model_path: Path, draws: Sequence[_Draw]) -> list[Mapping[str, NDArray[Any]]]:
+def _answers(model_path: Path, draws: Sequence[Draw]) -> list[Mapping[str, NDArray[Any]]]:
     """Ask ONNX Runtime.
 
     Raises:

@@ -9,8 +9,9 @@ from torch import nn
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.load.dynamic_axes import fitting_example, open_axes
 from winml.modelkit.load.examples import name_examples, spec_of_example
-from winml.modelkit.load.inputs import check_input_specs, decide_inputs, forward_keywords
+from winml.modelkit.load.inputs import InputDecision, check_input_specs, decide_inputs, forward_keywords, known_meanings
 from winml.modelkit.load.records import LoadedModel, ModelInfo
 
 __all__ = ["ExampleInputs", "loaded_from_module"]
@@ -39,14 +40,28 @@ def loaded_from_module(model: nn.Module, inputs: ExampleInputs | None, config: W
         specs = config.input_tensors
         check_input_specs(model, specs, "input_tensors")
     elif _has_transformers_config(model):
-        specs = decide_inputs(model, model.config).inputs
+        decision = open_axes(decide_inputs(model, model.config), config.dynamic)
+        return _loaded(model, decision, None)
     else:
         raise UsageError(
             f"nothing says what inputs {type(model).__name__} takes",
             hint="Pass inputs= with example tensors, or WinMLExportConfig(input_tensors=(InputTensorSpec(…),)).",
         )
+    decision = InputDecision(specs)
+    if _has_transformers_config(model):
+        decision = InputDecision(specs, meanings=known_meanings(model, model.config, specs))
+    return _loaded(model, open_axes(decision, config.dynamic, are_sizes_firm=True), example)
+
+
+def _loaded(model: nn.Module, decision: InputDecision, example: Mapping[str, torch.Tensor] | None) -> LoadedModel:
     return LoadedModel(
-        model=model, inputs=specs, info=_info(model), forward_kwargs=forward_keywords(model), example=example
+        model=model,
+        inputs=decision.inputs,
+        info=_info(model),
+        forward_kwargs=forward_keywords(model),
+        example=fitting_example(example, decision),
+        notes=decision.notes,
+        dimensions=decision.dimensions,
     )
 
 

@@ -7,7 +7,17 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["model_options", "output_options"]
+__all__ = [
+    "debug_option",
+    "dynamic_options",
+    "format_option",
+    "input_options",
+    "model_option",
+    "model_options",
+    "output_options",
+    "source_options",
+    "verbose_option",
+]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -21,43 +31,95 @@ def _all_of(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
     return decorate
 
 
-def model_options(command: _F) -> _F:
-    """Add the options that say which model, and what it eats."""
+def model_option(*, required: bool, help: str) -> Callable[[_F], _F]:
+    """Return the option that says which model."""
+    return click.option("-m", "--model", required=required, metavar="MODEL", help=help)
+
+
+def source_options(command: _F) -> _F:
+    """Add the options that say how the model is to be read."""
     return _all_of(
-        click.option(
-            "-m",
-            "--model",
-            required=True,
-            metavar="MODEL",
-            help="Hub id, checkpoint folder, config.json, file.py:factory or package.module:factory.",
-        ),
         click.option("--task", help="What the model is for, such as feature-extraction; else read from its config."),
         click.option("--revision", help="Branch, tag or commit of a Hub id."),
         click.option("--trust-remote-code", is_flag=True, help="Allow code that comes with the checkpoint to run."),
-        click.option("--random-weights", is_flag=True, help="Build from the config alone, with seeded random weights."),
-        click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights and inputs."),
+    )(command)
+
+
+def input_options(command: _F) -> _F:
+    """Add the options that say what the model eats."""
+    return _all_of(
         click.option("--input-specs", metavar="JSON", help="All inputs, as a JSON file or text; wins over shapes."),
         click.option(
             "--shape-config",
             metavar="JSON",
-            help='Sizes, such as {"sequence_length": 64, "height": 224}; a file or text.',
+            help='Sizes, such as {"sequence_length": 64}; a name instead of a number leaves one open; a file or text.',
         ),
         click.option("--batch-size", type=click.IntRange(min=1), help="Batch size; 1 where nothing says otherwise."),
     )(command)
 
 
+def model_options(command: _F) -> _F:
+    """Add the options that say which model, with which weights, and what it eats."""
+    return _all_of(
+        model_option(
+            required=True, help="Hub id, checkpoint folder, config.json, file.py:factory or package.module:factory."
+        ),
+        source_options,
+        click.option("--random-weights", is_flag=True, help="Build from the config alone, with seeded random weights."),
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights and inputs."),
+        input_options,
+    )(command)
+
+
+def dynamic_options(command: _F) -> _F:
+    """Add the options that leave dimensions open."""
+    return _all_of(
+        click.option("--dynamic-batch", is_flag=True, help="Leave the batch size open."),
+        click.option(
+            "--dynamic-seq-len",
+            "--dynamic-sequence",
+            "dynamic_sequence",
+            is_flag=True,
+            help="Leave the length of text or audio open.",
+        ),
+        click.option("--dynamic-image-size", is_flag=True, help="Leave height and width of images open."),
+        click.option(
+            "--dynamic-axes",
+            multiple=True,
+            metavar="AXES",
+            help="Leave axes open by place: input_ids:0=batch,1=sequence; repeatable; or a JSON file or text.",
+        ),
+        click.option("--allow-dynamic", is_flag=True, help="Leave dimensions open even where --ep needs fixed sizes."),
+    )(command)
+
+
+def verbose_option(help: str) -> Callable[[_F], _F]:
+    """Return the option that asks for more."""
+    return click.option("-v", "--verbose", is_flag=True, help=help)
+
+
+def format_option(command: _F) -> _F:
+    """Add the option that says in which form the answer comes."""
+    return click.option(
+        "--format",
+        "format_",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        help="Form of the answer on stdout.",
+    )(command)
+
+
+def debug_option(command: _F) -> _F:
+    """Add the option that shows what is kept from users."""
+    return click.option("--debug", is_flag=True, help="Show library warnings, and the traceback of a failure.")(command)
+
+
 def output_options(command: _F) -> _F:
     """Add the options that say how much is told, and in which form."""
     return _all_of(
-        click.option("-v", "--verbose", is_flag=True, help="Tell more: the module tree with node counts."),
+        verbose_option("Tell more: the module tree with node counts."),
         click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
-        click.option(
-            "--format",
-            "format_",
-            type=click.Choice(["table", "json"]),
-            default="table",
-            show_default=True,
-            help="Form of the answer on stdout.",
-        ),
-        click.option("--debug", is_flag=True, help="Show library warnings, and the traceback of a failure."),
+        format_option,
+        debug_option,
     )(command)

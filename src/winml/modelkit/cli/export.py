@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._options import model_options, output_options
+from winml.modelkit.cli._options import dynamic_options, model_options, output_options
+from winml.modelkit.cli._pinning import is_pinning, pin
+from winml.modelkit.cli._requests import model_request
 
 if TYPE_CHECKING:
     from winml.modelkit.export.config import WinMLExportConfig
@@ -22,12 +25,16 @@ EPILOG = """\b
 Examples:
   winml export -m sentence-transformers/all-MiniLM-L6-v2 -o model.onnx -v
   winml export -m ./checkpoint -o model.onnx --shape-config '{"sequence_length": 64}' --with-report
+  winml export -m ./checkpoint -o model.onnx --dynamic-batch --dynamic-seq-len
   winml export -m model.py:build -o model.onnx --input-specs inputs.json
+  winml export -m dynamic.onnx -o static.onnx --shape-config '{"batch": 1, "sequence": 128}'
 """
 
 
 @click.command(name="export", cls=WinMLCommand, epilog=EPILOG)
 @model_options
+@dynamic_options
+@click.option("--ep", metavar="NAME", help="Execution provider the file is for, such as qnn.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The .onnx file to write.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
 @click.option("--export-config", metavar="JSON", help='Options such as {"opset_version": 17}; a file or text.')
@@ -51,14 +58,20 @@ def command(**options: Any) -> None:
     The file is compared with PyTorch in ONNX Runtime before it is put in place; every node names the module it came
     from. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the file does not answer as the model does.
     """
+    if is_pinning(options):
+        pin(options)
+        return
     config = _export_config(options)
-    request = _model_request(options)
+    request = model_request(options)
+    request = dataclasses.replace(request, dynamic=request.dynamic.joined(config.dynamic))
     # What can be refused by looking at names and paths is refused before torch is imported, which takes seconds.
     from winml.modelkit.build.output_paths import ExportPaths
     from winml.modelkit.load.source import resolve_source
+    from winml.modelkit.runtime.execution_providers import refuse_dynamic
 
     paths = ExportPaths.for_output(options["output"], with_sidecar=config.hierarchy, with_report=options["with_report"])
     paths.refuse_existing(overwrite=options["overwrite"])
+    refuse_dynamic(config.ep, is_dynamic=request.is_dynamic, allow_dynamic=config.allow_dynamic)
     resolve_source(request)
     if options["clean_onnx"] and not options["quiet"]:
         click.echo("warning: --clean-onnx is deprecated; use --no-hierarchy", err=True)
@@ -80,25 +93,11 @@ def _export_config(options: dict[str, Any]) -> WinMLExportConfig:
         given["hierarchy"] = bool(options["hierarchy"]) and not options["clean_onnx"]
     if options["verify"] is not None:
         given["verify"] = options["verify"]
-    given.update({name: True for name in ("keep_torch_metadata", "operation_fallback") if options[name]})
+    flags = ("keep_torch_metadata", "operation_fallback", "allow_dynamic")
+    given.update({name: True for name in flags if options[name]})
+    if options["ep"] is not None:
+        given["ep"] = options["ep"]
     return config.model_copy(update=given)
-
-
-def _model_request(options: dict[str, Any]) -> ModelRequest:
-    from winml.modelkit.load.input_options import parse_input_specs, parse_shape_config
-    from winml.modelkit.load.source import ModelRequest
-
-    return ModelRequest(
-        model=options["model"],
-        task=options["task"],
-        revision=options["revision"],
-        trust_remote_code=options["trust_remote_code"],
-        random_weights=options["random_weights"],
-        seed=options["seed"],
-        input_specs=parse_input_specs(options["input_specs"]) if options["input_specs"] else None,
-        shape_config=parse_shape_config(options["shape_config"]) if options["shape_config"] else None,
-        batch_size=options["batch_size"],
-    )
 
 
 def _run(request: ModelRequest, config: WinMLExportConfig, options: dict[str, Any]) -> ExportResult:

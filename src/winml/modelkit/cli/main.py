@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import signal
 import sys
@@ -14,11 +15,18 @@ from winml.modelkit.cli._errors import report_click_error, report_unexpected
 __all__ = ["main"]
 
 COMMANDS = {
+    "config": "Write what a build of a model will do, as a file to read, change and keep.",
     "export": "Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.",
+    "inspect": "Show what is in a model, or what an export of it will be; no weight is read.",
 }
 """Verb → what it does. Each lives in the module of its name, beside this one, as ``command``."""
 
 EXIT_FAILED = 1
+
+COLLECTION_THRESHOLD = 50_000
+"""Containers made before Python looks for cyclic garbage. A command lives for seconds and mostly imports, where there is
+none to find: with Python's own 700 the search takes a fifth of the time until a model is loaded (measured: 3.6 s
+against 2.9 s)."""
 
 
 class _LazyGroup(click.Group):
@@ -60,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: Arguments after the program's name; None takes those of the process.
     """
+    gc.set_threshold(COLLECTION_THRESHOLD)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that lacks a sign shows another in its place; it never stops the command.
         if hasattr(stream, "reconfigure"):
@@ -73,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         code = report_click_error(error)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("\ninterrupted: no file was changed", err=True)
+        click.echo("interrupted: no file was changed", err=True)
         code = EXIT_FAILED
     except BrokenPipeError:
         # Whoever read our output has left; what they had is all they wanted.

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import pydantic
 
+from winml.modelkit.graph.dimensions import DynamicAxes, DynamicDimension, DynamicRequest
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.options import Options
 
@@ -29,7 +30,21 @@ class WinMLExportConfig(Options):
     do_constant_folding: bool = True
     """Compute at export what depends on no input. Weights are never duplicated by it."""
     input_tensors: tuple[InputTensorSpec, ...] | None = None
-    """The graph inputs, in order. None: decided from the model."""
+    """The graph inputs, in order; a name in a shape leaves that dimension open. None: decided from the model."""
+    dynamic_batch: bool = False
+    """Leave the rows of every input open."""
+    dynamic_sequence: bool = False
+    """Leave the sequences open that the model reads: of text, of its decoder, or of audio."""
+    dynamic_image_size: bool = False
+    """Leave height and width of images open."""
+    dynamic_axes: DynamicAxes = pydantic.Field(default_factory=dict)
+    """Axes to leave open by their place: input → axis → name."""
+    dynamic_dimensions: tuple[DynamicDimension, ...] = ()
+    """Bounds, and sizes to trace with, of dimensions that are left open; those not listed take what suits the model."""
+    ep: str | None = None
+    """Execution provider the file is for; one that needs fixed sizes refuses dimensions left open."""
+    allow_dynamic: bool = False
+    """Leave dimensions open even where ``ep`` needs fixed sizes."""
     output_tensors: tuple[OutputTensorSpec, ...] | None = None
     """Names of the graph outputs, in order; their shapes and dtypes must be what the model returns. None: its own."""
     hierarchy: bool = True
@@ -42,3 +57,14 @@ class WinMLExportConfig(Options):
     """Tag a node without a known scope by the longest scope its neighbours share, instead of by the root."""
     verify: bool = True
     """Compare ONNX Runtime with PyTorch before the file is put in place."""
+
+    @property
+    def dynamic(self) -> DynamicRequest:
+        """Which dimensions are to be left open, besides those named in ``input_tensors``."""
+        return DynamicRequest(
+            batch=self.dynamic_batch,
+            sequence=self.dynamic_sequence,
+            image_size=self.dynamic_image_size,
+            axes=self.dynamic_axes,
+            dimensions=self.dynamic_dimensions,
+        )

@@ -103,15 +103,18 @@ def flatten_outputs(outputs: Any, taken: Sequence[str] = ()) -> dict[str, torch.
 
     Args:
         outputs: What the forward returned.
-        taken: Names that are not free, such as those of the inputs; they get ``_output`` appended.
+        taken: Names that are not free, such as those of the inputs. A name that is not gets ``_output`` appended.
     """
     if isinstance(outputs, torch.Tensor):
-        named = {"output": outputs}
+        outputs = {"output": outputs}
     elif isinstance(outputs, (list, tuple)) and not hasattr(outputs, "_asdict"):
-        named = dict(_walk({f"output_{position}": value for position, value in enumerate(outputs)}))
-    else:
-        named = dict(_walk(outputs))
-    return {f"{name}_output" if name in taken else name: tensor for name, tensor in named.items()}
+        outputs = {f"output_{position}": value for position, value in enumerate(outputs)}
+    named: dict[str, torch.Tensor] = {}
+    for name, tensor in _walk(outputs):
+        while name in named or name in taken:
+            name = f"{name}_output"
+        named[name] = tensor
+    return named
 
 
 def _walk(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:

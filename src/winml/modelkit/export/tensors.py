@@ -14,9 +14,11 @@ __all__ = ["to_numpy", "to_torch"]
 
 def to_torch(array: NDArray[Any]) -> torch.Tensor:
     """Return a tensor with the array's values, on the CPU."""
+    # Not ascontiguousarray, which gives a scalar a dimension.
+    array = np.asarray(array, order="C")
     if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(np.ascontiguousarray(array).view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(np.ascontiguousarray(array))
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:

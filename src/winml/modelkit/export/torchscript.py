@@ -55,6 +55,7 @@ def capture_torchscript(
     tree: ModuleTree,
     *,
     opset_version: int,
+    dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
     keep_stack_traces: bool = False,
 ) -> Capture:
     """Trace a prepared module and return its graph.
@@ -65,6 +66,7 @@ def capture_torchscript(
         forward: What the forward was replaced by, called at least once; it names the outputs.
         tree: The module tree, for the names of nodes.
         opset_version: Default opset of the graph.
+        dynamic_axes: Input → axis → name, for the sizes that are to be left open; the others become the graph's.
         keep_stack_traces: Record on every node the lines of Python it came from; these are local paths.
 
     Raises:
@@ -84,6 +86,7 @@ def capture_torchscript(
                 input_names=list(forward.input_names),
                 output_names=list(forward.output_names),
                 opset_version=opset_version,
+                dynamic_axes={name: dict(named) for name, named in dynamic_axes.items()} if dynamic_axes else None,
                 dynamo=False,
                 # Weights come as named graph inputs, are never folded or compared by value, and are attached below.
                 export_params=False,
@@ -98,6 +101,8 @@ def capture_torchscript(
     captured.ir_version = max(captured.ir_version or 0, MINIMUM_IR_VERSION)
     _attach_parameters(captured, model, forward.input_names)
     unused_inputs = _restore_unused_inputs(captured.graph, inputs)
+    if dynamic_axes:
+        _leave_open(captured.graph, dynamic_axes)
     node_scopes = {node: scopes.read(node.name or "") for node in captured.graph.all_nodes()}
     _move_stack_traces(captured.graph)
     _place_operands(node_scopes)
@@ -157,6 +162,20 @@ def _restore_unused_inputs(graph: ir.Graph, inputs: Mapping[str, torch.Tensor]) 
         present[name] = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(tensor.shape))
     graph.inputs[:] = [present[name] for name in inputs]
     return unused
+
+
+def _leave_open(graph: ir.Graph, dynamic_axes: Mapping[str, Mapping[int, str]]) -> None:
+    """Name the open sizes of the inputs, and forget every other shape, in place.
+
+    The exporter names the sizes it could not compute after its own nodes (``Add_123_dim_0``), and states as fixed some
+    that it could; inference tells them anew from the inputs.
+    """
+    for value in graph.inputs:
+        named = dynamic_axes.get(value.name or "", {})
+        value.shape = ir.Shape([named.get(axis, size) for axis, size in enumerate(value.shape or ())])
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            value.shape = None
 
 
 def _move_stack_traces(graph: ir.Graph) -> None:

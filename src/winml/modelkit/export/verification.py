@@ -125,10 +125,19 @@ def _compare(name: str, draw: int, expected: NDArray[Any], actual: NDArray[Any])
     if not np.array_equal(left[~finite], right[~finite], equal_nan=True) or not np.isfinite(right[finite]).all():
         problem = "NaN or infinity in different places"
         return OutputComparison(name, draw, dtype, np.inf, 0.0, np.inf, threshold, is_equal=False, problem=problem)
-    difference = float(np.abs(left[finite] - right[finite]).max(initial=0.0))
+    difference = _largest_difference(expected[finite], actual[finite])
     scale = float(np.abs(left[finite]).max(initial=0.0))
     relative = difference / scale if scale else (0.0 if difference == 0 else np.inf)
     return OutputComparison(name, draw, dtype, difference, scale, relative, threshold, is_equal=relative <= threshold)
+
+
+def _largest_difference(expected: NDArray[Any], actual: NDArray[Any]) -> float:
+    if expected.dtype.kind not in "biu":
+        return float(np.abs(_comparable(expected) - _comparable(actual)).max(initial=0.0))
+    # In float64, integers beyond 2**53 that differ can be one number; unsigned subtraction is exact.
+    left, right = expected.astype(np.int64), actual.astype(np.int64)
+    distances = np.maximum(left, right).astype(np.uint64) - np.minimum(left, right).astype(np.uint64)
+    return float(distances.max(initial=0))
 
 
 def _has_signal(reference: Sequence[Mapping[str, NDArray[Any]]]) -> bool:
@@ -153,7 +162,7 @@ def _has_signal(reference: Sequence[Mapping[str, NDArray[Any]]]) -> bool:
 
 
 def _comparable(value: NDArray[Any]) -> NDArray[np.float64]:
-    # Every dtype in use embeds in float64, except the largest int64, whose differences stay visible all the same.
+    # Every dtype in use embeds in float64, except the largest int64, whose differences are measured apart.
     return np.asarray(value).astype(np.float64)
 
 

@@ -18,7 +18,7 @@ from types import TracebackType
 
 from winml.modelkit.errors import OutputExistsError, WriteError, first_line
 
-__all__ = ["OutputFiles", "data_path", "refuse_existing"]
+__all__ = ["OutputFiles", "data_path", "refuse_existing", "write_error"]
 
 STAGING_PREFIX = ".winml-partial-"
 """Start of the name of a hidden folder; one that is left behind (power cut, SIGKILL) can be deleted."""
@@ -27,6 +27,16 @@ REPLACED = ".replaced"
 
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 """What a full or failing disk says while a file is written; such errors do not name the file."""
+
+_REMEDIES = {
+    errno.ENOSPC: "Free some space",
+    errno.EDQUOT: "Free some space",
+    errno.EFBIG: "Raise the limit on file sizes",
+    errno.EACCES: "Mend its permissions",
+    errno.EPERM: "Mend its permissions",
+    errno.ENOTDIR: "Move away the file that stands where a folder is needed",
+}
+"""What helps, where something other than another path does."""
 
 
 def data_path(path: Path) -> Path:
@@ -66,13 +76,15 @@ def _refuse_unwritable(directory: Path) -> None:
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise _write_error(directory, error) from error
+        raise write_error(directory, error) from error
 
 
-def _write_error(path: Path, error: OSError) -> WriteError:
+def write_error(path: Path, error: OSError) -> WriteError:
+    """Return the error that tells why ``path`` cannot be written, and what helps."""
     reason = error.strerror or first_line(error)
-    hint = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Mend its permissions"
-    return WriteError(f"cannot write {path}: {reason}", hint=f"{hint}, or choose another output path.")
+    remedy = _REMEDIES.get(error.errno or 0)
+    hint = f"{remedy}, or choose another output path." if remedy else "Choose another output path."
+    return WriteError(f"cannot write {path}: {reason}", hint=hint)
 
 
 def _copy_aside(target: Path, aside: Path) -> None:
@@ -114,10 +126,14 @@ class OutputFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Remove what was not committed; an error of the disk becomes a WriteError that names the output."""
+        """Remove what was not committed; an error of the disk becomes a WriteError, and those name the output."""
         self._tidy()
+        if isinstance(error, WriteError):
+            # Whoever wrote knew the hidden place only, and that is gone.
+            for directory, folder in self._folders.items():
+                error.message = error.message.replace(str(folder), str(directory))
         if isinstance(error, OSError) and (target := self._target_of(error)) is not None:
-            raise _write_error(target, error) from error
+            raise write_error(target, error) from error
 
     def stage(self, path: Path) -> Path:
         """Return where to write the file that is to become ``path``.
@@ -134,7 +150,7 @@ class OutputFiles:
                 self._make_directory(path.parent)
                 self._folders[path.parent] = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=path.parent))
         except OSError as error:
-            raise _write_error(path, error) from error
+            raise write_error(path, error) from error
         self._staged.append(path)
         return self._folders[path.parent] / path.name
 
@@ -170,7 +186,7 @@ class OutputFiles:
                     undo.callback(target.replace, place)
             except OSError as error:
                 # Leaving the stack puts the earlier files back, newest step first.
-                raise _write_error(target or Path(), error) from error
+                raise write_error(target or Path(), error) from error
             undo.pop_all()
         self._is_committed = True
         self._tidy()

@@ -14,8 +14,8 @@ from typing import BinaryIO
 import onnx
 import onnx_ir as ir
 
-from winml.modelkit.errors import InternalError, WriteError, first_line
-from winml.modelkit.graph.files import data_path
+from winml.modelkit.errors import InternalError, WriteError
+from winml.modelkit.graph.files import data_path, write_error
 
 __all__ = ["INLINE_LIMIT_BYTES", "write_model"]
 
@@ -75,10 +75,7 @@ def write_model(
         ir.save(model, path, external_data=data_path(path).name, alignment=ALIGNMENT_BYTES)
         return (path, data_path(path))
     except OSError as error:
-        raise WriteError(
-            f"cannot write {path}: {error.strerror or first_line(error)}",
-            hint="Free some space, or choose another output path.",
-        ) from error
+        raise write_error(path, error) from error
 
 
 @contextlib.contextmanager

@@ -115,5 +115,5 @@ def _separating_suffixes(paths: list[str]) -> list[str]:
 
 def _printable(name: str) -> str:
     # A ModuleDict key or a class made at run time may hold the separator; a tag must still split back into its
-    # segments.
-    return name.replace(SEPARATOR, "_")
+    # segments, and two names must not become one.
+    return name.replace("%", "%25").replace(SEPARATOR, "%2F")

@@ -7,18 +7,25 @@ transformers config. Everything is read from the disk; nothing is fetched. Does 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.errors import CheckpointError, RemoteCodeError
+from winml.modelkit.errors import CheckpointError, RemoteCodeError, UsageError
+from winml.modelkit.load.size_limits import refuse_absurd_sizes
 from winml.modelkit.load.task import tasks_for
 from winml.modelkit.options import nearest
 
-__all__ = ["CheckpointConfig", "load_config", "own_class"]
+__all__ = ["CheckpointConfig", "default_config", "load_config", "own_class"]
 
 _AUTO_CONFIG = "AutoConfig"
 _AUTO_MODEL_PREFIX = "AutoModel"
+
+_CONFIG_ERRORS = (
+    ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
+)  # fmt: skip
+"""What config classes raise for values that make no sense to them."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +34,8 @@ class CheckpointConfig:
 
     config: Any
     """The ``transformers.PreTrainedConfig``."""
-    root: Path
-    """Folder it stands in: custom code, tokenizer and processor files stand beside it."""
+    root: Path | None
+    """Folder it stands in: custom code, tokenizer and processor files stand beside it. None without a checkpoint."""
     custom_models: dict[str, str]
     """Auto class → ``module.Class`` of the checkpoint's own code that may run; empty when transformers' is used."""
     notes: tuple[str, ...] = ()
@@ -48,6 +55,7 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
         RemoteCodeError: the checkpoint needs its own code, and that was not allowed or is not there.
     """
     content = _read(path)
+    refuse_absurd_sizes(content, path)
     references = _references(content)
     model_type, notes = _model_type(content, name, path, has_own_code=_AUTO_CONFIG in references)
     own = _own_code(references, model_type)
@@ -66,6 +74,24 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
     return CheckpointConfig(config, path.parent, models, tuple(notes))
 
 
+def default_config(model_type: str) -> CheckpointConfig:
+    """Return the config transformers takes for a model type where nothing else is said.
+
+    Raises:
+        UsageError: transformers does not know the type (names the nearest).
+    """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        guess = nearest(model_type, CONFIG_MAPPING.keys())
+        raise UsageError(
+            f"--model-type {model_type}: unknown to transformers {transformers.__version__}",
+            hint=f"Did you mean {guess!r}?" if guess else "Give a model type such as bert, vit or whisper.",
+        )
+    return CheckpointConfig(_checked(CONFIG_MAPPING[model_type], f"--model-type {model_type}"), None, {})
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -74,8 +100,11 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}",
             hint="Mend that line, or fetch the checkpoint again.",
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        # A plain ValueError is a number of more digits than Python reads.
         raise CheckpointError(f"{path}: cannot be read: {error}", hint="Fetch the checkpoint again.") from error
+    except RecursionError:
+        raise CheckpointError(f"{path}: its objects lie too deep in one another", hint="Mend the config.") from None
     if not isinstance(content, dict):
         raise CheckpointError(
             f"{path}: expected a JSON object, got {type(content).__name__}", hint="Give a transformers config."
@@ -138,17 +167,22 @@ def _own_code(references: dict[str, str], model_type: str) -> dict[str, str]:
 
 
 def _build(path: Path, content: dict[str, Any], model_type: str, reference: str | None) -> Any:
-    from huggingface_hub.errors import StrictDataclassError
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config_class = own_class(reference, path.parent) if reference else CONFIG_MAPPING[model_type]
+    values = {**content, "model_type": model_type}
+    return _checked(lambda: config_class.from_dict(values), f"{path}: {config_class.__name__}")
+
+
+def _checked(build: Callable[[], Any], subject: str) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
+
     try:
-        return config_class.from_dict({**content, "model_type": model_type})
-    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return build()
+    except (StrictDataclassError, *_CONFIG_ERRORS) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(
-            f"{path}: {config_class.__name__} refuses it: {reason}",
-            hint="Mend the value, or fetch the checkpoint again.",
+            f"{subject} refuses the config: {reason}", hint="Mend the value, or fetch the checkpoint again."
         ) from error
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import pydantic
 
 from winml.modelkit.errors import ConfigError
+from winml.modelkit.graph.dimensions import OpenSize
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.options import Options, parse_options, read_json
 
@@ -20,11 +21,38 @@ __all__ = ["ShapeConfig", "parse_input_specs", "parse_shape_config"]
 SHAPE_CONFIG_OPTION = "--shape-config"
 INPUT_SPECS_OPTION = "--input-specs"
 
-Size = Annotated[int, pydantic.Field(ge=1)]
+
+def _size(value: Any) -> int | OpenSize:
+    """Read one size: a number, or what leaves it open (a name, or an object with min, max, example or name)."""
+    if isinstance(value, OpenSize):
+        return value
+    if isinstance(value, str):
+        value = {"name": value}
+    if isinstance(value, dict):
+        try:
+            return parse_options(OpenSize, value, "")
+        except ConfigError as error:
+            # The reader of the whole object says which size of which source this is about.
+            raise ValueError(error.message.removeprefix(": ")) from None
+    if not isinstance(value, int) or isinstance(value, bool):
+        # pydantic turns a ValueError into an error that names the field, and no other.
+        raise ValueError("expected a whole number, a name, or an object with min, max and example")  # noqa: TRY004
+    if value < 1:
+        raise ValueError("Input should be greater than or equal to 1")
+    return value
+
+
+def _plain(value: int | OpenSize) -> int | dict[str, Any]:
+    return value if isinstance(value, int) else value.model_dump(exclude_defaults=True)
+
+
+Size = Annotated[
+    int | OpenSize, pydantic.PlainValidator(_size), pydantic.PlainSerializer(_plain, return_type=int | dict[str, Any])
+]
 
 
 class ShapeConfig(Options):
-    """Sizes the user wants; None leaves the size to the model's config."""
+    """Sizes the user wants; None leaves the size to the model's config, an :class:`OpenSize` leaves it open."""
 
     batch_size: Size | None = None
     """Rows of every input."""
@@ -48,12 +76,16 @@ class ShapeConfig(Options):
     """Samples of raw audio."""
 
     def given(self) -> dict[str, int]:
-        """Return the sizes that were set."""
-        return self.model_dump(exclude_none=True)
+        """Return the sizes that were set to a number."""
+        return {key: value for key, value in self if isinstance(value, int)}
+
+    def left_open(self) -> dict[str, OpenSize]:
+        """Return the sizes that were left open."""
+        return {key: value for key, value in self if isinstance(value, OpenSize)}
 
 
 def parse_shape_config(text_or_path: str | os.PathLike[str]) -> ShapeConfig:
-    """Read ``--shape-config``: a JSON object of sizes, inline or in a file.
+    """Read ``--shape-config``: a JSON object of sizes, inline or in a file; a name leaves a size open.
 
     Raises:
         ConfigError: not JSON, an unknown key, or a size that is not an integer of at least 1.

@@ -8,6 +8,7 @@ decided in ``inputs.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.load.input_options import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION
 from winml.modelkit.load.processor_files import ProcessorInfo
 
-__all__ = ["InputSizes"]
+__all__ = ["InputSizes", "KeyedSize", "SizeBounds"]
 
 _DEFAULT_SEQUENCE = 128
 """Tokens per row unless the model takes fewer: chosen, long enough for masks and position buckets to matter."""
@@ -38,6 +39,28 @@ _VOCABULARIES = ("vocab_size", "src_vocab_size")
 _DECODER_VOCABULARIES = ("decoder_vocab_size", "tgt_vocab_size", "vocab_size")
 
 
+class KeyedSize(int):
+    """A size that knows which key of ``--shape-config`` it is."""
+
+    def __new__(cls, value: int, key: str) -> KeyedSize:  # noqa: ARG004, PYI034  # ``Self`` came with Python 3.11
+        """Return ``value``; ``__init__`` adds the key."""
+        return super().__new__(cls, value)
+
+    def __init__(self, value: int, key: str) -> None:  # noqa: ARG002  # __new__ took it
+        """Remember the key."""
+        self.key = key
+
+
+@dataclass(frozen=True)
+class SizeBounds:
+    """Between which sizes a key may vary, as far as config and structure say."""
+
+    min: int = 1
+    max: int | None = None
+    fixed: str = ""
+    """Why it cannot vary at all, as a clause (``the model takes 80 only``); empty where it can."""
+
+
 class InputSizes:
     """Sizes of one model's inputs; remembers which of the user's keys meant something."""
 
@@ -56,6 +79,8 @@ class InputSizes:
         self._parameters = parameters
         self._used: set[str] = set()
         self._notes: list[str] = []
+        self.bounds: dict[str, SizeBounds] = {}
+        """Bounds of the keys asked for so far, where there are any."""
         self._text = _part(config, "text_config", "text_encoder", "encoder")
         self._decoder = _part(config, "decoder", "text_config")
         self._vision = _part(config, "vision_config", "image_config", "encoder")
@@ -76,10 +101,10 @@ class InputSizes:
         """Keys the user gave and no input asked for."""
         return tuple(key for key in self._given if key not in self._used)
 
-    def size(self, key: str, default: int) -> int:
+    def size(self, key: str, default: int) -> KeyedSize:
         """Return the user's size for ``key``, else ``default``."""
         self._used.add(key)
-        return self._given.get(key, default)
+        return KeyedSize(self._given.get(key, default), key)
 
     def sequence(self) -> int:
         """Return the tokens per row of text."""
@@ -113,23 +138,27 @@ class InputSizes:
         fixed = declared if self._is_image_fixed(declared) else None
         height, width = fixed or self._processor.image_size or declared or (_DEFAULT_IMAGE, _DEFAULT_IMAGE)
         plane = (self.size("height", height), self.size("width", width))
-        if fixed is not None and plane != fixed:
-            key = "height" if plane[0] != fixed[0] else "width"
-            self._refuse(key, f"the model takes images of {fixed[0]}x{fixed[1]} pixels only")
-        channels = self._exactly("num_channels", _first_int(self._vision, ("num_channels", "in_channels")))
+        if fixed is not None:
+            reason = f"the model takes images of {fixed[0]}x{fixed[1]} pixels only"
+            self.bounds |= {key: SizeBounds(fixed=reason) for key in ("height", "width")}
+            if plane != fixed:
+                self._refuse("height" if plane[0] != fixed[0] else "width", reason)
+        declared_channels = _first_int(self._vision, ("num_channels", "in_channels"))
+        channels = self._exactly("num_channels", declared_channels, _DEFAULT_CHANNELS)
         frames = getattr(self._vision, "num_frames", None)
         if isinstance(frames, int) or task == "video-classification":
-            return (self.size("num_frames", frames or _DEFAULT_VIDEO_FRAMES), channels or _DEFAULT_CHANNELS, *plane)
-        return (channels or _DEFAULT_CHANNELS, *plane)
+            return (self.size("num_frames", frames or _DEFAULT_VIDEO_FRAMES), channels, *plane)
+        return (channels, *plane)
 
     def audio(self) -> tuple[int, ...]:
         """Return the sizes of ``input_values`` after the batch: samples, or frames and features of a spectrogram."""
         kernels = getattr(self._audio, "conv_kernel", None)
         if kernels is None and hasattr(self._audio, "num_mel_bins"):
-            frames = self._exactly("num_frames", _first_int(self._audio, ("max_length",)))
-            return (frames or _DEFAULT_FRAMES, self.mel_bins())
+            frames = self._exactly("num_frames", _first_int(self._audio, ("max_length",)), _DEFAULT_FRAMES)
+            return (frames, self.mel_bins())
         samples = self.size("audio_length", self._processor.sampling_rate_hz or _DEFAULT_SAMPLING_RATE_HZ)
         shortest = _receptive_field(kernels or (), getattr(self._audio, "conv_stride", ()))
+        self.bounds["audio_length"] = SizeBounds(min=shortest)
         if samples < shortest:
             self._refuse("audio_length", f"the model's convolutions need at least {shortest} samples")
         channels = _first_int(self._audio, ("audio_channels",))
@@ -151,8 +180,7 @@ class InputSizes:
                 "input_features: the config does not say how many frames and features the model takes",
                 hint=f"Describe all inputs with {INPUT_SPECS_OPTION}.",
             )
-        frames = self._exactly("num_frames", _FRAMES_PER_POSITION * positions)
-        return (self.mel_bins(), frames or _DEFAULT_FRAMES)
+        return (self.mel_bins(), self._exactly("num_frames", _FRAMES_PER_POSITION * positions, _DEFAULT_FRAMES))
 
     def audio_mask_length(self) -> int:
         """Return the length of the mask over samples or frames."""
@@ -163,16 +191,17 @@ class InputSizes:
 
     def mel_bins(self) -> int:
         """Return the features per audio frame."""
-        return self._exactly("num_mel_bins", _first_int(self._audio, ("num_mel_bins",))) or _DEFAULT_MEL_BINS
+        return self._exactly("num_mel_bins", _first_int(self._audio, ("num_mel_bins",)), _DEFAULT_MEL_BINS)
 
-    def _exactly(self, key: str, declared: int | None) -> int | None:
-        """Return the size the config declares, which the user may repeat but not change."""
+    def _exactly(self, key: str, declared: int | None, default: int) -> KeyedSize:
+        """Return the size the config declares, which the user may repeat but not change; else theirs or a default."""
         if declared is None:
-            self._used.add(key)
-            return self._given.get(key)
-        if self.size(key, declared) != declared:
+            return self.size(key, default)
+        self.bounds[key] = SizeBounds(fixed=f"the model takes {declared} only")
+        size = self.size(key, declared)
+        if size != declared:
             self._refuse(key, f"the model takes {declared} only")
-        return declared
+        return size
 
     def _refuse(self, key: str, reason: str) -> None:
         raise UsageError(
@@ -185,6 +214,7 @@ class InputSizes:
             return self.size(key, default)
         usable = self._learned_positions(declared)
         length = self.size(key, min(default, usable or declared))
+        self.bounds[key] = SizeBounds(max=usable)
         if usable is not None and length > usable:
             self._refuse(key, f"the model has {usable} positions")
         if length > declared:

@@ -10,20 +10,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.input_options import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION, ShapeConfig
-from winml.modelkit.load.input_sizes import InputSizes
+from winml.modelkit.load.input_sizes import InputSizes, KeyedSize, SizeBounds
 from winml.modelkit.load.processor_files import ProcessorInfo, read_processor_files
 from winml.modelkit.options import nearest
 
-__all__ = ["InputDecision", "check_input_specs", "decide_inputs", "forward_keywords", "forward_parameters"]
+__all__ = [
+    "AxisMeanings",
+    "InputDecision",
+    "check_input_specs",
+    "decide_inputs",
+    "forward_keywords",
+    "forward_parameters",
+    "known_meanings",
+]
 
 _DECODER_TASKS = frozenset(
     {"feature-extraction", "text2text-generation", "automatic-speech-recognition", "image-to-text", "pretraining",
@@ -35,6 +44,22 @@ _FIXED_KEYWORDS = {"use_cache": False, "return_dict": True}
 """What every forward is called with where it knows the word: no cache goes in or out, outputs carry names."""
 
 
+_Draft = dict[str, Any]
+"""What an :class:`InputTensorSpec` is made from; its sizes still know which keys they are."""
+
+
+@dataclass(frozen=True)
+class AxisMeanings:
+    """Which key of ``--shape-config`` each axis is, and between which sizes it may vary."""
+
+    keys: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    """Input → key of each axis; None where the size is the architecture's own. Inputs nobody knows are not in it."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Key → its size where it is not left open."""
+    bounds: Mapping[str, SizeBounds] = field(default_factory=dict)
+    """Key → its bounds, where there are any."""
+
+
 @dataclass(frozen=True)
 class InputDecision:
     """The inputs, and what the user should hear about how they came to be."""
@@ -43,6 +68,10 @@ class InputDecision:
     """In the order of the forward's parameters."""
     notes: tuple[str, ...] = ()
     """Sentences, such as a size that means nothing for this model."""
+    meanings: AxisMeanings = AxisMeanings()
+    """What the axes are."""
+    dimensions: tuple[DynamicDimension, ...] = ()
+    """The names in the shapes, each with the size to trace with; ``dynamic_axes.py`` puts them there."""
 
 
 def decide_inputs(
@@ -74,9 +103,36 @@ def decide_inputs(
     sizes = InputSizes(model, config, processor, given, frozenset(parameters))
     chosen = _choose(parameters, config, processor, task)
     floats = _float_dtype(model, config)
-    specs = tuple(_spec(name, config, sizes, task, floats) for name in chosen)
+    drafts = [_draft(name, config, sizes, task, floats) for name in chosen]
+    specs = tuple(InputTensorSpec(**draft) for draft in drafts)
     _check_required(model, parameters, chosen)
-    return InputDecision(specs, (*sizes.notes, *_unused(given, sizes, chosen)))
+    return InputDecision(specs, (*sizes.notes, *_unused(given, sizes, chosen)), _meanings(drafts, sizes))
+
+
+def _meanings(drafts: Sequence[_Draft], sizes: InputSizes) -> AxisMeanings:
+    keyed = [size for draft in drafts for size in draft["shape"] if isinstance(size, KeyedSize)]
+    return AxisMeanings(
+        keys={draft["name"]: tuple(getattr(size, "key", None) for size in draft["shape"]) for draft in drafts},
+        sizes={size.key: int(size) for size in keyed},
+        bounds=sizes.bounds,
+    )
+
+
+def known_meanings(
+    model: torch.nn.Module | type[torch.nn.Module],
+    config: Any,
+    specs: Sequence[InputTensorSpec],
+    folder: Path | None = None,
+    task: str | None = None,
+) -> AxisMeanings:
+    """Return what is known about the axes of inputs somebody else described; nothing, where the model is not known."""
+    try:
+        meanings = decide_inputs(model, config, folder, task=task).meanings
+    except UsageError:
+        return AxisMeanings()
+    ranks = {spec.name: len(spec.shape) for spec in specs}
+    keys = {name: keys for name, keys in meanings.keys.items() if ranks.get(name) == len(keys)}
+    return AxisMeanings(keys, meanings.sizes, meanings.bounds)
 
 
 def forward_parameters(model: torch.nn.Module | type[torch.nn.Module]) -> Mapping[str, inspect.Parameter]:
@@ -182,41 +238,41 @@ def _float_dtype(model: torch.nn.Module | type[torch.nn.Module], config: Any) ->
     return str(dtype or torch.float32).removeprefix("torch.")
 
 
-def _spec(name: str, config: Any, sizes: InputSizes, task: str | None, floats: str) -> InputTensorSpec:
-    """Return the specification of one input. The table of all inputs known here."""
+def _draft(name: str, config: Any, sizes: InputSizes, task: str | None, floats: str) -> _Draft:
+    """Return what one input is made from. The table of all inputs known here."""
     rows: tuple[int, ...] = (sizes.size("batch_size", 1),)
     if name == "pixel_values":
-        return InputTensorSpec(name=name, shape=(*rows, *sizes.image(task)), dtype=floats)
+        return _Draft(name=name, shape=(*rows, *sizes.image(task)), dtype=floats)
     if name == "input_values":
-        return InputTensorSpec(name=name, shape=(*rows, *sizes.audio()), dtype=floats)
+        return _Draft(name=name, shape=(*rows, *sizes.audio()), dtype=floats)
     if name == "input_features":
-        return InputTensorSpec(name=name, shape=(*rows, *sizes.audio_features()), dtype=floats)
+        return _Draft(name=name, shape=(*rows, *sizes.audio_features()), dtype=floats)
     if name == "decoder_input_values":
         shape = (*rows, sizes.decoder_sequence(), sizes.mel_bins())
-        return InputTensorSpec(name=name, shape=shape, dtype=floats)
+        return _Draft(name=name, shape=shape, dtype=floats)
     if name == "attention_mask" and not sizes.has_text:
-        return InputTensorSpec(name=name, shape=(*rows, sizes.audio_mask_length()), dtype="int64", value_range=(0, 1))
-    return _text_spec(name, config, sizes, rows, task)
+        return _Draft(name=name, shape=(*rows, sizes.audio_mask_length()), dtype="int64", value_range=(0, 1))
+    return _text_draft(name, config, sizes, rows, task)
 
 
-def _text_spec(name: str, config: Any, sizes: InputSizes, rows: tuple[int, ...], task: str | None) -> InputTensorSpec:
+def _text_draft(name: str, config: Any, sizes: InputSizes, rows: tuple[int, ...], task: str | None) -> _Draft:
     if name == "decoder_input_ids":
         shape = (*rows, sizes.decoder_sequence())
         vocabulary = sizes.decoder_vocabulary()
-        return InputTensorSpec(name=name, shape=shape, dtype="int64", value_range=_indices(vocabulary))
+        return _Draft(name=name, shape=shape, dtype="int64", value_range=_indices(vocabulary))
     if task == "multiple-choice":
         rows = (*rows, sizes.size("num_choices", 4))
     shape = (*rows, sizes.sequence())
     if name == "attention_mask":
-        return InputTensorSpec(name=name, shape=shape, dtype="int64", value_range=(0, 1))
+        return _Draft(name=name, shape=shape, dtype="int64", value_range=(0, 1))
     if name == "token_type_ids":
         types = getattr(config, "type_vocab_size", 0)
-        return InputTensorSpec(name=name, shape=shape, dtype="int64", value_range=_indices(types))
+        return _Draft(name=name, shape=shape, dtype="int64", value_range=_indices(types))
     if name == "bbox":
         places = getattr(config, "max_2d_position_embeddings", 1024)
-        return InputTensorSpec(name=name, shape=(*shape, 4), dtype="int64", value_range=_indices(places))
+        return _Draft(name=name, shape=(*shape, 4), dtype="int64", value_range=_indices(places))
     vocabulary = sizes.vocabulary()
-    return InputTensorSpec(
+    return _Draft(
         name=name, shape=shape, dtype="int64", value_range=_indices(vocabulary), last_value=sizes.end_token(vocabulary)
     )
 

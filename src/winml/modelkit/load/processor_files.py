@@ -13,7 +13,7 @@ from typing import Any
 
 from winml.modelkit.errors import CheckpointError
 
-__all__ = ["ProcessorInfo", "read_processor_files"]
+__all__ = ["ProcessorInfo", "read_json_object", "read_processor_files"]
 
 _IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 
@@ -42,10 +42,10 @@ def read_processor_files(folder: Path | None) -> ProcessorInfo:
     """
     if folder is None:
         return ProcessorInfo()
-    tokenizer = _read(folder / "tokenizer_config.json")
+    tokenizer = read_json_object(folder / "tokenizer_config.json")
     processor: dict[str, Any] = {}
     for name in _IMAGE_FILES:
-        content = _read(folder / name)
+        content = read_json_object(folder / name)
         # Newer processors nest their parts in one file.
         for part in ("image_processor", "feature_extractor", "video_processor"):
             nested = content.get(part)
@@ -60,7 +60,12 @@ def read_processor_files(folder: Path | None) -> ProcessorInfo:
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty where there is no such file.
+
+    Raises:
+        CheckpointError: it is there and is not a JSON object.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -37,7 +37,7 @@ def build_random_model(model_class: Any, config: Any, seed: int) -> torch.nn.Mod
             torch.manual_seed(seed)
             model: torch.nn.Module = model_class._from_config(config)
             _spread_constants(model)
-    except (ImportError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, ZeroDivisionError) as error:
+    except (ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointError(
             f"{model_class.__name__} cannot be built from this config: {reason}", hint="Mend the config."

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class ModelInfo:
     model_type: str | None = None
     """transformers' model type."""
     source_kind: str = "live"
-    """``folder``, ``config``, ``script`` or ``hub``; ``live`` for a module handed over by the caller."""
+    """``folder``, ``config``, ``script``, ``hub`` or ``type`` (no checkpoint); ``live`` for a module handed over."""
     revision: str | None = None
     """Revision of a Hub id that was asked for."""
     random_weights: bool = False
@@ -71,3 +72,10 @@ class LoadedModel:
     """Values to try first, where the user gave some; they fit ``inputs``."""
     notes: tuple[str, ...] = ()
     """Sentences the user should hear."""
+    dimensions: tuple[DynamicDimension, ...] = ()
+    """The names in the shapes of ``inputs``, each with the size to trace with; empty where all sizes are fixed."""
+
+    @property
+    def trace_sizes(self) -> dict[str, int]:
+        """Return the size of every dimension that is left open, as it is traced."""
+        return {dimension.name: dimension.example or 1 for dimension in self.dimensions}

@@ -8,11 +8,12 @@ files around it is told here, before torch or transformers is imported. Does not
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from winml.modelkit.errors import ModelPathError, UsageError
+from winml.modelkit.graph.dimensions import DynamicRequest
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.input_options import ShapeConfig
 from winml.modelkit.load.task import canonical_task
@@ -21,7 +22,8 @@ from winml.modelkit.options import nearest
 
 __all__ = ["ModelRequest", "Source", "SourceKind", "check_folder", "resolve_source"]
 
-SourceKind = Literal["folder", "config", "script", "hub"]
+SourceKind = Literal["folder", "config", "script", "hub", "type"]
+"""``type`` is a model type alone: no checkpoint at all."""
 
 CONFIG_NAME = "config.json"
 
@@ -56,6 +58,15 @@ class ModelRequest:
     """Sizes that differ from the model's own."""
     batch_size: int | None = None
     """Rows of every input; None is 1."""
+    dynamic: DynamicRequest = field(default_factory=DynamicRequest)
+    """Dimensions to leave open, besides those named in ``input_specs`` and ``shape_config``."""
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether some dimension is asked to be left open."""
+        named = any(isinstance(size, str) for spec in self.input_specs or () for size in spec.shape)
+        shaped = self.input_specs is None and self.shape_config is not None and bool(self.shape_config.left_open())
+        return named or shaped or not self.dynamic.is_empty
 
 
 @dataclass(frozen=True)
@@ -75,8 +86,12 @@ class Source:
     """Weight files of a checkpoint folder; None with random weights."""
 
 
-def resolve_source(request: ModelRequest) -> Source:
+def resolve_source(request: ModelRequest, *, needs_weights: bool | None = None) -> Source:
     """Decide what ``request.model`` names and check what can be checked without the libraries.
+
+    Args:
+        request: What the user asked for.
+        needs_weights: Whether something without weight files will not do; None: unless they are to be random.
 
     Raises:
         ModelPathError: nothing usable stands at the path.
@@ -87,7 +102,8 @@ def resolve_source(request: ModelRequest) -> Source:
     name = request.model.strip()
     if not name:
         raise UsageError("-m: empty model name", hint="Give a checkpoint folder, a Hub id or file.py:factory.")
-    source = _factory_source(name) or _path_source(name, request.random_weights) or _hub_source(name)
+    needs_weights = not request.random_weights if needs_weights is None else needs_weights
+    source = _factory_source(name) or _path_source(name, needs_weights) or _hub_source(name)
     _check_flags(source, request)
     return source
 
@@ -107,26 +123,27 @@ def _factory_source(name: str) -> Source | None:
     return None
 
 
-def _path_source(name: str, random_weights: bool) -> Source | None:
+def _path_source(name: str, needs_weights: bool) -> Source | None:
     """Return the source of something on disk, or None if the name cannot be a path."""
     path = Path(name).expanduser()
     if path.is_dir():
-        return Source("folder", name, path=path, weights=check_folder(path, needs_weights=not random_weights))
+        return Source("folder", name, path=path, weights=check_folder(path, needs_weights=needs_weights))
     if path.suffix == ".onnx":
         raise UsageError(
             f"{name}: is an ONNX file, and this command makes one from a PyTorch model",
-            hint="Give what it was made from: a checkpoint folder, config.json, Hub id or file.py:factory.",
+            hint="Give what it was made from: a checkpoint folder, config.json, Hub id or file.py:factory. Of an ONNX "
+            "file, winml export fixes open dimensions: --shape-config '{\"batch\": 1}'.",
         )
     if path.is_file():
-        return _file_source(name, path, random_weights)
+        return _file_source(name, path, needs_weights)
     if _looks_like_path(name):
         raise ModelPathError(f"{name}: no such file or folder", hint=_missing_path_hint(path))
     return None
 
 
-def _file_source(name: str, path: Path, random_weights: bool) -> Source:
+def _file_source(name: str, path: Path, needs_weights: bool) -> Source:
     if path.suffix == ".json":
-        if not random_weights:
+        if needs_weights:
             raise UsageError(
                 f"{name}: is a config and holds no weights",
                 hint="Add --random-weights, or give the checkpoint folder instead.",
@@ -163,7 +180,7 @@ def _missing_path_hint(path: Path) -> str:
     if not parent.is_dir():
         return f"The folder {parent} does not exist either."
     guess = nearest(path.name, (entry.name for entry in parent.iterdir()))
-    return f"Did you mean {parent / guess}?" if guess else f"Look into {parent} for the name."
+    return f"Did you mean {parent / guess}?" if guess else f"Nothing in {parent.absolute()} is called that."
 
 
 def _check_flags(source: Source, request: ModelRequest) -> None:
@@ -186,7 +203,7 @@ def _check_flags(source: Source, request: ModelRequest) -> None:
         )
     if request.task is not None:
         canonical_task(request.task)
-    wanted = request.shape_config.batch_size if request.shape_config else None
+    wanted = request.shape_config.given().get("batch_size") if request.shape_config else None
     if wanted is not None and request.batch_size not in (None, wanted):
         raise UsageError(
             f"--batch-size {request.batch_size}: --shape-config says batch_size {wanted}", hint="Give one of the two."

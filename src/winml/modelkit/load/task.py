@@ -19,6 +19,7 @@ __all__ = [
     "TASK_ALIASES",
     "TaskDecision",
     "canonical_task",
+    "inference_class",
     "resolve_custom_task",
     "resolve_task",
     "tasks_for",
@@ -97,6 +98,8 @@ TASK_ALIASES: Mapping[str, str] = {
     "text-to-speech": "text-to-audio",
 }
 """Other names people and tools use → task."""
+
+_INFERENCE_PREFIX = "WinMLModelFor"
 
 _AUTO_CLASS_PARTS = {
     "": "AutoModel",
@@ -203,6 +206,27 @@ def resolve_custom_task(
     )
 
 
+def inference_class(task: str, class_name: str = "", model_type: str = "") -> str:
+    """Return the class that runs an exported model of a task: transformers' auto class, said of ours.
+
+    Args:
+        task: Canonical task.
+        class_name: Class of the model; tells which of several auto classes of the task it is.
+        model_type: Its model type.
+
+    >>> inference_class("fill-mask"), inference_class("feature-extraction")
+    ('WinMLModelForMaskedLM', 'WinMLModelForFeatureExtraction')
+    """
+    autos = dict(zip(TASKS[task], _auto_classes(task), strict=True))
+    part = next((part for part in autos if class_name in _table_entries(part, model_type)), TASKS[task][0])
+    auto = autos[part]
+    return f"{_INFERENCE_PREFIX}{'FeatureExtraction' if task == 'feature-extraction' else _after_for(auto)}"
+
+
+def _after_for(auto_class: str) -> str:
+    return auto_class.removeprefix("Auto").removeprefix("ModelFor")
+
+
 def _asked_for(
     task: str, name: str, model_type: str, architectures: tuple[str, ...], offered: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision:
@@ -282,10 +306,14 @@ def _auto_classes(task: str) -> Iterator[str]:
 
 
 def _classes(task: str, model_type: str) -> Iterator[str]:
+    for part in TASKS[task]:
+        yield from _table_entries(part, model_type)
+
+
+def _table_entries(part: str, model_type: str) -> tuple[str, ...]:
     from transformers.models.auto import modeling_auto
 
-    for part in TASKS[task]:
-        name = f"MODEL_FOR_{part}_MAPPING_NAMES" if part else "MODEL_MAPPING_NAMES"
-        # A table may be new or gone in the installed transformers: then the task has one way less.
-        entry = getattr(modeling_auto, name, {}).get(model_type, ())
-        yield from (entry,) if isinstance(entry, str) else entry
+    name = f"MODEL_FOR_{part}_MAPPING_NAMES" if part else "MODEL_MAPPING_NAMES"
+    # A table may be new or gone in the installed transformers: then the task has one way less.
+    entry = getattr(modeling_auto, name, {}).get(model_type, ())
+    return (entry,) if isinstance(entry, str) else tuple(entry)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import CheckpointError
 
-__all__ = ["FORMATS", "WeightFiles", "check_safetensors", "find_weights", "tensor_shapes"]
+__all__ = ["FORMATS", "StoredSize", "WeightFiles", "check_safetensors", "find_weights", "stored_sizes", "tensor_shapes"]
 
 FORMATS = (
     ("safetensors", "model.safetensors", "model.safetensors.index.json"),
@@ -28,6 +29,13 @@ _DTYPE_BITS = {
     "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
 """Bits per element, by the names of the safetensors format."""
+
+_DTYPE_NAMES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32",
+    "I64": "int64", "U64": "uint64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+    "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
+"""The names everybody else uses."""
 
 _MAX_HEADER_BYTES = 100_000_000
 """Limit of the safetensors format."""
@@ -106,6 +114,34 @@ def check_safetensors(path: Path) -> None:
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of a safetensors file, from its header."""
     return {name: tuple(entry["shape"]) for name, entry in _read_header(path)[0].items()}
+
+
+@dataclass(frozen=True)
+class StoredSize:
+    """What the tensors of one dtype take in weight files."""
+
+    dtype: str
+    """As numpy and torch call it (``bfloat16``)."""
+    count: int
+    """Values."""
+    size_bytes: int
+
+
+def stored_sizes(files: Iterable[Path]) -> tuple[StoredSize, ...]:
+    """Return what the tensors of safetensors files take, per dtype, the first tensor's dtype first; from the headers.
+
+    Raises:
+        CheckpointError: a header is malformed.
+    """
+    counts: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for file in files:
+        for entry in _read_header(file)[0].values():
+            name = _DTYPE_NAMES.get(entry["dtype"], entry["dtype"].lower())
+            begin, end = entry["data_offsets"]
+            counts[name] = counts.get(name, 0) + math.prod(entry["shape"])
+            sizes[name] = sizes.get(name, 0) + end - begin
+    return tuple(StoredSize(name, count, sizes[name]) for name, count in counts.items())
 
 
 def _read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:

@@ -13,7 +13,7 @@ from rich.tree import Tree
 
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.report.export_result import ExportResult
-from winml.modelkit.report.words import count_words, shape_words, size_words, verification_words
+from winml.modelkit.report.words import count_words, dimension_words, shape_words, size_words, verification_words
 
 __all__ = ["console_for", "print_export", "print_tree"]
 
@@ -47,19 +47,21 @@ def print_tree(result: ExportResult, console: Console) -> None:
 
 def print_export(result: ExportResult, console: Console) -> None:
     """Print what was made: the model, its inputs and outputs, coverage, verification and files."""
-    coverage = result.coverage
+    coverage, checked = result.coverage, result.checked_sizes
     rows = [
         ("model", f"{result.model.class_name} · {count_words(result.tree.root.parameter_count)} parameters"),
         *([("task", f"{result.model.task} ({result.model.task_rule})")] if result.model.task else []),
         ("inputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.inputs)),
         ("outputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.outputs)),
+        *(
+            [("open", ", ".join(dimension_words(item, checked.get(item.name, ())) for item in result.dimensions))]
+            if result.dimensions
+            else []
+        ),
         ("exporter", f"{result.exporter}, opset {result.opset_produced}"),
         (
             "hierarchy",
-            (
-                f"{len(result.tree)} modules traced of {result.tree.registered} registered · "
-                f"{coverage.tagged} of {coverage.nodes} nodes tagged ({coverage.percent:.0f} %)"
-            ),
+            f"{len(result.tree)} modules traced of {result.tree.registered} registered · {_tagged_words(result)}",
         ),
         *(
             [("sources", ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items())))]
@@ -78,3 +80,10 @@ def print_export(result: ExportResult, console: Console) -> None:
         )
     for note in result.notes:
         console.print(f"[bold]{'note':<{width}}[/bold]  {escape(note)}", highlight=False)
+
+
+def _tagged_words(result: ExportResult) -> str:
+    coverage = result.coverage
+    if coverage.nodes and not coverage.tagged:
+        return "not written (--no-hierarchy)"
+    return f"{coverage.tagged} of {coverage.nodes} nodes tagged ({coverage.percent:.0f} %)"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from winml.modelkit.export.verification import VerificationInfo
+from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.hierarchy.tagging import Source
@@ -76,6 +77,10 @@ class ExportResult:
     opset_produced: int
     notes: tuple[str, ...]
     """What the user should know, one sentence each."""
+    dimensions: tuple[DynamicDimension, ...] = ()
+    """The dimensions left open, each with the size it was traced with."""
+    checked_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Dimension → other sizes at which the file was compared with PyTorch."""
 
     @property
     def seconds(self) -> float:
@@ -97,6 +102,10 @@ class ExportResult:
             "opset_produced": self.opset_produced,
             "inputs": [spec.as_record() for spec in self.inputs],
             "outputs": [spec.as_record() for spec in self.outputs],
+            "dynamic": [
+                {**dimension.model_dump(exclude_none=True), "checked": list(self.checked_sizes.get(dimension.name, ()))}
+                for dimension in self.dimensions
+            ],
             "modules_traced": len(self.tree),
             "nodes": self.coverage.nodes,
             "coverage": {

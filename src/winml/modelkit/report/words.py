@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from winml.modelkit.export.verification import VerificationInfo
+from winml.modelkit.graph.dimensions import DynamicDimension
 
-__all__ = ["count_words", "shape_words", "size_words", "verification_words"]
+__all__ = ["count_words", "dimension_words", "shape_words", "size_words", "verification_words"]
 
 
 def size_words(size_bytes: int) -> str:
@@ -17,7 +18,7 @@ def size_words(size_bytes: int) -> str:
     """
     size = float(size_bytes)
     for unit in ("B", "kB", "MB"):
-        if size < 1000:
+        if round(size, 1) < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.2f} GB"
@@ -44,6 +45,17 @@ def shape_words(dtype: str, shape: Sequence[int | str]) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
+def dimension_words(dimension: DynamicDimension, checked: Sequence[int]) -> str:
+    """Return what is known about a dimension that was left open.
+
+    >>> dimension_words(DynamicDimension(name="sequence", max=64, example=48), (1, 55))
+    'sequence 1 to 64 (traced 48; checked 1, 55)'
+    """
+    bounds = f"{dimension.min} to {dimension.max}" if dimension.max is not None else f"from {dimension.min}"
+    others = f"; checked {', '.join(map(str, checked))}" if checked else "; not checked"
+    return f"{dimension.name} {bounds} (traced {dimension.example}{others})"
+
+
 def verification_words(verification: VerificationInfo | None) -> str:
     """Return the outcome of a verification in one sentence."""
     if verification is None:
@@ -51,12 +63,12 @@ def verification_words(verification: VerificationInfo | None) -> str:
     worst = verification.worst
     if worst.problem:
         return f"not equal: output {worst.name!r}, draw {worst.draw}: {worst.problem}"
-    bound = (
-        "equal"
-        if worst.threshold == 0
-        else f"largest difference {worst.relative_diff:.1e} of scale, accepted {worst.threshold:.0e}"
-    )
+    bound = f"largest difference {worst.relative_diff:.1e} of scale, accepted {worst.threshold:.0e}"
+    if worst.threshold == 0:
+        bound = "equal" if worst.is_equal else f"largest difference {worst.max_abs_diff:g}, accepted none"
     if not verification.has_signal:
+        if all(comparison.scale == 0 for comparison in verification.comparisons):
+            return "inconclusive: every output of the model is zero, NaN or infinite, so a wrong graph would not show"
         return f"inconclusive: no output of the model depends on its inputs, so a wrong graph would not show ({bound})"
     outcome = (
         "ONNX Runtime equals PyTorch"

@@ -88,9 +88,10 @@ def _floats(
     low, high = spec.value_range
     share = generator.random(shape)
     # Each end is scaled by itself, so that a range wider than the largest float does not overflow. The nearest value
-    # of a narrower dtype may lie outside the range, hence the second clip.
-    values = np.clip(low * (1.0 - share) + high * share, low, high).astype(dtype)
-    inside: Array = np.clip(values, _inside(low, dtype, math.inf), _inside(high, dtype, -math.inf))
+    # of a narrower dtype may lie outside the range, hence the second clip; it may be infinite before that.
+    with np.errstate(over="ignore"):
+        values = np.clip(low * (1.0 - share) + high * share, low, high).astype(dtype)
+        inside: Array = np.clip(values, _inside(low, dtype, math.inf), _inside(high, dtype, -math.inf))
     return inside.astype(dtype)  # numpy widens foreign dtypes
 
 

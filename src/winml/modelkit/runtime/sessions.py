@@ -22,13 +22,16 @@ from winml.modelkit.errors import StageError, UsageError, first_line
 
 __all__ = ["Session", "run_onnx"]
 
+# What the environment variable set beside this module does not reach: traces of older versions on Windows.
+ort.disable_telemetry_events()
+
 Array = NDArray[Any]
 
 CPU = ("CPUExecutionProvider",)
 
 _ONNX_BFLOAT16 = 16
 """Specified: ``TensorProto.BFLOAT16``."""
-_SEVERITY_ERROR = 3
+_SEVERITY_FATAL = 4
 """ONNX Runtime's warnings are for people who tune it; errors come back as exceptions."""
 
 _ORT_ERRORS: tuple[type[Exception], ...] = (
@@ -67,7 +70,7 @@ class Session:
                 hint=f"Available: {', '.join(ort.get_available_providers())}.",
             )
         options = ort.SessionOptions()
-        options.log_severity_level = _SEVERITY_ERROR
+        options.log_severity_level = _SEVERITY_FATAL
         level = ort.GraphOptimizationLevel
         options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
         try:

@@ -1,0 +1,115 @@
+"""Writes docs/reference/build_config.md from the build config itself, so that the two cannot disagree.
+
+python scripts/build_config_reference.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.build.config import SCHEMA_VERSION, WinMLBuildConfig
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "build_config.md"
+
+HEAD = f"""# Build config
+
+Written by `scripts/build_config_reference.py` from the code; change it there. `winml config` writes such a file,
+`winml config --check FILE` checks one, `winml config --schema` prints its JSON Schema. This is schema version
+{SCHEMA_VERSION}; files of earlier versions are read.
+
+A section that is null skips its stage. An unknown key is an error. `export` is read by `winml export --export-config`;
+the stages that read `optim`, `quant`, `compile` and `eval` are not built yet, so nothing acts on these sections so far.
+"""
+
+
+def reference() -> str:
+    """Return the document."""
+    schema = WinMLBuildConfig.model_json_schema()
+    definitions: dict[str, Any] = schema["$defs"]
+    parts = [HEAD, _table(schema)]
+    done: set[str] = set()
+    waiting = _references(schema)
+    while waiting:
+        name = waiting.pop(0)
+        if name not in done:
+            done.add(name)
+            parts.append(
+                f"## {name}\n\n{_text(definitions[name].get('description', ''))}\n\n{_table(definitions[name])}"
+            )
+            waiting += _references(definitions[name])
+    return "\n".join(parts)
+
+
+def _table(schema: dict[str, Any]) -> str:
+    properties = schema.get("properties", {})
+    if not properties:
+        return ""
+    rows = ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
+    required = schema.get("required", ())
+    for key, value in properties.items():
+        default = "required" if key in required else _default(value)
+        rows.append(f"| `{key}` | {_kind(value)} | {default} | {_text(value.get('description', ''))} |")
+    return "\n".join(rows) + "\n"
+
+
+def _default(value: dict[str, Any]) -> str:
+    if "default" not in value:
+        return ""
+    # The defaults of a section stand in its own table.
+    return "`{}`" if isinstance(value["default"], dict) else f"`{_json(value['default'])}`"
+
+
+def _kind(value: dict[str, Any]) -> str:
+    """Return what a value may be, in words."""
+    if "$ref" in value:
+        name = value["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in value:
+        return " or ".join(dict.fromkeys(_kind(option) for option in value["anyOf"]))
+    if "const" in value:
+        return f"`{_json(value['const'])}`"
+    if "enum" in value:
+        return " or ".join(f"`{_json(option)}`" for option in value["enum"])
+    if value.get("type") == "array":
+        items = value.get("items") or (value.get("prefixItems") or [{}])[0]
+        return f"list of {_kind(items)}"
+    if value.get("type") == "object":
+        inner = value.get("additionalProperties")
+        return f"object of {_kind(inner)}" if isinstance(inner, dict) and inner else "object"
+    bounds = [f"{word} {value[key]}" for key, word in (("minimum", "from"), ("maximum", "to")) if key in value]
+    return " ".join([str(value.get("type", "anything")), *bounds])
+
+
+def _references(schema: Any) -> list[str]:
+    if isinstance(schema, dict):
+        own = [schema["$ref"].rpartition("/")[2]] if "$ref" in schema else []
+        return own + [name for key, value in schema.items() if key != "$defs" for name in _references(value)]
+    return [name for value in schema for name in _references(value)] if isinstance(schema, list) else []
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value)
+
+
+def _text(docstring: str) -> str:
+    """Return a docstring as Markdown in one line, in the words of JSON."""
+    words = docstring.replace("``", "`").replace(":data:", "").replace(":class:", "").replace("|", "\\|")
+    return " ".join(re.sub(r"\bNone\b", "Null", words).split())
+
+
+def main() -> None:
+    """Write the document, or say whether it is current."""
+    text = reference()
+    if "--check" in sys.argv[1:]:
+        if not TARGET.is_file() or TARGET.read_text(encoding="utf-8") != text:
+            raise SystemExit(f"{TARGET} is out of date: run python {Path(__file__).name}")
+        return
+    TARGET.write_text(text, encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()

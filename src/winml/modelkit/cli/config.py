@@ -1,0 +1,152 @@
+"""``winml config``: what a build of a model will do, as a file to read, change and keep."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._options import debug_option, dynamic_options, input_options, model_option, source_options
+from winml.modelkit.cli._requests import model_request
+from winml.modelkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from winml.modelkit.build.config import WinMLBuildConfig
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml config -m sentence-transformers/all-MiniLM-L6-v2 -o config.json
+  winml config -m ./checkpoint --task text-classification --no-quant
+  winml config -m ./checkpoint | winml config --check -
+  winml config --schema
+"""
+
+STDIN = "-"
+
+
+@click.command(name="config", cls=WinMLCommand, epilog=EPILOG)
+@model_option(required=False, help="Hub id, checkpoint folder, config.json, file.py:factory or package.module:factory.")
+@source_options
+@click.option("--random-weights", is_flag=True, help="Build from the config alone, with seeded random weights.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights and inputs.")
+@input_options
+@dynamic_options
+@click.option("--device", type=click.Choice(["cpu", "gpu", "npu"]), help="Kind of device it will run on.")
+@click.option("--ep", metavar="NAME", help="Execution provider it will run on.")
+@click.option("--precision", metavar="NAME", help="fp32, fp16, bf16, int8, int4, w8a16 and the like, or auto.")
+@click.option("--no-quant", is_flag=True, help="Skip quantization.")
+@click.option("--no-compile", is_flag=True, help="Skip compilation.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; stdout where it is left out.")
+@click.option("--overwrite", is_flag=True, help="Replace the file if it is there already.")
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of the config instead.")
+@click.option("--check", metavar="FILE", help="Check a config instead; - reads stdin.")
+@debug_option
+def command(**options: Any) -> None:
+    """Write what a build of a model will do, as JSON; no weight is read.
+
+    Task, class and inputs are those that winml export decides. Exit codes: 0 done, 1 the files are wrong, 2 wrong usage
+    or an invalid config.
+    """
+    if options["schema"]:
+        _print_json(_schema())
+    elif options["check"] is not None:
+        _check(options["check"])
+    elif options["model"] is None:
+        raise UsageError(
+            "no model was given", hint="Give one with -m; or --check FILE to check a config, --schema for its schema."
+        )
+    else:
+        _write(options)
+
+
+def _schema() -> dict[str, Any]:
+    from winml.modelkit.build.config import WinMLBuildConfig
+
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **WinMLBuildConfig.model_json_schema()}
+
+
+def _check(place: str) -> None:
+    from winml.modelkit.build.config import SECTIONS, parse_build_config
+    from winml.modelkit.options import parse_json, read_json
+
+    value, source = parse_json(sys.stdin.read(), "stdin") if place == STDIN else read_json(place, "--check")
+    config, notes = parse_build_config(value, source)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    skipped = [name for name in SECTIONS if getattr(config, name) is None]
+    click.echo(f"{source}: valid, schema version {config.schema_version}")
+    click.echo(f"sections: {', '.join(name for name in SECTIONS if name not in skipped) or 'none'}")
+    click.echo(f"skipped: {', '.join(skipped) or 'none'}")
+
+
+def _write(options: dict[str, Any]) -> None:
+    config = _asked_for(options)
+    request = model_request(options)
+    output: Path | None = options["output"]
+    # What can be refused by looking at names and paths is refused before torch is imported, which takes seconds.
+    from winml.modelkit.graph.files import OutputFiles, refuse_existing
+    from winml.modelkit.load.source import resolve_source
+    from winml.modelkit.runtime.execution_providers import refuse_dynamic
+
+    if output is not None:
+        refuse_existing([output], overwrite=options["overwrite"])
+    if request.is_dynamic:
+        refuse_dynamic(options["ep"], is_dynamic=True, allow_dynamic=options["allow_dynamic"])
+    resolve_source(request, needs_weights=False)
+    if not options["debug"]:
+        import warnings
+
+        warnings.simplefilter("ignore")
+    from winml.modelkit.build.config_resolution import resolve_build_config
+
+    resolved, notes = resolve_build_config(config, request)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    if output is None:
+        _print_json(resolved.as_record())
+        return
+    with OutputFiles() as files:
+        files.stage(output).write_text(f"{_as_json(resolved.as_record())}\n", encoding="utf-8")
+        files.commit()
+    click.echo(f"wrote {output}", err=True)
+
+
+def _asked_for(options: dict[str, Any]) -> WinMLBuildConfig:
+    """Return the config as far as the options say it.
+
+    Raises:
+        UsageError: an option asks for something of a stage that is skipped.
+        ConfigError: an option has no valid value.
+    """
+    from winml.modelkit.build.config import parse_build_config
+
+    place = {key: options[key] for key in ("device", "ep") if options[key] is not None}
+    precision = {} if options["precision"] is None else {"precision": options["precision"]}
+    if precision and options["no_quant"]:
+        raise UsageError("--precision has no meaning with --no-quant", hint="Leave one of them out.")
+    if place and options["no_quant"] and options["no_compile"]:
+        raise UsageError(
+            f"--{next(iter(place))} has no meaning with both --no-quant and --no-compile: no stage is left to read it",
+            hint="Leave it out.",
+        )
+    given = {
+        "quant": None if options["no_quant"] else {**precision, **place},
+        "compile": None if options["no_compile"] else place,
+    }
+    config: WinMLBuildConfig = parse_build_config(given, "options")[0]
+    return config
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    click.echo(_as_json(record))
+
+
+def _as_json(record: dict[str, Any]) -> str:
+    import json
+
+    return json.dumps(record, indent=2, ensure_ascii=False)

@@ -1,0 +1,189 @@
+"""Which nodes and which weights does an ONNX file hold?
+
+Walks the graph, its subgraphs and the functions once, and resolves every name a node reads to the weight it stands for.
+Knows sizes from headers only; does not know modules.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import onnx
+
+__all__ = ["Contents", "DataLocation", "PlacedNode", "Weight", "dtype_name", "qualified_name", "read_contents"]
+
+Place = Literal["graph", "subgraph", "function"]
+"""Where a node stands; how often one in a subgraph runs is not known from the file."""
+
+_NUMPY_NAMES = {"float": "float32", "double": "float64"}
+"""ONNX's own spelling of two types to numpy's, which FORMATS uses; the others agree."""
+
+
+@dataclass(frozen=True)
+class DataLocation:
+    """Where the values of a weight lie outside the file."""
+
+    file: str
+    """As the model file writes it, relative to its own folder."""
+    end_bytes: int | None
+    """First position behind the values, where the file says both offset and length."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One initializer, as its header describes it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    elements: int
+    """Number of stored values; of a sparse one those that are not zero."""
+    size_bytes: int | None
+    """None where the type is one this version of onnx does not know."""
+    location: DataLocation | None
+    """None: inside the file."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready record."""
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "parameters": self.elements,
+            "size_bytes": self.size_bytes,
+            "file": self.location.file if self.location else None,
+        }
+
+
+@dataclass(frozen=True)
+class PlacedNode:
+    """One node, where it stands, and what it reads."""
+
+    proto: onnx.NodeProto
+    place: Place
+    weights: tuple[int, ...]
+    """Positions in ``Contents.weights`` of the initializers among its inputs."""
+    function: tuple[str, str] | None = None
+    """Domain and name of the function it stands in, if any."""
+
+    @property
+    def callee(self) -> tuple[str, str]:
+        """Domain and name of the function it calls, if it is a call."""
+        return self.proto.domain, self.proto.op_type
+
+    @property
+    def operator(self) -> str:
+        """Operator with its domain, where that is not ONNX's own: ``com.microsoft.FusedMatMul``."""
+        return qualified_name(self.proto.domain, self.proto.op_type)
+
+
+@dataclass
+class Contents:
+    """Everything the graph, its subgraphs and the functions hold."""
+
+    nodes: list[PlacedNode] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
+
+
+def read_contents(model: onnx.ModelProto) -> Contents:
+    """Collect the nodes and weights of a model, those of subgraphs and functions included."""
+    contents = Contents()
+    _add_graph(contents, model.graph, {}, "graph")
+    for function in model.functions:
+        for node in function.node:
+            _add_node(contents, node, {}, "function", (function.domain, function.name))
+    return contents
+
+
+def _add_graph(
+    contents: Contents,
+    graph: onnx.GraphProto,
+    outer: Mapping[str, int],
+    place: Place,
+    function: tuple[str, str] | None = None,
+) -> None:
+    visible = dict(outer)
+    for weight in _weights(graph):
+        visible[weight.name] = len(contents.weights)
+        contents.weights.append(weight)
+    for node in graph.node:
+        _add_node(contents, node, visible, place, function)
+
+
+def _add_node(
+    contents: Contents,
+    node: onnx.NodeProto,
+    visible: Mapping[str, int],
+    place: Place,
+    function: tuple[str, str] | None = None,
+) -> None:
+    read = tuple(visible[name] for name in node.input if name in visible)
+    contents.nodes.append(PlacedNode(node, place, read, function))
+    for attribute in node.attribute:
+        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            _add_graph(contents, graph, visible, "function" if function else "subgraph", function)
+
+
+def _weights(graph: onnx.GraphProto) -> Iterator[Weight]:
+    for tensor in graph.initializer:
+        size = _size_bytes(tensor)
+        yield _weight(tensor, tuple(tensor.dims), size)
+    for sparse in graph.sparse_initializer:
+        sizes = (_size_bytes(sparse.values), _size_bytes(sparse.indices))
+        size = None if sizes[0] is None or sizes[1] is None else sizes[0] + sizes[1]
+        yield _weight(sparse.values, tuple(sparse.dims), size)
+
+
+def _weight(tensor: onnx.TensorProto, shape: tuple[int, ...], size_bytes: int | None) -> Weight:
+    return Weight(
+        name=tensor.name,
+        dtype=dtype_name(tensor.data_type),
+        shape=shape,
+        elements=math.prod(tensor.dims),
+        size_bytes=size_bytes,
+        location=_location(tensor),
+    )
+
+
+def qualified_name(domain: str, name: str) -> str:
+    """Return the name of an operator or function with its domain, unless that is ONNX's own.
+
+    >>> qualified_name("", "Gemm"), qualified_name("com.microsoft", "FusedGemm")
+    ('Gemm', 'com.microsoft.FusedGemm')
+    """
+    return name if domain in ("", "ai.onnx") else f"{domain}.{name}"
+
+
+def dtype_name(data_type: int) -> str:
+    """Return numpy's name of an element type; ``type 99`` for one this version of onnx does not know."""
+    try:
+        name: str = onnx.TensorProto.DataType.Name(data_type).lower()
+    except ValueError:
+        return f"type {data_type}"
+    return _NUMPY_NAMES.get(name, name)
+
+
+def _size_bytes(tensor: onnx.TensorProto) -> int | None:
+    """Return the size of the values as stored: dimensions times bits, the last byte filled up."""
+    if tensor.data_type == onnx.TensorProto.STRING:
+        return sum(len(text) for text in tensor.string_data)
+    dtype = dtype_name(tensor.data_type)
+    if dtype.startswith("type "):
+        return None
+    # The first number in the name is the width: float16, uint4, float8e4m3fn. bool has none, and takes a byte.
+    width = re.search(r"\d+", dtype)
+    bits: int = math.prod(tensor.dims) * (int(width[0]) if width else 8)
+    return (bits + 7) // 8
+
+
+def _location(tensor: onnx.TensorProto) -> DataLocation | None:
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return None
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    length, offset = entries.get("length", ""), entries.get("offset", "0")
+    end = int(offset) + int(length) if length.isdecimal() and offset.isdecimal() else None
+    return DataLocation(entries.get("location", ""), end)

@@ -1,0 +1,176 @@
+"""What does an ONNX file say about itself?
+
+Reads the structure of the file and puts the answers of the other files of this room together. Weights stay where they
+are: data files are asked for their size and never opened, and may be missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from winml.modelkit.graph.reading import read_structure
+from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.selector import select
+from winml.modelkit.hierarchy.tagging import OUR_PREFIX, TREE_KEY
+from winml.modelkit.inspect.data_files import find_data_files
+from winml.modelkit.inspect.module_costs import ModuleCost, charge_modules, count_node_macs
+from winml.modelkit.inspect.onnx_contents import Contents, PlacedNode, Weight, dtype_name, qualified_name, read_contents
+from winml.modelkit.inspect.onnx_inspection import FileInfo, NodeInfo, OnnxInspection, ValueInfo, WeightSummary
+from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
+from winml.modelkit.inspect.value_shapes import declared_shape, read_shapes
+
+__all__ = ["inspect_onnx"]
+
+NO_TENSOR = {"sequence_type": "sequence", "optional_type": "optional", "map_type": "map", "opaque_type": "opaque"}
+
+
+def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
+    """Look at an ONNX file; no weight is read.
+
+    Args:
+        path: The file.
+        selector: Modules whose subtrees are wanted, with their nodes; None: the whole tree, without nodes.
+
+    Raises:
+        ModelPathError: there is no such file, or it is a directory.
+        InputError: it is empty, cut off, or not an ONNX file.
+        UsageError: no module matches ``selector``.
+    """
+    model = read_structure(path)
+    contents = read_contents(model)
+    metadata = {item.key: item.value for item in model.metadata_props}
+    tree = read_tree([node.proto for node in contents.nodes], metadata, model.graph.name.strip("/") or "graph")
+    shapes, shape_notes = read_shapes(model, contents.nodes)
+    macs = count_node_macs(contents, shapes)
+    modules, unclaimed = charge_modules(tree, contents, macs)
+    wanted = _subtrees(modules, selector)
+    data_files, file_notes = find_data_files(path, contents.weights)
+    size = path.stat().st_size
+    return OnnxInspection(
+        files=(FileInfo(path, size), *data_files),
+        ir_version=model.ir_version,
+        producer_name=model.producer_name,
+        producer_version=model.producer_version,
+        graph_name=model.graph.name,
+        opsets={entry.domain or "ai.onnx": entry.version for entry in model.opset_import},
+        inputs=_inputs(model.graph),
+        outputs=tuple(map(_value_info, model.graph.output)),
+        weights=tuple(contents.weights),
+        weight_summaries=_summarize(contents.weights),
+        operators=dict(Counter(node.operator for node in contents.nodes).most_common()),
+        subgraph_nodes=sum(node.place == "subgraph" for node in contents.nodes),
+        functions={qualified_name(function.domain, function.name): len(function.node) for function in model.functions},
+        total=sum((module.own for module in modules), unclaimed),
+        records=_records(metadata),
+        metadata={key: value for key, value in metadata.items() if not key.startswith(OUR_PREFIX)},
+        tree_source=tree.source,
+        coverage=tree.coverage,
+        modules=wanted,
+        unclaimed=unclaimed,
+        selector=selector,
+        module_nodes=_nodes_within(wanted, tree, contents, macs) if selector is not None else (),
+        notes=(
+            *_version_notes(model),
+            *_duplicate_notes(model, contents.nodes),
+            *tree.notes,
+            *file_notes,
+            *shape_notes,
+        ),
+    )
+
+
+def _subtrees(modules: Sequence[ModuleCost], selector: str | None) -> tuple[ModuleCost, ...]:
+    """Return the selected modules and all below them, in the order of the tree."""
+    if selector is None:
+        return tuple(modules)
+    roots = {module.tag for module in select(modules, selector)}
+    return tuple(module for module in modules if _is_below(module.tag, roots))
+
+
+def _is_below(tag: str, roots: Iterable[str]) -> bool:
+    segments = address.parse_tag(tag)
+    return any(address.format_tag(segments[:depth]) in roots for depth in range(1, len(segments) + 1))
+
+
+def _nodes_within(
+    modules: Sequence[ModuleCost], tree: OnnxTree, contents: Contents, macs: Sequence[int | None]
+) -> tuple[NodeInfo, ...]:
+    tags = {module.tag for module in modules}
+    return tuple(
+        NodeInfo(node.proto.name, node.operator, tag, operations, tuple(node.proto.input), tuple(node.proto.output))
+        for node, tag, operations in zip(contents.nodes, tree.tags, macs, strict=True)
+        if tag in tags
+    )
+
+
+def _inputs(graph: onnx.GraphProto) -> tuple[ValueInfo, ...]:
+    initialized = {tensor.name for tensor in graph.initializer}
+    return tuple(_value_info(value) for value in graph.input if value.name not in initialized)
+
+
+def _value_info(value: onnx.ValueInfoProto) -> ValueInfo:
+    kind = value.type.WhichOneof("value") or "tensor_type"
+    if kind in NO_TENSOR:
+        return ValueInfo(value.name, NO_TENSOR[kind], None)
+    tensor = value.type.sparse_tensor_type if kind == "sparse_tensor_type" else value.type.tensor_type
+    return ValueInfo(value.name, dtype_name(tensor.elem_type), declared_shape(value.type))
+
+
+def _summarize(weights: Iterable[Weight]) -> dict[str, WeightSummary]:
+    groups: dict[str, list[Weight]] = defaultdict(list)
+    for weight in weights:
+        groups[weight.dtype].append(weight)
+    summaries = {
+        dtype: WeightSummary(
+            len(group), sum(weight.elements for weight in group), sum(weight.size_bytes or 0 for weight in group)
+        )
+        for dtype, group in groups.items()
+    }
+    return dict(sorted(summaries.items(), key=lambda item: (-item[1].size_bytes, item[0])))
+
+
+def _records(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return our own metadata, parsed where it is JSON."""
+    records: dict[str, Any] = {}
+    for key, text in metadata.items():
+        if key.startswith(OUR_PREFIX) and key != TREE_KEY:
+            try:
+                records[key] = json.loads(text)
+            except (ValueError, RecursionError):
+                records[key] = text
+    return records
+
+
+def _version_notes(model: onnx.ModelProto) -> list[str]:
+    notes = []
+    if model.ir_version > onnx.IR_VERSION:
+        notes.append(
+            f"IR version {model.ir_version} is newer than {onnx.IR_VERSION}, the newest the installed onnx knows"
+        )
+    newest = onnx.defs.onnx_opset_version()
+    notes += [
+        f"opset {entry.version} is newer than {newest}, the newest the installed onnx knows"
+        for entry in model.opset_import
+        if entry.domain in ("", "ai.onnx") and entry.version > newest
+    ]
+    return notes
+
+
+def _duplicate_notes(model: onnx.ModelProto, nodes: Sequence[PlacedNode]) -> list[str]:
+    notes = []
+    if repeated := _repeated_keys(model):
+        notes.append(f"the model's metadata has {', '.join(repeated)} more than once; the last one is shown")
+    affected = sum(bool(_repeated_keys(node.proto)) for node in nodes)
+    if affected:
+        notes.append(f"{affected} node(s) have a metadata key more than once, which onnx.checker refuses")
+    return notes
+
+
+def _repeated_keys(holder: onnx.ModelProto | onnx.NodeProto) -> list[str]:
+    return sorted(key for key, count in Counter(item.key for item in holder.metadata_props).items() if count > 1)

@@ -1,0 +1,177 @@
+"""What came of looking at an ONNX file: the record that is printed, or written as JSON.
+
+The keys of the JSON are the same for every file; what does not apply is null or empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.hierarchy.coverage import Coverage
+from winml.modelkit.inspect.macs import Shape
+from winml.modelkit.inspect.module_costs import Cost, ModuleCost
+from winml.modelkit.inspect.onnx_contents import Weight
+from winml.modelkit.inspect.onnx_tree import TreeSource
+
+__all__ = ["FileInfo", "NodeInfo", "OnnxInspection", "ValueInfo", "WeightSummary"]
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """One file of the model."""
+
+    path: Path
+    size_bytes: int | None
+    """None: it is missing."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready record."""
+        return {"path": str(self.path), "size_bytes": self.size_bytes}
+
+
+@dataclass(frozen=True)
+class ValueInfo:
+    """One input or output of the model."""
+
+    name: str
+    dtype: str
+    """Element type; ``sequence``, ``optional``, ``map`` or ``opaque`` where it is no tensor."""
+    shape: Shape | None
+    """None: the rank is unknown, or it is no tensor."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready record."""
+        return {"name": self.name, "shape": None if self.shape is None else list(self.shape), "dtype": self.dtype}
+
+
+@dataclass(frozen=True)
+class WeightSummary:
+    """The initializers of one element type."""
+
+    count: int
+    parameters: int
+    size_bytes: int
+
+    def as_record(self) -> dict[str, int]:
+        """Return a JSON-ready record."""
+        return {"count": self.count, "parameters": self.parameters, "size_bytes": self.size_bytes}
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """One node of a module that was asked for."""
+
+    name: str
+    operator: str
+    tag: str
+    macs: int | None
+    """Multiply-accumulate operations of one run; None where they are not known."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready record."""
+        return {
+            "name": self.name,
+            "operator": self.operator,
+            "tag": self.tag,
+            "macs": self.macs,
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+        }
+
+
+@dataclass(frozen=True)
+class OnnxInspection:
+    """Everything there is to tell about one ONNX file."""
+
+    files: tuple[FileInfo, ...]
+    """The model file first, then the data files it names."""
+    ir_version: int
+    producer_name: str
+    producer_version: str
+    graph_name: str
+    opsets: Mapping[str, int]
+    """Version of each operator set; ONNX's own is ``ai.onnx``."""
+    inputs: tuple[ValueInfo, ...]
+    """Without the initializers, which older files list among them."""
+    outputs: tuple[ValueInfo, ...]
+    weights: tuple[Weight, ...]
+    weight_summaries: Mapping[str, WeightSummary]
+    """By element type, the largest first."""
+    operators: Mapping[str, int]
+    """Number of nodes per operator, the most frequent first; subgraphs and functions included."""
+    subgraph_nodes: int
+    """Nodes that stand in subgraphs."""
+    functions: Mapping[str, int]
+    """Number of nodes per function the file defines."""
+    total: Cost
+    """Of the whole file."""
+    records: Mapping[str, Any]
+    """The ``winml.*`` metadata, parsed; the module tree is in ``modules`` instead."""
+    metadata: Mapping[str, str]
+    """All other metadata."""
+    tree_source: TreeSource
+    coverage: Coverage
+    modules: tuple[ModuleCost, ...]
+    """The module tree, or the subtrees that were asked for."""
+    unclaimed: Cost
+    """What belongs to no module."""
+    selector: str | None
+    module_nodes: tuple[NodeInfo, ...]
+    """Nodes of the modules that were asked for; empty without ``selector``."""
+    notes: tuple[str, ...]
+    """What the user should know, one sentence each."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size on disk, data files included as far as they are there."""
+        return sum(file.size_bytes or 0 for file in self.files)
+
+    def as_record(self, *, with_hierarchy: bool = True, with_weights: bool = False) -> dict[str, Any]:
+        """Return a JSON-ready record: sizes in bytes, unknown operations as null.
+
+        Args:
+            with_hierarchy: Fill ``modules``; else it is null.
+            with_weights: Fill ``initializers.tensors``; else it is null.
+        """
+        return {
+            "kind": "onnx",
+            "path": str(self.files[0].path),
+            "size_bytes": self.size_bytes,
+            "files": [file.as_record() for file in self.files],
+            "ir_version": self.ir_version,
+            "opsets": dict(self.opsets),
+            "producer": {"name": self.producer_name, "version": self.producer_version},
+            "graph_name": self.graph_name,
+            "inputs": [value.as_record() for value in self.inputs],
+            "outputs": [value.as_record() for value in self.outputs],
+            "initializers": {
+                "count": len(self.weights),
+                "parameters": self.total.parameters,
+                "size_bytes": self.total.size_bytes,
+                "by_dtype": {dtype: summary.as_record() for dtype, summary in self.weight_summaries.items()},
+                "tensors": [weight.as_record() for weight in self.weights] if with_weights else None,
+            },
+            "nodes": self.total.nodes,
+            "subgraph_nodes": self.subgraph_nodes,
+            "functions": dict(self.functions),
+            "operators": dict(self.operators),
+            "macs": self.total.macs,
+            "records": dict(self.records),
+            "metadata": dict(self.metadata),
+            "tree_source": self.tree_source,
+            "coverage": {
+                "tagged": self.coverage.tagged,
+                "percent": round(self.coverage.percent, 2),
+                "sources": dict(self.coverage.sources),
+            },
+            "modules": [module.as_record() for module in self.modules] if with_hierarchy else None,
+            "unclaimed": self.unclaimed.as_record(),
+            "selector": self.selector,
+            "module_nodes": [node.as_record() for node in self.module_nodes] if self.selector is not None else None,
+            "notes": list(self.notes),
+        }

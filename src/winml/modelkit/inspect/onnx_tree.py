@@ -1,0 +1,216 @@
+"""Which module does each node of an ONNX file belong to, as far as the file says?
+
+Reads our own tags; where no node has one, what torch's dynamo exporter wrote, then the namespace alone, then the scopes
+in node names. The first of these that any node carries is used for the whole file, and the answer says which; a node
+without it belongs to no module. Nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import onnx
+
+from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.coverage import Coverage
+from winml.modelkit.hierarchy.tagging import MODULE_KEY, NAMESPACE_KEY, SOURCE_KEY, TAG_KEY, TREE_KEY
+
+__all__ = ["OnnxModule", "OnnxTree", "TreeSource", "read_tree"]
+
+TreeSource = Literal["winml tags", "pkg.torch.onnx metadata", "namespace", "node names", "none"]
+
+SCOPES_KEY = "pkg.torch.onnx.name_scopes"
+CLASSES_KEY = "pkg.torch.onnx.class_hierarchy"
+"""Keys of torch's dynamo exporter: Python lists of the module paths and of the classes a node ran in, its own last."""
+
+Scope = tuple[tuple[str, str], ...]
+"""Module path and class of the modules a node ran in, outermost first; a class is ``""`` where nobody says."""
+Metadata = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class OnnxModule:
+    """One module of the tree; a hierarchy module as far as the file tells."""
+
+    path: str
+    """Dotted module path; ``""`` is the root, or a module of which the file says no more than its tag."""
+    tag: str
+    class_name: str
+    """``""`` where the tree is made of node names, which do not tell it."""
+
+
+@dataclass(frozen=True)
+class OnnxTree:
+    """The modules, and the one each node belongs to."""
+
+    source: TreeSource
+    modules: tuple[OnnxModule, ...]
+    """Parents before children; in execution order as far as the file says, else in the order of the nodes."""
+    tags: tuple[str, ...]
+    """Tag of each node, in the order the nodes were given; ``""`` where it has none."""
+    coverage: Coverage
+    """Sources of our own tags; for any other tree the tree's source."""
+    notes: tuple[str, ...] = ()
+
+
+def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) -> OnnxTree:
+    """Read the module tree of a file.
+
+    Args:
+        nodes: Every node.
+        metadata: The model's metadata.
+        root: What to call the root where node names are all there is.
+    """
+    properties = [{item.key: item.value for item in node.metadata_props} for node in nodes]
+    if any(TAG_KEY in found for found in properties):
+        return _tagged_tree(properties, metadata)
+    readers: tuple[tuple[TreeSource, Callable[[onnx.NodeProto, Metadata], Scope]], ...] = (
+        ("pkg.torch.onnx metadata", lambda _, found: _torch_scope(found)),
+        ("namespace", lambda _, found: _namespace_scope(found.get(NAMESPACE_KEY, ""))),
+        ("node names", lambda node, _: _name_scope(node.name)),
+    )
+    for source, reader in readers:
+        scopes = [reader(node, found) for node, found in zip(nodes, properties, strict=True)]
+        if any(scopes) and (source != "node names" or any(len(scope) > 1 for scope in scopes)):
+            return _scoped_tree(source, scopes, root)
+    return OnnxTree("none", (), ("",) * len(nodes), Coverage(len(nodes), 0, {}))
+
+
+def _tagged_tree(properties: Sequence[Metadata], metadata: Metadata) -> OnnxTree:
+    modules, notes = _recorded_modules(metadata.get(TREE_KEY))
+    tags = []
+    sources: Counter[str] = Counter()
+    malformed = 0
+    for found in properties:
+        tag = found.get(TAG_KEY, "")
+        if not _is_tag(tag):
+            malformed += bool(tag)
+            tag = ""
+        tags.append(tag)
+        if tag:
+            sources[found.get(SOURCE_KEY) or "unknown"] += 1
+            _add_module(modules, OnnxModule(found.get(MODULE_KEY, ""), tag, _class_of(tag)))
+    if malformed:
+        notes.append(f"{malformed} node(s) carry a text that is no tag; they count as untagged")
+    coverage = Coverage(len(tags), sources.total(), dict(sources))
+    return OnnxTree("winml tags", tuple(modules.values()), tuple(tags), coverage, tuple(notes))
+
+
+def _recorded_modules(text: str | None) -> tuple[dict[str, OnnxModule], list[str]]:
+    """Return the modules the model's metadata lists, by tag, and what is wrong with the list."""
+    if text is None:
+        return {}, []
+    modules: dict[str, OnnxModule] = {}
+    try:
+        for entry in json.loads(text):
+            if not _is_tag(entry["tag"]):
+                raise ValueError("not a tag")
+            _add_module(modules, OnnxModule(str(entry["path"]), entry["tag"], str(entry["class"])))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}, [f"{TREE_KEY} of the model is damaged; the tree is made of the tags of its nodes"]
+    return modules, []
+
+
+def _add_module(modules: dict[str, OnnxModule], module: OnnxModule) -> None:
+    """Add a module, and first those above it that are missing."""
+    segments = address.parse_tag(module.tag)
+    for depth in range(1, len(segments)):
+        above = address.format_tag(segments[:depth])
+        modules.setdefault(above, OnnxModule("", above, _class_of(above)))
+    modules.setdefault(module.tag, module)
+
+
+def _class_of(tag: str) -> str:
+    return tag.rpartition(address.SEPARATOR)[2].partition(".")[0]
+
+
+def _is_tag(text: Any) -> bool:
+    try:
+        return isinstance(text, str) and bool(address.parse_tag(text))
+    except ValueError:
+        return False
+
+
+def _scoped_tree(source: TreeSource, scopes: Sequence[Scope], root: str) -> OnnxTree:
+    """Build the tree from scopes, by the rules tags are made of."""
+    classes: dict[str, str] = {}
+    parents: dict[str, str | None] = {}
+    for scope in scopes:
+        above = None
+        for path, class_name in scope:
+            # The first call decides, as in a trace; a parent is always known before its children.
+            classes.setdefault(path, class_name)
+            parents.setdefault(path, above)
+            above = path
+    tags = _assign_tags(classes, parents, root)
+    modules = tuple(OnnxModule(path, tags[path], class_name) for path, class_name in classes.items())
+    of_nodes = tuple(tags[scope[-1][0]] if scope else "" for scope in scopes)
+    tagged = sum(map(bool, of_nodes))
+    return OnnxTree(source, modules, of_nodes, Coverage(len(of_nodes), tagged, {source: tagged} if tagged else {}))
+
+
+def _assign_tags(classes: Mapping[str, str], parents: Mapping[str, str | None], root: str) -> dict[str, str]:
+    families: dict[str | None, list[str]] = defaultdict(list)
+    for path in classes:
+        families[parents[path]].append(path)
+    tags: dict[str, str] = {}
+    for parent in [None, *classes]:
+        family = families[parent]
+        if all(classes[path] for path in family):
+            segments = address.sibling_segments([(path, classes[path]) for path in family])
+        else:
+            # Without a class, a module's own name takes its place; it is unique under one parent.
+            segments = [path.removeprefix(f"{parent}.").replace(address.SEPARATOR, "_") or root for path in family]
+        for path, segment in zip(family, segments, strict=True):
+            tags[path] = (tags[parent] if parent is not None else "") + address.format_tag([segment])
+    return tags
+
+
+def _torch_scope(metadata: Metadata) -> Scope:
+    """Read torch's two lists; the last entry is the node itself."""
+    paths, classes = _python_list(metadata.get(SCOPES_KEY, "")), _python_list(metadata.get(CLASSES_KEY, ""))
+    if len(paths) != len(classes):
+        return ()
+    return _without_plain_torch(list(zip(paths, classes, strict=True))[:-1])
+
+
+def _python_list(text: str) -> list[str]:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return []
+    return [str(item) for item in value] if isinstance(value, list) else []
+
+
+def _namespace_scope(namespace: str) -> Scope:
+    """Read ``BertModel/encoder: BertEncoder``, or torch's own ``: package.BertModel/…``, whose end is the node."""
+    if not namespace:
+        return ()
+    parts = namespace.split(address.SEPARATOR)
+    scope = [
+        (path, class_name) for path, separator, class_name in (part.partition(": ") for part in parts) if separator
+    ]
+    if parts[0].startswith(": "):
+        return _without_plain_torch(scope[:-1])
+    return _without_plain_torch([("", parts[0]), *scope]) if len(scope) == len(parts) - 1 else ()
+
+
+def _without_plain_torch(scope: Sequence[tuple[str, str]]) -> Scope:
+    return tuple(
+        (path, class_name.rpartition(".")[2])
+        for path, class_name in scope
+        if path == "" or not class_name.startswith("torch.nn.")
+    )
+
+
+def _name_scope(name: str) -> Scope:
+    """Read ``/encoder/layer.0/Gelu`` as the modules ``encoder`` and ``encoder.layer.0``, under the root."""
+    if address.SEPARATOR not in name:
+        return ()
+    parts = [part for part in name.split(address.SEPARATOR)[:-1] if part]
+    return (("", ""), *((".".join(parts[: depth + 1]), "") for depth in range(len(parts))))

@@ -1,0 +1,301 @@
+"""What will be loaded, before any weight is read?
+
+Puts the deciding steps of this room in order: where it is, what it is for, its class, its inputs. The class is built
+without storage, so sizes are known and a config it refuses is told at once. Loading (``model.py``), inspecting and
+writing a config all begin here, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from winml.modelkit.errors import CheckpointError, UsageError
+from winml.modelkit.graph.dimensions import DynamicDimension
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.config import CheckpointConfig, default_config, load_config, own_class
+from winml.modelkit.load.dynamic_axes import fitting_example, open_axes
+from winml.modelkit.load.hub import snapshot_folder
+from winml.modelkit.load.input_options import INPUT_SPECS_OPTION
+from winml.modelkit.load.inputs import InputDecision, check_input_specs, decide_inputs, forward_keywords, known_meanings
+from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.load.script import EXAMPLE_INPUTS, load_script
+from winml.modelkit.load.source import CONFIG_NAME, ModelRequest, Source, check_folder, resolve_source
+from winml.modelkit.load.task import TaskDecision, resolve_custom_task, resolve_task
+from winml.modelkit.load.weight_files import find_weights, stored_sizes
+
+__all__ = [
+    "_BUILD_ERRORS",
+    "ResolvedModel",
+    "input_decision",
+    "resolve_checkpoint",
+    "resolve_model",
+    "with_plain_outputs",
+]
+
+Progress = Callable[[str], None]
+
+_MOST_PARAMETERS = 10**14
+"""Chosen: a hundred times the largest models known."""
+
+_BUILD_ERRORS = (
+    ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
+    MemoryError,
+)  # fmt: skip
+"""What a model class raises when its config makes no sense."""
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """Everything that is decided about a model, and none of its weights."""
+
+    source: Source
+    """Where it is; on this disk, unless it has no checkpoint at all."""
+    model: torch.nn.Module
+    """In evaluation mode. Of a checkpoint: the class built from the config on the ``meta`` device, without storage. Of
+    a factory: what it returned."""
+    inputs: tuple[InputTensorSpec, ...]
+    """What its forward is to be given, in this order."""
+    forward_kwargs: Mapping[str, bool]
+    """Fixed keywords of every call."""
+    checkpoint: CheckpointConfig | None = None
+    """None for a factory."""
+    decision: TaskDecision | None = None
+    """None for a factory."""
+    model_class: Any = None
+    """The transformers class; None for a factory."""
+    dtype: torch.dtype | None = None
+    """What floating point weights are loaded in; None where only the weights themselves say it."""
+    example: Mapping[str, torch.Tensor] | None = None
+    """Values to try first, where the user gave some."""
+    notes: tuple[str, ...] = field(default=())
+    """Sentences the user should hear."""
+    dimensions: tuple[DynamicDimension, ...] = ()
+    """The names in the shapes of ``inputs``, each with the size to trace with."""
+
+
+def resolve_model(
+    request: ModelRequest,
+    *,
+    needs_weights: bool = False,
+    model_type: str | None = None,
+    progress: Progress | None = None,
+) -> ResolvedModel:
+    """Decide everything about a model that can be decided without its weights.
+
+    Of a Hub id only the small files are fetched, unless ``needs_weights``.
+
+    Args:
+        request: What the user asked for.
+        needs_weights: Whether something without weight files will not do.
+        model_type: transformers' model type, in place of ``request.model``: its default config is taken.
+        progress: Told in words which step is being done.
+
+    Raises:
+        UsageError: the request is wrong, or asks for a size or task this model does not have.
+        InputError: config files, the Hub, or the user's code did not deliver.
+    """
+    tell = progress or (lambda _words: None)
+    source = resolve_source(request, needs_weights=needs_weights) if model_type is None else _typed(model_type)
+    if source.kind == "script":
+        return _resolve_script(source, request, tell)
+    with quiet_libraries():
+        source = _on_disk(source, request, needs_weights, progress)
+        tell("reading the config")
+        checkpoint = _read_config(source, request)
+        decision = _decide_task(checkpoint, request.task)
+        model_class = _model_class(checkpoint, decision)
+        has_weights = source.kind in ("folder", "hub") and not request.random_weights
+        dtype = _dtype(checkpoint.config, source.path if has_weights else None)
+        model = _without_storage(model_class, checkpoint.config, dtype)
+        unknown_dtype = dtype is None and has_weights
+        inputs = input_decision(model, checkpoint, decision.task, request)
+    notes = ["the config names no dtype: taken as float32 until the weights say otherwise"] if unknown_dtype else []
+    return ResolvedModel(
+        source=source,
+        model=model,
+        inputs=inputs.inputs,
+        forward_kwargs=forward_keywords(model),
+        checkpoint=checkpoint,
+        decision=decision,
+        model_class=model_class,
+        dtype=None if unknown_dtype else dtype or torch.float32,
+        notes=(*checkpoint.notes, *notes, *inputs.notes),
+        dimensions=inputs.dimensions,
+    )
+
+
+def resolve_checkpoint(request: ModelRequest, *, model_type: str | None = None) -> CheckpointConfig | None:
+    """Return the config alone, for questions that need no task; None for a factory.
+
+    Raises:
+        UsageError: the request is wrong.
+        InputError: config files or the Hub did not deliver.
+    """
+    source = resolve_source(request, needs_weights=False) if model_type is None else _typed(model_type)
+    if source.kind == "script":
+        return None
+    with quiet_libraries():
+        return _read_config(_on_disk(source, request, False, None), request)
+
+
+def input_decision(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> InputDecision:
+    """Return the inputs of a transformers model, with or without storage: the user's manifest, else decided."""
+    if request.input_specs is None:
+        decision = decide_inputs(
+            model,
+            checkpoint.config,
+            checkpoint.root,
+            task=task,
+            shape=request.shape_config,
+            batch_size=request.batch_size,
+        )
+        left_open = request.shape_config.left_open() if request.shape_config else {}
+        return open_axes(decision, request.dynamic, left_open, firm_keys=_firm_keys(request))
+    check_input_specs(model, request.input_specs)
+    meanings = known_meanings(model, checkpoint.config, request.input_specs, checkpoint.root, task)
+    decision = InputDecision(request.input_specs, _overruled(request), meanings)
+    return open_axes(decision, request.dynamic, are_sizes_firm=True)
+
+
+def _firm_keys(request: ModelRequest) -> frozenset[str]:
+    """Return the sizes the user gave a number for."""
+    given = request.shape_config.given() if request.shape_config else {}
+    return frozenset({*given, *(["batch_size"] if request.batch_size else [])})
+
+
+def with_plain_outputs(model: torch.nn.Module) -> torch.nn.Module:
+    """Set, in place, that forward returns named outputs and no cache, for classes that ask their config only."""
+    config: Any = model.config
+    config.return_dict = True
+    if getattr(config, "use_cache", None):
+        config.use_cache = False
+    return model
+
+
+def _typed(model_type: str) -> Source:
+    return Source("type", model_type)
+
+
+def _on_disk(source: Source, request: ModelRequest, needs_weights: bool, progress: Progress | None) -> Source:
+    """Return a source whose path is on this disk."""
+    if source.kind != "hub":
+        return source
+    folder = snapshot_folder(
+        source.name,
+        request.revision,
+        needs_weights=needs_weights,
+        needs_code=request.trust_remote_code,
+        progress=progress,
+    )
+    return dataclasses.replace(source, path=folder, weights=check_folder(folder, needs_weights=needs_weights))
+
+
+def _read_config(source: Source, request: ModelRequest) -> CheckpointConfig:
+    if source.kind == "type":
+        return default_config(source.name)
+    assert source.path is not None  # _on_disk saw to it
+    path = source.path if source.kind == "config" else source.path / CONFIG_NAME
+    return load_config(path, source.name, trust_remote_code=request.trust_remote_code)
+
+
+def _decide_task(checkpoint: CheckpointConfig, task: str | None) -> TaskDecision:
+    if checkpoint.custom_models:
+        return resolve_custom_task(checkpoint.custom_models, tuple(checkpoint.config.architectures or ()), task)
+    return resolve_task(checkpoint.config, task)
+
+
+def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
+    """Import the class a task decision names."""
+    if checkpoint.custom_models:
+        return own_class(decision.model_class_name, checkpoint.root or Path())
+    import transformers
+
+    model_class = getattr(transformers, decision.model_class_name, None)
+    if not isinstance(model_class, type):
+        raise CheckpointError(
+            f"{decision.model_class_name}: not available in transformers {transformers.__version__} as installed",
+            hint="Install the packages this model needs.",
+        )
+    return model_class
+
+
+def _dtype(config: Any, folder: Path | None) -> torch.dtype | None:
+    """Return what the config declares, else the first floating point type in the headers of the weight files."""
+    if isinstance(declared := getattr(config, "dtype", None), torch.dtype):
+        return declared
+    try:
+        weights = find_weights(folder) if folder is not None else None
+        stored = stored_sizes(weights.files) if weights is not None and weights.format == "safetensors" else ()
+    except CheckpointError:
+        return None  # told by whoever needs the weights
+    dtypes = (getattr(torch, entry.dtype, None) for entry in stored)
+    return next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), None)
+
+
+def _without_storage(model_class: Any, config: Any, dtype: torch.dtype | None) -> torch.nn.Module:
+    """Build the class on the ``meta`` device.
+
+    Raises:
+        CheckpointError: the config holds values the class refuses, or the class needs a missing package.
+    """
+    config = copy.deepcopy(config)
+    if getattr(config, "_experts_implementation", None) is None:
+        # The usual ways to multiply experts look at values, of which there are none; the modules are the same.
+        config._experts_implementation = "batched_mm"
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            # About tensors without elements; such a config is refused by the forward, in words of ours.
+            warnings.simplefilter("ignore")
+            model: torch.nn.Module = model_class._from_config(config, dtype=dtype)
+    except _BUILD_ERRORS as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise CheckpointError(
+            f"{model_class.__name__} cannot be built from this config: {reason}", hint="Mend the config."
+        ) from error
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if count > _MOST_PARAMETERS:
+        raise CheckpointError(
+            f"{model_class.__name__} of this config would have {count:.0e} parameters, more than any model has",
+            hint="Mend the sizes in the config.",
+        )
+    return with_plain_outputs(model.eval())
+
+
+def _resolve_script(source: Source, request: ModelRequest, tell: Progress) -> ResolvedModel:
+    tell(f"calling {source.name}")
+    script = load_script(source, wants_example=request.input_specs is None)
+    inputs = request.input_specs or script.inputs
+    if inputs is None:
+        raise UsageError(
+            f"{source.name}: nothing says what inputs {type(script.model).__name__} takes",
+            hint=f"Add a function {EXAMPLE_INPUTS}() beside the factory that returns tensors, or {INPUT_SPECS_OPTION}.",
+        )
+    origin = INPUT_SPECS_OPTION if request.input_specs else f"{EXAMPLE_INPUTS}() of {source.name}"
+    check_input_specs(script.model, inputs, origin)
+    decision = InputDecision(inputs, _overruled(request) if request.input_specs else ())
+    decision = open_axes(decision, request.dynamic, are_sizes_firm=True)
+    return ResolvedModel(
+        source=source,
+        model=script.model,
+        inputs=decision.inputs,
+        forward_kwargs=forward_keywords(script.model),
+        example=fitting_example(script.example, decision),
+        notes=decision.notes,
+        dimensions=decision.dimensions,
+    )
+
+
+def _overruled(request: ModelRequest) -> tuple[str, ...]:
+    given = {"--shape-config": request.shape_config, "--batch-size": request.batch_size}
+    names = [name for name, value in given.items() if value is not None]
+    return (f"{INPUT_SPECS_OPTION} decides the inputs; {' and '.join(names)} not used",) if names else ()

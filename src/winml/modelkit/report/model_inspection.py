@@ -1,0 +1,129 @@
+"""How does an inspected model look in a terminal? Renders with rich; knows nothing of how it was found out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.console import Console
+from rich.markup import escape
+from rich.tree import Tree
+
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.hierarchy.tracing import TracedModule
+from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
+from winml.modelkit.load.weight_files import StoredSize
+from winml.modelkit.report.inspected_model import InspectedModel
+from winml.modelkit.report.words import count_words, shape_words, size_words
+
+__all__ = ["print_model_inspection", "print_tasks"]
+
+Row = tuple[str, str]
+
+
+def print_model_inspection(record: InspectedModel, console: Console, *, verbose: bool = False) -> None:
+    """Print what an export of a model will be, and its module tree if there is one.
+
+    Args:
+        record: What was found out.
+        console: Where to print.
+        verbose: Show the classes of every task and the weight files.
+    """
+    rows = [*_model_rows(record, verbose=verbose), *_tensor_rows(record), *_weight_rows(record, verbose=verbose)]
+    if record.tree is not None:
+        words = f"{len(record.tree)} modules of {record.tree.registered} registered, from {record.tree_source}"
+        rows.append(("hierarchy", words))
+    rows += [("note", note) for note in record.notes]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
+    if record.tree is not None:
+        console.print()
+        console.print(_tree(record.tree, record.never_ran))
+
+
+def print_tasks(tasks: Mapping[str, tuple[str, ...]], console: Console) -> None:
+    """Print tasks with the classes that serve them."""
+    width = max(map(len, tasks), default=0)
+    for task, classes in tasks.items():
+        console.print(f"[bold]{task:<{width}}[/bold]  {escape(', '.join(classes))}", highlight=False)
+
+
+def _model_rows(record: InspectedModel, *, verbose: bool) -> Iterator[Row]:
+    info = record.info
+    yield "model", info.name_or_path
+    kind = f" ({info.model_type})" if info.model_type else ""
+    yield "class", f"{info.class_name}{kind}, {info.library} {info.library_version}"
+    if info.task:
+        yield "task", f"{info.task}, {info.task_rule}"
+    if record.tasks and not verbose:
+        yield "tasks", ", ".join(record.tasks)
+    for task, classes in record.tasks.items() if verbose else ():
+        yield "can do", f"{task}: {', '.join(classes)}"
+    if record.inference_class:
+        yield "inference", record.inference_class
+    for processor in record.processors:
+        yield processor.role, f"{processor.class_name}, from {processor.origin}"
+
+
+def _tensor_rows(record: InspectedModel) -> Iterator[Row]:
+    for spec in record.inputs:
+        yield "input", f"{spec.name} {shape_words(spec.dtype, spec.shape)}{_range_words(spec)}"
+    for output in record.outputs or ():
+        yield "output", f"{output.name} {shape_words(output.dtype, output.shape)}"
+    if record.outputs is None:
+        yield "outputs", "not known without values"
+    yield "export", f"opset {record.opset_version}"
+
+
+def _range_words(spec: InputTensorSpec) -> str:
+    bounds = spec.as_record().get("value_range")
+    return "" if bounds is None else f", values {bounds[0]} to {bounds[1]}"
+
+
+def _weight_rows(record: InspectedModel, *, verbose: bool) -> Iterator[Row]:
+    count, size = count_words(record.parameter_count), size_words(record.parameter_bytes)
+    yield "parameters", f"{count}, {size}: {_dtype_words(record.parameters)}"
+    weights = record.weights
+    if weights is None:
+        yield "weights", "no weight file here"
+        return
+    stored = f": {_dtype_words(weights.stored)}" if weights.stored else ", unread"
+    files = f"{len(weights.files)} files" if len(weights.files) > 1 else weights.files[0].name
+    yield "weights", f"{files}, {weights.format}, {size_words(weights.size_bytes)}{stored}"
+    for file in weights.files if verbose else ():
+        yield "file", str(file)
+
+
+def _dtype_words(sizes: tuple[StoredSize, ...]) -> str:
+    return ", ".join(f"{entry.dtype} {count_words(entry.count)}" for entry in sizes) or "none"
+
+
+def _tree(tree: ModuleTree, never_ran: tuple[TracedModule, ...]) -> Tree:
+    """Return the module tree: class, path, parameters, calls; what never ran stands below its nearest module."""
+    silent: dict[str, list[TracedModule]] = {}
+    for module in never_ran:
+        silent.setdefault(_nearest(tree, module.path), []).append(module)
+
+    def grow(branch: Tree, node: ModuleNode) -> None:
+        for child in tree.children(node.path):
+            grow(branch.add(_label(child)), child)
+        for module in silent.get(node.path, ()):
+            branch.add(f"[dim]{escape(module.class_name)} {escape(module.path)} · never ran[/dim]")
+
+    root = Tree(_label(tree.root), guide_style="dim")
+    grow(root, tree.root)
+    return root
+
+
+def _nearest(tree: ModuleTree, path: str) -> str:
+    while path and tree.get(path) is None:
+        path = path.rpartition(".")[0]
+    return path
+
+
+def _label(node: ModuleNode) -> str:
+    segment = node.tag.rpartition("/")[2]
+    path = f" [dim]{escape(node.path)}[/dim]" if node.path else ""
+    parameters = f" · {count_words(node.parameter_count)} parameters" if node.parameter_count else ""
+    calls = f" · {node.calls} calls" if node.calls > 1 else ""
+    return f"[bold]{escape(segment)}[/bold]{path}{parameters}{calls}"

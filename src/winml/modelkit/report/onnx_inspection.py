@@ -1,0 +1,208 @@
+"""How does an inspected ONNX file look in a terminal?
+
+Renders with rich what ``inspect`` found out. Knows no file format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from winml.modelkit.hierarchy import address
+from winml.modelkit.inspect.module_costs import Cost, ModuleCost
+from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
+from winml.modelkit.report.words import count_words, shape_words, size_words
+
+__all__ = ["print_onnx_inspection"]
+
+TOP_OPERATORS = 8
+"""Chosen: as many operators as fit on a line; ``verbose`` shows all."""
+
+Row = tuple[str, str]
+
+
+def print_onnx_inspection(
+    inspection: OnnxInspection, console: Console, *, with_hierarchy: bool = False, verbose: bool = False
+) -> None:
+    """Print what is in an ONNX file.
+
+    Args:
+        inspection: What was found.
+        console: Where to print.
+        with_hierarchy: Show the module tree.
+        verbose: Show all operators, the other metadata and every initializer.
+    """
+    rows = [
+        *_file_rows(inspection),
+        *_graph_rows(inspection, verbose=verbose),
+        *_record_rows(inspection, verbose=verbose),
+        *_hierarchy_rows(inspection),
+        *(("note", note) for note in inspection.notes),
+    ]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
+    tables = [
+        _module_table(inspection) if with_hierarchy and inspection.modules else None,
+        _node_table(inspection) if inspection.selector is not None else None,
+        _weight_table(inspection) if verbose and inspection.weights else None,
+    ]
+    for table in filter(None, tables):
+        console.print()
+        console.print(table)
+
+
+def _file_rows(inspection: OnnxInspection) -> Iterator[Row]:
+    for index, file in enumerate(inspection.files):
+        size = "missing" if file.size_bytes is None else size_words(file.size_bytes)
+        yield ("data" if index else "file"), f"{file.path} ({size})"
+    if len(inspection.files) > 1:
+        yield "on disk", size_words(inspection.size_bytes)
+    versions = [f"IR version {inspection.ir_version}"]
+    versions += [f"{domain} opset {version}" for domain, version in inspection.opsets.items()]
+    yield "format", " · ".join(versions)
+    producer = f"{inspection.producer_name} {inspection.producer_version}".strip()
+    yield "producer", producer or "does not say"
+
+
+def _graph_rows(inspection: OnnxInspection, *, verbose: bool) -> Iterator[Row]:
+    yield "inputs", ", ".join(map(_value_words, inspection.inputs)) or "none"
+    yield "outputs", ", ".join(map(_value_words, inspection.outputs)) or "none"
+    groups = [
+        f"{dtype} {count_words(summary.parameters)} ({size_words(summary.size_bytes)})"
+        for dtype, summary in inspection.weight_summaries.items()
+    ]
+    total = inspection.total
+    yield (
+        "initializers",
+        f"{len(inspection.weights)}, {count_words(total.parameters)} values, {size_words(total.size_bytes)}"
+        + (f": {', '.join(groups)}" if groups else ""),
+    )
+    subgraphs = f", {inspection.subgraph_nodes} of them in subgraphs" if inspection.subgraph_nodes else ""
+    yield "nodes", f"{total.nodes}{subgraphs}"
+    operators = [f"{name} {count}" for name, count in inspection.operators.items()]
+    if not verbose and len(operators) > TOP_OPERATORS:
+        operators[TOP_OPERATORS:] = [f"and {len(operators) - TOP_OPERATORS} others"]
+    if operators:
+        yield "operators", ", ".join(operators)
+    if inspection.functions:
+        yield "functions", ", ".join(f"{name} ({count} nodes)" for name, count in inspection.functions.items())
+    yield "MACs", _macs_words(total.macs)
+
+
+def _record_rows(inspection: OnnxInspection, *, verbose: bool) -> Iterator[Row]:
+    for key, record in inspection.records.items():
+        # A list repeats the inputs and outputs above; it is for programs.
+        if verbose or not isinstance(record, list):
+            yield key, _record_words(record)
+    if verbose:
+        yield from inspection.metadata.items()
+    elif inspection.metadata:
+        yield "metadata", ", ".join(inspection.metadata)
+
+
+def _record_words(record: Any) -> str:
+    """Return a record of ours on one line: ``key value`` pairs, a list of tensors as such."""
+    if isinstance(record, dict):
+        return ", ".join(
+            f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in record.items()
+        )
+    if isinstance(record, list) and record and all(isinstance(item, dict) and "name" in item for item in record):
+        return "; ".join(_record_words(item) for item in record)
+    return record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
+
+
+def _hierarchy_rows(inspection: OnnxInspection) -> Iterator[Row]:
+    coverage = inspection.coverage
+    if inspection.tree_source == "none":
+        yield "hierarchy", "none: no node says which module it came from"
+        return
+    yield (
+        "hierarchy",
+        f"from {inspection.tree_source} · {coverage.tagged} of {coverage.nodes} nodes ({coverage.percent:.0f} %)",
+    )
+    yield "sources", ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items()))
+
+
+def _value_words(value: ValueInfo) -> str:
+    if value.shape is None:
+        return f"{value.name} {value.dtype} of unknown shape"
+    return f"{value.name} {shape_words(value.dtype, ['?' if size is None else size for size in value.shape])}"
+
+
+def _macs_words(macs: int | None) -> str:
+    return (
+        "unknown: a shape they depend on is not static, or an operator is foreign"
+        if macs is None
+        else count_words(macs)
+    )
+
+
+def _module_table(inspection: OnnxInspection) -> Table:
+    """Show the tree with, for each module, what it holds with all below it, and what it holds itself."""
+    table = _table("module", "path")
+    for name in ("nodes", "parameters", "size", "MACs"):
+        table.add_column(name, justify="right")
+        table.add_column("own", justify="right", style="dim")
+    for module, depth in _in_tree_order(inspection.modules):
+        segment = module.tag.rpartition(address.SEPARATOR)[2]
+        table.add_row(escape("  " * depth + segment), escape(module.path), *_cost_cells(module.total, module.own))
+    if inspection.selector is None and inspection.unclaimed != Cost():
+        table.add_row("(no module)", "", *_cost_cells(inspection.unclaimed, inspection.unclaimed))
+    return table
+
+
+def _cost_cells(total: Cost, own: Cost) -> Iterator[str]:
+    yield from (str(total.nodes), str(own.nodes))
+    yield from (count_words(total.parameters), count_words(own.parameters))
+    yield from (size_words(total.size_bytes), size_words(own.size_bytes))
+    yield from ("?" if macs is None else count_words(macs) for macs in (total.macs, own.macs))
+
+
+def _in_tree_order(modules: Sequence[ModuleCost]) -> Iterator[tuple[ModuleCost, int]]:
+    """Yield each module below its parent, with its depth among those shown; siblings keep their order."""
+    shown = {module.tag for module in modules}
+    children: dict[str, list[ModuleCost]] = {}
+    for module in modules:
+        parent = module.tag.rpartition(address.SEPARATOR)[0]
+        children.setdefault(parent if parent in shown else "", []).append(module)
+    waiting = [(module, 0) for module in reversed(children.get("", []))]
+    while waiting:
+        module, depth = waiting.pop()
+        yield module, depth
+        waiting += [(child, depth + 1) for child in reversed(children.get(module.tag, []))]
+
+
+def _node_table(inspection: OnnxInspection) -> Table:
+    table = _table("node", "operator", "tag", "reads", "makes")
+    table.add_column("MACs", justify="right")
+    for node in inspection.module_nodes:
+        cells = (node.name, node.operator, node.tag, _names(node.inputs), _names(node.outputs))
+        table.add_row(*map(escape, cells), "?" if node.macs is None else count_words(node.macs))
+    return table
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(name or "–" for name in names)
+
+
+def _weight_table(inspection: OnnxInspection) -> Table:
+    table = _table("initializer", "type", "file")
+    table.add_column("size", justify="right")
+    for weight in inspection.weights:
+        size = "?" if weight.size_bytes is None else size_words(weight.size_bytes)
+        file = weight.location.file if weight.location else ""
+        table.add_row(escape(weight.name), escape(shape_words(weight.dtype, weight.shape)), escape(file), size)
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table

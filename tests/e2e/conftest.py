@@ -1,0 +1,50 @@
+"""What do the tests of commands share? Workplaces, and models that go well and wrong."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from e2e.workplace import Workplace
+
+
+def _workplace(root: Path) -> Workplace:
+    for name in ("here", "home", "temporary"):
+        (root / name).mkdir()
+    return Workplace(root)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Workplace:
+    """An empty workplace."""
+    return _workplace(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def make_workplace(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Workplace]:
+    """What makes empty workplaces, for exports that several tests look at."""
+    return lambda: _workplace(tmp_path_factory.mktemp("workplace"))
+
+
+@pytest.fixture(scope="session")
+def bert_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder of a BERT of the shape of bert-tiny: hidden size 128, two layers."""
+    from checkpoints import save_checkpoint
+
+    sizes = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512, "max_position_embeddings": 512}
+    return save_checkpoint("bert", tmp_path_factory.mktemp("checkpoints") / "bert-tiny", **sizes)
+
+
+@pytest.fixture
+def checkpoint(bert_tiny: Path, tmp_path: Path) -> Path:
+    """A copy of the bert-tiny checkpoint, to be damaged."""
+    return Path(shutil.copytree(bert_tiny, tmp_path / "checkpoint"))
+
+
+@pytest.fixture(scope="session")
+def nets() -> Path:
+    """A script with factories of models that go well and wrong."""
+    return Path(__file__).with_name("nets.py")

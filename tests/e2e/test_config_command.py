@@ -1,0 +1,104 @@
+"""``winml config`` writes what an export takes, checks what it is given, and keeps stdout to itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from e2e.workplace import Workplace
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def test_config_round_trip_is_valid(workplace: Workplace, bert_tiny: Path) -> None:
+    """What goes to stdout is JSON and nothing else, and the check takes it."""
+    written = workplace.winml("config", "-m", bert_tiny, "--no-quant", "--device", "npu")
+    assert (0, []) == (written.code, written.complaint)
+    record = json.loads(written.out)
+    assert (None, {"device": "npu"}) == (record["quant"], record["compile"])
+    assert ["input_ids", "attention_mask", "token_type_ids"] == [
+        spec["name"] for spec in record["export"]["input_tensors"]
+    ]
+
+    checked = workplace.winml("config", "--check", "-", stdin=written.out)
+    assert (0, "") == (checked.code, checked.err)
+    assert ["stdin: valid, schema version 1", "sections: loader, export, optim, compile", "skipped: quant, eval"] == (
+        checked.out.splitlines()
+    )
+
+    schema = json.loads(workplace.winml("config", "--schema").out)
+    jsonschema.validate(record, schema)
+
+
+def test_config_export_section_exports_what_it_says(workplace: Workplace, bert_tiny: Path) -> None:
+    """The written inputs, handed back to the export, are the inputs of the file."""
+    written = workplace.winml("config", "-m", bert_tiny, "--batch-size", "2", "-o", "config.json")
+    assert (0, "") == (written.code, written.out)
+    record = json.loads((workplace.folder / "config.json").read_text(encoding="utf-8"))
+    (workplace.folder / "export.json").write_text(json.dumps(record["export"]), encoding="utf-8")
+    arguments = (
+        "-m",
+        bert_tiny,
+        "-o",
+        "model.onnx",
+        "--export-config",
+        "export.json",
+        "--no-verify",
+        "--format",
+        "json",
+    )
+    exported = workplace.export(*arguments)
+    assert 0 == exported.code, exported.err
+    assert record["export"]["input_tensors"] == json.loads(exported.out)["inputs"]
+    assert {(2, 128)} == {tuple(spec["shape"]) for spec in record["export"]["input_tensors"]}
+
+
+def test_config_check_of_an_older_version_says_what_changed(workplace: Workplace) -> None:
+    """A file of the first layout is valid; notes go to stderr."""
+    checked = workplace.winml("config", "--check", DATA / "build_config_v0.json")
+    assert 0 == checked.code
+    assert "section optimize is now called optim" in checked.err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"optm": {}}', "did you mean 'optim'?"),
+        ('{"quant": {"precision": "int3"}}', "quant.precision"),
+        ('{"a": 1', "not valid JSON at line 1"),
+        ("", "not valid JSON at line 1"),
+        ("[" * 100_000, "too deep"),
+    ],
+)
+def test_config_check_of_an_invalid_config_exits_2(workplace: Workplace, text: str, words: str) -> None:
+    """One sentence says what is wrong."""
+    checked = workplace.winml("config", "--check", "-", stdin=text)
+    assert (2, "") == (checked.code, checked.out)
+    assert words in checked.err
+    assert "Traceback" not in checked.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "no model was given"),
+        (("-m", "missing/folder/"), "no such file or folder"),
+        (("-m", "{model}", "--precision", "int3"), "precision"),
+        (("-m", "{model}", "--precision", "int8", "--no-quant"), "no meaning with --no-quant"),
+        (("-m", "{model}", "--device", "npu", "--no-quant", "--no-compile"), "no stage is left to read it"),
+        (("-m", "{model}", "-o", "there.json"), "exists already"),
+    ],
+)
+def test_config_wrong_use_exits_2_and_writes_nothing(
+    workplace: Workplace, bert_tiny: Path, options: tuple[str, ...], words: str
+) -> None:
+    """What cannot be meant is refused, and a file that is there stays."""
+    (workplace.folder / "there.json").write_text("mine", encoding="utf-8")
+    before = workplace.files()
+    refused = workplace.winml("config", *(option.format(model=bert_tiny) for option in options))
+    assert (2, "") == (refused.code, refused.out)
+    assert words in refused.err
+    assert before == workplace.files()

@@ -1,0 +1,108 @@
+"""What do the commands do with dimensions that are left open, and with those that are fixed again?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from e2e.workplace import Workplace
+
+
+def without(libraries: tuple[str, ...], workplace: Workplace, folder: Path) -> Workplace:
+    """Return the workplace with libraries that fail when they are imported."""
+    traps = folder / "traps"
+    traps.mkdir()
+    for name in libraries:
+        (traps / f"{name}.py").write_text(f"raise AssertionError('{name} is imported')\n", encoding="utf-8")
+    return replace(workplace, variables={"PYTHONPATH": str(traps)})
+
+
+@pytest.fixture(scope="module")
+def dynamic(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> tuple[Workplace, dict[str, object], list[str]]:
+    """A workplace with ``dynamic.onnx``, what the export answered, and what it complained of."""
+    workplace = make_workplace()
+    done = workplace.export(
+        "-m", bert_tiny, "-o", "dynamic.onnx", "--dynamic-batch", "--dynamic-sequence", "--format", "json"
+    )  # fmt: skip
+    assert 0 == done.code, done.err
+    return workplace, json.loads(done.out), done.complaint
+
+
+def shapes(path: Path) -> dict[str, list[int | str]]:
+    """Return the shapes of the inputs in a file."""
+    graph = onnx.load(path).graph
+    return {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in graph.input
+    }
+
+
+def test_dynamic_export_names_dimensions_and_warns_of_nothing(
+    dynamic: tuple[Workplace, dict[str, object], list[str]],
+) -> None:
+    """An intended dynamic export is silent, and its answer lists every dimension with the sizes it was checked at."""
+    workplace, answer, complaint = dynamic
+    assert [] == complaint
+    assert {("batch", "sequence")} == {tuple(shape) for shape in shapes(workplace.folder / "dynamic.onnx").values()}
+    assert [
+        {"name": "batch", "min": 1, "example": 2, "checked": [1, 3]},
+        {"name": "sequence", "min": 1, "max": 512, "example": 128, "checked": [1, 145]},
+    ] == answer["dynamic"]
+
+
+def test_dynamic_file_is_pinned_without_torch(
+    dynamic: tuple[Workplace, dict[str, object], list[str]], tmp_path: Path
+) -> None:
+    """Sizes are fixed by name or key, and neither torch nor transformers is needed for it."""
+    light = without(("torch", "transformers"), dynamic[0], tmp_path)
+    sizes = '{"batch_size": 1, "sequence": 32}'
+    done = light.export("-m", "dynamic.onnx", "-o", "static.onnx", "--shape-config", sizes, "--overwrite")
+    assert 0 == done.code, done.err
+    assert "pinned     batch 1, sequence 32" in done.out
+    assert "verified   equals dynamic.onnx at these sizes" in done.out
+    assert {(1, 32)} == {tuple(shape) for shape in shapes(light.folder / "static.onnx").values()}
+
+
+REFUSALS = {
+    "a negative axis": (("--dynamic-axes", "input_ids:-1=n"), ("--dynamic-axes", "axis -1 is negative")),
+    "an axis with two names": (("--dynamic-axes", "x:0=a x:0=b"), ("named both 'a' and 'b'",)),
+    "a provider that needs fixed sizes": (
+        ("--dynamic-batch", "--ep", "qnn"),
+        ("QNNExecutionProvider needs fixed sizes", "--allow-dynamic"),
+    ),
+    "a name in a shape for such a provider": (
+        ("--shape-config", '{"sequence_length": "s"}', "--ep", "qnn"),
+        ("QNNExecutionProvider needs fixed sizes",),
+    ),
+    "a provider nobody knows": (("--ep", "qnm"), ("no such execution provider", "Did you mean 'qnn'")),
+    "an example that is no example": (
+        ("--shape-config", '{"sequence_length": {"example": 1}}'),
+        ("sequence_length", "traced as a constant"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSALS.values(), ids=list(REFUSALS))
+def test_wrong_dynamic_request_is_refused_before_torch(
+    arguments: tuple[str, ...], words: tuple[str, ...], workplace: Workplace, bert_tiny: Path, tmp_path: Path
+) -> None:
+    """What is wrong in itself is told at once, with exit code 2."""
+    light = without(("torch", "transformers", "onnx", "onnx_ir", "onnxruntime"), workplace, tmp_path)
+    done = light.export("-m", bert_tiny, "-o", "model.onnx", *arguments)
+    assert 2 == done.code, done.err
+    for word in words:
+        assert word in done.err
+
+
+def test_options_about_pytorch_are_refused_for_an_onnx_file(workplace: Workplace, tmp_path: Path) -> None:
+    """Only sizes can be asked of a graph."""
+    (workplace.folder / "model.onnx").write_bytes(b"")
+    light = without(("torch", "onnx"), workplace, tmp_path)
+    done = light.export("-m", "model.onnx", "-o", "static.onnx", "--batch-size", "1", "--dynamic-batch")
+    assert 2 == done.code
+    assert "--dynamic-batch has no meaning for an ONNX file" in done.err

@@ -1,0 +1,192 @@
+"""``winml export`` of a checkpoint: what it prints where, what it writes, and what each option changes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import onnx
+import pytest
+
+import winml.modelkit.report
+from e2e.workplace import Outcome, Workplace
+
+STEPS = (
+    "model preparation",
+    "input generation",
+    "hierarchy building",
+    "ONNX export",
+    "node tagger creation",
+    "node tagging",
+    "tag injection",
+    "metadata and reports",
+)
+FOREIGN_KEYS = ("winml.", "namespace", "pkg.torch.")
+
+
+@pytest.fixture(scope="module")
+def told(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> tuple[Workplace, Outcome]:
+    """An export that tells all it can."""
+    workplace = make_workplace()
+    return workplace, workplace.export("-m", bert_tiny, "-o", "model.onnx", "-v", "--with-report")
+
+
+@pytest.fixture(scope="module")
+def recorded(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> tuple[Workplace, Outcome]:
+    """An export told to a program, with a batch and a ``torch.nn`` class of the user's choice."""
+    workplace = make_workplace()
+    options = ("--format", "json", "--batch-size", "2", "--torch-module", "LayerNorm", "--shape-config")
+    return workplace, workplace.export("-m", bert_tiny, "-o", "out/model.onnx", *options, '{"sequence_length": 24}')
+
+
+def _keys(path: Path) -> set[str]:
+    """Return the metadata keys of a file, those of its nodes included."""
+    model = onnx.load(path)
+    holders = [model, model.graph, *model.graph.node, *model.graph.value_info, *model.functions]
+    return {entry.key for holder in holders for entry in holder.metadata_props}
+
+
+def test_export_shows_eight_steps_with_their_times(told: tuple[Workplace, Outcome]) -> None:
+    """Each step is one line on stderr: its number, its name, seconds and what it did."""
+    lines = told[1].err.splitlines()
+    assert 0 == told[1].code
+    assert len(lines) == len(STEPS)
+    for number, (line, step) in enumerate(zip(lines, STEPS, strict=True), start=1):
+        assert re.match(rf"\[{number}/8\] {step} +\d+\.\d\d s  \S", line), line
+
+
+def test_verbose_export_prints_the_tree_with_node_counts(told: tuple[Workplace, Outcome]) -> None:
+    """The tree of a bert-tiny has 18 modules, whose counts add up to the nodes of the file; all are tagged."""
+    workplace, outcome = told
+    tree, _, summary = outcome.out.partition("\n\n")
+    counts = [int(count) for count in re.findall(r" · (\d+) nodes?$", tree, re.MULTILINE)]
+    nodes = len(onnx.load(workplace.folder / "model.onnx").graph.node)
+    assert 18 == len(tree.splitlines()) == len(counts)
+    assert nodes == sum(counts)
+    assert "│   │   │   ├── BertSelfAttention encoder.layer.0.attention.self · 24 nodes" in tree
+    assert f"18 modules traced of 48 registered · {nodes} of {nodes} nodes tagged (100 %)" in summary
+    assert "task       feature-extraction (from the architecture BertModel in the config)" in summary
+    assert "verified   ONNX Runtime equals PyTorch" in summary
+
+
+def test_export_writes_what_it_says_and_nothing_else(told: tuple[Workplace, Outcome]) -> None:
+    """Model, sidecar and report are there; nothing else is, in the current directory or where temporary files go."""
+    workplace, outcome = told
+    written = {"model.onnx", "model_htp_metadata.json", "model_htp_export_report.md"}
+    assert written == set(workplace.files())
+    assert written == set(re.findall(r"^wrote +(\S+) \(", outcome.out, re.MULTILINE))
+    left = {path.name for path in (workplace.root / "temporary").iterdir() if not path.name.startswith("torchinductor")}
+    assert set() == left
+    onnx.checker.check_model(workplace.folder / "model.onnx", full_check=True)
+
+
+def test_export_tells_nobody(told: tuple[Workplace, Outcome]) -> None:
+    """ONNX Runtime's reports to its maker are off: no device id and no queue of events is in the user's home."""
+    assert [] == [path for path in (told[0].root / "home").rglob("*") if "onnxruntime" in path.name.lower()]
+
+
+def test_export_writes_a_valid_sidecar_and_report(told: tuple[Workplace, Outcome]) -> None:
+    """The sidecar follows the schema that ships, and both name every node of the file."""
+    folder = told[0].folder
+    record = json.loads((folder / "model_htp_metadata.json").read_text(encoding="utf-8"))
+    schema = Path(winml.modelkit.report.__file__).with_name("htp_metadata.schema.json")
+    jsonschema.validate(record, json.loads(schema.read_text(encoding="utf-8")))
+    names = [node.name for node in onnx.load(folder / "model.onnx").graph.node]
+    report = (folder / "model_htp_export_report.md").read_text(encoding="utf-8")
+    assert sorted(names) == sorted(record["nodes"])
+    assert [] == [name for name in names if name not in report]
+    assert [] == [step for step in STEPS if step not in report]
+
+
+def test_json_format_prints_one_object_and_nothing_else(recorded: tuple[Workplace, Outcome]) -> None:
+    """Stdout is one JSON object; progress is on stderr."""
+    workplace, outcome = recorded
+    record = json.loads(outcome.out)
+    assert 0 == outcome.code
+    assert set(workplace.files()) == {"out", "out/model.onnx", "out/model_htp_metadata.json"}
+    assert [Path("out/model.onnx"), Path("out/model_htp_metadata.json")] == [
+        Path(file["path"]) for file in record["files"]
+    ]
+    assert len(STEPS) == len(record["steps"]) == len(outcome.err.splitlines())
+    assert record["verification"]["is_verified"] is True
+
+
+def test_sizes_asked_for_are_the_shapes_of_the_graph(recorded: tuple[Workplace, Outcome]) -> None:
+    """``--batch-size`` and ``--shape-config`` reach every input and output."""
+    graph = onnx.load(recorded[0].folder / "out" / "model.onnx").graph
+    shapes = {
+        value.name: [dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output)
+    }
+    inputs = {name: [2, 24] for name in ("input_ids", "attention_mask", "token_type_ids")}
+    assert shapes == {**inputs, "last_hidden_state": [2, 24, 128], "pooler_output": [2, 128]}
+
+
+def test_torch_class_asked_for_has_tags_of_its_own(recorded: tuple[Workplace, Outcome]) -> None:
+    """``--torch-module LayerNorm`` makes each of them a module of the hierarchy."""
+    graph = onnx.load(recorded[0].folder / "out" / "model.onnx").graph
+    tags = {entry.value for node in graph.node for entry in node.metadata_props if entry.key == "winml.hierarchy.tag"}
+    assert "/BertModel/BertEmbeddings/LayerNorm" in tags
+    assert "/BertModel/BertEncoder/BertLayer.1/BertOutput/LayerNorm" in tags
+
+
+@pytest.mark.parametrize("option", ["--no-hierarchy", "--clean-onnx"])
+def test_export_without_hierarchy_leaves_no_trace_of_it(workplace: Workplace, bert_tiny: Path, option: str) -> None:
+    """Neither the model nor its nodes have a key of ours or of torch, and no sidecar is written; stderr is empty."""
+    outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", option, "-q", "--keep-torch-metadata")
+    assert (0, "", "") == (outcome.code, outcome.out, outcome.err)
+    assert ["model.onnx"] == list(workplace.files())
+    assert set() == {key for key in _keys(workplace.folder / "model.onnx") if key.startswith(FOREIGN_KEYS)}
+
+
+def test_config_alone_becomes_a_model_of_seeded_weights(workplace: Workplace, bert_tiny: Path) -> None:
+    """With ``--random-weights`` a seed gives the same file each time, and the export says what it is worth."""
+    request = ("-m", bert_tiny / "config.json", "--random-weights", "--seed", "7", "--no-verify", "--clean-onnx")
+    first = workplace.export(*request, "-o", "first.onnx")
+    again = workplace.export(*request, "-o", "again.onnx")
+    files = workplace.files()
+    assert [0, 0] == [first.code, again.code]
+    assert files["first.onnx"] == files["again.onnx"]
+    assert "note       the weights are random: outputs mean nothing" in again.out
+    assert "verified   skipped: nobody compared this file with the model" in again.out
+    assert "hierarchy  18 modules traced of 48 registered · not written (--no-hierarchy)" in again.out
+    assert "warning: --clean-onnx is deprecated; use --no-hierarchy" == again.complaint[0]
+
+
+def test_torch_metadata_is_kept_on_request_alone(
+    workplace: Workplace, bert_tiny: Path, told: tuple[Workplace, Outcome]
+) -> None:
+    """Source lines are local paths: they are in the file with ``--keep-torch-metadata`` and not without."""
+    options = ("--keep-torch-metadata", "--operation-fallback", "--export-config", '{"opset_version": 18}')
+    outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", *options)
+    path = workplace.folder / "model.onnx"
+    assert 0 == outcome.code, outcome.err
+    assert "pkg.torch.onnx.stack_trace" in _keys(path)
+    assert "pkg.torch.onnx.stack_trace" not in _keys(told[0].folder / "model.onnx")
+    assert [18] == [entry.version for entry in onnx.load(path).opset_import if entry.domain == ""]
+    assert "exporter   torchscript, opset 18" in outcome.out
+
+
+def test_input_specs_win_over_sizes_and_say_so(workplace: Workplace, bert_tiny: Path) -> None:
+    """The manifest is the whole truth about the inputs; what it overrules is named."""
+    specs = workplace.root / "specs.json"
+    entry = {"name": "input_ids", "shape": [1, 9], "dtype": "int64", "value_range": [5, 60]}
+    specs.write_text(json.dumps([entry]), encoding="utf-8")
+    options = ("--input-specs", specs, "--shape-config", '{"sequence_length": 24}')
+    outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", *options)
+    assert 0 == outcome.code, outcome.err
+    assert "inputs     input_ids int64[1, 9]\n" in outcome.out
+    assert re.search(r"^note .*--input-specs.*--shape-config", outcome.out, re.MULTILINE)
+
+
+def test_overwrite_replaces_the_files_of_an_earlier_export(workplace: Workplace, nets: Path) -> None:
+    """Only with ``--overwrite``; the data file of an earlier, larger model goes too."""
+    for name in ("net.onnx", "net.onnx.data", "net_htp_metadata.json"):
+        (workplace.folder / name).write_bytes(b"earlier")
+    outcome = workplace.export("-m", f"{nets}:good", "-o", "net.onnx", "--overwrite")
+    assert 0 == outcome.code, outcome.err
+    assert {"net.onnx", "net_htp_metadata.json"} == set(workplace.files())
+    onnx.checker.check_model(workplace.folder / "net.onnx", full_check=True)

@@ -1,0 +1,107 @@
+"""What README and guide show can be typed as it stands, and answers as shown."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from e2e.workplace import Workplace
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
+
+SHOWN, *ANSWER = README.partition("```text\n$ ")[2].partition("```")[0].splitlines()
+"""The first command of README, and what it prints."""
+
+COMMANDS = [command for command in re.findall(r"^winml export .+$", README, re.MULTILINE) if command != SHOWN]
+"""The other commands of README."""
+
+
+def _arguments(command: str, minilm_folder: Path) -> list[str]:
+    """Return what follows ``winml export``; the Hub id is answered by the same checkpoint on this disk."""
+    words = shlex.split(command, comments=True)
+    assert ["winml", "export"] == words[:2]
+    return [word.replace(HUB_ID, str(minilm_folder)) for word in words[2:]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_readme_command_works_as_it_stands(
+    workplace: Workplace, minilm_folder: Path, bert_tiny: Path, nets: Path, command: str
+) -> None:
+    """Each writes a valid model."""
+    shutil.copytree(bert_tiny, workplace.folder / "checkpoint")
+    text = nets.read_text(encoding="utf-8").replace("def good()", "def build()")
+    (workplace.folder / "net.py").write_text(text, encoding="utf-8")
+    arguments = _arguments(command, minilm_folder)
+    outcome = workplace.export(*arguments)
+    assert 0 == outcome.code, outcome.err
+    onnx.checker.check_model(workplace.folder / arguments[arguments.index("-o") + 1], full_check=True)
+
+
+def test_readme_tree_is_what_the_command_prints(workplace: Workplace, minilm_folder: Path) -> None:
+    """Every line of the tree and of the summary, but for sizes and differences, which depend on the machine."""
+    outcome = workplace.export(*_arguments(SHOWN, minilm_folder))
+    assert 0 == outcome.code, outcome.err
+    depends = ("verified", "wrote")
+    shown = [line for line in ANSWER if "…" not in line and not line.startswith(depends)]
+    printed = outcome.out.splitlines()
+    assert [] == [line for line in shown if line not in printed]
+    beginnings = [line.partition(" ")[0] for line in printed if line.startswith(depends)]
+    assert ["verified", "wrote", "wrote"] == beginnings
+    onnx.checker.check_model(workplace.folder / "model.onnx", full_check=True)
+
+
+def test_factory_of_an_importable_module_is_found_from_the_current_directory(workplace: Workplace, nets: Path) -> None:
+    """``package.module:factory`` looks where Python would, the current directory first."""
+    package = workplace.folder / "zoo"
+    package.mkdir()
+    shutil.copy(nets, package / "small.py")
+    outcome = workplace.export("-m", "zoo.small:good", "-o", "net.onnx", "--torch-module", "Linear")
+    assert 0 == outcome.code, outcome.err
+    assert "inputs     input float32[3, 4]" in outcome.out
+    assert "hierarchy  3 modules traced of 4 registered · 3 of 3 nodes tagged (100 %)" in outcome.out
+
+
+def test_no_color_is_obeyed_and_pipes_get_plain_text(workplace: Workplace, nets: Path) -> None:
+    """Emphasis is there where it was asked for, colour never where it was refused, and a pipe gets the words alone."""
+    arguments = ("-m", f"{nets}:good", "-o", "net.onnx", "-v", "--overwrite", "--no-verify")
+    plain = workplace.export(*arguments)
+    forced = replace(workplace, variables={"FORCE_COLOR": "1", "NO_COLOR": "1"}).export(*arguments)
+    assert (0, 0) == (plain.code, forced.code)
+    assert "\x1b" not in plain.out + plain.err
+    assert not re.search(r"\x1b\[[0-9;]*[34]\d[m;]", forced.out)
+    assert plain.out == re.sub(r"\x1b\[[0-9;]*m", "", forced.out)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no pseudo-terminals")
+def test_terminal_shows_the_running_step(workplace: Workplace, nets: Path) -> None:
+    """A step is on the screen before it has ended, and its outcome is written over it."""
+    screen, terminal = os.openpty()
+    command = [*workplace.program, "export", "-m", f"{nets}:good", "-o", "net.onnx"]
+    with subprocess.Popen(
+        command, cwd=workplace.folder, env=workplace.environment(), stdout=subprocess.DEVNULL, stderr=terminal
+    ) as process:
+        os.close(terminal)
+        shown = _read_all(screen)
+    assert 0 == process.returncode
+    assert "[4/8] ONNX export …\r[4/8] ONNX export" in shown
+
+
+def _read_all(screen: int) -> str:
+    chunks = []
+    # A terminal whose last writer has left answers with an error on some systems, with nothing on others.
+    with contextlib.suppress(OSError):
+        while chunk := os.read(screen, 65536):
+            chunks.append(chunk)
+    os.close(screen)
+    return b"".join(chunks).decode("utf-8")

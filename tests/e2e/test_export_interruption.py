@@ -1,0 +1,120 @@
+"""An export that is stopped, or runs out of disk, leaves earlier files as they were and nothing of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from e2e.workplace import Workplace
+
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="this system has no POSIX signals and limits to stop a process with"
+)
+
+_EARLIER = {"model.onnx": b"earlier model", "model_htp_metadata.json": b"{}"}
+
+_LIMITED = """
+import resource, signal, sys
+# As a full disk does, the limit makes writing fail; Python would otherwise be killed by the signal.
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from winml.modelkit.cli.main import main
+limit = int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+main()
+"""
+
+_PREPARED = """
+import signal
+# A shell that starts a command in the background may have it ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from winml.modelkit.cli.main import main
+main()
+"""
+
+
+@pytest.fixture
+def busy(workplace: Workplace) -> Workplace:
+    """A workplace that holds the files of an earlier export."""
+    for name, content in _EARLIER.items():
+        (workplace.folder / name).write_bytes(content)
+    return workplace
+
+
+@contextmanager
+def _export_in_the_middle(workplace: Workplace, nets: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start an export and yield it while its model is traced."""
+    command = [sys.executable, "-c", _PREPARED, "export", "-m", f"{nets}:waiting", "-o", "model.onnx", "--overwrite"]
+    process = subprocess.Popen(
+        command,
+        cwd=workplace.folder,
+        env=workplace.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    try:
+        assert process.stdout is not None
+        assert "tracing\n" == process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_export_that_is_interrupted_says_so_and_changes_no_file(busy: Workplace, nets: Path, name: str) -> None:
+    """Ctrl-C and a polite request to end stop the export with one sentence and exit code 1."""
+    with _export_in_the_middle(busy, nets) as process:
+        process.send_signal(getattr(signal, name))
+        _, err = process.communicate(timeout=120)
+    assert 1 == process.returncode
+    assert err.endswith("interrupted: no file was changed\n")
+    assert "Traceback" not in err
+    assert busy.files() == _EARLIER
+
+
+def test_export_that_is_killed_changes_no_file(busy: Workplace, nets: Path) -> None:
+    """Nothing can be tidied up after SIGKILL, and before the last step there is nothing to tidy."""
+    with _export_in_the_middle(busy, nets) as process:
+        process.kill()
+        process.communicate(timeout=120)
+    assert -signal.SIGKILL == process.returncode
+    assert busy.files() == _EARLIER
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 500, 2500])
+def test_full_disk_ends_the_export_and_changes_no_file(busy: Workplace, nets: Path, limit_bytes: int) -> None:
+    """A disk that is full from the start, in the model or in the sidecar: the output is named, earlier files stay."""
+    limited = replace(busy, program=(sys.executable, "-c", _LIMITED, str(limit_bytes)))
+    words = ("cannot write", str(Path("here") / "model"), "choose another output path")
+    arguments = ("-m", f"{nets}:good", "-o", "model.onnx", "--overwrite", "--no-verify")
+    outcome = limited.refuse(*arguments, code=1, words=words)
+    assert ".winml-partial" not in outcome.err
+
+
+def test_terminal_that_is_gone_is_no_error_of_ours(workplace: Workplace, nets: Path) -> None:
+    """Whoever pipes the answer into something that ends early gets their file, and no traceback."""
+    process = subprocess.Popen(
+        [*workplace.program, "export", "-m", f"{nets}:good", "-o", "model.onnx", "-q", "--format", "json"],
+        cwd=workplace.folder,
+        env=workplace.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert "" == process.stderr.read()
+    process.stderr.close()
+    process.wait(timeout=120)
+    assert {"model.onnx", "model_htp_metadata.json"} == set(workplace.files())

@@ -1,0 +1,142 @@
+"""A wrong request is refused at once: before torch is imported, with the value, the next step and exit code 2."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from e2e.workplace import Workplace
+
+HEAVY = ("torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "numpy")
+
+
+@pytest.fixture
+def light(workplace: Workplace, tmp_path: Path) -> Workplace:
+    """A workplace in which importing a model library fails."""
+    traps = tmp_path / "traps"
+    traps.mkdir()
+    for name in HEAVY:
+        (traps / f"{name}.py").write_text(f"raise AssertionError('{name} is imported')\n", encoding="utf-8")
+    folder = workplace.folder
+    (folder / "model.onnx").write_bytes(b"earlier model")
+    (folder / "script.py").write_text("raise AssertionError('the script runs')\n", encoding="utf-8")
+    (folder / "half.json").write_text('{\n  "sequence_length": 128,\n', encoding="utf-8")
+    (folder / "empty").mkdir()
+    (folder / "parent" / "inner").mkdir(parents=True)
+    (folder / "parent" / "inner" / "config.json").write_text("{}", encoding="utf-8")
+    (folder / "weightless").mkdir()
+    (folder / "weightless" / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
+    return replace(workplace, variables={"PYTHONPATH": os.pathsep.join([str(traps)])})
+
+
+MODELS = {
+    "a missing path": ("./chekpoint", ("./chekpoint", "no such file or folder")),
+    "a missing path beside one of that name": ("./emty", ("./emty", "Did you mean", "empty")),
+    "a folder without a config": ("./empty", ("empty", "config.json", "save_pretrained")),
+    "a folder of checkpoints": ("./parent", ("parent", "config.json", "inner")),
+    "a folder without weights": ("./weightless", ("has no weights", "model.safetensors", "--random-weights")),
+    "a config alone": ("./weightless/config.json", ("holds no weights", "--random-weights")),
+    "an ONNX file": ("./model.onnx", ("model.onnx", "is an ONNX file")),
+    "a missing script": ("net.py:build", ("net.py", "no such file")),
+    "a script without factory": ("script.py", ("script.py", "script.py:NAME_OF_THE_FUNCTION")),
+    "neither path nor id": ("what is this?", ("what is this?", "neither a path that exists nor a Hub id")),
+    "an empty name": ("", ("-m", "Give a checkpoint folder")),
+}
+
+
+@pytest.mark.parametrize(("model", "words"), MODELS.values(), ids=MODELS)
+def test_model_that_is_none_is_refused_before_torch(light: Workplace, model: str, words: tuple[str, ...]) -> None:
+    """What ``-m`` cannot mean costs no import, and is told with what it could mean."""
+    light.refuse("-m", model, "-o", "out.onnx", code=2, words=words)
+
+
+OPTIONS = {
+    "malformed JSON": (
+        ("--shape-config", '{"sequence_length": 64,\n "batch_size" 2}'),
+        ("--shape-config", "line 2, column 15", "Mend it there"),
+    ),
+    "malformed JSON in a file": (
+        ("--shape-config", "half.json"),
+        ("half.json", "line 3, column 1"),
+    ),
+    "missing JSON file": (("--input-specs", "specs.json"), ("--input-specs specs.json", "no such file")),
+    "unknown task": (("--task", "text-clasification"), ("text-clasification", "Did you mean 'text-classification'")),
+    "task of no likeness": (("--task", "xyzzy"), ("xyzzy", "unknown task", "fill-mask", "image-classification")),
+    "zero batch": (("--batch-size", "0"), ("--batch-size", "0 is not in the range", "--help")),
+    "misspelled option": (("--batchsize", "2"), ("--batchsize", "Did you mean '--batch-size'")),
+    "revision of a folder": (("--revision", "main"), ("--revision main", "has no revisions")),
+    "two batch sizes": (
+        ("--batch-size", "2", "--shape-config", '{"batch_size": 3}'),
+        ("--batch-size 2", "batch_size 3"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), OPTIONS.values(), ids=OPTIONS)
+def test_wrong_option_is_refused_before_torch(
+    light: Workplace, options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    """A mistake in an option costs no import, and names the option, the value and the right one."""
+    light.refuse("-m", "./weightless", "--random-weights", "-o", "out.onnx", *options, code=2, words=words)
+
+
+KEYS = {
+    "shape-config": ("--shape-config", '{"sequence_lenght": 64}', "sequence_length"),
+    "export-config": ("--export-config", '{"opset": 17}', "opset_version"),
+    "input-specs": ("--input-specs", '[{"name": "x", "shape": [1], "dtyp": "int64"}]', "dtype"),
+}
+
+
+@pytest.mark.parametrize(("option", "text", "known"), KEYS.values(), ids=KEYS)
+def test_unknown_key_is_refused_with_the_nearest_known_one(
+    light: Workplace, option: str, text: str, known: str
+) -> None:
+    """A misspelled key in any JSON option names the key that was meant."""
+    outcome = light.export("-m", "./weightless", "--random-weights", "-o", "out.onnx", option, text)
+    assert 2 == outcome.code
+    assert "" == outcome.out
+    assert f"did you mean '{known}'?" in outcome.complaint[0]
+
+
+OUTPUTS = {
+    "a file that is there": ("model.onnx", 2, ("output model.onnx exists already", "--overwrite")),
+    "a folder": ("empty", 2, ("output empty is a directory", "model.onnx")),
+    "another ending": ("model.pt", 2, ("model.pt does not end in .onnx", "model.pt.onnx")),
+    "a path below a file": (
+        str(Path("script.py") / "model.onnx"), 1, ("cannot write", "script.py", "choose another output path"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("output", "code", "words"), OUTPUTS.values(), ids=OUTPUTS)
+def test_output_that_cannot_be_is_refused_before_torch(
+    light: Workplace, output: str, code: int, words: tuple[str, ...]
+) -> None:
+    """Where the file cannot go is known before any work starts."""
+    light.refuse("-m", "./weightless", "--random-weights", "-o", output, code=code, words=words)
+
+
+def test_output_whose_companion_exists_is_refused_before_torch(light: Workplace) -> None:
+    """A sidecar that would be replaced is as good a reason as the model."""
+    (light.folder / "other_htp_metadata.json").write_text("{}", encoding="utf-8")
+    words = ("other_htp_metadata.json exists already", "--overwrite")
+    light.refuse("-m", "./weightless", "--random-weights", "-o", "other.onnx", code=2, words=words)
+
+
+def test_read_only_folder_is_refused_before_torch(light: Workplace) -> None:
+    """A folder nobody may write to is told before any work starts."""
+    closed = light.folder / "closed"
+    closed.mkdir()
+    closed.chmod(0o500)
+    try:
+        (closed / "probe").touch()
+    except OSError:
+        words = ("cannot write", "closed", "permissions")
+        light.refuse("-m", "./weightless", "--random-weights", "-o", "closed/m.onnx", code=1, words=words)
+    else:
+        pytest.skip("no read-only folder here: this user, or this system, may write into every folder")
+    finally:
+        closed.chmod(0o700)

@@ -1,0 +1,94 @@
+"""Where does a command run in these tests, and what did it answer? A folder of its own, a home of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["Outcome", "Workplace"]
+
+_PROGRESS = re.compile(r"^\[\d/\d\] ")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> list[str]:
+        """The lines of stderr that are not progress."""
+        return [line for line in self.err.splitlines() if line and not _PROGRESS.match(line)]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A folder in which commands run, with a home and a folder for temporary files beside it."""
+
+    root: Path
+    program: tuple[str, ...] = (sys.executable, "-m", "winml.modelkit")
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """The current directory of the commands."""
+        return self.root / "here"
+
+    def environment(self) -> dict[str, str]:
+        """The environment of the commands: nothing of the developer's caches, and no network."""
+        places = {name: str(self.root / "home") for name in ("HOME", "USERPROFILE", "LOCALAPPDATA", "XDG_CACHE_HOME")}
+        places |= {name: str(self.root / "temporary") for name in ("TMPDIR", "TEMP", "TMP")}
+        hidden = {"HF_HOME", "HF_HUB_CACHE", "ORT_DISABLE_TELEMETRY", "FORCE_COLOR", "NO_COLOR"}
+        kept = {name: value for name, value in os.environ.items() if name not in hidden}
+        return {**kept, **places, "PYTHONUTF8": "1", "HF_HUB_OFFLINE": "1", **self.variables}
+
+    def export(self, *arguments: str | Path) -> Outcome:
+        """Run ``winml export``."""
+        return self.winml("export", *arguments)
+
+    def winml(self, *arguments: str | Path, stdin: str = "") -> Outcome:
+        """Run any verb."""
+        done = subprocess.run(
+            [*self.program, *map(str, arguments)],
+            cwd=self.folder,
+            env=self.environment(),
+            input=stdin,
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+            timeout=300,
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    def files(self) -> dict[str, bytes]:
+        """Everything in the current directory, hidden files included: path below it to content."""
+        return {
+            path.relative_to(self.folder).as_posix(): path.read_bytes() if path.is_file() else b"(folder)"
+            for path in self.folder.rglob("*")
+        }
+
+    def refuse(self, *arguments: str | Path, code: int, words: tuple[str, ...]) -> Outcome:
+        """Run ``winml export`` and check all that holds for every failure.
+
+        It exits with ``code``, stdout is empty, stderr holds one sentence and a next step with all of ``words`` in
+        them and no traceback, and the folder is as it was.
+        """
+        before = self.files()
+        outcome = self.export(*arguments)
+        assert code == outcome.code, outcome.err
+        assert outcome.out == ""
+        assert before == self.files()
+        assert "Traceback" not in outcome.err
+        assert "internal error" not in outcome.err
+        assert outcome.complaint[0].startswith("error")
+        assert len(outcome.complaint) == 2, f"one sentence, one next step: {outcome.complaint}"
+        assert [] == [word for word in words if word not in "\n".join(outcome.complaint)], outcome.complaint
+        return outcome

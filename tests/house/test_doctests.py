@@ -1,0 +1,26 @@
+"""Do the examples in docstrings give what they say?"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+from house.sources import PACKAGE, modules
+
+WITH_EXAMPLES = [module for module in modules() if ">>> " in module.path.read_text(encoding="utf-8")]
+
+
+def test_there_are_examples_to_run() -> None:
+    """The list below is not empty by mistake."""
+    assert {"hierarchy.address", "report.words"} <= {module.name for module in WITH_EXAMPLES}
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES, ids=lambda module: module.name)
+def test_examples_in_docstrings_run(module: object) -> None:
+    """Every example of the module is found, runs, and prints what stands below it."""
+    loaded = importlib.import_module(f"{PACKAGE}.{module.name}")  # type: ignore[attr-defined]
+    results = doctest.testmod(loaded, optionflags=doctest.ELLIPSIS)
+    assert results.attempted
+    assert not results.failed

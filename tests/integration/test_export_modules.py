@@ -1,0 +1,511 @@
+"""Plain modules of every build export verified, and each tag is what hooks saw, node by node."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from checkpoints import make_distinct
+from oracle import observe
+from tag_checks import COUNTED, check_order, load_nodes
+from winml.modelkit import ExportResult, WinMLExportConfig, export_pytorch
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.runtime.sessions import run_onnx
+
+ORDERED = COUNTED | {"Tanh", "Relu", "Sigmoid"}
+
+
+class Leaf(nn.Module):
+    """A linear layer and a bend."""
+
+    def __init__(self, size: int = 4) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Apply both."""
+        return torch.tanh(self.linear(values))
+
+
+class Parent(nn.Module):
+    """Calls what it is given, then bends."""
+
+    def __init__(self, child: nn.Module) -> None:
+        super().__init__()
+        self.child = child
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Call the child."""
+        return torch.relu(self.child(values)) + values
+
+
+class SharedLeaf(nn.Module):
+    """Calls one leaf twice, registered under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Leaf()
+        self.again = self.first
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Call it twice, with something of our own between."""
+        return self.again(torch.sigmoid(self.first(values)))
+
+
+class TwoParents(nn.Module):
+    """Two parents of one child; the child is a plain torch.nn module or a leaf."""
+
+    def __init__(self, child: nn.Module) -> None:
+        super().__init__()
+        self.left = Parent(child)
+        self.right = Parent(child)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Call both."""
+        return self.right(torch.tanh(self.left(values)))
+
+
+class NestedLists(nn.Module):
+    """Lists of lists of leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(nn.ModuleList(Leaf() for _ in range(2)) for _ in range(2))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Call them in order."""
+        for stage in self.stages:
+            for leaf in stage:  # type: ignore[attr-defined]
+                values = leaf(values) + values
+        return values
+
+
+class Siblings(nn.Module):
+    """Two children of one class, one never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = Leaf()
+        self.key = Leaf()
+        self.idle = Leaf()
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Multiply what they answer."""
+        return torch.softmax(self.query(values) @ self.key(values).transpose(-1, -2), dim=-1)
+
+
+class KeyedChildren(nn.Module):
+    """Children whose names hold the separator of tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleDict({"a/b": Leaf(), "a_b": Leaf(), "a": Leaf()})
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Call them all."""
+        for branch in self.branches.values():
+            values = branch(values)
+        return values
+
+
+def convolutions() -> nn.Module:
+    """Build a CNN of plain torch.nn modules."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 2),
+    )
+
+
+def export(model: nn.Module, folder: Path, inputs: Any, **options: Any) -> ExportResult:
+    """Export a module with distinct weights and see that it is verified and covered."""
+    config = WinMLExportConfig(**options)
+    result = export_pytorch(model, folder / "model.onnx", inputs, config=config)
+    assert result.verification is not None
+    assert result.verification.is_verified
+    assert 100.0 == result.coverage.percent
+    return result
+
+
+def distinct(model: nn.Module) -> nn.Module:
+    """Give a module distinct weights, and its batch norms the statistics of a forward."""
+    torch.manual_seed(1)
+    make_distinct(model)
+    return model
+
+
+def tags(result: ExportResult) -> dict[str, str]:
+    """Return the tag of every module path."""
+    return {node.path: node.tag for node in result.tree}
+
+
+BUILDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, str]]] = {
+    "shared twice": (SharedLeaf, (2, 4), {"": "/SharedLeaf", "first": "/SharedLeaf/Leaf"}),
+    "plain child of two parents": (
+        lambda: TwoParents(nn.Linear(4, 4)),
+        (2, 4),
+        {"": "/TwoParents", "left": "/TwoParents/Parent.left", "right": "/TwoParents/Parent.right"},
+    ),
+    "leaf of two parents": (
+        lambda: TwoParents(Leaf()),
+        (2, 4),
+        {
+            "": "/TwoParents",
+            "left": "/TwoParents/Parent.left",
+            "left.child": "/TwoParents/Parent.left/Leaf",
+            "right": "/TwoParents/Parent.right",
+        },
+    ),
+    "nested lists": (
+        NestedLists,
+        (2, 4),
+        {
+            "": "/NestedLists",
+            "stages.0.0": "/NestedLists/Leaf.0.0",
+            "stages.0.1": "/NestedLists/Leaf.0.1",
+            "stages.1.0": "/NestedLists/Leaf.1.0",
+            "stages.1.1": "/NestedLists/Leaf.1.1",
+        },
+    ),
+    "siblings": (
+        Siblings,
+        (1, 3, 4),
+        {"": "/Siblings", "query": "/Siblings/Leaf.query", "key": "/Siblings/Leaf.key"},
+    ),
+    "sequential": (convolutions, (1, 3, 8, 8), {"": "/Sequential"}),
+    "keys with slashes": (
+        KeyedChildren,
+        (2, 4),
+        {
+            "": "/KeyedChildren",
+            "branches.a/b": "/KeyedChildren/Leaf.a%2Fb",
+            "branches.a_b": "/KeyedChildren/Leaf.a_b",
+            "branches.a": "/KeyedChildren/Leaf.a",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_export_module_is_tagged_as_it_ran(build: str, tmp_path: Path) -> None:
+    """Module and operator of every weighty node, in order, are those the hooks saw."""
+    make, shape, expected = BUILDS[build]
+    model, values = distinct(make()), torch.randn(shape)
+    result = export(model, tmp_path, values)
+    check_order(result, model.eval(), observe(model.eval(), values), ORDERED)
+    assert expected == tags(result)
+    assert len(set(tags(result).values())) == len(result.tree), "tags are unique"
+    assert all(tag.count("/") == node.depth for node, tag in zip(result.tree, tags(result).values(), strict=True))
+
+
+def flip_or_shift(values: torch.Tensor) -> torch.Tensor:
+    """Take one of two ways, by what the values are."""
+    if bool(values.sum() > 0):
+        values = torch.tanh(values) * 2
+    else:
+        values = torch.sigmoid(values) - 1
+    return values
+
+
+with warnings.catch_warnings():
+    # torch announces the retirement of scripting, which people's models still hold.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    scripted = torch.jit.script(flip_or_shift)
+
+
+class Chooser(nn.Module):
+    """Has an If of its own between two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Choose."""
+        return self.linear(scripted(values))
+
+
+class CallsChooser(nn.Module):
+    """Calls a module with an If, twice registered, and has an If of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choosers = nn.ModuleList([Chooser(), Chooser()])
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Choose in the children, then here."""
+        for chooser in self.choosers:
+            values = chooser(values)
+        return scripted(values)
+
+
+def test_export_if_nodes_belong_to_the_module_that_called_and_both_branches_answer(tmp_path: Path) -> None:
+    """An If and all inside it are tagged with the caller, and each branch answers as PyTorch does."""
+    model = distinct(CallsChooser()).eval()
+    result = export(model, tmp_path, torch.full((1, 4), 0.5))
+    nodes = [node for node in load_nodes(result) if node.op_type == "If"]
+    assert ["choosers.0", "choosers.1", ""] == [node.metadata_props["winml.hierarchy.module"] for node in nodes]
+    for node in nodes:
+        inner = [each for attribute in node.attributes.values() for each in attribute.as_graph().all_nodes()]
+        assert {"Tanh", "Sigmoid"} <= {each.op_type for each in inner}
+        keys = {(each.metadata_props["winml.hierarchy.tag"], each.metadata_props["namespace"]) for each in inner}
+        assert {(node.metadata_props["winml.hierarchy.tag"], node.metadata_props["namespace"])} == keys
+    assert {node.name for node in load_nodes(result)} == {node.name for node in result.nodes}
+    taken = set()
+    for values in (torch.full((1, 4), 3.0), torch.full((1, 4), -3.0)):
+        with torch.no_grad():
+            expected = model(values)
+        taken.add(bool(values.sum() > 0))
+        (answer,) = run_onnx(result.model_path, {"values": values.numpy()}).values()
+        np.testing.assert_allclose(expected.numpy(), answer, rtol=1e-5, atol=1e-6)
+    assert {True, False} == taken
+
+
+class NamesakeParameter(nn.Module):
+    """Holds a parameter and a buffer by the names of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.tensor([1.5, 2.5, -1.0, 3.0]))
+        self.register_buffer("other", torch.tensor([0.25, -0.5, 2.0, 1.0]))
+
+    def forward(self, values: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """Mix them up."""
+        return values * self.values + torch.tanh(other) * self.other
+
+
+def test_export_parameters_named_as_inputs_are_kept_apart(tmp_path: Path) -> None:
+    """A graph input is the input, and the parameter of its name goes by another one."""
+    result = export(NamesakeParameter(), tmp_path, (torch.randn(2, 4), torch.randn(2, 4)))
+    graph = ir.load(result.model_path).graph
+    assert ["values", "other"] == [value.name for value in graph.inputs]
+    assert not {"values", "other"} & set(graph.initializers)
+
+
+class TiedWeights(nn.Module):
+    """Embeds and scores with one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(500, 64)
+        self.head = nn.Linear(64, 500, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Embed, bend and score."""
+        return self.head(torch.tanh(self.embedding(ids)))
+
+
+def test_export_tied_weights_are_written_once(tmp_path: Path) -> None:
+    """The file holds one copy of a matrix two modules share, and counts it once."""
+    model = distinct(TiedWeights())
+    result = export(model, tmp_path, torch.arange(6).reshape(1, 6))
+    matrix = 500 * 64 * 4
+    assert matrix < result.model_path.stat().st_size < 1.5 * matrix
+    assert 500 * 64 == result.tree.root.parameter_count
+
+
+class Buffered(nn.Module):
+    """Reads a buffer that no checkpoint holds, and one that is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([1.5, -2.0, 0.5, 3.0]), persistent=False)
+        self.register_buffer("shift", torch.tensor([0.1, 0.2, 0.3, 0.4]))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Scale and shift."""
+        return torch.tanh(values * self.scale) + self.shift
+
+
+class Scaled(nn.Module):
+    """Takes a number beside a tensor."""
+
+    def forward(self, values: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """Scale."""
+        return torch.tanh(values) * factor
+
+
+class Summed(nn.Module):
+    """Takes any number of tensors."""
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        """Add them up."""
+        return torch.tanh(torch.stack(values).sum(0)) - values[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "names"),
+    [
+        (Buffered, torch.randn(2, 4), ["values"]),
+        (Scaled, (torch.randn(2, 4), torch.tensor(2.5)), ["values", "factor"]),
+        (Scaled, {"factor": torch.tensor(2.5), "values": torch.randn(2, 4)}, ["factor", "values"]),
+        (Summed, (torch.randn(3), torch.randn(3), torch.randn(3)), ["values_0", "values_1", "values_2"]),
+    ],
+    ids=["buffers", "scalar", "by name", "variable"],
+)
+def test_export_inputs_are_those_given(
+    make: Callable[[], nn.Module], inputs: Any, names: list[str], tmp_path: Path
+) -> None:
+    """The graph takes the inputs that were given, in that order, and nothing else."""
+    result = export(make(), tmp_path, inputs)
+    graph = ir.load(result.model_path).graph
+    assert names == [value.name for value in graph.inputs]
+    shapes = {spec.name: spec.shape for spec in result.inputs}
+    assert shapes == {value.name: tuple(value.shape or ()) for value in graph.inputs}
+
+
+def test_export_input_nothing_reads_stays_and_is_told(tmp_path: Path) -> None:
+    """An input without a reader is still an input of the graph, in its place, and a note names it."""
+
+    class Deaf(nn.Module):
+        def forward(self, first: torch.Tensor, unheard: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(first) * last
+
+    result = export(Deaf(), tmp_path, (torch.randn(2), torch.randn(3), torch.randn(2)))
+    assert ["first", "unheard", "last"] == [value.name for value in ir.load(result.model_path).graph.inputs]
+    assert any("unheard" in note for note in result.notes)
+    assert not any("first" in note for note in result.notes)
+
+
+@dataclasses.dataclass
+class Record:
+    """A result with names."""
+
+    scores: torch.Tensor
+    hidden: tuple[torch.Tensor, ...]
+    nothing: None = None
+
+
+class Pair(NamedTuple):
+    """A tuple with names."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Returning(nn.Module):
+    """Returns what a function makes of two tensors."""
+
+    def __init__(self, make: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, values: torch.Tensor) -> Any:
+        """Make it."""
+        return self.make(torch.tanh(values), torch.sigmoid(values))
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda a, b: {"a": a, "more": {"b": b, "none": None}}, ["a", "more.b"]),
+        (lambda a, b: (a, (b, a + b)), ["output_0", "output_1.0", "output_1.1"]),
+        (lambda a, b: [a * b], ["output_0"]),
+        (lambda a, b: Record(a, (b, a - b)), ["scores", "hidden.0", "hidden.1"]),
+        (lambda a, b: Pair(b, a), ["left", "right"]),
+        (lambda a, b: (c := a + b, c), ["output_0", "output_1"]),
+        (lambda a, b: {"values": a - b}, ["values_output"]),
+    ],
+    ids=["mapping", "tuple", "list", "dataclass", "namedtuple", "same twice", "named as the input"],
+)
+def test_export_outputs_are_named_after_what_forward_returned(
+    make: Callable[[Any, Any], Any], names: list[str], tmp_path: Path
+) -> None:
+    """Nested results become flat outputs, in order, with the answers of PyTorch."""
+    result = export(Returning(make), tmp_path, torch.randn(2, 3))
+    assert names == [value.name for value in ir.load(result.model_path).graph.outputs]
+    assert names == [spec.name for spec in result.outputs]
+
+
+def test_export_output_that_is_an_input_is_answered(tmp_path: Path) -> None:
+    """An input handed through is an output of another name with the same values."""
+
+    class Through(nn.Module):
+        def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return values, torch.tanh(values)
+
+    result = export(Through(), tmp_path, torch.randn(2, 3))
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    answers = run_onnx(result.model_path, {"values": values})
+    assert ["output_0", "output_1"] == list(answers)
+    np.testing.assert_array_equal(values, answers["output_0"])
+
+
+def test_export_half_precision_module_keeps_its_dtype(tmp_path: Path) -> None:
+    """A float16 module becomes a float16 graph, verified at the threshold of float16."""
+    model = distinct(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)))
+    result = export(model.half(), tmp_path, torch.randn(2, 8).half())
+    assert ("float16", "float16") == (result.inputs[0].dtype, result.outputs[0].dtype)
+    initializers = ir.load(result.model_path).graph.initializers.values()
+    assert {ir.DataType.FLOAT16} == {value.dtype for value in initializers if (value.name or "").endswith("weight")}
+    assert result.verification is not None
+    assert 1e-2 == result.verification.worst.threshold
+
+
+def test_export_integer_outputs_are_compared_exactly(tmp_path: Path) -> None:
+    """Integer and boolean outputs are verified, and must be equal."""
+
+    class Ranking(nn.Module):
+        def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return values.argsort(-1), values > 0
+
+    result = export(Ranking(), tmp_path, torch.randn(2, 6))
+    assert result.verification is not None
+    assert {0.0} == {item.threshold for item in result.verification.comparisons}
+    assert ["int64", "bool"] == [spec.dtype for spec in result.outputs]
+
+
+def test_export_with_input_specs_draws_valid_values(tmp_path: Path) -> None:
+    """Specifications in place of examples are enough, and their ranges are kept."""
+    spec = InputTensorSpec(name="ids", shape=(1, 6), dtype="int64", value_range=(0, 499))
+    result = export(distinct(TiedWeights()), tmp_path, None, input_tensors=(spec,))
+    assert (spec,) == result.inputs
+
+
+def test_export_forward_replaced_on_the_instance_is_the_one_exported(tmp_path: Path) -> None:
+    """A module whose forward somebody replaced is exported with that forward, and keeps it."""
+    model = distinct(Leaf())
+    original = model.forward
+
+    def patched(values: torch.Tensor) -> torch.Tensor:
+        return original(values) * 10
+
+    model.forward = patched  # type: ignore[method-assign]
+    result = export(model, tmp_path, torch.randn(2, 4))
+    assert model.forward is patched
+    values = torch.randn(2, 4)
+    (answer,) = run_onnx(result.model_path, {"values": values.numpy()}).values()
+    np.testing.assert_allclose(model(values).detach().numpy(), answer, rtol=1e-4, atol=1e-5)
+
+
+def test_export_torch_modules_asked_for_become_segments(tmp_path: Path) -> None:
+    """With ``torch_module`` the nodes of a plain layer carry its own tag."""
+    model = distinct(Siblings())
+    result = export(model, tmp_path, torch.randn(1, 3, 4), torch_module=("Linear",))
+    assert "/Siblings/Leaf.query/Linear" == tags(result)["query.linear"]
+    readers = {node.module for node in result.nodes if node.op_type in ("MatMul", "Gemm") and node.module}
+    assert {"query.linear", "key.linear"} == readers
+
+
+def test_export_without_hierarchy_leaves_no_trace_of_it(tmp_path: Path) -> None:
+    """Neither nodes nor model carry a key of ours or of torch's, and there is no sidecar."""
+    path = tmp_path / "model.onnx"
+    export_pytorch(distinct(CallsChooser()), path, torch.randn(1, 4), config=WinMLExportConfig(hierarchy=False))
+    written = ir.load(path)
+    assert [{}] * len(nodes := list(written.graph.all_nodes())) == [dict(node.metadata_props) for node in nodes]
+    assert [path] == list(tmp_path.iterdir())
+    assert {} == dict(written.metadata_props)

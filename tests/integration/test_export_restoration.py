@@ -1,0 +1,240 @@
+"""An export leaves the live module exactly as it found it, wherever it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from checkpoints import make_distinct
+from winml.modelkit import (
+    ExportError,
+    OutputTensorSpec,
+    UsageError,
+    VerificationError,
+    WinMLError,
+    WinMLExportConfig,
+    export_pytorch,
+)
+
+
+class Block(nn.Module):
+    """A layer, a norm with running statistics and dropout, then whatever a function does."""
+
+    def __init__(self, then: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.dropout = nn.Dropout(0.5)
+        self.then = then
+
+    def forward(self, values: torch.Tensor) -> Any:
+        """Apply all."""
+        return self.then(self.dropout(self.norm(self.linear(values))))
+
+
+class Holder(nn.Module):
+    """Two blocks, the second of which ends as told."""
+
+    def __init__(self, then: Callable[[torch.Tensor], Any] = torch.tanh) -> None:
+        super().__init__()
+        self.first = Block(torch.tanh)
+        self.second = Block(then)
+
+    def forward(self, values: torch.Tensor) -> Any:
+        """Call both."""
+        return self.second(self.first(values))
+
+
+def holder(then: Callable[[torch.Tensor], Any] = torch.tanh) -> Holder:
+    """Build a module in as mixed a state as users' are: flags, frozen parameters, gradients, hooks of every kind."""
+    model = Holder(then)
+    make_distinct(model)
+    model.train()
+    model.first.eval()
+    model.second.dropout.eval()
+    model.first.linear.weight.requires_grad_(False)
+    model.first.linear.bias.grad = torch.ones(4)
+    model.second.linear.double()
+    model.second.linear.float()
+    model.register_forward_pre_hook(lambda _module, _args: None)
+    model.first.register_forward_hook(lambda _module, _args, output: output * 2)
+    model.second.register_forward_hook(lambda _module, _args, _kwargs, _output: None, with_kwargs=True)
+    model.second.register_full_backward_hook(lambda _module, _before, _after: None)
+    return model
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """Return all there is to know of a module, by value and by identity."""
+    state: dict[str, Any] = {
+        "gradients are on": torch.is_grad_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "inlining": torch._C._jit_get_inline_everything_mode(),
+    }
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            # Hooks, parameters and children are kept in mappings; which objects they hold, and in which order, counts.
+            state[path, name] = (
+                list(zip(value, map(id, value.values()), strict=True))
+                if isinstance(value, dict)
+                else (id(value), value)
+            )
+    for name, value in model.state_dict(keep_vars=True).items():
+        state["tensor", name] = (id(value), value.dtype, value.device, value.requires_grad, id(value.grad))
+        state["bytes", name] = value.detach().numpy().tobytes()
+    return state
+
+
+def test_state_of_notices_every_kind_of_change() -> None:
+    """The comparison below would see a flag, a hook, a replaced forward, a value or a dtype that changed."""
+    changes: list[Callable[[Holder], Any]] = [
+        lambda model: model.first.train(),
+        lambda model: model.second.register_forward_hook(lambda *_: None),
+        lambda model: setattr(model, "forward", model.forward),
+        lambda model: model.second.norm.running_mean.add_(1e-6),  # type: ignore[union-attr, operator]
+        lambda model: model.second.half(),
+        lambda model: model.first.linear.weight.requires_grad_(True),
+    ]
+    for change in changes:
+        model = holder()
+        before = state_of(model)
+        assert before == state_of(model)
+        change(model)
+        assert before != state_of(model)
+
+
+@pytest.mark.parametrize("is_patched", [False, True], ids=["own forward", "forward of the instance"])
+def test_export_leaves_the_module_as_it_was(is_patched: bool, tmp_path: Path) -> None:
+    """Forward, hooks, flags, gradients, dtypes and bytes are those from before."""
+    model = holder()
+    if is_patched:
+        own = model.forward
+        model.forward = lambda values: own(values) + 1  # type: ignore[method-assign]
+    before = state_of(model)
+    result = export_pytorch(model, tmp_path / "model.onnx", torch.randn(3, 4))
+    assert before == state_of(model)
+    assert result.verification is not None
+    assert result.verification.is_verified
+    assert ("forward" in vars(model)) == is_patched
+
+
+def fail(_values: torch.Tensor) -> torch.Tensor:
+    """Refuse to run."""
+    raise RuntimeError("no")
+
+
+def choose(values: torch.Tensor) -> torch.Tensor:
+    """Take a way a trace cannot follow: whatever is larger goes on, decided in Python."""
+    return values * 100 if int(values.argmax()) % 2 else -values
+
+
+def on_trace_only(values: torch.Tensor) -> torch.Tensor:
+    """Answer something else while being traced, so that the graph is not the model."""
+    return values * 3 if torch.jit.is_tracing() else values
+
+
+FAILURES: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any], tuple[int, ...], type[WinMLError]]] = {
+    "the forward raises": (fail, {}, (3, 4), ExportError),
+    "the shape does not fit": (torch.tanh, {}, (3, 5), ExportError),
+    "no tensor comes out": (lambda _values: None, {}, (3, 4), ExportError),
+    "the outputs are not those described": (
+        torch.tanh,
+        {"output_tensors": (OutputTensorSpec(name="scores", shape=(3, 5), dtype="float32"),)},
+        (3, 4),
+        UsageError,
+    ),
+    "a torch module is unknown": (torch.tanh, {"torch_module": ("Linaer",)}, (3, 4), UsageError),
+    "the exporter lacks the operator": (torch.special.bessel_j0, {}, (3, 4), ExportError),
+    "the operator needs a newer opset": (
+        lambda values: torch.nn.functional.grid_sample(values[None, None], values[None, :, :2, None].swapaxes(2, 3)),
+        {"opset_version": 11},
+        (3, 4),
+        ExportError,
+    ),
+    "the graph is not the model": (on_trace_only, {}, (3, 4), VerificationError),
+    "the model is random": (torch.rand_like, {}, (3, 4), VerificationError),
+    "the answer says nothing": (torch.zeros_like, {}, (3, 4), VerificationError),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_export_that_fails_leaves_the_module_and_the_folder_as_they_were(failure: str, tmp_path: Path) -> None:
+    """Whatever step fails, the module is as it was, earlier files too, and nothing new is there."""
+    then, options, shape, expected = FAILURES[failure]
+    model = holder(then)
+    earlier = tmp_path / "model.onnx"
+    earlier.write_bytes(b"earlier")
+    before = state_of(model)
+    with pytest.raises(expected) as caught:
+        export_pytorch(model, earlier, torch.randn(shape), config=WinMLExportConfig(**options), overwrite=True)
+    assert before == state_of(model)
+    assert [earlier] == list(tmp_path.iterdir())
+    assert b"earlier" == earlier.read_bytes()
+    assert caught.value.hint, "every failure says what to do next"
+    assert caught.value.step.startswith("step "), "and in which step it came"
+
+
+def test_export_interrupted_in_a_step_leaves_the_module_as_it_was(tmp_path: Path) -> None:
+    """Ctrl-C while a step is shown is no error of ours, and is tidied up after all the same."""
+    model = holder()
+    before = state_of(model)
+    for number in range(1, 9):
+
+        def interrupt(event: Any, number: int = number) -> None:
+            if event.number == number:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            export_pytorch(model, tmp_path / "model.onnx", torch.randn(3, 4), on_step=interrupt)
+        assert before == state_of(model)
+        assert [] == list(tmp_path.iterdir())
+
+
+def test_export_unsupported_operator_names_operator_and_module(tmp_path: Path) -> None:
+    """The error says which operator in which module has no ONNX form."""
+    with pytest.raises(ExportError, match=r"aten::special_bessel_j0 in module second at opset 17") as caught:
+        export_pytorch(holder(torch.special.bessel_j0), tmp_path / "model.onnx", torch.randn(3, 4))
+    assert ("aten::special_bessel_j0", "second") == (caught.value.operator, caught.value.module)
+
+
+def test_export_shape_refused_names_the_module(tmp_path: Path) -> None:
+    """The error says which module refused, and what it was given."""
+    with pytest.raises(ExportError, match=r"values float32\[3, 5\], in module first.linear") as caught:
+        export_pytorch(holder(), tmp_path / "model.onnx", torch.randn(3, 5))
+    assert "first.linear" == caught.value.module
+
+
+def test_export_decision_in_python_is_caught_by_the_second_draw(tmp_path: Path) -> None:
+    """A branch the trace froze answers wrong on other inputs, and no file is written."""
+    torch.manual_seed(3)
+    model = holder(choose)
+    values = torch.randn(3, 4)
+    with pytest.raises(VerificationError, match="not equal"):
+        export_pytorch(model, tmp_path / "model.onnx", values, seed=_seed_of_other_branch(model, values))
+    assert [] == list(tmp_path.iterdir())
+
+
+def _seed_of_other_branch(model: Holder, values: torch.Tensor) -> int:
+    """Return a seed whose second draw takes the other way than ``values``."""
+    from winml.modelkit import InputTensorSpec
+    from winml.modelkit.runtime.feeds import make_feeds
+
+    spec = InputTensorSpec(name="values", shape=(3, 4), dtype="float32")
+    model.second.then = lambda hidden: hidden.argmax() % 2
+    flags = {path: module.training for path, module in model.named_modules()}
+    model.eval()
+    with torch.no_grad():
+        first = int(model(values))
+        seed = next(
+            seed
+            for seed in range(100)
+            if int(model(torch.from_numpy(make_feeds([spec], seed=seed + 2)["values"]))) != first
+        )
+    for path, module in model.named_modules():
+        module.training = flags[path]
+    model.second.then = choose
+    return seed

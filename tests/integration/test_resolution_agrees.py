@@ -1,0 +1,153 @@
+"""What inspect and config say before any weight is read is what an export does."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoints import CONFIGS, save_checkpoint
+from winml.modelkit import HTPExporter
+from winml.modelkit.build.config import WinMLBuildConfig, parse_build_config
+from winml.modelkit.build.config_resolution import resolve_build_config
+from winml.modelkit.build.model_inspection import RANDOM_WEIGHTS, WEIGHTLESS, inspect_model
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.graph.dimensions import DynamicRequest
+from winml.modelkit.hierarchy.tracing import record_calls
+from winml.modelkit.hierarchy.tree import build_tree
+from winml.modelkit.load.model import load_model
+from winml.modelkit.load.source import ModelRequest
+from winml.modelkit.runtime.feeds import make_feeds
+
+WHISPER = {
+    "model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "vocab_size": 120, "d_model": 32,
+    "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_source_positions": 50, "max_target_positions": 64,
+    "num_mel_bins": 20, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
+LONGFORMER = {
+    "model_type": "longformer", "architectures": ["LongformerModel"], "vocab_size": 120, "hidden_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 66,
+    "attention_window": 8,
+}  # fmt: skip
+"""Its forward looks at values."""
+MIXTRAL = {
+    "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "vocab_size": 120, "hidden_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+    "num_local_experts": 4, "max_position_embeddings": 64,
+}  # fmt: skip
+"""Its experts are chosen by values."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Keep warnings of torch and transformers about themselves from failing what is tested here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def write_config(folder: Path, content: dict[str, Any]) -> Path:
+    """Write a folder that holds a config and nothing else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_inspect_config_and_export_agree(architecture: str, tmp_path: Path) -> None:
+    """Task, class, inputs, outputs, parameters and module tree are those of the export, with or without the weights."""
+    folder = save_checkpoint(architecture, tmp_path / "checkpoint")
+    request = ModelRequest(str(folder))
+    exported = HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(request, tmp_path / "model.onnx")
+    (folder / "model.safetensors").unlink()
+
+    seen = inspect_model(request, hierarchy=True)
+    config = resolve_build_config(WinMLBuildConfig(), request)[0]
+
+    assert (exported.model.task, exported.model.class_name) == (seen.info.task, seen.info.class_name)
+    assert config.loader is not None
+    assert (exported.model.task, exported.model.class_name) == (config.loader.task, config.loader.model_class)
+    assert exported.inputs == seen.inputs
+    assert config.export is not None
+    assert exported.inputs == config.export.input_tensors
+    assert seen.outputs is not None
+    assert [spec.as_record() for spec in exported.outputs] == [spec.as_record() for spec in seen.outputs]
+    assert exported.tree.root.parameter_count == seen.parameter_count
+    assert WEIGHTLESS == seen.tree_source
+    assert seen.tree is not None
+    assert exported.tree.nodes == seen.tree.nodes
+    assert config == parse_build_config(json.loads(json.dumps(config.as_record())), "written")[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "source"),
+    [(WHISPER, WEIGHTLESS), (MIXTRAL, WEIGHTLESS), (LONGFORMER, RANDOM_WEIGHTS)],
+    ids=["whisper", "mixtral", "longformer"],
+)
+def test_inspect_tree_is_that_of_a_real_forward(content: dict[str, Any], source: str, tmp_path: Path) -> None:
+    """Where no export tells, a forward with real weights does."""
+    folder = write_config(tmp_path / "checkpoint", content)
+    request = ModelRequest(str(folder), random_weights=True)
+    loaded = load_model(request)
+    feeds = {name: torch.from_numpy(value) for name, value in make_feeds(loaded.inputs, seed=1).items()}
+    with torch.no_grad(), record_calls(loaded.model) as trace:
+        loaded.model(**feeds, **loaded.forward_kwargs)
+
+    seen = inspect_model(ModelRequest(str(folder)), hierarchy=True)
+
+    assert source == seen.tree_source
+    assert seen.tree is not None
+    assert build_tree(trace).nodes == seen.tree.nodes
+    assert loaded.inputs == seen.inputs
+    assert (source == RANDOM_WEIGHTS) == any("does not run without values" in note for note in seen.notes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "request_"),
+    [
+        ("bert", {"dynamic": DynamicRequest(batch=True, sequence=True)}),
+        ("wav2vec2", {"dynamic": DynamicRequest(batch=True, sequence=True)}),
+    ],
+)
+def test_inspect_config_and_export_agree_on_open_dimensions(
+    architecture: str, request_: dict[str, Any], tmp_path: Path
+) -> None:
+    """Inputs with names for sizes, and the outputs in terms of them, are those of the export."""
+    request = ModelRequest(str(save_checkpoint(architecture, tmp_path / "checkpoint")), **request_)
+    exported = HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(request, tmp_path / "model.onnx")
+    seen = inspect_model(request)
+    config = resolve_build_config(WinMLBuildConfig(), request)[0]
+    assert exported.inputs == seen.inputs
+    assert config.export is not None
+    assert exported.inputs == config.export.input_tensors
+    assert seen.outputs is not None
+    assert [spec.as_record() for spec in exported.outputs] == [spec.as_record() for spec in seen.outputs]
+
+
+@pytest.mark.parametrize("declares_dtype", [True, False])
+def test_inspect_config_and_export_agree_on_half_precision(declares_dtype: bool, tmp_path: Path) -> None:
+    """The dtype of inputs is that of the weights, by the config or else by the headers of the weight files."""
+    folder = tmp_path / "checkpoint"
+    save_checkpoint("vit", folder)
+    from safetensors.torch import load_file, save_file
+
+    halves = {name: value.to(torch.float16) for name, value in load_file(folder / "model.safetensors").items()}
+    save_file(halves, folder / "model.safetensors", metadata={"format": "pt"})
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    content.pop("dtype", None)
+    if declares_dtype:
+        content["dtype"] = "float16"
+    write_config(folder, content)
+
+    seen = inspect_model(ModelRequest(str(folder)))
+    loaded = load_model(ModelRequest(str(folder)))
+
+    assert "float16" == seen.inputs[0].dtype
+    assert loaded.inputs == seen.inputs
+    assert {torch.float16} == {parameter.dtype for parameter in loaded.model.parameters()}

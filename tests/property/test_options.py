@@ -1,0 +1,115 @@
+"""Is every JSON value either options or an error that says where it is wrong?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from winml.modelkit import ConfigError, InputTensorSpec, OutputTensorSpec, WinMLExportConfig
+from winml.modelkit.graph.specs import DTYPES
+from winml.modelkit.options import nearest, parse_options, read_json
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8)
+shapes = st.lists(st.integers(1, 9) | st.sampled_from(["batch", "sequence_1", "_"]), max_size=3).map(tuple)
+ranges = st.none() | st.tuples(st.floats(-9, 9), st.floats(-9, 9)).map(lambda pair: tuple(sorted(pair)))
+dtypes = st.sampled_from(DTYPES)
+input_specs = st.builds(InputTensorSpec, name=names, shape=shapes, dtype=dtypes, value_range=ranges)
+output_specs = st.builds(OutputTensorSpec, name=names, shape=shapes, dtype=dtypes)
+configs = st.builds(
+    WinMLExportConfig,
+    opset_version=st.integers(11, 20),
+    do_constant_folding=st.booleans(),
+    input_tensors=st.none() | st.lists(input_specs, max_size=2).map(tuple),
+    output_tensors=st.none() | st.lists(output_specs, max_size=2).map(tuple),
+    torch_module=st.lists(names, max_size=2).map(tuple),
+    verify=st.booleans(),
+)
+keys = st.sampled_from([*WinMLExportConfig.model_fields, "opset", "verfy"]) | st.text(max_size=8)
+
+
+def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
+    """Return what reading gives, or the message of the only error it may end in."""
+    try:
+        return read(), ""
+    except ConfigError as error:
+        return None, error.message
+
+
+def through_text(value: Any) -> Any:
+    """Write a value as JSON and read it as a user's is read."""
+    return read_json(json.dumps(value), "--options")[0]
+
+
+@given(st.dictionaries(keys, json_values, max_size=4))
+@example({"opset_version": 17, "verify": True})
+@example({"input_tensors": [{"name": "x", "shape": [1], "dtype": "float32", "value_range": [2, 1]}]})
+def test_any_object_is_options_or_an_error_that_names_a_key(value: dict[str, Any]) -> None:
+    """Nothing else comes out, and the key that is named is one that was given."""
+    text = through_text(value)
+    config, refusal = attempt(lambda: parse_options(WinMLExportConfig, text, "--export-config"))
+    if config is None:
+        assert refusal.startswith("--export-config: ")
+        assert any(key in refusal or repr(key) in refusal for key in value)
+    else:
+        dumped = json.loads(config.model_dump_json())
+        assert all(dumped[key] == wanted for key, wanted in value.items() if isinstance(wanted, (int, str, bool)))
+
+
+@given(json_values)
+def test_any_value_is_a_spec_or_an_error(value: Any) -> None:
+    """A spec is an object with name, shape and dtype; all else is a ConfigError."""
+    spec, refusal = attempt(lambda: parse_options(InputTensorSpec, value, "--input-specs"))
+    if spec is None:
+        assert refusal.startswith("--input-specs: ")
+    else:
+        assert {"name", "shape", "dtype"} <= set(value)
+
+
+@given(configs)
+def test_config_written_and_read_is_the_same(config: WinMLExportConfig) -> None:
+    """Dumping to JSON and parsing again is the identity."""
+    assert config == parse_options(
+        WinMLExportConfig, through_text(json.loads(config.model_dump_json())), "--export-config"
+    )
+
+
+@given(input_specs)
+def test_input_spec_written_and_read_is_the_same(spec: InputTensorSpec) -> None:
+    """Both as a dump and as the record of FORMATS, whose ranges of integers are whole."""
+    assert spec == parse_options(InputTensorSpec, through_text(json.loads(spec.model_dump_json())), "--input-specs")
+    is_exact = (
+        spec.value_range is None or "float" in spec.dtype or all(bound.is_integer() for bound in spec.value_range)
+    )
+    assume(is_exact)
+    assert spec == parse_options(InputTensorSpec, through_text(spec.as_record()), "--input-specs")
+
+
+@given(st.text(alphabet='{}[]":,tfn0-9.eE \n\\', max_size=30))
+def test_any_text_is_json_or_an_error_with_a_place(text: str) -> None:
+    """A text that starts like JSON is read as Python's parser reads it, or refused at a line and column."""
+    text = "{" + text
+    read, refusal = attempt(lambda: read_json(text, "--options"))
+    if read is None:
+        assert "line" in refusal or "stands twice" in refusal
+    else:
+        assert read[0] == json.loads(text)
+
+
+@given(st.sampled_from(sorted(WinMLExportConfig.model_fields)), st.data())
+def test_nearest_finds_a_key_with_one_letter_wrong(key: str, data: st.DataObject) -> None:
+    """One letter left out, doubled or exchanged is still the key that was meant, unless that is a short one."""
+    assume(len(key) > 4)
+    place = data.draw(st.integers(0, len(key) - 1))
+    wrong = data.draw(
+        st.sampled_from([key[:place] + key[place + 1 :], key[:place] + key[place] * 2 + key[place + 1 :], key.upper()])
+    )
+    assert key == nearest(wrong, WinMLExportConfig.model_fields)

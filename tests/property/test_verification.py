@@ -1,0 +1,117 @@
+"""Does the comparison find what differs, and only that, whatever the values are?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from winml.modelkit.export.verification import MINIMUM_SCALE, THRESHOLDS, compare_outputs
+
+Array = np.ndarray[Any, Any]
+
+SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, max_side=4)
+FLOATS = ("float16", "float32", "float64")
+INTEGERS = ("int64", "int32", "int8", "uint8", "bool")
+
+
+@st.composite
+def floats(draw: st.DrawFn, *, allow_special: bool = False) -> Array:
+    """Draw an array of any float type, well inside its range."""
+    dtype = draw(st.sampled_from(FLOATS))
+    numbers = st.floats(-1000, 1000, width=16, allow_nan=False)
+    if allow_special:
+        numbers |= st.sampled_from([np.nan, np.inf, -np.inf])
+    return draw(arrays.arrays(dtype, SHAPES, elements=numbers))
+
+
+@st.composite
+def integers(draw: st.DrawFn) -> Array:
+    """Draw an array of any integer type, its whole range included, and where float64 has gaps most of all."""
+    dtype = draw(st.sampled_from(INTEGERS))
+    elements = st.integers(2**53, 2**63 - 1) if dtype == "int64" and draw(st.booleans()) else None
+    return draw(arrays.arrays(dtype, SHAPES, elements=elements))
+
+
+def is_equal(expected: Array, actual: Array) -> bool:
+    """Say whether one output of one draw is accepted."""
+    return compare_outputs([{"y": expected}], [{"y": actual}]).comparisons[0].is_equal
+
+
+@given(st.lists(floats(allow_special=True) | integers(), min_size=1, max_size=3))
+def test_equal_arrays_are_equal(outputs: list[Array]) -> None:
+    """Whatever is equal bit by bit is accepted, NaN and infinities included, with no difference."""
+    draw = dict(zip("abc", outputs, strict=False))
+    info = compare_outputs([draw], [{name: value.copy() for name, value in draw.items()}])
+    assert all(item.is_equal for item in info.comparisons)
+    assert 0.0 == info.worst.max_abs_diff
+
+
+@given(floats(), st.data())
+def test_difference_above_the_threshold_is_found_and_one_below_is_not(expected: Array, data: st.DataObject) -> None:
+    """One value moved by three thresholds of the scale is found wherever it is; by a third of one it is accepted."""
+    threshold = THRESHOLDS[str(expected.dtype)]
+    scale = float(np.abs(expected.astype(np.float64)).max())
+    assume(scale > 1)
+    place = tuple(data.draw(st.integers(0, size - 1)) for size in expected.shape)
+    # Towards zero, so that float16 does not leave its range, and so that rounding is at most half of what is moved.
+    sign = -1.0 if expected[place] > 0 else 1.0
+    for times, accepted in ((3.0, False), (0.34, True)):
+        actual = expected.copy()
+        actual[place] = float(expected[place]) + sign * times * threshold * scale
+        assert accepted == is_equal(expected, actual)
+
+
+@given(integers(), st.data())
+def test_any_integer_difference_is_found(expected: Array, data: st.DataObject) -> None:
+    """One step at one place is found, also where a float64 would not show it."""
+    place = tuple(data.draw(st.integers(0, size - 1)) for size in expected.shape)
+    actual = expected.copy()
+    actual[place] = not expected[place] if expected.dtype == bool else expected[place] ^ 1
+    assert not is_equal(expected, actual)
+
+
+@given(floats(allow_special=True), st.data())
+def test_a_value_that_becomes_nan_or_infinite_is_found(expected: Array, data: st.DataObject) -> None:
+    """A special value where there was another one is never accepted."""
+    place = tuple(data.draw(st.integers(0, size - 1)) for size in expected.shape)
+    value = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    assume(not np.array_equal(expected[place], value, equal_nan=True))
+    actual = expected.copy()
+    actual[place] = value
+    assert not is_equal(expected, actual)
+    assert not is_equal(actual, expected)
+
+
+@given(
+    arrays.arrays("float64", 5, elements=st.floats(-10, 10, width=16)),
+    arrays.arrays("float64", 5, elements=st.floats(-1, 1, width=16)),
+    st.integers(-40, 40),
+)
+def test_scaling_both_sides_changes_nothing(expected: Array, noise: Array, exponent: int) -> None:
+    """The outcome depends on the answers relative to each other, not on their unit."""
+    actual = expected + noise * THRESHOLDS["float64"]
+    factor = 2.0**exponent
+    before = compare_outputs([{"y": expected}, {"y": actual}], [{"y": actual}, {"y": actual}])
+    after = compare_outputs(
+        [{"y": expected * factor}, {"y": actual * factor}], [{"y": actual * factor}, {"y": actual * factor}]
+    )
+    assume(np.abs(expected).max() * min(factor, 1.0) > MINIMUM_SCALE)
+    assert [(item.is_equal, item.relative_diff) for item in before.comparisons] == [
+        (item.is_equal, item.relative_diff) for item in after.comparisons
+    ]
+    assert (before.has_signal, before.is_verified) == (after.has_signal, after.is_verified)
+
+
+@given(st.lists(floats(allow_special=True) | integers(), min_size=1, max_size=3), st.data())
+def test_verified_means_every_output_is_equal_and_one_listens(outputs: list[Array], data: st.DataObject) -> None:
+    """No output is left out of the verdict, whichever it is."""
+    draw = dict(zip("abc", outputs, strict=False))
+    name = data.draw(st.sampled_from(sorted(draw)))
+    wrong = {**draw, name: draw[name].reshape(1, *draw[name].shape)}
+    info = compare_outputs([draw, draw], [draw, wrong])
+    assert not info.is_verified
+    assert (name, 2) == (info.worst.name, info.worst.draw)

@@ -1,0 +1,83 @@
+"""Do the tags of a written file say what ran where? Compares the file with what the oracle saw of a forward pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+import onnx
+import onnx_ir as ir
+from torch import nn
+
+from oracle import OPERATOR_FAMILY, ForwardOracle, hierarchy_module
+from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.report.export_result import ExportResult
+
+COUNTED = frozenset({"MatMul", "Softmax", "LayerNormalization", "Conv"})
+"""Operators that stand in the graph of any architecture exactly as often as the forward pass called for them."""
+
+
+def check_file(
+    result: ExportResult, model: nn.Module, oracle: ForwardOracle, counted: Collection[str] = COUNTED
+) -> None:
+    """Compare the written file with what the oracle saw.
+
+    Args:
+        result: What the export says it wrote.
+        model: The module that was exported.
+        oracle: What ran in a forward pass of it.
+        counted: Operators to find in the graph as often as they ran.
+    """
+    onnx.checker.check_model(str(result.model_path), full_check=True)
+    nodes = load_nodes(result)
+    _check_every_node_is_tagged(result, nodes)
+    called = {hierarchy_module(oracle.stacks[path], model) for path in oracle.called}
+    assert called == {node.path for node in result.tree}, "the tree is the modules that ran and are not plain torch.nn"
+    assert Counter(events(oracle, model, counted)) == Counter(tagged_operators(nodes, counted))
+    _check_parameters_are_read_by_their_owner(nodes, model, oracle)
+
+
+def check_order(result: ExportResult, model: nn.Module, oracle: ForwardOracle, counted: Collection[str]) -> None:
+    """Compare, node by node in the order they ran, the module and operator written in the file with those seen."""
+    check_file(result, model, oracle, counted)
+    assert list(events(oracle, model, counted)) == tagged_operators(load_nodes(result), counted)
+
+
+def load_nodes(result: ExportResult) -> list[ir.Node]:
+    """Return every node of the written file, subgraphs included."""
+    return list(ir.load(result.model_path).graph.all_nodes())
+
+
+def events(oracle: ForwardOracle, model: nn.Module, counted: Collection[str]) -> list[tuple[str, str]]:
+    """Return ``(hierarchy module, operator)`` of what ran, in order."""
+    return [(hierarchy_module(stack, model), name) for stack, name in oracle.events if name in counted]
+
+
+def tagged_operators(nodes: Collection[ir.Node], counted: Collection[str]) -> list[tuple[str, str]]:
+    """Return ``(module on the tag, operator)`` of the nodes, in order."""
+    families = [(node, OPERATOR_FAMILY.get(node.op_type, node.op_type)) for node in nodes]
+    return [(node.metadata_props["winml.hierarchy.module"], family) for node, family in families if family in counted]
+
+
+def _check_every_node_is_tagged(result: ExportResult, nodes: list[ir.Node]) -> None:
+    """Names and keys are unique, and the tag and the module path on a node say the same."""
+    tags = {node.path: node.tag for node in result.tree}
+    assert len({node.name for node in nodes}) == len(nodes)
+    for node in nodes:
+        tag = read_tag(node)
+        assert tag is not None, node.name
+        assert tags[tag.module] == tag.tag
+    for proto in onnx.load(result.model_path).graph.node:
+        keys = [entry.key for entry in proto.metadata_props]
+        assert len(set(keys)) == len(keys)
+
+
+def _check_parameters_are_read_by_their_owner(nodes: list[ir.Node], model: nn.Module, oracle: ForwardOracle) -> None:
+    """A node that reads a parameter belongs to the module that owns it, unless others read it too."""
+    owners = {name: name.rpartition(".")[0] for name, _ in model.named_parameters()}
+    for node in nodes:
+        for value in node.inputs:
+            name = (value.name or "").removesuffix(".transposed") if value is not None else ""
+            if value is not None and name in owners and owners[name] in oracle.stacks and len(value.uses()) == 1:
+                owner = hierarchy_module(oracle.stacks[owners[name]], model)
+                assert owner == node.metadata_props["winml.hierarchy.module"]

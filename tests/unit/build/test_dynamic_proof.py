@@ -1,0 +1,140 @@
+"""Is a model run at sizes that would show a frozen one, and is a frozen one told as such?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from winml.modelkit import HTPExporter, WinMLExportConfig
+from winml.modelkit.build.dynamic_proof import Draw, run_at_other_sizes
+from winml.modelkit.errors import ExportError, UsageError, VerificationError
+from winml.modelkit.graph.dimensions import DynamicDimension
+
+
+def runner(accepts: Callable[[int], bool]) -> Callable[[Mapping[str, int]], Draw]:
+    """Return a model whose output has one row per ``n``, at sizes it accepts."""
+
+    def run(sizes: Mapping[str, int]) -> Draw:
+        if not accepts(sizes["n"]):
+            raise ExportError(f"the model refused {sizes['n']}")
+        return Draw({"x": torch.zeros(sizes["n"])}, {"y": np.zeros((sizes["n"], 3))}, sizes)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("dimension", "accepts", "expected"),
+    [
+        (DynamicDimension(name="n", example=48), lambda n: n > 0, {1, 55}),
+        (DynamicDimension(name="n", example=2), lambda n: n > 0, {1, 3}),
+        (DynamicDimension(name="n", min=4, max=64, example=48), lambda n: n > 0, {4, 55}),
+        (DynamicDimension(name="n", max=48, example=48), lambda n: n > 0, {1, 47}),
+        (DynamicDimension(name="n", example=224), lambda n: n % 32 == 0, {32, 256}),
+        (DynamicDimension(name="n", example=48), lambda n: n >= 7, {7, 55}),
+    ],
+)
+def test_other_sizes_are_the_smallest_and_a_larger_one_the_model_accepts(
+    dimension: DynamicDimension, accepts: Callable[[int], bool], expected: set[int]
+) -> None:
+    """Size 1 is among them unless bounds or the model forbid it; the larger one is odd where it may be."""
+    traced = runner(accepts)({"n": dimension.example or 0})
+    proof = run_at_other_sizes(traced, [dimension], runner(accepts))
+    assert expected == {draw.sizes["n"] for draw in proof.draws}
+    assert {"y": ("n", 3)} == proof.output_shapes
+    refused = min(expected) > dimension.min
+    assert refused == any(f"refuses size {dimension.min}" in note for note in proof.notes)
+
+
+def test_dimension_the_model_cannot_vary_is_refused_with_its_reason() -> None:
+    """What PyTorch refuses is no fault of the export."""
+    run = runner(lambda n: n == 8)
+    with pytest.raises(UsageError, match="n cannot be left open: at other sizes than 8 the model refused 1"):
+        run_at_other_sizes(run({"n": 8}), [DynamicDimension(name="n", example=8)], run)
+
+
+def test_nothing_left_open_runs_nothing() -> None:
+    """A static export costs no forward more."""
+    proof = run_at_other_sizes(Draw({}, {}, {}), [], runner(lambda n: n < 0))
+    assert () == proof.draws
+    assert proof.output_shapes is None
+
+
+class Inner(nn.Module):
+    """Takes the length of its input as a Python number, which a trace keeps."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Flatten by hand."""
+        length = int(x.shape[1])
+        return x.reshape(-1, length * 4)
+
+
+class Reshaping(nn.Module):
+    """Freezes in a child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Pass on."""
+        return self.inner(x * 2)
+
+
+class Averaging(nn.Module):
+    """Freezes without failing: the number is wrong, the shape is right."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Average by hand."""
+        return x.sum(1) / float(x.shape[1])
+
+
+def export(model: nn.Module, folder: Path, **options: object) -> Path:
+    """Export with axis 1 left open."""
+    config = WinMLExportConfig.model_validate({"dynamic_axes": {"x": {1: "tokens"}}, **options})
+    path = folder / "model.onnx"
+    HTPExporter(config).export(model, path, {"x": torch.randn(3, 6, 4)})
+    return path
+
+
+def test_axis_frozen_by_a_reshape_names_axis_input_and_module(tmp_path: Path) -> None:
+    """Exit 3 says which dimension was lost, where, and what to try; no file is written."""
+    with pytest.raises(VerificationError) as caught:
+        export(Reshaping(), tmp_path)
+    text = str(caught.value)
+    assert 3 == caught.value.exit_code
+    assert "tokens froze in the export (axis 1 of x): traced with 6, the file fails at tokens 1" in text
+    assert "lost in module inner (/inner/Reshape" in text
+    assert "--shape-config" in text
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_axis_frozen_in_a_value_is_found_by_its_answer(tmp_path: Path) -> None:
+    """A file that runs but answers wrongly at another size froze too."""
+    with pytest.raises(VerificationError, match=r"tokens froze in the export(.|\n)*Output 'output': differs"):
+        export(Averaging(), tmp_path)
+
+
+def test_frozen_axis_without_verification_is_written_and_noted(tmp_path: Path) -> None:
+    """Who skips the comparison is told what was not checked."""
+    config = WinMLExportConfig(dynamic_axes={"x": {1: "tokens"}}, verify=False)
+    result = HTPExporter(config).export(Averaging(), tmp_path / "model.onnx", {"x": torch.randn(3, 6, 4)})
+    assert any("open dimensions" in note for note in result.notes)
+    assert {} == dict(result.checked_sizes)
+
+
+def test_live_module_keeps_names_in_file_and_example_as_traced_size(tmp_path: Path) -> None:
+    """Example tensors give the traced size; the file carries the names."""
+
+    class Sums(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, x], dim=1).sum(-1)
+
+    graph = onnx.load(export(Sums(), tmp_path)).graph
+    assert [3, "tokens", 4] == [d.dim_param or d.dim_value for d in graph.input[0].type.tensor_type.shape.dim]
+    assert [3, "2*tokens"] == [d.dim_param or d.dim_value for d in graph.output[0].type.tensor_type.shape.dim]

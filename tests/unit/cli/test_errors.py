@@ -1,0 +1,96 @@
+"""Errors in words on stderr, with their exit code."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import click
+import pytest
+
+from winml.modelkit import errors
+from winml.modelkit.cli._errors import WinMLCommand, report_click_error, report_unexpected
+
+CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.WinMLError)]
+
+
+def run(raised: BaseException, *arguments: str) -> int:
+    """Run a verb that ends with an error, and return its exit code."""
+
+    def body(**_options: Any) -> None:
+        raise raised
+
+    command = WinMLCommand("verb", callback=body, params=[click.Option(["--debug"], is_flag=True)])
+    try:
+        code = command.main(args=list(arguments), prog_name="winml verb", standalone_mode=False)
+    except click.exceptions.Exit as leave:
+        code = leave.exit_code
+    return int(code or 0)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_command_ends_with_message_hint_and_exit_code(
+    kind: type[errors.WinMLError], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of our errors is two lines on stderr and the code of its class; nothing reaches stdout."""
+    assert kind.exit_code == run(kind("it broke", hint="Mend it."))
+    assert ("", "error: it broke\nMend it.\n") == capsys.readouterr()
+
+
+def test_command_error_names_its_step_and_needs_no_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    """The step stands before the message; without a hint there is no empty line."""
+    error = errors.ExportError("it broke")
+    error.step = "step 4 of 8, ONNX export"
+    run(error)
+    assert "error (step 4 of 8, ONNX export): it broke\n" == capsys.readouterr().err
+
+
+def test_command_debug_shows_the_traceback_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only with --debug, and on stderr."""
+    run(errors.InputError("it broke"), "--debug")
+    words = capsys.readouterr().err
+    assert words.startswith("Traceback (most recent call last):")
+    assert words.endswith("error: it broke\n")
+    run(errors.InputError("it broke"))
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("raised", "arrives"), [(ValueError, ValueError), (KeyboardInterrupt, click.Abort)])
+def test_command_lets_other_errors_through(raised: type[BaseException], arrives: type[BaseException]) -> None:
+    """A plain ValueError is a mistake of ours, and Ctrl-C, as click calls it, the business of main."""
+    with pytest.raises(arrives):
+        run(raised())
+
+
+def test_report_click_error_shows_the_verb_to_ask(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong option is told with the help that lists the right ones."""
+    command = click.Command("export", params=[click.Option(["--opset"])])
+    with pytest.raises(click.NoSuchOption) as caught:
+        command.main(args=["--opsat", "1"], prog_name="winml export", standalone_mode=False)
+    assert 2 == report_click_error(caught.value)
+    out, words = capsys.readouterr()
+    assert "" == out
+    assert words.startswith("error: No such option")
+    assert words.endswith("'winml export --help' shows what it takes.\n")
+
+
+def test_report_click_error_without_a_verb_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """An error that belongs to no verb points to no help."""
+    assert 1 == report_click_error(click.ClickException("no"))
+    assert "error: no\n" == capsys.readouterr().err
+
+
+def test_report_unexpected_asks_for_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    """An error nobody foresaw is called our mistake, and --debug is offered until it is used."""
+    with pytest.raises(KeyError) as caught:
+        {}["gone"]
+    codes = [report_unexpected(caught.value, debug=False)]
+    quiet = capsys.readouterr().err
+    codes.append(report_unexpected(caught.value, debug=True))
+    loud = capsys.readouterr().err
+    assert [1, 1] == codes
+    assert "internal error: KeyError: 'gone'" in quiet
+    assert "please report it. Run it again with --debug" in quiet
+    assert "Traceback" not in quiet
+    assert "Traceback" in loud
+    assert "Run it again" not in loud

@@ -1,0 +1,81 @@
+"""The options of the export stage."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pydantic
+import pytest
+
+from winml.modelkit import InputTensorSpec, OutputTensorSpec, WinMLExportConfig
+from winml.modelkit.errors import ConfigError
+from winml.modelkit.options import parse_options
+
+
+def test_config_defaults_are_those_of_the_issue() -> None:
+    """Opset 17, folding, tags and verification on; everything that guesses or leaks is off."""
+    config = WinMLExportConfig()
+    assert 17 == config.opset_version
+    assert (True, True, True) == (config.do_constant_folding, config.hierarchy, config.verify)
+    assert (False, False, ()) == (config.operation_fallback, config.keep_torch_metadata, config.torch_module)
+
+
+def test_config_json_reads_nested_specs() -> None:
+    """A JSON object becomes the same record as Python makes."""
+    text = """{"opset_version": 18, "torch_module": ["LayerNorm"], "input_tensors":
+        [{"name": "ids", "shape": [1, "sequence"], "dtype": "int64", "value_range": [0, 9]}],
+        "output_tensors": [{"name": "y", "shape": [], "dtype": "float32"}]}"""
+    expected = WinMLExportConfig(
+        opset_version=18,
+        torch_module=("LayerNorm",),
+        input_tensors=(InputTensorSpec(name="ids", shape=(1, "sequence"), dtype="int64", value_range=(0.0, 9.0)),),
+        output_tensors=(OutputTensorSpec(name="y", shape=(), dtype="float32"),),
+    )
+    assert expected == parse_options(WinMLExportConfig, json.loads(text), "--export-config")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"opset_version": 10}, "opset_version: Input should be greater than or equal to 11 (got 10)"),
+        ({"opset_version": 21}, "opset_version: Input should be less than or equal to 20 (got 21)"),
+        ({"opset_version": "17"}, "opset_version: Input should be a valid integer (got '17')"),
+        ({"opset_version": True}, "opset_version: Input should be a valid integer (got True)"),
+        ({"do_constant_folding": 1}, "do_constant_folding: Input should be a valid boolean (got 1)"),
+        ({"opset": 17}, "unknown key 'opset'; did you mean 'opset_version'?"),
+        ({"input_tensors": [{"name": "x", "shape": [0], "dtype": "float32"}]}, "input_tensors.0.shape.0"),
+        ({"input_tensors": [{"name": "x", "shape": [1], "dtype": "float"}]}, "input_tensors.0.dtype: unknown dtype"),
+        ({"input_tensors": [{"name": "x", "shap": [1], "dtype": "float32"}]}, "'shap'; did you mean 'shape'?"),
+        ({"input_tensors": [{"name": "x", "dtype": "float32"}]}, "input_tensors.0.shape: Field required"),
+        ({"output_tensors": [{"name": "", "shape": [1], "dtype": "float32"}]}, "output_tensors.0.name"),
+    ],
+)
+def test_config_wrong_value_is_an_error_that_names_it(value: dict[str, Any], words: str) -> None:
+    """The field, what is expected and what was given stand in one sentence."""
+    with pytest.raises(ConfigError) as caught:
+        parse_options(WinMLExportConfig, value, "--export-config")
+    assert caught.value.message.startswith("--export-config: ")
+    assert words in caught.value.message
+
+
+def test_config_is_frozen() -> None:
+    """Options do not change once an export has them."""
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        WinMLExportConfig().verify = False  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "actual", "words"),
+    [
+        (((2, 3), "float32"), ((2, 3), "float32"), ""),
+        ((("batch", 3), "float32"), ((2, 3), "float32"), ""),
+        (((2, 4), "float32"), ((2, 3), "float32"), "expected float32[2, 4], the model gives float32[2, 3]"),
+        (((2, 3, 1), "float32"), ((2, 3), "float32"), "expected float32[2, 3, 1], the model gives float32[2, 3]"),
+        (((2, 3), "int64"), ((2, 3), "float32"), "expected int64[2, 3], the model gives float32[2, 3]"),
+    ],
+)
+def test_output_spec_disagreement_is_told(wanted: Any, actual: Any, words: str) -> None:
+    """Rank, sizes and dtype have to agree; a named size agrees with any."""
+    first, second = (OutputTensorSpec(name="y", shape=shape, dtype=dtype) for shape, dtype in (wanted, actual))
+    assert words == first.disagreement(second)

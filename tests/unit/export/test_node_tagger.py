@@ -1,0 +1,151 @@
+"""Tags from scopes, on graphs built by hand."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from winml.modelkit.export.node_tagger import NodeTagger, neighbours, shared_scope
+from winml.modelkit.hierarchy.tagging import NAMESPACE_KEY, read_tag
+from winml.modelkit.hierarchy.tracing import record_calls
+from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
+
+ROOT = ("",)
+BLOCK = ("", "block")
+LINEAR = ("", "block", "block.inner.linear")
+
+
+class Block(nn.Module):
+    """A layer inside an uncalled container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"linear": nn.Linear(2, 2)})
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Apply it."""
+        return self.inner["linear"](values)
+
+
+class Model(nn.Module):
+    """Two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.other = Block()
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Call both."""
+        return self.other(self.block(values))
+
+
+@pytest.fixture
+def tree() -> ModuleTree:
+    """The hierarchy of the model."""
+    with record_calls(model := Model()) as trace:
+        model(torch.ones(1, 2))
+    return build_tree(trace)
+
+
+def chain(length: int) -> list[ir.Node]:
+    """Build nodes that each read what the one before made: ``x → n0 → n1 → …``."""
+    value = ir.Value(name="x")
+    nodes = []
+    for number in range(length):
+        node = ir.node("Relu", [value], name=f"n{number}")
+        nodes.append(node)
+        value = node.outputs[0]
+    return nodes
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [
+        (BLOCK, ("/Model/Block.block", "block", "direct")),
+        (LINEAR, ("/Model/Block.block", "block", "parent")),
+        (ROOT, ("/Model", "", "root")),
+        ((), ("/Model", "", "root")),
+        (("", "gone"), ("/Model", "", "parent")),
+        (("", "other", "block", "block.inner.linear"), ("/Model/Block.block", "block", "parent")),
+    ],
+    ids=["direct", "parent", "ran in the root", "unknown", "only the root is known", "innermost wins"],
+)
+def test_tag_for_scope_is_that_of_the_innermost_hierarchy_module(
+    tree: ModuleTree, scope: tuple[str, ...], expected: tuple[str, str, str]
+) -> None:
+    """A hierarchy module tags directly, a layer inside it through its parent; the rest is the root's."""
+    tag = NodeTagger(tree).tag_for(scope)
+    assert expected == (tag.tag, tag.module, tag.source)
+
+
+def test_tag_nodes_writes_tag_and_namespace(tree: ModuleTree) -> None:
+    """The namespace is the whole scope in torch's words, plain layers included."""
+    first, second, third = chain(3)
+    NodeTagger(tree).tag_nodes({first: LINEAR, second: BLOCK, third: ROOT})
+    assert ["parent", "direct", "root"] == [tag.source for node in (first, second, third) if (tag := read_tag(node))]
+    assert "Model/block: Block/block.inner.linear: Linear" == first.metadata_props[NAMESPACE_KEY]
+    assert "Model/block: Block" == second.metadata_props[NAMESPACE_KEY]
+    assert "Model" == third.metadata_props[NAMESPACE_KEY]
+
+
+def test_tag_nodes_without_fallback_gives_unknown_scopes_to_the_root(tree: ModuleTree) -> None:
+    """Nothing is guessed unless asked for."""
+    first, lost, last = chain(3)
+    NodeTagger(tree).tag_nodes({first: LINEAR, lost: (), last: BLOCK})
+    assert "root" == read_tag(lost).source  # type: ignore[union-attr]
+
+
+def test_tag_nodes_with_fallback_takes_the_scope_neighbours_share(tree: ModuleTree) -> None:
+    """Asked for, a node without scope gets the longest one its neighbours have in common, and says so."""
+    first, lost, last = chain(3)
+    NodeTagger(tree, operation_fallback=True).tag_nodes({first: LINEAR, lost: (), last: BLOCK})
+    tag = read_tag(lost)
+    assert tag is not None
+    assert ("/Model/Block.block", "block", "operation") == (tag.tag, tag.module, tag.source)
+    assert "Model/block: Block" == lost.metadata_props[NAMESPACE_KEY]
+
+
+def test_tag_nodes_with_fallback_hands_scopes_on(tree: ModuleTree) -> None:
+    """A node whose scope was found helps the next one."""
+    first, lost, also_lost = chain(3)
+    NodeTagger(tree, operation_fallback=True).tag_nodes({first: LINEAR, lost: (), also_lost: ()})
+    assert ["operation", "operation"] == [tag.source for node in (lost, also_lost) if (tag := read_tag(node))]
+
+
+def test_tag_nodes_with_fallback_and_no_neighbour_gives_it_to_the_root(tree: ModuleTree) -> None:
+    """Where no neighbour is known there is nothing to go by."""
+    (alone,) = chain(1)
+    NodeTagger(tree, operation_fallback=True).tag_nodes({alone: ()})
+    assert "root" == read_tag(alone).source  # type: ignore[union-attr]
+
+
+def test_tag_nodes_with_fallback_leaves_known_scopes(tree: ModuleTree) -> None:
+    """A traced scope is never overruled by neighbours."""
+    first, second, third = chain(3)
+    NodeTagger(tree, operation_fallback=True).tag_nodes({first: BLOCK, second: ("", "other"), third: BLOCK})
+    tag = read_tag(second)
+    assert tag is not None
+    assert ("other", "direct") == (tag.module, tag.source)
+
+
+def test_neighbours_are_producers_and_readers() -> None:
+    """Those that make what a node reads and those that read what it makes; graph inputs and gaps have no maker."""
+    first, second, third = chain(3)
+    assert [second] == neighbours(first)
+    assert [first, third] == neighbours(second)
+    gapped = ir.node("Clip", [third.outputs[0], None])
+    assert [third] == neighbours(gapped)
+
+
+def test_shared_scope_is_the_longest_common_one() -> None:
+    """Only known scopes count, and where there are none there is none."""
+    first, second, third, unknown = chain(4)
+    scopes = {first: LINEAR, second: BLOCK, third: ("", "other"), unknown: ()}
+    assert BLOCK == shared_scope(scopes, [first, second, unknown])
+    assert ROOT == shared_scope(scopes, [first, third])
+    assert LINEAR == shared_scope(scopes, [first])
+    assert () == shared_scope(scopes, [unknown])
+    assert () == shared_scope(scopes, [])

@@ -1,0 +1,163 @@
+"""Live modules made ready for tracing, and names for what they return."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from winml.modelkit.errors import ExportError
+from winml.modelkit.export.preparation import FlatForward, flatten_outputs, prepared_for_export
+
+A, B, C = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+
+
+class Pair(NamedTuple):
+    """A tuple with names."""
+
+    left: Any
+    right: Any
+
+
+@dataclasses.dataclass
+class Record:
+    """A result with names."""
+
+    scores: Any
+    hidden: Any = None
+
+
+@pytest.mark.parametrize(
+    ("outputs", "names"),
+    [
+        (A, {"output": 1}),
+        ((A, B), {"output_0": 1, "output_1": 2}),
+        ([A, None, B], {"output_0": 1, "output_2": 2}),
+        ((A, (B, C)), {"output_0": 1, "output_1.0": 2, "output_1.1": 3}),
+        ({"x": A, "y": {"z": B, 3: C}}, {"x": 1, "y.z": 2, "y.3": 3}),
+        (OrderedDict(b=B, a=A), {"b": 2, "a": 1}),
+        (Pair(A, [B, C]), {"left": 1, "right.0": 2, "right.1": 3}),
+        (Record(A, (B,)), {"scores": 1, "hidden.0": 2}),
+        (Record(A), {"scores": 1}),
+        (
+            BaseModelOutput(last_hidden_state=A, hidden_states=(B, C)),
+            {"last_hidden_state": 1, "hidden_states.0": 2, "hidden_states.1": 3},
+        ),
+        ((Pair(A, B), {"c": C}), {"output_0.left": 1, "output_0.right": 2, "output_1.c": 3}),
+        (None, {}),
+        (("text", 3, None), {}),
+        ([], {}),
+    ],
+)  # fmt: skip
+def test_flatten_outputs_names_tensors_by_where_they_were(outputs: Any, names: dict[str, int]) -> None:
+    """Keys and positions joined by dots, in order; what is no tensor is left out."""
+    assert list(names.items()) == [(name, tensor.numel()) for name, tensor in flatten_outputs(outputs).items()]
+
+
+def test_flatten_outputs_taken_names_are_given_an_ending() -> None:
+    """An output never bears the name of an input."""
+    assert ["mask_output", "scores"] == list(flatten_outputs({"mask": A, "scores": B}, taken=["ids", "mask"]))
+
+
+def test_flatten_outputs_ending_does_not_meet_another_output() -> None:
+    """The name with the ending is free, too; no output is lost."""
+    assert 2 == len(flatten_outputs({"mask": A, "mask_output": B}, taken=["mask"]))
+
+
+def test_flatten_outputs_colliding_paths_lose_no_tensor() -> None:
+    """Two ways to one name give two outputs."""
+    assert 2 == len(flatten_outputs({"a.b": A, "a": {"b": B}}))
+
+
+def test_flat_forward_calls_by_name_with_options() -> None:
+    """Tensors reach the parameters of their names, in whatever order, beside the fixed keywords."""
+
+    def forward(first: torch.Tensor, second: torch.Tensor, *, scale: int = 1) -> dict[str, torch.Tensor]:
+        return {"difference": (first - second) * scale}
+
+    flat = FlatForward(forward, ["second", "first"], {"scale": 10})
+    (difference,) = flat(torch.tensor(1.0), torch.tensor(4.0))
+    assert 30.0 == difference.item()
+    assert ("difference",) == flat.output_names
+
+
+def test_flat_forward_positional_parameters_are_given_by_position() -> None:
+    """``*args`` and positional-only parameters take tensors in order."""
+    assert (
+        6.0
+        == FlatForward(lambda *values: sum(values), ["values_0", "values_1"])(torch.tensor(2.0), torch.tensor(4.0))[0]
+    )
+
+    def forward(first: torch.Tensor, /, second: torch.Tensor) -> torch.Tensor:
+        return first - second
+
+    assert -2.0 == FlatForward(forward, ["first", "second"])(torch.tensor(2.0), torch.tensor(4.0))[0]
+
+
+def test_flat_forward_without_tensors_is_refused() -> None:
+    """A forward that returns no tensor is an error that says what it returned."""
+    with pytest.raises(ExportError, match="returned no tensor, but NoneType"):
+        FlatForward(lambda **_tensors: None, ["x"])(A)
+
+
+def test_flat_forward_renamed_outputs_keep_their_names() -> None:
+    """Names once given stay for later calls."""
+    flat = FlatForward(lambda x: (x, x + 1), ["x"])
+    flat(A)
+    assert ("output_0", "output_1") == flat.output_names
+    flat.rename_outputs(["left", "right"])
+    flat(A)
+    assert ("left", "right") == flat.output_names
+
+
+class Layer(nn.Module):
+    """Two drops in different modes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active = nn.Dropout(0.5)
+        self.still = nn.Dropout(0.5).eval()
+
+    def forward(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Drop."""
+        return {"values_": self.still(self.active(values)) * 1}
+
+
+def test_prepared_for_export_evaluates_without_gradients_inside() -> None:
+    """Inside the block the module is called with tensors, gives a flat tuple, in evaluation mode, without gradients."""
+    model = Layer()
+    with prepared_for_export(model, ["values"]) as flat:
+        (output,) = model(torch.ones(4, requires_grad=True))
+        assert model.forward is flat
+        assert not any(module.training for module in model.modules())
+        assert not output.requires_grad
+        assert torch.equal(torch.ones(4), output)
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("is_patched", [False, True])
+def test_prepared_for_export_restores_after_an_error(is_patched: bool) -> None:
+    """Flags of every submodule and the forward come back, an overridden one as an override."""
+    model = Layer()
+    replacement = model.forward
+    if is_patched:
+        model.forward = replacement  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError), prepared_for_export(model, ["values"]):
+        raise ZeroDivisionError
+    assert [True, True, False] == [module.training for module in model.modules()]
+    assert ({"forward"} if is_patched else set()) == {"forward"} & set(vars(model))
+    assert not is_patched or vars(model)["forward"] is replacement
+
+
+def test_prepared_for_export_attribute_of_the_class_is_not_shadowed() -> None:
+    """Afterwards the class decides about forward again."""
+    model = Layer()
+    with prepared_for_export(model, ["values"]):
+        pass
+    assert "forward" not in vars(model)
+    assert model.forward.__func__ is Layer.forward  # type: ignore[attr-defined]

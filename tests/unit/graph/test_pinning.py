@@ -1,0 +1,84 @@
+"""Are open dimensions fixed, and nothing else?"""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions, resolve_names
+
+
+def model() -> ir.Model:
+    """``x[batch, 3, samples]`` → Relu → Relu → ``y``, whose last size is an expression."""
+    text = """
+        <ir_version: 10, opset_import: ["" : 17]>
+        agraph (float[batch, 3, samples] x, float[batch] z) => (float[batch, 3, frames] y)
+        <float[batch, 3, samples] h>
+        { h = Relu(x)
+          y = Relu(h) }
+    """
+    made = ir.serde.deserialize_model(onnx.parser.parse_model(text))
+    made.graph.outputs[0].shape = ir.Shape(["batch", 3, "(samples - 25)//80"])
+    return made
+
+
+def dims(value: ir.Value) -> list[int | str | None]:
+    """Return a shape in plain Python."""
+    return [size if isinstance(size, int) else size.value for size in value.shape or ()]
+
+
+def test_open_dimensions_are_named_with_their_inputs() -> None:
+    """The names, in order, and where they stand."""
+    assert {"batch": ["x", "z"], "samples": ["x"]} == open_dimensions(model().graph)
+
+
+def test_pinned_sizes_reach_inputs_outputs_and_expressions() -> None:
+    """Numbers stand wherever the name stood; what follows inside is forgotten."""
+    made = model()
+    pin_dimensions(made, {"batch": 2, "samples": 16_000})
+    assert [[2, 3, 16_000], [2]] == [dims(value) for value in made.graph.inputs]
+    assert [2, 3, 199] == dims(made.graph.outputs[0])
+    assert made.graph.node(0).outputs[0].shape is None
+
+
+def test_names_left_out_stay_open() -> None:
+    """An expression is computed only where all of it is known."""
+    made = model()
+    pin_dimensions(made, {"batch": 2})
+    assert [2, 3, "samples"] == dims(made.graph.inputs[0])
+    assert [2, 3, "(samples - 25)//80"] == dims(made.graph.outputs[0])
+
+
+def test_foreign_words_for_a_size_are_kept() -> None:
+    """A name that is no expression of ours does no harm."""
+    made = model()
+    made.graph.outputs[0].shape = ir.Shape(["batch", 3, "what/ever+"])
+    pin_dimensions(made, {"batch": 2})
+    assert [2, 3, "what/ever+"] == dims(made.graph.outputs[0])
+
+
+def test_sizes_may_be_named_by_key_of_shape_config() -> None:
+    """The conventional name of a key is as good as the name."""
+    assert {"batch": 4, "samples": 9} == resolve_names({"batch_size": 4, "samples": 9}, ["batch", "samples"])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"bach": 1}, "Did you mean 'batch'? Its open dimensions: batch, samples"),
+        ({"batch": 1, "batch_size": 2}, "batch is to be both 1 and 2"),
+    ],
+)
+def test_name_the_graph_lacks_and_two_sizes_are_refused(wanted: dict[str, int], words: str) -> None:
+    """The message names what there is."""
+    with pytest.raises(UsageError) as caught:
+        resolve_names(wanted, ["batch", "samples"])
+    assert words in str(caught.value)
+
+
+def test_graph_without_open_dimensions_says_so() -> None:
+    """Nothing is left to pin."""
+    with pytest.raises(UsageError, match="none; all sizes are fixed"):
+        resolve_names({"batch": 1}, [])

@@ -1,0 +1,126 @@
+"""The module tree of an ONNX file is read from whatever its writer left."""
+
+from __future__ import annotations
+
+import json
+
+import onnx
+from onnx import helper
+
+from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
+
+
+def _node(name: str, **metadata: str) -> onnx.NodeProto:
+    node = helper.make_node("Relu", ["x"], ["y"], name=name)
+    for key, value in metadata.items():
+        entry = node.metadata_props.add()
+        entry.key, entry.value = key.replace("__", "."), value
+    return node
+
+
+def _ours(tag: str, module: str = "", source: str = "direct") -> onnx.NodeProto:
+    return _node("n", winml__hierarchy__tag=tag, winml__hierarchy__module=module, winml__hierarchy__source=source)
+
+
+def _torch(paths: list[str], classes: list[str]) -> onnx.NodeProto:
+    return _node("n", pkg__torch__onnx__name_scopes=repr(paths), pkg__torch__onnx__class_hierarchy=repr(classes))
+
+
+def _modules(tree: OnnxTree) -> list[tuple[str, str, str]]:
+    return [(module.path, module.tag, module.class_name) for module in tree.modules]
+
+
+def test_read_tree_own_tags_are_taken_as_they_are() -> None:
+    """Nodes keep their tags, sources are counted, and a module between two tags is there as well."""
+    nodes = [_ours("/M", source="root"), _ours("/M/Block.0/Gelu", "block.0.act"), _node("plain")]
+    tree = read_tree(nodes, {}, "main")
+    assert "winml tags" == tree.source
+    assert [("", "/M", "M"), ("", "/M/Block.0", "Block"), ("block.0.act", "/M/Block.0/Gelu", "Gelu")] == _modules(tree)
+    assert ("/M", "/M/Block.0/Gelu", "") == tree.tags
+    assert (3, 2, {"root": 1, "direct": 1}) == (tree.coverage.nodes, tree.coverage.tagged, tree.coverage.sources)
+
+
+def test_read_tree_recorded_modules_give_order_and_paths() -> None:
+    """The model's own list of modules comes first, those without nodes included."""
+    record = [
+        {"path": "", "tag": "/M", "class": "M"},
+        {"path": "b", "tag": "/M/B", "class": "B"},
+        {"path": "a", "tag": "/M/A", "class": "A"},
+    ]
+    tree = read_tree([_ours("/M/A", "a")], {"winml.hierarchy.tree": json.dumps(record)}, "main")
+    assert [("", "/M", "M"), ("b", "/M/B", "B"), ("a", "/M/A", "A")] == _modules(tree)
+    assert () == tree.notes
+
+
+def test_read_tree_damaged_record_is_told_and_the_nodes_answer() -> None:
+    """A list that is no list of modules does not hide the tags of the nodes."""
+    for damaged in ("{", "[1]", '[{"path": "", "tag": "M", "class": "M"}]', "null"):
+        tree = read_tree([_ours("/M")], {"winml.hierarchy.tree": damaged}, "main")
+        assert [("", "/M", "M")] == _modules(tree)
+        assert ["winml.hierarchy.tree of the model is damaged; the tree is made of the tags of its nodes"] == [
+            *tree.notes
+        ]
+
+
+def test_read_tree_text_that_is_no_tag_counts_as_untagged() -> None:
+    """A malformed tag belongs to nobody, and is told."""
+    tree = read_tree([_ours("/M"), _ours("M//x")], {}, "main")
+    assert ("/M", "") == tree.tags
+    assert 1 == tree.coverage.tagged
+    assert ["1 node(s) carry a text that is no tag; they count as untagged"] == [*tree.notes]
+
+
+def test_read_tree_torch_metadata_gives_the_tags_an_export_would() -> None:
+    """Plain torch.nn classes do not appear, siblings are told apart, and the last entry is the node."""
+    block, linear = "models.Block", "torch.nn.modules.linear.Linear"
+    nodes = [
+        _torch(
+            ["", "down", "down.0", "down.0.fc", "linear"], ["models.Net", "models.Stack", block, linear, "aten.linear"]
+        ),
+        _torch(["", "up", "up.0", "add"], ["models.Net", "models.Stack", block, "aten.add.Tensor"]),
+        _torch(["", "mul"], ["models.Net", "aten.mul.Tensor"]),
+    ]
+    tree = read_tree(nodes, {}, "main")
+    assert "pkg.torch.onnx metadata" == tree.source
+    assert ("/Net/Stack.down/Block.0", "/Net/Stack.up/Block.0", "/Net") == tree.tags
+    assert [("", "/Net", "Net"), ("down", "/Net/Stack.down", "Stack")] == _modules(tree)[:2]
+    assert {"pkg.torch.onnx metadata": 3} == tree.coverage.sources
+
+
+def test_read_tree_malformed_torch_metadata_leaves_the_node_without_module() -> None:
+    """Text that is no list, and lists that do not match, are not guessed at."""
+    good = _torch(["", "a", "relu"], ["M", "A", "aten.relu.default"])
+    bad = [_torch(["", "a"], ["M"]), _node("n", pkg__torch__onnx__name_scopes="__import__('os')")]
+    assert ("/M/A", "", "") == read_tree([good, *bad], {}, "main").tags
+
+
+def test_read_tree_namespace_alone_is_read_in_both_spellings() -> None:
+    """Torch's ends in the node itself, ours does not."""
+    torch = _node(
+        "n", namespace=": models.Net/fc: torch.nn.modules.linear.Linear/act: models.Act/relu: aten.relu.default"
+    )
+    ours = _node("n", namespace="Net/act: Act")
+    for node in (torch, ours):
+        tree = read_tree([node, _node("m")], {}, "main")
+        assert "namespace" == tree.source
+        assert [("", "/Net", "Net"), ("act", "/Net/Act", "Act")] == _modules(tree)
+        assert ("/Net/Act", "") == tree.tags
+
+
+def test_read_tree_node_names_give_scopes_under_the_graph() -> None:
+    """Without metadata the names of the nodes tell paths, and no classes."""
+    tree = read_tree([_node("/encoder/layer.0/Relu"), _node("/Add"), _node("Cast_3")], {}, "main")
+    assert "node names" == tree.source
+    assert [
+        ("", "/main", ""),
+        ("encoder", "/main/encoder", ""),
+        ("encoder.layer.0", "/main/encoder/layer.0", ""),
+    ] == _modules(tree)
+    assert ("/main/encoder/layer.0", "/main", "") == tree.tags
+
+
+def test_read_tree_without_any_hint_is_empty() -> None:
+    """Names without a scope say nothing, and neither does an empty graph."""
+    for nodes in ([_node("Relu_0"), _node("")], [_node("/Relu")], []):
+        tree = read_tree(nodes, {}, "main")
+        assert ("none", (), ("",) * len(nodes), 0) == (tree.source, tree.modules, tree.tags, tree.coverage.tagged)

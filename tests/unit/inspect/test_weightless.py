@@ -1,0 +1,89 @@
+"""A forward without values shows what a real one does, or says why it cannot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.inspect.weightless import run_weightless
+
+ROWS = (InputTensorSpec(name="rows", shape=(2, 8), dtype="float32"),)
+
+
+class Block(nn.Module):
+    """A layer that is called twice, one that never is, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(8, 8)
+        self.unused = nn.Linear(8, 8)
+        self.register_buffer("shift", torch.ones(8))
+        self.constant = torch.full((8,), 2.0)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.used(self.used(rows)) + self.shift * self.constant
+
+
+class ValueDependent(nn.Module):
+    """Goes one way or the other by a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Block()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.inner(rows) if bool(rows.sum() > 0) else rows
+
+
+def only(returned: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    """Name a single output."""
+    return {"output": returned}
+
+
+def test_run_weightless_module_with_weights_shows_its_calls_and_outputs() -> None:
+    """Calls are counted, output shapes and dtypes are right, and what never ran is known."""
+    run = run_weightless(Block().eval(), ROWS, only)
+    assert run.trace is not None
+    assert {"": 1, "used": 2, "unused": 0} == {module.path: module.calls for module in run.trace.modules}
+    assert ((2, 8), torch.float32) == (tuple(run.outputs["output"].shape), run.outputs["output"].dtype)
+    assert "" == run.problem
+
+
+def test_run_weightless_module_without_storage_runs_all_the_same() -> None:
+    """A module on the meta device needs no storage."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 10**6), nn.ReLU(), nn.Linear(10**6, 4, dtype=torch.float32))
+    run = run_weightless(model.eval(), ROWS, only)
+    assert (2, 4) == tuple(run.outputs["output"].shape)
+
+
+def test_run_weightless_leaves_the_module_as_it_was() -> None:
+    """Parameters are the same objects with the same values, and no hook stays."""
+    model = Block().eval()
+    before = {name: (value, value.detach().clone()) for name, value in model.named_parameters()}
+    run_weightless(model, ROWS, only)
+    assert all(
+        value is before[name][0] and torch.equal(value, before[name][1]) for name, value in model.named_parameters()
+    )
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_run_weightless_forward_that_needs_values_says_where() -> None:
+    """A decision by a value is no error: the result names the reason and the module, and nothing is logged."""
+    level = logging.getLogger("torch._subclasses.fake_tensor").disabled
+    run = run_weightless(ValueDependent().eval(), ROWS, only)
+    assert run.trace is None
+    assert "DataDependent" in run.problem
+    assert "(the root)" in run.problem
+    assert level == logging.getLogger("torch._subclasses.fake_tensor").disabled
+
+
+def test_run_weightless_open_dimension_takes_the_size_it_is_given() -> None:
+    """A named size is looked up."""
+    spec = InputTensorSpec(name="rows", shape=("batch", 8), dtype="float32")
+    run = run_weightless(Block().eval(), (spec,), only, {"batch": 5})
+    assert (5, 8) == tuple(run.outputs["output"].shape)

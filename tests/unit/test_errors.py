@@ -1,0 +1,50 @@
+"""The text and attributes of errors."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from winml.modelkit import errors
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("one\ntwo"), "one"),
+        (ValueError("\n  one  \ntwo"), "one"),
+        (ValueError(""), "ValueError"),
+        (KeyError("gone"), "'gone'"),
+        (RuntimeError(" \n "), "RuntimeError"),
+    ],
+)
+def test_first_line_is_the_first_that_says_something(error: Exception, line: str) -> None:
+    """A foreign error is quoted in one line, and by its type where it says nothing."""
+    assert line == errors.first_line(error)
+
+
+def test_error_text_without_hint_is_the_message() -> None:
+    """There is no empty second line."""
+    assert "it broke" == str(errors.InputError("it broke"))
+
+
+def test_export_error_knows_operator_and_module() -> None:
+    """What is known about the place can be read by a program."""
+    error = errors.ExportError("it broke", hint="Mend it.", operator="aten::diff", module="encoder")
+    assert ("aten::diff", "encoder", "Mend it.", "") == (error.operator, error.module, error.hint, error.step)
+    assert (None, None) == (errors.ExportError("it broke").operator, errors.ExportError("it broke").module)
+
+
+def test_task_error_lists_candidates() -> None:
+    """Tasks that would do are an attribute, too."""
+    assert ("fill-mask",) == errors.TaskError("which?", candidates=("fill-mask",)).candidates
+
+
+def test_error_crosses_processes_with_all_it_knows() -> None:
+    """A worker's error arrives with its hint, step and place."""
+    error = errors.ExportError("it broke", hint="Mend it.", operator="aten::diff", module="encoder")
+    error.step = "step 4 of 8"
+    copied = pickle.loads(pickle.dumps(error))
+    assert vars(error) == vars(copied)
+    assert str(error) == str(copied)

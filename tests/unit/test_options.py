@@ -1,0 +1,196 @@
+"""JSON texts that become options, or an error that says where they are wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from winml.modelkit.errors import ConfigError
+from winml.modelkit.options import Options, nearest, parse_options, read_json, unknown_key_message
+
+
+class Inner(Options):
+    """A record inside another."""
+
+    depth_limit: int = 1
+
+
+class Outer(Options):
+    """A record of every kind of field."""
+
+    name: str
+    share: float = 0.5
+    sizes: tuple[int, ...] = ()
+    is_fast: bool = False
+    inner: Inner = Inner()
+    others: tuple[Inner, ...] = ()
+
+
+def parse(value: Any) -> Outer:
+    """Validate against the record."""
+    return parse_options(Outer, value, "--outer")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('{\n  "a": 1\n  "b": 2\n}', "line 3, column 3"),
+        ("{'a': 1}", "line 1, column 2"),
+        ('{"a": 1', "line 1, column 8"),
+        ("[1, 2", "line 1, column 6"),
+        ('{"a": 1} x', "line 1, column 10"),
+        ('{"a": "b\nc"}', "line 1, column 9"),
+    ],
+)
+def test_read_json_malformed_names_line_and_column(text: str, place: str) -> None:
+    """The error points at the sign that is wrong."""
+    with pytest.raises(ConfigError) as caught:
+        read_json(text, "--options")
+    assert caught.value.message.startswith(f"--options: not valid JSON at {place}: ")
+
+
+def test_read_json_malformed_file_is_named(tmp_path: Path) -> None:
+    """Option, file, line and column stand in one sentence."""
+    path = tmp_path / "options.json"
+    path.write_text('{\n"a" 1}', encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        read_json(path, "--options")
+    assert caught.value.message.startswith(f"--options {path}: not valid JSON at line 2, column 5")
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"b": {"a": 1, "a": 1}}', '[{"a": 1, "b": 2, "a": 3}]'])
+def test_read_json_duplicate_key_is_refused(text: str) -> None:
+    """A key twice in one object would silently lose a value, at any depth."""
+    with pytest.raises(ConfigError, match="--options: key 'a' stands twice in one object"):
+        read_json(text, "--options")
+
+
+def test_read_json_same_key_in_two_objects_is_fine() -> None:
+    """Only one object must not repeat itself."""
+    assert ([{"a": 1}, {"a": 1}], "--options") == read_json('[{"a": 1}, {"a": 1}]', "--options")
+
+
+def test_read_json_takes_text_and_files_alike(tmp_path: Path) -> None:
+    """Inline, after white space, as a path of either kind, with a byte order mark."""
+    path = tmp_path / "options.json"
+    path.write_bytes(b'\xef\xbb\xbf{"a": "\xc3\xa9"}')
+    for given in (' \n{"a": "é"}', path, os.fspath(path)):
+        assert {"a": "é"} == read_json(given, "--options")[0]
+
+
+def test_read_json_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """The error says what to give."""
+    with pytest.raises(ConfigError, match=r"gone\.json: no such file") as caught:
+        read_json(tmp_path / "gone.json", "--options")
+    assert "JSON" in caught.value.hint
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe{}"], ids=["directory", "not UTF-8"])
+def test_read_json_unreadable_file_is_named(content: bytes | None, tmp_path: Path) -> None:
+    """A directory, or a file of another encoding, is an error that names it."""
+    path = tmp_path / "options.json"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"options\.json: cannot be read: "):
+        read_json(path, "--options")
+
+
+def test_read_json_nested_too_deep_is_refused() -> None:
+    """A text made to exhaust the reader is an error like any other."""
+    with pytest.raises(ConfigError, match="too deep"):
+        read_json("[" * 100_000, "--options")
+
+
+def test_parse_options_misspelled_required_key_is_the_one_named() -> None:
+    """A misspelled key leaves the right one missing; the misspelling is what is told."""
+    with pytest.raises(ConfigError, match="unknown key 'nane'; did you mean 'name'"):
+        parse({"nane": "x"})
+
+
+@pytest.mark.parametrize("name", ["NaN", "Infinity", "-Infinity"])
+def test_read_json_numbers_that_are_none_are_refused(name: str) -> None:
+    """Python reads them, JSON does not have them, and no option of ours has a use for them."""
+    with pytest.raises(ConfigError, match=f"--outer: not valid JSON: {name} is not a JSON value"):
+        read_json(f'{{"share": [{name}]}}', "--outer")
+
+
+def test_parse_options_reads_what_json_can_say() -> None:
+    """Arrays become tuples and whole numbers floats, where the record says so."""
+    value = {"name": "x", "share": 1, "sizes": [1, 2], "others": [{"depth_limit": 3}]}
+    assert Outer(name="x", share=1.0, sizes=(1, 2), others=(Inner(depth_limit=3),)) == parse(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"name": "x", "nam": 1}, "--outer: unknown key 'nam'; did you mean 'name'?"),
+        ({"name": "x", "IS_FAST": True}, "--outer: unknown key 'IS_FAST'; did you mean 'is_fast'?"),
+        ({"name": "x", "inner": {"depth": 1}}, "--outer: inner: unknown key 'depth'; did you mean 'depth_limit'?"),
+        (
+            {"name": "x", "others": [{}, {"limit": 1}]},
+            "--outer: others.1: unknown key 'limit'; did you mean 'depth_limit'?",
+        ),
+        (
+            {"name": "x", "qqq": 1},
+            "--outer: unknown key 'qqq'; known keys: inner, is_fast, name, others, share, sizes",
+        ),
+        ({"name": "x", "inner": {"qqq": 1}}, "--outer: inner: unknown key 'qqq'; known keys: depth_limit"),
+    ],
+)
+def test_parse_options_unknown_key_names_the_nearest(value: dict[str, Any], message: str) -> None:
+    """Of the record the key stands in, however deep."""
+    with pytest.raises(ConfigError) as caught:
+        parse(value)
+    assert message == caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({}, "--outer: name: Field required"),
+        ({"name": 3}, "--outer: name: Input should be a valid string (got 3)"),
+        ({"name": "x", "is_fast": "yes"}, "--outer: is_fast: Input should be a valid boolean (got 'yes')"),
+        ({"name": "x", "is_fast": 1}, "--outer: is_fast: Input should be a valid boolean (got 1)"),
+        ({"name": "x", "share": "0.5"}, "--outer: share: Input should be a valid number (got '0.5')"),
+        ({"name": "x", "sizes": [1, 2.5]}, "--outer: sizes.1: Input should be a valid integer"),
+        ({"name": "x", "sizes": [1, "2"]}, "--outer: sizes.1: Input should be a valid integer (got '2')"),
+        ({"name": "x", "sizes": 1}, "--outer: sizes: Input should be a valid"),
+        ({"name": "x", "others": [{"depth_limit": None}]}, "--outer: others.0.depth_limit: Input should be"),
+        ([], "--outer: expected a JSON object, got list"),
+        (None, "--outer: expected a JSON object, got NoneType"),
+    ],
+)
+def test_parse_options_wrong_kind_names_the_field(value: Any, words: str) -> None:
+    """Nothing is converted from another kind; place, expectation and value stand in one line."""
+    with pytest.raises(ConfigError) as caught:
+        parse(value)
+    assert caught.value.message.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("opset", "opset_version"),
+        ("OPSET_VERSION", "opset_version"),
+        ("opsetversion", "opset_version"),
+        ("verfy", "verify"),
+        ("v", "verify"),
+        ("zzz", None),
+    ],
+)
+def test_nearest_guesses_misspellings_and_beginnings(word: str, expected: str | None) -> None:
+    """Case does not matter, and what is unlike all is nobody's guess."""
+    assert expected == nearest(word, ["opset_version", "verify", "hierarchy"])
+
+
+def test_nearest_of_a_name_in_capitals_is_that_name() -> None:
+    """Class names have capitals on both sides of the comparison."""
+    assert "LayerNorm" == nearest("layernorm", ["Linear", "LayerNorm"])
+    assert "GELU" == nearest("gelu", ["GELU", "Linear"])
+
+
+def test_unknown_key_message_of_a_record_without_keys_is_whole() -> None:
+    """A sentence even where there is nothing to list."""
+    assert "--x: unknown key 'a'; known keys: b" == unknown_key_message("a", ["b"], "--x")
