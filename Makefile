@@ -13,7 +13,7 @@ demo: $(READY)
 	$(RUN) scripts/demo.py
 
 test: $(READY)
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto
 
 house: $(READY)
 	$(RUN) -m pytest tests/house

@@ -67,14 +67,14 @@ def test_make_test_runs_all_of_tests() -> None:
     """The recipe names no folder and deselects nothing."""
     recipe = re.search(r"^test:.*\n((?:\t.*\n)+)", _text("Makefile"), re.MULTILINE)
     assert recipe is not None
-    assert [""] == [match["arguments"].strip() for match in _PYTEST.finditer(recipe[1])]
+    assert ["-n auto"] == [match["arguments"].strip() for match in _PYTEST.finditer(recipe[1])]
 
 
 def test_public_workflow_runs_all_of_tests() -> None:
     """No pytest call of the test workflow names a folder, deselects, or retries."""
     calls = [match["arguments"].strip() for match in _PYTEST.finditer(_text(".github/workflows/test.yml"))]
     assert calls
-    assert {""} == set(calls)
+    assert {"-n auto"} == set(calls)
 
 
 def test_no_test_folder_is_skipped_by_name(request: pytest.FixtureRequest) -> None:

@@ -5,6 +5,7 @@ The table of ``docs/guide/dynamic.md`` is made from what is listed here, and a t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ import onnx
 import pytest
 import torch
 
-from checkpoints import save_checkpoint
+from checkpoints import build_model, save_checkpoint
 from dynamic_matrix import CASES, Case, Refused
 from winml.modelkit import HTPExporter, UsageError, WinMLExportConfig
+from winml.modelkit.build.config import WinMLBuildConfig, parse_build_config
+from winml.modelkit.build.config_resolution import resolve_build_config
+from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest
+from winml.modelkit.load.input_options import ShapeConfig
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.records import LoadedModel
 from winml.modelkit.load.source import ModelRequest
@@ -37,8 +42,6 @@ def config_of(case: Case) -> WinMLExportConfig:
 
 def request_of(architecture: str, folder: Path) -> ModelRequest:
     """Return the request for a small checkpoint."""
-    from winml.modelkit.load.input_options import ShapeConfig
-
     sizes = FIXED.get(architecture)
     return ModelRequest(str(folder), shape_config=ShapeConfig(**sizes) if sizes else None)
 
@@ -103,3 +106,39 @@ def test_axes_by_place_and_names_in_shapes_write_the_same_file(tmp_path: Path) -
     assert first.inputs == second.inputs == third.inputs
     assert first.outputs == second.outputs == third.outputs
     assert first.dimensions == second.dimensions == third.dimensions
+
+
+def test_recorded_config_exports_the_same_dimensions(tmp_path: Path) -> None:
+    """What ``winml config`` writes down leads to the same names, bounds and traced sizes."""
+    folder = save_checkpoint("bert", tmp_path / "checkpoint")
+    shape = ShapeConfig.model_validate({"sequence_length": {"min": 2, "max": 40, "example": 20}})
+    request = ModelRequest(str(folder), shape_config=shape, dynamic=DynamicRequest(batch=True))
+    recorded = resolve_build_config(WinMLBuildConfig(), request)[0].as_record()
+    config = parse_build_config(json.loads(json.dumps(recorded)), "config")[0].export
+    assert config is not None
+    result = HTPExporter(config).export_checkpoint(ModelRequest(str(folder)), tmp_path / "model.onnx")
+    assert (
+        DynamicDimension(name="batch", example=2),
+        DynamicDimension(name="sequence", min=2, max=40, example=20),
+    ) == result.dimensions
+    assert {"batch": (1, 3), "sequence": (2, 23)} == dict(result.checked_sizes)
+
+
+def test_live_transformers_model_knows_its_batch(tmp_path: Path) -> None:
+    """A live model's own config says what its axes are, with example tensors as well."""
+    example = {"input_ids": torch.randint(0, 100, (1, 9)), "attention_mask": torch.ones(1, 9, dtype=torch.int64)}
+    config = WinMLExportConfig(dynamic_sequence=True)
+    result = HTPExporter(config).export(build_model("bert"), tmp_path / "model.onnx", example)
+    assert {"input_ids": (1, "sequence"), "attention_mask": (1, "sequence")} == {
+        spec.name: spec.shape for spec in result.inputs
+    }
+    assert (9,) == tuple(dimension.example for dimension in result.dimensions)
+
+
+def test_random_weights_are_calibrated_at_the_traced_sizes(tmp_path: Path) -> None:
+    """A model without weights can be exported with every dimension open."""
+    folder = save_checkpoint("resnet", tmp_path / "checkpoint")
+    sizes = ShapeConfig.model_validate({"height": {"example": 64}, "width": {"example": 96}})
+    request = ModelRequest(str(folder / "config.json"), random_weights=True, shape_config=sizes)
+    result = HTPExporter(WinMLExportConfig(dynamic_batch=True)).export_checkpoint(request, tmp_path / "model.onnx")
+    assert {"batch": 2, "height": 64, "width": 96} == {d.name: d.example for d in result.dimensions}

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
-from winml.modelkit.build.dynamic_proof import Draw, run_at_other_sizes
+from winml.modelkit.build.dynamic_proof import Draw, run_at_other_sizes, unchanged_attributes
 from winml.modelkit.errors import ExportError, UsageError, VerificationError
 from winml.modelkit.graph.dimensions import DynamicDimension
 
@@ -138,3 +138,42 @@ def test_live_module_keeps_names_in_file_and_example_as_traced_size(tmp_path: Pa
     graph = onnx.load(export(Sums(), tmp_path)).graph
     assert [3, "tokens", 4] == [d.dim_param or d.dim_value for d in graph.input[0].type.tensor_type.shape.dim]
     assert [3, "2*tokens"] == [d.dim_param or d.dim_value for d in graph.output[0].type.tensor_type.shape.dim]
+
+
+def test_product_that_looks_like_a_factor_near_the_traced_sizes_is_not_mistaken_for_it() -> None:
+    """A size is looked at far away too: ``(a // 14) * (b // 14)`` is no ``a // 14``, though b is small nearby."""
+
+    def run(sizes: Mapping[str, int]) -> Draw:
+        rows = (sizes["a"] // 14) * (sizes["b"] // 14)
+        if not rows:
+            raise ExportError("the model refused it")
+        return Draw({}, {"y": np.zeros(rows)}, sizes)
+
+    traced = {"a": 56, "b": 24}
+    dimensions = [DynamicDimension(name=name, example=size) for name, size in traced.items()]
+    assert {"y": ("y_dim_0",)} == run_at_other_sizes(run(traced), dimensions, run).output_shapes
+
+
+class Window(nn.Module):
+    """Remembers the smallest input it saw, as windowed attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window = 4
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Cut the window to the input."""
+        self.window = min(self.window, x.shape[1])
+        self.seen = torch.ones(1)
+        return x.sum(1) * 2
+
+
+def test_unchanged_attributes_puts_back_what_a_forward_wrote_down() -> None:
+    """Looking at a model at other sizes does not change it."""
+    model = Window()
+    with unchanged_attributes(model):
+        model(torch.zeros(1, 2))
+        assert 2 == model.window
+    assert 4 == model.window
+    assert 0 == int(model.seen)

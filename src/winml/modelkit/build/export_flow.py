@@ -211,7 +211,8 @@ class HTPExporter:
             tree = build_tree(trace, self.config.torch_module)
             draw = self._name_outputs(forward, draw)
             proof = run_at_other_sizes(draw, loaded.dimensions, lambda sizes: self._draw(loaded, forward, sizes))
-            step.summary = f"{len(tree)} modules traced of {tree.registered} registered"
+            others = f", run at {len(proof.draws)} other shapes" if proof.draws else ""
+            step.summary = f"{len(tree)} modules traced of {tree.registered} registered{others}"
         with clock.step("ONNX export") as step:
             capture = capture_torchscript(
                 loaded.model,

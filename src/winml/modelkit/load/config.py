@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.errors import CheckpointError, RemoteCodeError, UsageError
+from winml.modelkit.errors import CheckpointError, RemoteCodeError, UsageError, first_line
 from winml.modelkit.load.size_limits import refuse_absurd_sizes
 from winml.modelkit.load.task import tasks_for
 from winml.modelkit.options import nearest
 
-__all__ = ["CheckpointConfig", "default_config", "load_config", "own_class"]
+__all__ = ["CheckpointConfig", "build_error", "default_config", "load_config", "own_class"]
 
 _AUTO_CONFIG = "AutoConfig"
 _AUTO_MODEL_PREFIX = "AutoModel"
@@ -56,6 +56,7 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
     """
     content = _read(path)
     refuse_absurd_sizes(content, path)
+    _check_architectures(content, path)
     references = _references(content)
     model_type, notes = _model_type(content, name, path, has_own_code=_AUTO_CONFIG in references)
     own = _own_code(references, model_type)
@@ -208,3 +209,21 @@ def own_class(reference: str, root: Path) -> Any:
             f"{root}: its code {reference} cannot be imported: {reason}",
             hint="Put the module beside config.json, and install what it imports.",
         ) from error
+
+
+def build_error(model_class: type, error: Exception) -> CheckpointError:
+    """Return what to raise when ``model_class`` could not be built from a config, with the reason it gave."""
+    return CheckpointError(
+        f"{model_class.__name__} cannot be built from this config: {type(error).__name__}: {first_line(error)}",
+        hint="Mend the config.",
+    )
+
+
+def _check_architectures(content: dict[str, Any], path: Path) -> None:
+    architectures = content.get("architectures")
+    is_list = isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
+    if architectures is not None and not is_list:
+        raise CheckpointError(
+            f"{path}: architectures is {architectures!r}, expected a list of class names",
+            hint='Write it as ["BertModel"], or leave it out.',
+        )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from winml.modelkit.errors import CheckpointError
+from winml.modelkit.load.config import build_error
 
 __all__ = ["build_random_model", "calibrate_batch_norms"]
 
@@ -38,10 +38,7 @@ def build_random_model(model_class: Any, config: Any, seed: int) -> torch.nn.Mod
             model: torch.nn.Module = model_class._from_config(config)
             _spread_constants(model)
     except (ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError) as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise CheckpointError(
-            f"{model_class.__name__} cannot be built from this config: {reason}", hint="Mend the config."
-        ) from error
+        raise build_error(model_class, error) from error
     return model.eval()
 
 

@@ -20,7 +20,7 @@ import torch
 from winml.modelkit.errors import CheckpointError, UsageError
 from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.config import CheckpointConfig, default_config, load_config, own_class
+from winml.modelkit.load.config import CheckpointConfig, build_error, default_config, load_config, own_class
 from winml.modelkit.load.dynamic_axes import fitting_example, open_axes
 from winml.modelkit.load.hub import snapshot_folder
 from winml.modelkit.load.input_options import INPUT_SPECS_OPTION
@@ -258,10 +258,7 @@ def _without_storage(model_class: Any, config: Any, dtype: torch.dtype | None) -
             warnings.simplefilter("ignore")
             model: torch.nn.Module = model_class._from_config(config, dtype=dtype)
     except _BUILD_ERRORS as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise CheckpointError(
-            f"{model_class.__name__} cannot be built from this config: {reason}", hint="Mend the config."
-        ) from error
+        raise build_error(model_class, error) from error
     count = sum(parameter.numel() for parameter in model.parameters())
     if count > _MOST_PARAMETERS:
         raise CheckpointError(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.report.export_result import ExportResult, NodeRecord
-from winml.modelkit.report.words import count_words, shape_words, size_words, verification_words
+from winml.modelkit.report.words import count_words, dimension_words, shape_words, size_words, verification_words
 
 __all__ = ["export_report"]
 
@@ -37,6 +37,7 @@ def _summary(result: ExportResult) -> Iterator[str]:
                 "Coverage",
                 f"{result.coverage.tagged} of {result.coverage.nodes} nodes ({result.coverage.percent:.2f} %)",
             ),
+            *(("Open", dimension_words(item, result.checked_sizes.get(item.name, ()))) for item in result.dimensions),
             ("Verification", verification_words(result.verification)),
             ("Started", result.started.isoformat(timespec="seconds")),
             ("Tool", f"winml-modelkit {result.tool_version}"),
