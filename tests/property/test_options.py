@@ -24,12 +24,18 @@ ranges = st.none() | st.tuples(st.floats(-9, 9), st.floats(-9, 9)).map(lambda pa
 dtypes = st.sampled_from(DTYPES)
 input_specs = st.builds(InputTensorSpec, name=names, shape=shapes, dtype=dtypes, value_range=ranges)
 output_specs = st.builds(OutputTensorSpec, name=names, shape=shapes, dtype=dtypes)
+
+
+def _name(spec: InputTensorSpec | OutputTensorSpec) -> str:
+    return spec.name
+
+
 configs = st.builds(
     WinMLExportConfig,
     opset_version=st.integers(11, 20),
     do_constant_folding=st.booleans(),
-    input_tensors=st.none() | st.lists(input_specs, max_size=2).map(tuple),
-    output_tensors=st.none() | st.lists(output_specs, max_size=2).map(tuple),
+    input_tensors=st.none() | st.lists(input_specs, min_size=1, max_size=2, unique_by=_name).map(tuple),
+    output_tensors=st.none() | st.lists(output_specs, min_size=1, max_size=2, unique_by=_name).map(tuple),
     torch_module=st.lists(names, max_size=2).map(tuple),
     verify=st.booleans(),
 )

@@ -139,7 +139,8 @@ def _validation_message(options: type[pydantic.BaseModel], error: pydantic.Valid
     problems = error.errors(include_url=False)
     # A misspelled key leaves the right one missing; the first is the cause.
     first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
-    location = ".".join(str(part) for part in first["loc"])
+    # The last part may name a validator of pydantic's, which is no place in the JSON.
+    location = ".".join(str(part) for part in first["loc"] if "-" not in str(part) and "[" not in str(part))
     if first["type"] == "extra_forbidden":
         *outer, key = first["loc"]
         owner = _record_at(options, outer)

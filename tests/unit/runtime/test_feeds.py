@@ -123,3 +123,10 @@ def test_feeds_scalar_and_single_value_range() -> None:
     feeds = make_feeds([_spec("step", (), value_range=(7, 7)), _spec("temperature", (), "float32")], 0)
     assert 7 == feeds["step"]
     assert () == feeds["temperature"].shape
+
+
+def test_feeds_only_token_of_a_row_differs_between_draws() -> None:
+    """A row of one token is not held at the end token, which would hide what the model does with it."""
+    spec = _spec("input_ids", (1, 1), value_range=(0, 1000), last_value=2)
+    draws = {int(make_feeds([spec], seed)["input_ids"].item()) for seed in range(8)}
+    assert len(draws) > 1

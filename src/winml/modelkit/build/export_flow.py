@@ -197,7 +197,7 @@ class HTPExporter:
                     files.stage(paths.report).write_text(export_report(result), encoding="utf-8")
                 if paths.sidecar:
                     files.stage(paths.sidecar).write_text(sidecar_json(result), encoding="utf-8")
-                written = files.commit()
+                written = files.commit(overwrite=overwrite)
         return replace(result, files=_sizes(paths.model, written), steps=clock.timings())
 
     def _make_graph(self, clock: StepClock, loaded: LoadedModel, forward: FlatForward) -> _TaggedGraph:
@@ -238,7 +238,11 @@ class HTPExporter:
             coverage = measure_coverage(graph)
             step.summary = f"normalized to {coverage.nodes} nodes, {coverage.tagged} tagged"
         unused = tuple(f"Nothing in the model reads input {name}." for name in capture.unused_inputs)
-        return _TaggedGraph(graph, tree, coverage, draw, proof, (*unused, *normalized.notes, *proof.notes))
+        choices = tuple(
+            f"{place} reads the value of a tensor: the graph holds the choice made for the traced inputs."
+            for place in capture.fixed_choices
+        )
+        return _TaggedGraph(graph, tree, coverage, draw, proof, (*unused, *choices, *normalized.notes, *proof.notes))
 
     def _inputs(self, loaded: LoadedModel, draw: int, sizes: Mapping[str, int] | None = None) -> Tensors:
         """Return one set of inputs on the model's device: the user's own first, then random draws.

@@ -115,7 +115,7 @@ def pin_model(
         write_model(model, staged)
         still_open = tuple(name for name in names if name not in pinned)
         verification = _compare(source, staged, inputs, still_open, seed) if verify else None
-        written = files.commit()
+        written = files.commit(overwrite=overwrite)
     return PinnedModel(
         model_path=paths.model,
         sizes=pinned,

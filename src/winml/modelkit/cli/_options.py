@@ -15,9 +15,13 @@ __all__ = [
     "model_option",
     "model_options",
     "output_options",
+    "random_options",
     "source_options",
     "verbose_option",
 ]
+
+LARGEST_SEED = 2**63 - 1
+"""Specified: what torch.manual_seed takes."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -58,6 +62,20 @@ def input_options(command: _F) -> _F:
     )(command)
 
 
+def random_options(command: _F) -> _F:
+    """Add the options that say what is drawn at random."""
+    return _all_of(
+        click.option("--random-weights", is_flag=True, help="Build from the config alone, with seeded random weights."),
+        click.option(
+            "--seed",
+            type=click.IntRange(0, LARGEST_SEED),
+            default=0,
+            show_default=True,
+            help="Seed of random weights and inputs.",
+        ),
+    )(command)
+
+
 def model_options(command: _F) -> _F:
     """Add the options that say which model, with which weights, and what it eats."""
     return _all_of(
@@ -65,8 +83,7 @@ def model_options(command: _F) -> _F:
             required=True, help="Hub id, checkpoint folder, config.json, file.py:factory or package.module:factory."
         ),
         source_options,
-        click.option("--random-weights", is_flag=True, help="Build from the config alone, with seeded random weights."),
-        click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights and inputs."),
+        random_options,
         input_options,
     )(command)
 

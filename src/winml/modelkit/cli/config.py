@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._options import debug_option, dynamic_options, input_options, model_option, source_options
+from winml.modelkit.cli._options import (
+    debug_option,
+    dynamic_options,
+    input_options,
+    model_option,
+    random_options,
+    source_options,
+)
 from winml.modelkit.cli._requests import model_request
+from winml.modelkit.cli._streams import stdout_kept_for_the_answer
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,8 +40,7 @@ STDIN = "-"
 @click.command(name="config", cls=WinMLCommand, epilog=EPILOG)
 @model_option(required=False, help="Hub id, checkpoint folder, config.json, file.py:factory or package.module:factory.")
 @source_options
-@click.option("--random-weights", is_flag=True, help="Build from the config alone, with seeded random weights.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights and inputs.")
+@random_options
 @input_options
 @dynamic_options
 @click.option("--device", type=click.Choice(["cpu", "gpu", "npu"]), help="Kind of device it will run on.")
@@ -52,6 +59,11 @@ def command(**options: Any) -> None:
     Task, class and inputs are those that winml export decides. Exit codes: 0 done, 1 the files are wrong, 2 wrong usage
     or an invalid config.
     """
+    wishes = [name for name in ("model", "check", "schema") if options[name]]
+    if len(wishes) > 1:
+        raise UsageError(f"--{wishes[0]} and --{wishes[1]} ask for different answers", hint="Give one of them.")
+    if options["output"] is not None and options["model"] is None:
+        raise UsageError("--output is for the config of a model", hint="Give the model with -m, or leave -o out.")
     if options["schema"]:
         _print_json(_schema())
     elif options["check"] is not None:
@@ -95,8 +107,7 @@ def _write(options: dict[str, Any]) -> None:
 
     if output is not None:
         refuse_existing([output], overwrite=options["overwrite"])
-    if request.is_dynamic:
-        refuse_dynamic(options["ep"], is_dynamic=True, allow_dynamic=options["allow_dynamic"])
+    refuse_dynamic(options["ep"], is_dynamic=request.is_dynamic, allow_dynamic=options["allow_dynamic"])
     resolve_source(request, needs_weights=False)
     if not options["debug"]:
         import warnings
@@ -104,7 +115,8 @@ def _write(options: dict[str, Any]) -> None:
         warnings.simplefilter("ignore")
     from winml.modelkit.build.config_resolution import resolve_build_config
 
-    resolved, notes = resolve_build_config(config, request)
+    with stdout_kept_for_the_answer():
+        resolved, notes = resolve_build_config(config, request)
     for note in notes:
         click.echo(f"note: {note}", err=True)
     if output is None:

@@ -13,6 +13,8 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import dynamic_options, model_options, output_options
 from winml.modelkit.cli._pinning import is_pinning, pin
 from winml.modelkit.cli._requests import model_request
+from winml.modelkit.cli._streams import stdout_kept_for_the_answer
+from winml.modelkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from winml.modelkit.export.config import WinMLExportConfig
@@ -85,7 +87,10 @@ def _export_config(options: dict[str, Any]) -> WinMLExportConfig:
 
     config = WinMLExportConfig()
     if options["export_config"]:
-        config = parse_options(WinMLExportConfig, *read_json(options["export_config"], "--export-config"))
+        value, source = read_json(options["export_config"], "--export-config")
+        if isinstance(value, dict) and "export" in value:
+            raise ConfigError(f"{source}: a whole build config", hint='Give its "export" section alone.')
+        config = parse_options(WinMLExportConfig, value, source)
     given: dict[str, Any] = {}
     if options["torch_module"]:
         given["torch_module"] = tuple(name.strip() for name in options["torch_module"].split(",") if name.strip())
@@ -111,9 +116,10 @@ def _run(request: ModelRequest, config: WinMLExportConfig, options: dict[str, An
     from winml.modelkit.build.export_flow import HTPExporter
 
     exporter = HTPExporter(config, seed=options["seed"], on_step=None if options["quiet"] else show_step)
-    return exporter.export_checkpoint(
-        request, options["output"], overwrite=options["overwrite"], with_report=options["with_report"]
-    )
+    with stdout_kept_for_the_answer():
+        return exporter.export_checkpoint(
+            request, options["output"], overwrite=options["overwrite"], with_report=options["with_report"]
+        )
 
 
 def _show(result: ExportResult, options: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from winml.modelkit.cli._options import (
     source_options,
     verbose_option,
 )
+from winml.modelkit.cli._streams import stdout_kept_for_the_answer
 from winml.modelkit.errors import UsageError
 
 __all__ = ["command"]
@@ -133,13 +134,15 @@ def _inspect_model(model: str | None, options: dict[str, Any]) -> None:
     from winml.modelkit.report.model_inspection import print_model_inspection, print_tasks
 
     if options["list_tasks"]:
-        tasks = list_tasks(request, model_type=options["model_type"])
+        with stdout_kept_for_the_answer():
+            tasks = list_tasks(request, model_type=options["model_type"])
         if options["format_"] == "json":
             _print_json({"kind": "tasks", "tasks": {task: list(classes) for task, classes in tasks.items()}})
         else:
             print_tasks(tasks, console_for(sys.stdout))
         return
-    inspection = inspect_model(request, model_type=options["model_type"], hierarchy=options["hierarchy"])
+    with stdout_kept_for_the_answer():
+        inspection = inspect_model(request, model_type=options["model_type"], hierarchy=options["hierarchy"])
     if options["format_"] == "json":
         _print_json(inspection.as_record())
     else:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import click
 
 from winml.modelkit.cli._errors import report_click_error, report_unexpected
+from winml.modelkit.errors import first_line
 
 __all__ = ["main"]
 
@@ -83,6 +84,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = report_click_error(error)
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted: no file was changed", err=True)
+        code = EXIT_FAILED
+    except MemoryError as error:
+        click.echo(f"error: not enough memory: {first_line(error)}", err=True)
+        click.echo("Ask for smaller inputs (--shape-config, --input-specs), or use a machine with more.", err=True)
         code = EXIT_FAILED
     except BrokenPipeError:
         # Whoever read our output has left; what they had is all they wanted.

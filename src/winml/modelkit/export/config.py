@@ -6,7 +6,7 @@ Imports no torch.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import pydantic
 
@@ -15,6 +15,8 @@ from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.options import Options
 
 __all__ = ["WinMLExportConfig"]
+
+_SpecT = TypeVar("_SpecT", InputTensorSpec, OutputTensorSpec)
 
 OLDEST_OPSET = 11
 """Chosen: the oldest opset in which the shape-computing operators the exporter emits take int64 inputs throughout."""
@@ -57,6 +59,16 @@ class WinMLExportConfig(Options):
     """Tag a node without a known scope by the longest scope its neighbours share, instead of by the root."""
     verify: bool = True
     """Compare ONNX Runtime with PyTorch before the file is put in place."""
+
+    @pydantic.field_validator("input_tensors", "output_tensors")
+    @classmethod
+    def _named_once(cls, specs: tuple[_SpecT, ...] | None) -> tuple[_SpecT, ...] | None:
+        names = [spec.name for spec in specs or ()]
+        if specs is not None and not specs:
+            raise ValueError("at least one tensor is to be described")
+        if len(set(names)) < len(names):
+            raise ValueError("each name stands for one tensor")
+        return specs
 
     @property
     def dynamic(self) -> DynamicRequest:

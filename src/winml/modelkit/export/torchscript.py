@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
@@ -30,6 +31,8 @@ from winml.modelkit.hierarchy.tree import ModuleTree
 
 __all__ = ["Capture", "capture_torchscript"]
 
+_TracerWarning: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]  # public, but not in its stub
+
 _COUNTER = re.compile(r"\.\d+$")
 
 MINIMUM_IR_VERSION = 10
@@ -46,6 +49,8 @@ class Capture:
     """Paths of the modules each node ran in, outermost first; empty where the exporter kept none."""
     unused_inputs: tuple[str, ...]
     """Names of the graph inputs that nothing reads."""
+    fixed_choices: tuple[str, ...]
+    """Lines of the user's own Python (``net.py:8``) that read a tensor's value: the graph holds what it was then."""
 
 
 def capture_torchscript(
@@ -76,9 +81,9 @@ def capture_torchscript(
     scopes = ModuleScopes(model)
     buffer = io.BytesIO()
     try:
-        with scopes.applied(), warnings.catch_warnings():
-            # What the tracer warns of (values taken as constants) is what verification decides.
+        with scopes.applied(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
+            warnings.simplefilter("always", _TracerWarning)
             torch.onnx.export(
                 model,
                 tuple(tensor.clone() for tensor in inputs.values()),
@@ -107,7 +112,7 @@ def capture_torchscript(
     _move_stack_traces(captured.graph)
     _place_operands(node_scopes)
     _name_by_module(captured.graph, node_scopes, tree)
-    return Capture(captured, node_scopes, unused_inputs)
+    return Capture(captured, node_scopes, unused_inputs, _fixed_choices(caught))
 
 
 def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opset_version: int) -> ExportError:
@@ -133,6 +138,19 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
         operator=operator,
         module=module,
     )
+
+
+def _fixed_choices(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
+    """Return where the tracer saw Python code read a tensor's value.
+
+    Libraries do it by the dozen, on shapes mostly; nobody can act on those, and verification decides.
+    """
+    places = (
+        f"{Path(warning.filename).name}:{warning.lineno}"
+        for warning in caught
+        if issubclass(warning.category, _TracerWarning) and "site-packages" not in Path(warning.filename).parts
+    )
+    return tuple(dict.fromkeys(places))
 
 
 def _attach_parameters(captured: ir.Model, model: nn.Module, input_names: Sequence[str]) -> None:

@@ -61,12 +61,18 @@ def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
     for path in paths:
         if path.is_dir():
             raise OutputExistsError(f"output {path} is a directory", hint="Choose another output path.")
-        if not overwrite and os.path.lexists(path):
+    if not overwrite:
+        _refuse_files(paths)
+    for directory in dict.fromkeys(path.parent for path in paths):
+        _refuse_unwritable(directory)
+
+
+def _refuse_files(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if os.path.lexists(path):
             raise OutputExistsError(
                 f"output {path} exists already", hint="Use --overwrite to replace it, or choose another output path."
             )
-    for directory in dict.fromkeys(path.parent for path in paths):
-        _refuse_unwritable(directory)
 
 
 def _refuse_unwritable(directory: Path) -> None:
@@ -162,13 +168,19 @@ class OutputFiles:
         """Return what is written so far: final path to size in bytes."""
         return {target: place.stat().st_size for target, place in self._written().items()}
 
-    def commit(self) -> dict[Path, int]:
+    def commit(self, *, overwrite: bool = True) -> dict[Path, int]:
         """Put everything written in place, and return it: final path to size in bytes.
 
+        Args:
+            overwrite: Replace files that are there by now.
+
         Raises:
+            OutputExistsError: somebody else wrote one of them meanwhile, and it may not be replaced.
             WriteError: a file could not be put in place; all earlier files are as they were.
         """
         written = self._written()
+        if not overwrite:
+            _refuse_files(written)
         sizes = self.staged()
         with contextlib.ExitStack() as undo:
             target = None

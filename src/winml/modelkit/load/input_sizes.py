@@ -249,8 +249,18 @@ class InputSizes:
         )
 
     def _embedded_tokens(self) -> int:
-        embeddings: Any = self._structure()
-        return int(embeddings.get_input_embeddings().num_embeddings)
+        structure: Any = self._structure()
+        try:
+            return int(structure.get_input_embeddings().num_embeddings)
+        except (AttributeError, NotImplementedError):
+            # Code of a checkpoint's own need not say which table it is.
+            tables = [module for module in structure.modules() if isinstance(module, torch.nn.Embedding)]
+        if not tables:
+            raise UsageError(
+                "input_ids: neither the config nor the model says how many tokens there are",
+                hint=f"Describe all inputs with {INPUT_SPECS_OPTION}.",
+            )
+        return int(tables[0].num_embeddings)
 
     def _structure(self) -> torch.nn.Module:
         """Return the model, or one without storage if there is only its class."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.input_options import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION, ShapeConfig
@@ -137,7 +137,13 @@ def known_meanings(
 
 def forward_parameters(model: torch.nn.Module | type[torch.nn.Module]) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of ``forward`` by name, without ``self``."""
-    parameters = dict(inspect.signature(model.forward).parameters)
+    try:
+        parameters = dict(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{_class_name(model)}: its forward is no Python function, so its inputs cannot be read off it",
+            hint="Give the nn.Module itself: a scripted or traced module does not tell what runs inside it.",
+        ) from None
     if isinstance(model, type):
         parameters.pop(next(iter(parameters)))
     return parameters

@@ -137,6 +137,9 @@ def _holds_boxes(spec: InputTensorSpec, shape: tuple[int, ...]) -> bool:
 
 def _end_rows(values: Array, last_value: int, mask: Array | None) -> None:
     """Write ``last_value`` in place at the last valid position of every row."""
+    if values.shape[-1] == 1:
+        # The only token of a row keeps its value: always the same, it would hide what the model does with it.
+        return
     if mask is not None and mask.shape == values.shape:
         ends = mask.astype(np.int64).sum(axis=-1) - 1
     else:
