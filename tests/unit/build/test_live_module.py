@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -107,3 +108,13 @@ def test_module_is_not_touched() -> None:
     loaded_from_module(model, torch.zeros(1), NONE)
     assert before == vars(model)
     assert model.training
+
+
+def test_traced_module_is_refused_as_it_tells_no_inputs() -> None:
+    """A module that torch.jit traced has no Python forward; the error says what to give instead."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(nn.Linear(4, 2), torch.ones(1, 4))
+    with pytest.raises(InputError, match="no Python function") as caught:
+        loaded_from_module(traced, torch.ones(1, 4), WinMLExportConfig())
+    assert "Give the nn.Module itself" in caught.value.hint

@@ -79,3 +79,13 @@ def test_output_spec_disagreement_is_told(wanted: Any, actual: Any, words: str) 
     """Rank, sizes and dtype have to agree; a named size agrees with any."""
     first, second = (OutputTensorSpec(name="y", shape=shape, dtype=dtype) for shape, dtype in (wanted, actual))
     assert words == first.disagreement(second)
+
+
+@pytest.mark.parametrize("key", ["input_tensors", "output_tensors"])
+def test_config_tensors_of_one_name_are_refused(key: str) -> None:
+    """Two tensors cannot share a name, and a list of none describes nothing."""
+    tensor = {"name": "x", "shape": [1], "dtype": "float32"}
+    with pytest.raises(ConfigError, match="each name stands for one tensor"):
+        parse_options(WinMLExportConfig, {key: [tensor, tensor]}, "--export-config")
+    with pytest.raises(ConfigError, match="at least one tensor"):
+        parse_options(WinMLExportConfig, {key: []}, "--export-config")

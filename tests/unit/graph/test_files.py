@@ -178,3 +178,15 @@ def test_files_module_imports_the_standard_library_only() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "[]" == answer.stdout.strip()
+
+
+def test_commit_without_overwrite_refuses_a_file_that_came_meanwhile(tmp_path: Path) -> None:
+    """Of two commands that write one file at once, the later is refused, and the earlier file stays whole."""
+    target = tmp_path / "model.onnx"
+    with OutputFiles() as files:
+        files.stage(target).write_text("second", encoding="utf-8")
+        target.write_text("first", encoding="utf-8")
+        with pytest.raises(OutputExistsError, match="exists already"):
+            files.commit(overwrite=False)
+    assert "first" == target.read_text(encoding="utf-8")
+    assert [target] == list(tmp_path.iterdir())

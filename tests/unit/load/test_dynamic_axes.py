@@ -159,3 +159,16 @@ def test_example_is_used_only_at_the_traced_sizes() -> None:
     assert fitting_example({"x": torch.zeros(3, 8)}, fitting) is not None
     assert fitting_example({"x": torch.zeros(1, 8)}, raised) is None
     assert fitting_example(None, raised) is None
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ({"input_ids": {1: "a"}, "attention_mask": {1: "b"}}, "a and b both name the same sequence_length"),
+        ({"input_ids": {0: "n", 1: "n"}}, "n names both batch_size and sequence_length"),
+    ],
+)
+def test_names_that_contradict_what_axes_mean_are_refused(axes: dict[str, dict[int, str]], words: str) -> None:
+    """One meaning has one name, and the rows of the inputs share theirs with nothing else."""
+    with pytest.raises(UsageError, match=words):
+        opened("bert", DynamicRequest(axes=axes))

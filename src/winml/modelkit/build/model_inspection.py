@@ -6,9 +6,10 @@ Where a forward needs values, and its module tree is wanted, random weights stan
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ from winml.modelkit.load.processor_classes import ProcessorClass, find_processor
 from winml.modelkit.load.resolution import ResolvedModel, resolve_checkpoint, resolve_model
 from winml.modelkit.load.source import ModelRequest
 from winml.modelkit.load.task import inference_class, tasks_for
-from winml.modelkit.load.weight_files import StoredSize, WeightFiles, find_weights, stored_sizes
+from winml.modelkit.load.weight_files import StoredSize, WeightFiles, check_safetensors, find_weights, stored_sizes
 from winml.modelkit.report.inspected_model import InspectedModel, WeightsOnDisk
 from winml.modelkit.report.words import count_words, size_words
 from winml.modelkit.runtime.feeds import make_feeds
@@ -206,9 +207,23 @@ def _weights(resolved: ResolvedModel) -> tuple[WeightsOnDisk | None, tuple[str, 
         return None, ()
     try:
         files = find_weights(source.path)
-        return (None if files is None else _on_disk(files)), ()
+        on_disk = None if files is None else _on_disk(files)
     except CheckpointError as error:
         return None, (error.message,)
+    return on_disk, () if files is None else tuple(_damages(files))
+
+
+def _damages(weights: WeightFiles) -> Iterator[str]:
+    """Yield what would keep an export from reading the weights, as far as headers and file sizes tell."""
+    return filter(None, map(_damage, weights.files if weights.format == "safetensors" else ()))
+
+
+def _damage(file: Path) -> str:
+    try:
+        check_safetensors(file)
+    except CheckpointError as error:
+        return error.message
+    return ""
 
 
 def _on_disk(weights: WeightFiles) -> WeightsOnDisk:

@@ -112,7 +112,12 @@ class AxisNames:
                 self._give(axis, self._name_for(key), option)
 
     def bring_along(self) -> list[str]:
-        """Name the axes that mean the same as a named one; return notes that say which."""
+        """Name the axes that mean the same as a named one; return notes that say which.
+
+        Raises:
+            UsageError: axes of one meaning bear two names, or the rows of the inputs share a name with another size.
+        """
+        self._refuse_contradictions()
         notes = []
         for key, name in {key: name for axis, name in self.names.items() if (key := self._key(axis))}.items():
             added = [axis for axis in self._axes_of(key) if axis not in self.names]
@@ -122,6 +127,22 @@ class AxisNames:
                 places = " and ".join(f"axis {position} of {input_name}" for input_name, position in added)
                 notes.append(f"Also {name}, being the same {key}: {places}.")
         return notes
+
+    def _refuse_contradictions(self) -> None:
+        meanings: dict[str, set[str]] = {}
+        for axis, name in self.names.items():
+            if key := self._key(axis):
+                meanings.setdefault(key, set()).add(name)
+        for key, names in meanings.items():
+            if len(names) > 1:
+                raise UsageError(
+                    f"{' and '.join(sorted(names))} both name the same {key}", hint="Give it one name everywhere."
+                )
+        for key, names in meanings.items():
+            if key != "batch_size" and names & meanings.get("batch_size", set()):
+                raise UsageError(
+                    f"{names.pop()} names both batch_size and {key}, which vary apart", hint="Give each its own name."
+                )
 
     def _give(self, axis: Axis, name: str, origin: str) -> None:
         known = self.names.setdefault(axis, name)

@@ -136,12 +136,11 @@ def _holds_boxes(spec: InputTensorSpec, shape: tuple[int, ...]) -> bool:
 
 
 def _end_rows(values: Array, last_value: int, mask: Array | None) -> None:
-    """Write ``last_value`` in place at the last valid position of every row."""
-    if values.shape[-1] == 1:
-        # The only token of a row keeps its value: always the same, it would hide what the model does with it.
-        return
+    """Write ``last_value`` in place at the last valid position of every row that has more than one."""
     if mask is not None and mask.shape == values.shape:
-        ends = mask.astype(np.int64).sum(axis=-1) - 1
+        ends = mask.astype(np.int64).sum(axis=-1, keepdims=True) - 1
     else:
-        ends = np.full(values.shape[:-1], values.shape[-1] - 1)
-    np.put_along_axis(values, ends[..., None], last_value, axis=-1)
+        ends = np.full((*values.shape[:-1], 1), values.shape[-1] - 1)
+    # The only token of a row keeps its value: the same in every draw, it would hide what the model does with it.
+    kept = np.take_along_axis(values, ends, axis=-1)
+    np.put_along_axis(values, ends, np.where(ends > 0, last_value, kept).astype(values.dtype), axis=-1)
