@@ -61,8 +61,9 @@ def _export_in_the_middle(workplace: Workplace, nets: Path) -> Iterator[subproce
         encoding="utf-8",
     )
     try:
-        assert process.stdout is not None
-        assert "tracing\n" == process.stdout.readline()
+        # What the model prints comes on stderr, after the steps that are done.
+        assert process.stderr is not None
+        assert "tracing\n" in iter(process.stderr.readline, "")
         yield process
     finally:
         process.kill()
