@@ -9,6 +9,7 @@ import socket
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import hypothesis
 import pytest
@@ -24,13 +25,14 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 hypothesis.settings.register_profile("winml", deadline=None)
 hypothesis.settings.load_profile("winml")
 
-_HUB = ("huggingface.co", 443)
-
 
 @functools.cache
 def _hub_is_reachable() -> bool:
+    from huggingface_hub.constants import ENDPOINT
+
+    hub = urlsplit(ENDPOINT)
     try:
-        socket.create_connection(_HUB, timeout=3).close()
+        socket.create_connection((hub.hostname, hub.port or 443), timeout=3).close()
     except OSError:
         return False
     return True

@@ -18,6 +18,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from winml.modelkit.errors import InputError, ModelPathError
+from winml.modelkit.graph.wire import varint
 
 __all__ = ["KEPT_BYTES", "read_structure"]
 
@@ -129,8 +130,8 @@ def _without_values(data: mmap.mmap, start: int, end: int, message: Any, depth: 
             inner = _without_values(data, value, stop, field.message_type, depth + 1)
             pieces += [
                 data[copied:at],
-                _varint_bytes(number << 3 | _LENGTH_DELIMITED),
-                _varint_bytes(len(inner)),
+                varint(number << 3 | _LENGTH_DELIMITED),
+                varint(len(inner)),
                 inner,
             ]
             copied = stop
@@ -180,12 +181,3 @@ def _read_varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
         if shift > 63:
             raise _WireError
     raise _WireError
-
-
-def _varint_bytes(number: int) -> bytes:
-    groups = bytearray()
-    while number > 0x7F:
-        groups.append(number & 0x7F | 0x80)
-        number >>= 7
-    groups.append(number)
-    return bytes(groups)

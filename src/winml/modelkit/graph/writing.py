@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import InternalError, WriteError
 from winml.modelkit.graph.files import data_path, write_error
+from winml.modelkit.graph.wire import varint
 
 __all__ = ["INLINE_LIMIT_BYTES", "write_model"]
 
@@ -146,11 +147,11 @@ class _Framing:
         self._model = proto.SerializeToString()
         self._tensors = [_FramedTensor(tensor, streamed.get(tensor.name)) for tensor in initializers]
         self._graph_bytes = len(self._graph) + sum(tensor.size_bytes for tensor in self._tensors)
-        self.size_bytes = len(self._model) + len(_MODEL_GRAPH + _varint(self._graph_bytes)) + self._graph_bytes
+        self.size_bytes = len(self._model) + len(_MODEL_GRAPH + varint(self._graph_bytes)) + self._graph_bytes
 
     def write(self, file: BinaryIO) -> None:
         """Write the whole model."""
-        file.write(self._model + _MODEL_GRAPH + _varint(self._graph_bytes) + self._graph)
+        file.write(self._model + _MODEL_GRAPH + varint(self._graph_bytes) + self._graph)
         for tensor in self._tensors:
             tensor.write(file)
         if file.tell() != self.size_bytes:
@@ -168,9 +169,9 @@ class _FramedTensor:
         head = proto.SerializeToString()
         length = len(head)
         if data is not None:
-            head += _TENSOR_RAW_DATA + _varint(data.nbytes)
+            head += _TENSOR_RAW_DATA + varint(data.nbytes)
             length = len(head) + data.nbytes
-        self._head = _GRAPH_INITIALIZER + _varint(length) + head
+        self._head = _GRAPH_INITIALIZER + varint(length) + head
         self.size_bytes = len(self._head) + (data.nbytes if data is not None else 0)
 
     def write(self, file: BinaryIO) -> None:
@@ -182,13 +183,3 @@ class _FramedTensor:
         self._data.tofile(file)  # type: ignore[attr-defined]
         if (written := file.tell() - before) != self._data.nbytes:
             raise InternalError(f"tensor {self._data.name} of {self._data.nbytes} bytes came out as {written} bytes")
-
-
-def _varint(number: int) -> bytes:
-    """Return a protobuf length: seven bits to a byte, the lowest first, the high bit on all but the last."""
-    groups = bytearray()
-    while number > 0x7F:
-        groups.append(number & 0x7F | 0x80)
-        number >>= 7
-    groups.append(number)
-    return bytes(groups)
