@@ -19,17 +19,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# inspect.py beside this file bears the name of a standard module, and a script's own folder is looked in first.
-sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+# inspect.py beside this file bears the name of a standard module: the script's own folder is looked in last.
+FOLDER = Path(__file__).resolve().parent
+sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER), str(FOLDER)]
 
 import argparse  # noqa: E402  # behind the line above, as everything here
 import json  # noqa: E402
 import os  # noqa: E402
-import statistics  # noqa: E402
 import subprocess  # noqa: E402
 import tempfile  # noqa: E402
-import time  # noqa: E402
-from dataclasses import dataclass  # noqa: E402
+
+from process_cost import Cost, run, spread  # noqa: E402
 
 OPSET = 17
 SEQUENCE = 128
@@ -37,14 +37,6 @@ INPUTS = {
     "bert-base": {"input_ids": [1, SEQUENCE], "attention_mask": [1, SEQUENCE], "token_type_ids": [1, SEQUENCE]},
     "resnet-50": {"pixel_values": [1, 3, 224, 224]},
 }
-
-
-@dataclass(frozen=True)
-class Cost:
-    """One finished process."""
-
-    wall_s: float
-    peak_bytes: int
 
 
 def make_checkpoint(name: str, folder: Path) -> None:
@@ -75,20 +67,6 @@ def export_bare(name: str, folder: str, output: str) -> None:
     model.forward = lambda *values: tuple(forward(**dict(zip(shapes, values, strict=True))).values())
     with torch.no_grad():
         torch.onnx.export(model, tensors, output, input_names=list(shapes), opset_version=OPSET, dynamo=False)
-
-
-def run(command: list[str]) -> Cost:
-    """Run a process to its end and account for it."""
-    started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    errors = process.stderr.read().decode(errors="replace")
-    _, status, usage = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - started
-    if status:
-        raise SystemExit(f"{' '.join(command)} failed with status {status}:\n{errors}")
-    # ru_maxrss is in kilobytes on Linux and in bytes on macOS.
-    return Cost(wall, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
 
 
 def commands(name: str, checkpoint: Path, output: Path) -> tuple[list[str], list[str]]:
@@ -137,11 +115,6 @@ def compare(name: str, pairs: int, folder: Path) -> dict[str, object]:
             "bare": spread([bare.peak_bytes for _, bare in costs]),
         },
     }
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Return median, smallest and largest."""
-    return {"median": round(statistics.median(values), 3), "min": round(min(values), 3), "max": round(max(values), 3)}
 
 
 def main() -> None:

@@ -15,18 +15,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# This file bears the name of a standard module, which the folder of a script would hide from everything imported below.
-sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+# This file bears the name of a standard module: the script's own folder is looked in last, so that it hides nothing.
+FOLDER = Path(__file__).resolve().parent
+sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER), str(FOLDER)]
 
 import argparse  # noqa: E402  # behind the line above, as everything here
 import json  # noqa: E402
 import os  # noqa: E402
-import statistics  # noqa: E402
 import subprocess  # noqa: E402
 import tempfile  # noqa: E402
-import time  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
+
+from process_cost import Cost, run, spread  # noqa: E402
 
 WINML = [sys.executable, "-m", "winml.modelkit"]
 MAKE_BERT_BASE = """
@@ -52,14 +53,6 @@ class Case:
     """Wall time the project has set itself; None: it is there to compare with."""
     prepare: Callable[[Path], list[str]]
     """Makes what the command needs in a folder of its own, and returns the command."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """One finished process."""
-
-    wall_s: float
-    peak_bytes: int
 
 
 def import_onnx(_folder: Path) -> list[str]:
@@ -105,25 +98,6 @@ CASES = (
     # Its limit of memory is 1.5 GB; the weights it describes would take 141 GB.
     Case("llama-70b-hierarchy", 30.0, lambda folder: inspect_model(folder, "llama-70b", MAKE_LLAMA_70B, "-H")),
 )
-
-
-def run(command: list[str]) -> Cost:
-    """Run a process to its end and account for it."""
-    started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    errors = process.stderr.read().decode(errors="replace")
-    _, status, usage = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - started
-    if status:
-        raise SystemExit(f"{' '.join(command)} failed with status {status}:\n{errors}")
-    # ru_maxrss is in kilobytes on Linux and in bytes on macOS.
-    return Cost(wall, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Return median, smallest and largest."""
-    return {"median": round(statistics.median(values), 3), "min": round(min(values), 3), "max": round(max(values), 3)}
 
 
 def measure(cases: list[Case], runs: int, folder: Path) -> list[dict[str, object]]:

@@ -1,0 +1,39 @@
+"""What did a whole process cost? The operating system's own account of it, shared by the benchmarks."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+__all__ = ["Cost", "run", "spread"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One finished process."""
+
+    wall_s: float
+    peak_bytes: int
+
+
+def run(command: list[str]) -> Cost:
+    """Run a process to its end and account for it."""
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    errors = process.stderr.read().decode(errors="replace")
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - started
+    if status:
+        raise SystemExit(f"{' '.join(command)} failed with status {status}:\n{errors}")
+    # ru_maxrss is in kilobytes on Linux and in bytes on macOS.
+    return Cost(wall, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return median, smallest and largest."""
+    return {"median": round(statistics.median(values), 3), "min": round(min(values), 3), "max": round(max(values), 3)}
