@@ -16,8 +16,10 @@ Every error a caller may meet, in one tree. The exit code of the command is on t
     ├── StageError                  1   a stage could not do its work on this model
     │   ├── ExportError             1
     │   ├── NormalizeError          1
+    │   ├── OptimizeError           1
+    │   ├── MeasureError            1
     │   └── WriteError              1   the output could not be written
-    ├── VerificationError           3   ONNX Runtime and PyTorch do not agree
+    ├── VerificationError           3   two models that should answer alike do not
     └── InternalError               1   our mistake: asks for a report
 
 Messages are one to three lines: what failed, with which value, what was expected, what to do next. This module knows
@@ -118,12 +120,20 @@ class NormalizeError(StageError):
     """A normalization pass broke its promise or could not run."""
 
 
+class OptimizeError(StageError):
+    """A graph could not be made cheaper: an engine failed, or a pass broke its promise."""
+
+
+class MeasureError(StageError):
+    """Nothing could be measured: the graph does not run, or the execution provider records no profile."""
+
+
 class WriteError(StageError):
     """An output file could not be written; earlier files are as they were."""
 
 
 class VerificationError(WinMLError):
-    """ONNX Runtime and PyTorch do not agree, or the reference holds no signal to compare with."""
+    """Two models that should answer alike do not, or the reference holds no signal to compare with."""
 
     exit_code = 3
 
