@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = ["Cost", "run", "spread"]
@@ -18,20 +19,24 @@ class Cost:
 
     wall_s: float
     peak_bytes: int
+    cpu_s: float
+    """Computing, in the process and in the system for it; a busy machine lengthens the wall time only."""
 
 
-def run(command: list[str]) -> Cost:
-    """Run a process to its end and account for it."""
+def run(command: list[str], on_start: Callable[[int], None] | None = None) -> Cost:
+    """Run a process to its end and account for it; ``on_start`` is told its id."""
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
+    if on_start is not None:
+        on_start(process.pid)
     errors = process.stderr.read().decode(errors="replace")
     _, status, usage = os.wait4(process.pid, 0)
     wall = time.perf_counter() - started
     if status:
         raise SystemExit(f"{' '.join(command)} failed with status {status}:\n{errors}")
     # ru_maxrss is in kilobytes on Linux and in bytes on macOS.
-    return Cost(wall, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+    return Cost(wall, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024), usage.ru_utime + usage.ru_stime)
 
 
 def spread(values: list[float]) -> dict[str, float]:

@@ -21,8 +21,9 @@ Written by `scripts/build_config_reference.py` from the code; change it there. `
 `winml config --check FILE` checks one, `winml config --schema` prints its JSON Schema. This is schema version
 {SCHEMA_VERSION}; files of earlier versions are read.
 
-A section that is null skips its stage. An unknown key is an error. `export` is read by `winml export --export-config`;
-the stages that read `optim`, `quant`, `compile` and `eval` are not built yet, so nothing acts on these sections so far.
+A section that is null skips its stage. An unknown key is an error. `winml build` reads all of it, `winml export
+--export-config` the section `export`, `winml optimize --config` the section `optim`; the stages that read `quant`,
+`compile` and `eval` are not built yet, so nothing acts on these sections so far.
 """
 
 

@@ -62,7 +62,7 @@ class Waiting(nn.Module):
     """Waits while it is traced, so that a test can interrupt the export in the middle."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.jit.is_tracing():
+        if torch.jit.is_tracing() or torch.compiler.is_exporting():
             print("tracing", flush=True)
             time.sleep(120)
         return x

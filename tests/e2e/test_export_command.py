@@ -190,3 +190,17 @@ def test_overwrite_replaces_the_files_of_an_earlier_export(workplace: Workplace,
     assert 0 == outcome.code, outcome.err
     assert {"net.onnx", "net_htp_metadata.json"} == set(workplace.files())
     onnx.checker.check_model(workplace.folder / "net.onnx", full_check=True)
+
+
+def test_dynamo_is_used_when_asked_for_and_prints_nothing_of_its_own(workplace: Workplace, bert_tiny: Path) -> None:
+    """The summary says so, stderr holds the eight steps and nothing else, and the tags are those of TorchScript."""
+    tags = {}
+    for flag in ("--dynamo", "--no-dynamo"):
+        outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", "--overwrite", flag)
+        assert 0 == outcome.code, outcome.err
+        assert all(line.startswith("[") for line in outcome.err.splitlines())
+        assert 8 == len(outcome.err.splitlines())
+        assert ("exporter   dynamo, opset 18 (asked for)" in outcome.out) == (flag == "--dynamo")
+        sidecar = json.loads((workplace.folder / "model_htp_metadata.json").read_text(encoding="utf-8"))
+        tags[flag] = set(sidecar["nodes"].values())
+    assert tags["--dynamo"] == tags["--no-dynamo"]

@@ -48,9 +48,10 @@ def busy(workplace: Workplace) -> Workplace:
 
 
 @contextmanager
-def _export_in_the_middle(workplace: Workplace, nets: Path) -> Iterator[subprocess.Popen[str]]:
+def _export_in_the_middle(workplace: Workplace, nets: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Start an export and yield it while its model is traced."""
-    command = [sys.executable, "-c", _PREPARED, "export", "-m", f"{nets}:waiting", "-o", "model.onnx", "--overwrite"]
+    arguments = ("-m", f"{nets}:waiting", "-o", "model.onnx", "--overwrite", *options)
+    command = [sys.executable, "-c", _PREPARED, "export", *arguments]
     process = subprocess.Popen(
         command,
         cwd=workplace.folder,
@@ -70,10 +71,14 @@ def _export_in_the_middle(workplace: Workplace, nets: Path) -> Iterator[subproce
         process.communicate()
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_export_that_is_interrupted_says_so_and_changes_no_file(busy: Workplace, nets: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"), [("SIGINT", ()), ("SIGTERM", ()), ("SIGINT", ("--dynamo",))], ids=["INT", "TERM", "INT-dynamo"]
+)
+def test_export_that_is_interrupted_says_so_and_changes_no_file(
+    busy: Workplace, nets: Path, name: str, options: tuple[str, ...]
+) -> None:
     """Ctrl-C and a polite request to end stop the export with one sentence and exit code 1."""
-    with _export_in_the_middle(busy, nets) as process:
+    with _export_in_the_middle(busy, nets, *options) as process:
         process.send_signal(getattr(signal, name))
         _, err = process.communicate(timeout=120)
     assert 1 == process.returncode
@@ -91,12 +96,18 @@ def test_export_that_is_killed_changes_no_file(busy: Workplace, nets: Path) -> N
     assert busy.files() == _EARLIER
 
 
-@pytest.mark.parametrize("limit_bytes", [0, 500, 2500])
-def test_full_disk_ends_the_export_and_changes_no_file(busy: Workplace, nets: Path, limit_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("limit_bytes", "options"),
+    [(0, ()), (500, ()), (2500, ()), (500, ("--dynamo",))],
+    ids=["0", "500", "2500", "dynamo"],
+)
+def test_full_disk_ends_the_export_and_changes_no_file(
+    busy: Workplace, nets: Path, limit_bytes: int, options: tuple[str, ...]
+) -> None:
     """A disk that is full from the start, in the model or in the sidecar: the output is named, earlier files stay."""
     limited = replace(busy, program=(sys.executable, "-c", _LIMITED, str(limit_bytes)))
     words = ("cannot write", str(Path("here") / "model"), "choose another output path")
-    arguments = ("-m", f"{nets}:good", "-o", "model.onnx", "--overwrite", "--no-verify")
+    arguments = ("-m", f"{nets}:good", "-o", "model.onnx", "--overwrite", "--no-verify", *options)
     outcome = limited.refuse(*arguments, code=1, words=words)
     assert ".winml-partial" not in outcome.err
 

@@ -46,6 +46,7 @@ class Workplace:
         """The environment of the commands: nothing of the developer's caches, and no network."""
         places = {name: str(self.root / "home") for name in ("HOME", "USERPROFILE", "LOCALAPPDATA", "XDG_CACHE_HOME")}
         places |= {name: str(self.root / "temporary") for name in ("TMPDIR", "TEMP", "TMP")}
+        places["WINML_CACHE"] = str(self.root / "cache")
         hidden = {"HF_HOME", "HF_HUB_CACHE", "ORT_DISABLE_TELEMETRY", "FORCE_COLOR", "NO_COLOR"}
         kept = {name: value for name, value in os.environ.items() if name not in hidden}
         return {**kept, **places, "PYTHONUTF8": "1", "HF_HUB_OFFLINE": "1", **self.variables}

@@ -10,9 +10,12 @@ import ast
 from house.sources import functions, modules
 
 BOUNDARIES: dict[str, str] = {
-    "build.export_flow:_reference": "a foreign forward raises what it likes; said again with the inputs and the module",
+    "build.reference_run:run_reference": "a foreign forward raises what it likes; said again with the inputs and the module",
+    "build.pytorch_baseline:pytorch_run": "a foreign forward raises what it likes; said again with what it was given",
+    "build.model_identity:ModelIdentity._find": "raised again in the thread that asks for the record",
     "build.model_inspection:_run_with_values": "as above; without weights the reason was less clear",
     "cli.main:main": "turns a mistake of ours into a request for a report instead of a traceback",
+    "export.dynamo:capture_dynamo": "the exporter raises what it likes; said again with operator and module",
     "export.torchscript:capture_torchscript": "the exporter raises what it likes; said again with operator and module",
     "graph.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
     "inspect.weightless:run_weightless": "a foreign forward may need values; becomes a result with its reason",

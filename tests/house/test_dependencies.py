@@ -25,6 +25,13 @@ def _project() -> dict[str, Any]:
     return project
 
 
+def _declared() -> set[str]:
+    """Return what may be imported: what always comes along, and what the extras for users add."""
+    project = _project()
+    asked = [*project["dependencies"], *project["optional-dependencies"]["report"]]
+    return {canonicalize_name(Requirement(line).name) for line in asked}
+
+
 def _pins() -> list[Requirement]:
     lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return [Requirement(line) for line in lines if line and not line.startswith("#")]
@@ -37,14 +44,14 @@ def _foreign_imports() -> set[str]:
 
 def test_every_imported_library_is_declared() -> None:
     """Nothing is used that only comes along with something else."""
-    declared = {canonicalize_name(Requirement(line).name) for line in _project()["dependencies"]}
+    declared = _declared()
     used = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in _foreign_imports()}
     assert set() == used - declared
 
 
 def test_every_declared_library_is_used() -> None:
     """A dependency nobody imports is not asked for."""
-    declared = {canonicalize_name(Requirement(line).name) for line in _project()["dependencies"]}
+    declared = _declared()
     used = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in _foreign_imports()}
     assert set() == declared - used
 

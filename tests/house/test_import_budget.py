@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx.parser
 import pytest
 
 from house.sources import modules
@@ -88,6 +89,13 @@ def test_help_imports_no_heavy_library(arguments: list[str], folder: Path) -> No
     "arguments",
     [
         ["nonsense"],
+        ["build"],
+        ["build", "-m", "empty", "-o", "new"],
+        ["build", "-m", "owner/name"],
+        ["build", "-m", "there.onnx", "-o", "new", "--task", "fill-mask"],
+        ["build", "-m", "missing.onnx", "-o", "new"],
+        ["build", "-m", "owner/name", "-o", "there.onnx"],
+        ["build", "-m", "owner/name", "-o", "new", "-c", '{"optim": {"gelu_fusio": true}}'],
         ["config"],
         ["config", "-m", "./missing/folder"],
         ["config", "-m", "owner/name", "-o", "there.onnx"],
@@ -103,11 +111,25 @@ def test_help_imports_no_heavy_library(arguments: list[str], folder: Path) -> No
         ["export", "-m", "empty", "-o", "model.onnx", "--shape-config", '{"sequence_lenght": 8}'],
         ["export", "-m", "empty", "-o", "model.onnx", "--export-config", '{"opset": 17}'],
         ["export", "-m", "empty", "-o", "model.onnx", "--input-specs", "missing.json"],
+        ["extract", "there.onnx", "-o", "out"],
+        ["extract", "there.onnx", "--module", "Block", "-o", "out", "--task", "fill-mask"],
+        ["extract", "-m", "./missing/folder", "--module", "Block", "-o", "out"],
         ["inspect"],
         ["inspect", "empty", "--model-type", "bert"],
         ["inspect", "there.onnx", "--task", "fill-mask"],
         ["inspect", "-m", "./missing/folder", "--hierarchy"],
         ["inspect", "-m", "empty", "--shape-config", "broken.json"],
+        ["optimize"],
+        ["optimize", "-m", "there.onnx", "-o", "there.onnx"],
+        ["optimize", "-m", "missing.onnx", "-o", "model.onnx"],
+        ["optimize", "-m", "there.onnx", "-o", "model.onnx", "--enable-glu-fusion"],
+        ["optimize", "-m", "there.onnx", "-o", "model.onnx", "--ep", "qmn"],
+        ["perf"],
+        ["perf", "missing.onnx"],
+        ["perf", "there.onnx", "--iterations", "0"],
+        ["perf", "there.onnx", "--ep", "nonsense"],
+        ["perf", "there.onnx", "--task", "fill-mask"],
+        ["perf", "there.onnx", "--shape-config", "broken.json"],
     ],
     ids=" ".join,
 )
@@ -120,3 +142,16 @@ def test_usage_error_imports_no_heavy_library(arguments: list[str], folder: Path
     assert "Traceback" not in words
     assert words.strip()
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_measuring_a_file_imports_no_model_library(folder: Path) -> None:
+    """``winml perf`` on an ONNX file, and ``winml sys``, start without torch and without what reads checkpoints."""
+    graph = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 17]> g (float[1] x) => (float[1] y) { y = Neg(x) }'
+    )
+    (folder / "net.onnx").write_bytes(graph.SerializeToString())
+    for arguments in (["perf", "net.onnx", "--iterations", "2"], ["sys"]):
+        code, loaded, _ = _run(_RUN_COMMAND, *arguments, folder=folder)
+        assert 0 == code
+        assert {"onnxruntime"} <= loaded
+        assert set() == loaded & {"torch", "transformers", "onnxscript", "onnx_ir", "huggingface_hub"}

@@ -199,12 +199,14 @@ BUILDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, str]
 }
 
 
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 @pytest.mark.parametrize("build", BUILDS)
-def test_export_module_is_tagged_as_it_ran(build: str, tmp_path: Path) -> None:
-    """Module and operator of every weighty node, in order, are those the hooks saw."""
+def test_export_module_is_tagged_as_it_ran(build: str, exporter: str, tmp_path: Path) -> None:
+    """Module and operator of every weighty node, in order, are those the hooks saw, whoever made the graph."""
     make, shape, expected = BUILDS[build]
     model, values = distinct(make()), torch.randn(shape)
-    result = export(model, tmp_path, values)
+    result = export(model, tmp_path, values, exporter=exporter)
+    assert exporter == result.exporter
     check_order(result, model.eval(), observe(model.eval(), values), ORDERED)
     assert expected == tags(result)
     assert len(set(tags(result).values())) == len(result.tree), "tags are unique"
@@ -492,10 +494,11 @@ def test_export_forward_replaced_on_the_instance_is_the_one_exported(tmp_path: P
     np.testing.assert_allclose(model(values).detach().numpy(), answer, rtol=1e-4, atol=1e-5)
 
 
-def test_export_torch_modules_asked_for_become_segments(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_export_torch_modules_asked_for_become_segments(exporter: str, tmp_path: Path) -> None:
     """With ``torch_module`` the nodes of a plain layer carry its own tag."""
     model = distinct(Siblings())
-    result = export(model, tmp_path, torch.randn(1, 3, 4), torch_module=("Linear",))
+    result = export(model, tmp_path, torch.randn(1, 3, 4), torch_module=("Linear",), exporter=exporter)
     assert "/Siblings/Leaf.query/Linear" == tags(result)["query.linear"]
     readers = {node.module for node in result.nodes if node.op_type in ("MatMul", "Gemm") and node.module}
     assert {"query.linear", "key.linear"} == readers

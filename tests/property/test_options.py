@@ -32,6 +32,7 @@ def _name(spec: InputTensorSpec | OutputTensorSpec) -> str:
 
 configs = st.builds(
     WinMLExportConfig,
+    exporter=st.sampled_from(["auto", "torchscript", "dynamo"]),
     opset_version=st.integers(11, 20),
     do_constant_folding=st.booleans(),
     input_tensors=st.none() | st.lists(input_specs, min_size=1, max_size=2, unique_by=_name).map(tuple),

@@ -10,7 +10,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from winml.modelkit.build.auto_model import WinMLAutoModel
+    from winml.modelkit.build.build_model import build_hf_model, build_onnx_model
+    from winml.modelkit.build.config import WinMLBuildConfig
     from winml.modelkit.build.export_flow import HTPExporter, export_pytorch
+    from winml.modelkit.build.optimize_flow import optimize_onnx, run_optimize_analyze_loop
     from winml.modelkit.errors import (
         CheckpointError,
         ConfigError,
@@ -23,9 +27,11 @@ if TYPE_CHECKING:
     )
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
+    from winml.modelkit.report.build_result import BuildResult
     from winml.modelkit.report.export_result import ExportResult
 
 __all__ = [
+    "BuildResult",
     "CheckpointError",
     "ConfigError",
     "ExportError",
@@ -37,16 +43,25 @@ __all__ = [
     "StageError",
     "UsageError",
     "VerificationError",
+    "WinMLAutoModel",
+    "WinMLBuildConfig",
     "WinMLError",
     "WinMLExportConfig",
     "__version__",
+    "build_hf_model",
+    "build_onnx_model",
     "export_pytorch",
+    "optimize_onnx",
+    "run_optimize_analyze_loop",
 ]
 
 __version__ = "0.1.0"
 """Read by the build too, so the distribution and the package cannot disagree."""
 
+_INFERENCE_PREFIX = "WinMLModelFor"
+
 _HOMES = {
+    "BuildResult": "report.build_result",
     "CheckpointError": "errors",
     "ConfigError": "errors",
     "ExportError": "errors",
@@ -58,13 +73,24 @@ _HOMES = {
     "StageError": "errors",
     "UsageError": "errors",
     "VerificationError": "errors",
+    "WinMLAutoModel": "build.auto_model",
+    "WinMLBuildConfig": "build.config",
     "WinMLError": "errors",
     "WinMLExportConfig": "export.config",
+    "build_hf_model": "build.build_model",
+    "build_onnx_model": "build.build_model",
     "export_pytorch": "build.export_flow",
+    "optimize_onnx": "build.optimize_flow",
+    "run_optimize_analyze_loop": "build.optimize_flow",
 }
 
 
 def __getattr__(name: str) -> object:
+    if name.startswith(_INFERENCE_PREFIX):
+        # One for each entry of the task table, which stands in one place.
+        classes = importlib.import_module(f"{__name__}.build.auto_model").INFERENCE_CLASSES
+        if name in classes:
+            return classes[name]
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers {', '.join(__all__)}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

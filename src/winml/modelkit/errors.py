@@ -133,9 +133,17 @@ class WriteError(StageError):
 
 
 class VerificationError(WinMLError):
-    """Two models that should answer alike do not, or the reference holds no signal to compare with."""
+    """Two models that should answer alike do not, or the reference holds no signal to compare with.
+
+    Attributes:
+        is_graph_wrong: Whether the graph is at fault as far as can be told, and neither the reference nor the inputs.
+    """
 
     exit_code = 3
+
+    def __init__(self, message: str, *, hint: str = "", is_graph_wrong: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.is_graph_wrong = is_graph_wrong
 
 
 class InternalError(WinMLError):

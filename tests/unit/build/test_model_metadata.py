@@ -54,7 +54,7 @@ def test_write_model_metadata_keys_and_values_are_those_of_formats() -> None:
         "winml.model": {"name_or_path": "gemälde", "class": "Linear", "library": "torch", "library_version": "2"},
         "winml.export": {"exporter": "torchscript"},
         "winml.hierarchy.tree": [
-            {"path": "", "tag": "/Linear", "class": "Linear", "execution_order": 0, "parameters": 6}
+            {"path": "", "tag": "/Linear", "class": "Linear", "execution_order": 0, "calls": 1, "parameters": 6}
         ],
     } == {key: json.loads(text) for key, text in texts.items()}
     assert "gemälde" in texts["winml.model"]

@@ -14,9 +14,9 @@ from winml.modelkit.options import parse_options
 
 
 def test_config_defaults_are_those_of_the_issue() -> None:
-    """Opset 17, folding, tags and verification on; everything that guesses or leaks is off."""
+    """The exporter's own opset, folding, tags and verification on; everything that guesses or leaks is off."""
     config = WinMLExportConfig()
-    assert 17 == config.opset_version
+    assert (17, 18) == (config.opset_for("torchscript"), config.opset_for("dynamo"))
     assert (True, True, True) == (config.do_constant_folding, config.hierarchy, config.verify)
     assert (False, False, ()) == (config.operation_fallback, config.keep_torch_metadata, config.torch_module)
 

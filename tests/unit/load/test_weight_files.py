@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from winml.modelkit.errors import CheckpointError
-from winml.modelkit.load.weight_files import check_safetensors, find_weights, tensor_shapes
+from winml.modelkit.load.weight_files import check_index, check_safetensors, find_weights, stored_entries, tensor_shapes
 
 ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 
@@ -94,3 +94,39 @@ def test_find_weights_broken_index_is_refused(tmp_path: Path, index: str, words:
     with pytest.raises(CheckpointError) as caught:
         find_weights(tmp_path)
     assert words in caught.value.message
+
+
+def _sharded(folder: Path, weight_map: dict[str, str]) -> Path:
+    _write(folder / "a.safetensors", {"x": ENTRY})
+    _write(folder / "b.safetensors", {"y": ENTRY, "z": {**ENTRY, "data_offsets": [24, 48]}}, 48)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def test_index_that_agrees_with_its_shards_passes(tmp_path: Path) -> None:
+    """Each tensor is where the index says; of a single file nothing is asked."""
+    check_index(_sharded(tmp_path, {"x": "a.safetensors", "y": "b.safetensors"}))
+    _write(tmp_path / "model.safetensors", {"x": ENTRY})
+    (tmp_path / "model.safetensors.index.json").write_text("not read")
+    check_index(tmp_path)
+
+
+def test_index_that_names_a_tensor_its_shard_lacks_is_refused(tmp_path: Path) -> None:
+    """Index, tensor and shard are named."""
+    with pytest.raises(
+        CheckpointError, match=r"index\.json: says that tensor 'z' is in a\.safetensors, which does not"
+    ):
+        check_index(_sharded(tmp_path, {"x": "a.safetensors", "z": "a.safetensors"}))
+
+
+def test_stored_entries_say_where_each_tensor_lies(tmp_path: Path) -> None:
+    """The bytes at the place are the tensor's; type names are everybody's."""
+    _sharded(tmp_path, {})
+    entries = stored_entries([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
+    assert ["x", "y", "z"] == list(entries)
+    assert ("float32", (2, 3), tmp_path / "b.safetensors") == (
+        entries["z"].dtype,
+        entries["z"].shape,
+        entries["z"].path,
+    )
+    assert entries["z"].offset + 24 == entries["z"].path.stat().st_size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -9,6 +11,7 @@ import torch
 from onnx_ir import tensor_adapters
 
 from graphs import answer, operators, parse, tags
+from winml.modelkit.graph.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.normalize.weight_transposition import WeightTranspositionPass
 
 TWICE = """
@@ -48,6 +51,19 @@ def test_transposition_of_a_torch_weight_reads_nothing_and_copies_nothing() -> N
     assert isinstance(tensor, tensor_adapters.TorchTensor)
     assert weight.data_ptr() == tensor.raw.data_ptr()
     assert before == answer(model, x=X)
+
+
+def test_transposition_of_a_stored_weight_reads_nothing(tmp_path: Path) -> None:
+    """It is transposed while it is written; the file it lies in is not opened before."""
+    model = parse(TWICE)
+    values = np.arange(12, dtype=np.float32).reshape(4, 3)
+    stored = StoredValues(tmp_path / "weights", 4, ir.DataType.FLOAT, values.shape)
+    model.graph.initializers["w"].const_value = StoredTensor(stored, name="w")
+    assert _run(model)
+    tensor = model.graph.initializers["w.transposed"].const_value
+    assert isinstance(tensor, StoredTensor)
+    stored.path.write_bytes(bytes(4) + values.tobytes())
+    assert values.T.tolist() == tensor.numpy().tolist()
 
 
 def test_transposition_of_a_lazy_weight_is_computed_when_it_is_read() -> None:

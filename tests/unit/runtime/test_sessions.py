@@ -77,3 +77,55 @@ def test_session_fed_the_wrong_values_says_what_it_takes() -> None:
         session.run({"z": np.zeros(2, np.float32)})
     with pytest.raises(StageError, match=r"cannot run .*invalid dimensions"):
         session.run({"x": np.zeros(3, np.float32)})
+
+
+def test_prepared_run_answers_as_a_run_does() -> None:
+    """Again and again, with values that were handed over once; bfloat16 and scalars included."""
+    for dtype in (np.float32, ml_dtypes.bfloat16, np.int64):
+        for shape in ([], [2, 3]):
+            value = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+            session = Session(_bytes("Identity", dtype, shape))
+            run = session.prepare({"x": value})
+            for _ in range(3):
+                run()
+            answer = run.outputs()["y"]
+            assert run.is_bound
+            assert answer is not None
+            assert (value.dtype, value.tolist()) == (answer.dtype, answer.tolist())
+
+
+def test_prepared_run_on_refused_values_gives_the_reason() -> None:
+    """The shape is looked at when it runs."""
+    run = Session(_bytes("Neg", np.float32, [2])).prepare({"x": np.ones(3, np.float32)})
+    with pytest.raises(StageError, match=r"cannot run the model in memory: .*Got invalid dimensions for input: x"):
+        run()
+
+
+def test_prepared_run_takes_text_and_says_so() -> None:
+    """Text is handed over in every run; what it makes is no array of numbers."""
+    text = "g (string[2] x) => (string[2] y) { y = Identity(x) }"
+    model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 17]>\n{text}')
+    run = Session(ir.to_proto(model).SerializeToString()).prepare({"x": np.array(["a", "b"])})
+    run()
+    assert not run.is_bound
+    assert {"y": None} == run.outputs()
+
+
+def test_prepared_run_leaves_sequences_alone() -> None:
+    """An output that is no tensor is made and not looked at."""
+    text = "g (float[N, 2] x) => (seq(float[M, 2]) y) { y = SplitToSequence(x) }"
+    model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 17]>\n{text}')
+    run = Session(ir.to_proto(model).SerializeToString()).prepare({"x": np.ones((3, 2), np.float32)})
+    run()
+    assert {"y": None} == run.outputs()
+
+
+def test_session_tells_shapes_and_metadata() -> None:
+    """Open dimensions by name, and what the file says about itself."""
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 17], metadata_props: ["key": "value"]>\n'
+        "g (float[N, 2] x) => (float[N, 2] y) { y = Neg(x) }"
+    )
+    session = Session(ir.to_proto(model).SerializeToString(), threads=1)
+    assert {"x": ("N", 2)} == session.input_shapes
+    assert {"key": "value"} == session.metadata

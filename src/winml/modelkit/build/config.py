@@ -14,6 +14,8 @@ import pydantic
 
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.load.source import Dtype
+from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.options import Options, parse_options
 
 __all__ = [
@@ -56,23 +58,12 @@ class LoaderSection(Options):
     """Build from the config alone, with seeded random weights."""
     seed: int = 0
     """Seed of random weights and inputs."""
+    dtype: Dtype | None = None
+    """Floating point type the weights are cast to. Null: that of the checkpoint."""
 
 
-class OptimSection(Options):
-    """Which fusions the optimizer makes. Null: as suits the device."""
-
-    gelu_fusion: bool | None = None
-    """Replace the operators of a GELU by one node."""
-    layer_norm_fusion: bool | None = None
-    """Replace the operators of a layer normalization by one node."""
-    matmul_add_fusion: bool | None = None
-    """Replace a matrix product and the addition after it by one node."""
-    attention_fusion: bool | None = None
-    """Replace the operators of an attention by one node."""
-    skip_layer_norm_fusion: bool | None = None
-    """Join a layer normalization with the addition before it."""
-    bias_gelu_fusion: bool | None = None
-    """Join a GELU with the addition before it."""
+class OptimSection(OptimizeOptions):
+    """What the optimizer does. A capability that is null is on or off as the level says."""
 
 
 class QuantSection(Options):

@@ -35,6 +35,7 @@ def resolve_build_config(config: WinMLBuildConfig, request: ModelRequest) -> tup
         trust_remote_code=request.trust_remote_code,
         random_weights=request.random_weights,
         seed=request.seed,
+        dtype=request.dtype,
     )
     decided = {"input_tensors": resolved.inputs, "dynamic_dimensions": resolved.dimensions}
     export = config.export and config.export.model_copy(update=decided)

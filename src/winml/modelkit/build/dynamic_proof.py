@@ -233,7 +233,7 @@ def declare_output_shapes(graph: ir.Graph, proof: DynamicProof) -> None:
 
 
 def _frozen_axis_error(
-    draw: Draw, traced: Sizes, inputs: Sequence[InputTensorSpec], model: ir.Model, reason: str
+    draw: Draw, traced: Sizes, inputs: Sequence[InputTensorSpec], model: ir.Model, exporter: str, reason: str
 ) -> VerificationError:
     """Return the error for a file that does not follow a size that PyTorch does.
 
@@ -242,6 +242,7 @@ def _frozen_axis_error(
         traced: The sizes at which it was traced.
         inputs: The inputs, names in their shapes.
         model: The written graph, tags included.
+        exporter: What made the graph.
         reason: What ONNX Runtime said, or how the answers differ.
     """
     moved = [name for name, size in draw.sizes.items() if size != traced[name]]
@@ -254,6 +255,7 @@ def _frozen_axis_error(
         f"{' and '.join(moved)} froze in the export ({', '.join(places)}): traced with {was}, the file fails at "
         f"{sizes}, where PyTorch answers.{where} {reason}",
         hint=(
+            f"{'' if exporter == 'dynamo' else 'Try --dynamo, which follows sizes that TorchScript takes as numbers. '}"
             "Fix the size (leave the dynamic option out, or give a number in --shape-config), or let that module take "
             "sizes from its tensors (x.shape, x.new_zeros) and not from Python numbers kept elsewhere."
         ),
@@ -273,7 +275,12 @@ def _module_of_failure(model: ir.Model, reason: str) -> str:
 
 
 def compare_at_other_sizes(
-    model_path: Path, proof: DynamicProof, traced: Sizes, inputs: Sequence[InputTensorSpec], model: ir.Model
+    model_path: Path,
+    proof: DynamicProof,
+    traced: Sizes,
+    inputs: Sequence[InputTensorSpec],
+    model: ir.Model,
+    exporter: str,
 ) -> tuple[OutputComparison, ...]:
     """Compare the written file with what PyTorch answered at other sizes.
 
@@ -294,12 +301,14 @@ def compare_at_other_sizes(
             answer = session.run(feeds)
         except StageError as error:
             reason = _unoptimized_reason(model_path, feeds) or error.message
-            raise _frozen_axis_error(draw, traced, inputs, model, _without_path(reason, model_path)) from error
+            raise _frozen_axis_error(
+                draw, traced, inputs, model, exporter, _without_path(reason, model_path)
+            ) from error
         comparisons = [replace(item, draw=number) for item in compare_outputs([draw.reference], [answer]).comparisons]
         for item in comparisons:
             if not item.is_equal:
                 differs = item.problem or f"differs by {item.relative_diff:.1e} of scale"
-                raise _frozen_axis_error(draw, traced, inputs, model, f"Output {item.name!r}: {differs}.")
+                raise _frozen_axis_error(draw, traced, inputs, model, exporter, f"Output {item.name!r}: {differs}.")
         found += comparisons
     return tuple(found)
 

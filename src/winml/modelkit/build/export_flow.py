@@ -22,31 +22,38 @@ from winml.modelkit import __version__
 from winml.modelkit.build.dynamic_proof import (
     Draw,
     DynamicProof,
-    axes_of,
     compare_at_other_sizes,
     declare_output_shapes,
     run_at_other_sizes,
     unchanged_attributes,
 )
+from winml.modelkit.build.export_loading import load_for_export
+from winml.modelkit.build.exporter_choice import (
+    ExporterUse,
+    capture_graph,
+    first_choice,
+    parameter_bytes,
+    second_choice,
+)
 from winml.modelkit.build.live_module import ExampleInputs, loaded_from_module
 from winml.modelkit.build.model_metadata import output_specs, write_model_metadata
 from winml.modelkit.build.output_paths import ExportPaths
+from winml.modelkit.build.reference_run import run_reference, with_values
 from winml.modelkit.build.steps import StepClock, StepEvent
-from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError, first_line
+from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.node_tagger import NodeTagger
+from winml.modelkit.export.opset_conversion import lower_opset
 from winml.modelkit.export.preparation import FlatForward, prepared_for_export
 from winml.modelkit.export.tensors import to_numpy, to_torch
-from winml.modelkit.export.torchscript import capture_torchscript
 from winml.modelkit.export.verification import VerificationInfo, compare_outputs
 from winml.modelkit.graph.files import OutputFiles
 from winml.modelkit.graph.specs import OutputTensorSpec
 from winml.modelkit.graph.writing import write_model
 from winml.modelkit.hierarchy.coverage import Coverage, all_nodes, measure_coverage
 from winml.modelkit.hierarchy.tagging import clear_tag, read_tag
-from winml.modelkit.hierarchy.tracing import module_of_error, record_calls
+from winml.modelkit.hierarchy.tracing import CallTrace, record_calls
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
-from winml.modelkit.load.model import load_model
 from winml.modelkit.load.records import LoadedModel
 from winml.modelkit.load.source import ModelRequest
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
@@ -70,8 +77,6 @@ STEPS = (
     "tag injection",
     "metadata and reports",
 )
-
-EXPORTER = "torchscript"
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -124,6 +129,7 @@ class _TaggedGraph:
     draw: Draw
     proof: DynamicProof
     """What the model answers at other sizes than the traced ones."""
+    exporter: ExporterUse
     notes: tuple[str, ...]
 
 
@@ -152,7 +158,12 @@ class HTPExporter:
         with_report: bool = False,
     ) -> ExportResult:
         """Export a live module; see :func:`export_pytorch`."""
-        return self._run(lambda: loaded_from_module(model, inputs, self.config), output, overwrite, with_report)
+
+        def describe() -> tuple[LoadedModel, ExporterUse]:
+            loaded = loaded_from_module(model, inputs, self.config)
+            return loaded, first_choice(self.config, parameter_bytes(model))
+
+        return self._run(describe, output, overwrite, with_report)
 
     def export_checkpoint(
         self,
@@ -167,63 +178,83 @@ class HTPExporter:
             request = replace(request, input_specs=self.config.input_tensors)
         request = replace(request, dynamic=request.dynamic.joined(self.config.dynamic))
         refuse_dynamic(self.config.ep, is_dynamic=request.is_dynamic, allow_dynamic=self.config.allow_dynamic)
-        return self._run(lambda: load_model(request), output, overwrite, with_report)
+        return self._run(lambda: load_for_export(request, self.config), output, overwrite, with_report)
 
     def _run(
-        self, load: Callable[[], LoadedModel], output: str | os.PathLike[str], overwrite: bool, with_report: bool
+        self,
+        load: Callable[[], tuple[LoadedModel, ExporterUse]],
+        output: str | os.PathLike[str],
+        overwrite: bool,
+        with_report: bool,
     ) -> ExportResult:
         started = datetime.now(timezone.utc)
         paths = ExportPaths.for_output(output, with_report=with_report, with_sidecar=self.config.hierarchy)
         paths.refuse_existing(overwrite=overwrite)
         clock = StepClock(STEPS, self.on_step)
         with clock.step("model preparation") as step:
-            loaded = load()
+            loaded, exporter = load()
             is_dynamic, allow = bool(loaded.dimensions), self.config.allow_dynamic
             refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=allow)
             step.summary = f"{loaded.info.class_name}, {count_words(_parameter_count(loaded.model))} parameters"
         names = [spec.name for spec in loaded.inputs]
         with prepared_for_export(loaded.model, names, loaded.forward_kwargs) as forward:
-            made = self._make_graph(clock, loaded, forward)
-            with clock.step("metadata and reports") as step, OutputFiles() as files:
-                model_path = files.stage(paths.model)
-                # Weights of an earlier model, which this one may hold itself.
-                files.drop(paths.data)
-                write_model(made.graph, model_path)
-                verification = self._verify(loaded, forward, made, model_path) if self.config.verify else None
-                step.summary = verification_words(verification)
-                result = self._result(loaded, made, paths.model, verification, started)
-                result = replace(result, files=_sizes(paths.model, files.staged()), steps=clock.timings())
-                if paths.report:
-                    files.stage(paths.report).write_text(export_report(result), encoding="utf-8")
-                if paths.sidecar:
-                    files.stage(paths.sidecar).write_text(sidecar_json(result), encoding="utf-8")
-                written = files.commit(overwrite=overwrite)
+            made = self._make_graph(clock, loaded, forward, exporter)
+            try:
+                return self._write(clock, loaded, forward, made, paths, started, overwrite=overwrite)
+            except VerificationError as error:
+                other = second_choice(self.config, made.exporter, error)
+                if other is None:
+                    raise
+                again = self._make_graph(clock, loaded, forward, other)
+                if again.exporter != other:
+                    raise
+            return self._write(clock, loaded, forward, again, paths, started, overwrite=overwrite)
+
+    def _write(
+        self,
+        clock: StepClock,
+        loaded: LoadedModel,
+        forward: FlatForward,
+        made: _TaggedGraph,
+        paths: ExportPaths,
+        started: datetime,
+        *,
+        overwrite: bool,
+    ) -> ExportResult:
+        """Write the files, verified, and put them in place together."""
+        with clock.step("metadata and reports") as step, OutputFiles() as files:
+            model_path = files.stage(paths.model)
+            # Weights of an earlier model, which this one may hold itself.
+            files.drop(paths.data)
+            write_model(made.graph, model_path)
+            verification = self._verify(loaded, forward, made, model_path) if self.config.verify else None
+            step.summary = verification_words(verification)
+            result = self._result(loaded, made, paths.model, verification, started)
+            result = replace(result, files=_sizes(paths.model, files.staged()), steps=clock.timings())
+            if paths.report:
+                files.stage(paths.report).write_text(export_report(result), encoding="utf-8")
+            if paths.sidecar:
+                files.stage(paths.sidecar).write_text(sidecar_json(result), encoding="utf-8")
+            written = files.commit(overwrite=overwrite)
         return replace(result, files=_sizes(paths.model, written), steps=clock.timings())
 
-    def _make_graph(self, clock: StepClock, loaded: LoadedModel, forward: FlatForward) -> _TaggedGraph:
+    def _make_graph(
+        self, clock: StepClock, loaded: LoadedModel, forward: FlatForward, exporter: ExporterUse
+    ) -> _TaggedGraph:
         """Run the steps from the first inputs to the tagged, normalized graph."""
         with clock.step("input generation") as step:
             tensors = self._inputs(loaded, draw=1)
             step.summary = ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in loaded.inputs)
         with clock.step("hierarchy building") as step:
-            with record_calls(loaded.model) as trace:
-                draw = Draw(tensors, _reference(loaded, forward, tensors), loaded.trace_sizes)
+            trace, draw = _record(loaded, forward, tensors)
             tree = build_tree(trace, self.config.torch_module)
             draw = self._name_outputs(forward, draw)
             proof = run_at_other_sizes(draw, loaded.dimensions, lambda sizes: self._draw(loaded, forward, sizes))
             others = f", run at {len(proof.draws)} other shapes" if proof.draws else ""
             step.summary = f"{len(tree)} modules traced of {tree.registered} registered{others}"
         with clock.step("ONNX export") as step:
-            capture = capture_torchscript(
-                loaded.model,
-                tensors,
-                forward,
-                tree,
-                opset_version=self.config.opset_version,
-                dynamic_axes=axes_of(loaded.inputs),
-                keep_stack_traces=self.config.keep_torch_metadata,
-            )
-            step.summary = f"{len(capture.scopes)} nodes, opset {capture.model.opset_imports['']}, {EXPORTER}"
+            capture, used = capture_graph(loaded, tensors, forward, tree, self.config, exporter)
+            step.summary = f"{len(capture.scopes)} nodes, opset {capture.model.opset_imports['']}, {used.name}"
         with clock.step("node tagger creation") as step:
             tagger = NodeTagger(tree, operation_fallback=self.config.operation_fallback)
             step.summary = f"{len(tree)} tags"
@@ -231,10 +262,9 @@ class HTPExporter:
             tagger.tag_nodes(capture.scopes)
             step.summary = f"{len(capture.scopes)} captured nodes"
         with clock.step("tag injection") as step:
-            normalized = normalize(capture.model, NormalizeOptions(fold_constants=self.config.do_constant_folding))
-            graph = normalized.model
+            graph, changes = self._plain_graph(capture.model, used)
             declare_output_shapes(graph.graph, proof)
-            self._finish_metadata(graph, loaded, tree)
+            self._finish_metadata(graph, loaded, tree, used)
             coverage = measure_coverage(graph)
             step.summary = f"normalized to {coverage.nodes} nodes, {coverage.tagged} tagged"
         unused = tuple(f"Nothing in the model reads input {name}." for name in capture.unused_inputs)
@@ -242,7 +272,20 @@ class HTPExporter:
             f"{place} reads the value of a tensor: the graph holds the choice made for the traced inputs."
             for place in capture.fixed_choices
         )
-        return _TaggedGraph(graph, tree, coverage, draw, proof, (*unused, *choices, *normalized.notes, *proof.notes))
+        notes = (*unused, *choices, *changes, *proof.notes)
+        return _TaggedGraph(graph, tree, coverage, draw, proof, used, notes)
+
+    def _plain_graph(self, model: ir.Model, used: ExporterUse) -> tuple[ir.Model, tuple[str, ...]]:
+        """Normalize a tagged graph and give it the opset that is wanted; return it, and what the user should know."""
+        options = NormalizeOptions(fold_constants=self.config.do_constant_folding)
+        normalized = normalize(model, options)
+        wanted = self.config.opset_for(used.name)
+        if model.opset_imports[""] <= wanted:
+            return normalized.model, normalized.notes
+        # Only now: what older opsets want as a number, a graph fresh from the exporter computes.
+        lowered, note = lower_opset(normalized.model, wanted)
+        again = normalize(lowered, options)
+        return again.model, (*again.notes, *((note,) if note else ()))
 
     def _inputs(self, loaded: LoadedModel, draw: int, sizes: Mapping[str, int] | None = None) -> Tensors:
         """Return one set of inputs on the model's device: the user's own first, then random draws.
@@ -264,7 +307,7 @@ class HTPExporter:
         """Draw inputs of other sizes and run the model on them."""
         tensors = self._inputs(loaded, draw=3, sizes=sizes)
         with unchanged_attributes(loaded.model):
-            return Draw(tensors, _reference(loaded, forward, tensors), sizes)
+            return Draw(tensors, run_reference(loaded, forward, tensors), sizes)
 
     def _name_outputs(self, forward: FlatForward, draw: Draw) -> Draw:
         """Give the outputs the names the user wants, where they are given; return the draw under those names.
@@ -288,7 +331,7 @@ class HTPExporter:
         forward.rename_outputs([spec.name for spec in wanted])
         return replace(draw, reference=dict(zip(forward.output_names, draw.reference.values(), strict=True)))
 
-    def _finish_metadata(self, graph: ir.Model, loaded: LoadedModel, tree: ModuleTree) -> None:
+    def _finish_metadata(self, graph: ir.Model, loaded: LoadedModel, tree: ModuleTree, used: ExporterUse) -> None:
         """Write what the file says about itself, or remove every trace of the hierarchy; in place."""
         if not self.config.hierarchy:
             for node in all_nodes(graph):
@@ -303,9 +346,10 @@ class HTPExporter:
             export={
                 "tool": "winml-modelkit",
                 "version": __version__,
-                "exporter": EXPORTER,
+                "exporter": used.name,
+                "exporter_reason": used.reason,
                 "torch": torch.__version__,
-                "opset_requested": self.config.opset_version,
+                "opset_requested": self.config.opset_for(used.name),
                 "opset_produced": graph.opset_imports[""],
             },
         )
@@ -319,14 +363,22 @@ class HTPExporter:
         Raises:
             VerificationError: they disagree, or the comparison would show nothing.
         """
+        with with_values(loaded, forward) as (whole, whole_forward):
+            return self._compare(whole, whole_forward, _revalued(made, loaded, whole, whole_forward), model_path)
+
+    def _compare(
+        self, loaded: LoadedModel, forward: FlatForward, made: _TaggedGraph, model_path: Path
+    ) -> VerificationInfo:
         first, tensors = made.draw, self._inputs(loaded, draw=2)
-        draws = (first, Draw(tensors, _reference(loaded, forward, tensors), first.sizes))
-        answers = _answers(model_path, draws)
+        draws = (first, Draw(tensors, run_reference(loaded, forward, tensors), first.sizes))
+        answers = _answers(model_path, draws, loaded.model)
         verification = compare_outputs([draw.reference for draw in draws], answers)
         if verification.is_verified:
-            others = compare_at_other_sizes(model_path, made.proof, first.sizes, loaded.inputs, made.graph)
+            others = compare_at_other_sizes(
+                model_path, made.proof, first.sizes, loaded.inputs, made.graph, made.exporter.name
+            )
             return replace(verification, comparisons=(*verification.comparisons, *others))
-        again = compare_outputs([first.reference], [_reference(loaded, forward, first.inputs)])
+        again = compare_outputs([first.reference], [run_reference(loaded, forward, first.inputs)])
         if not all(comparison.is_equal for comparison in again.comparisons):
             raise VerificationError(
                 f"cannot verify: PyTorch itself gives another {again.worst.name!r} when run again on the same inputs",
@@ -339,7 +391,7 @@ class HTPExporter:
             )
         else:
             hint = "Use real weights or other inputs (--input-specs), or skip the comparison with --no-verify."
-        raise VerificationError(verification_words(verification), hint=hint)
+        raise VerificationError(verification_words(verification), hint=hint, is_graph_wrong=verification.has_signal)
 
     def _result(
         self,
@@ -365,8 +417,9 @@ class HTPExporter:
             steps=(),
             started=started,
             tool_version=__version__,
-            exporter=EXPORTER,
-            opset_requested=self.config.opset_version,
+            exporter=made.exporter.name,
+            exporter_reason=made.exporter.reason,
+            opset_requested=self.config.opset_for(made.exporter.name),
             opset_produced=made.graph.opset_imports[""],
             notes=(*loaded.notes, *made.notes, *skipped),
             dimensions=loaded.dimensions,
@@ -374,29 +427,34 @@ class HTPExporter:
         )
 
 
-def _reference(loaded: LoadedModel, forward: FlatForward, tensors: Tensors) -> Mapping[str, NDArray[Any]]:
-    """Run the prepared module and return its outputs by name.
+def _record(loaded: LoadedModel, forward: FlatForward, tensors: Tensors) -> tuple[CallTrace, Draw]:
+    """Run the model once and return which modules ran, and what it answered.
 
-    Raises:
-        ExportError: the module refuses the inputs; names the module in which it failed.
+    Some put other modules in place of their own while they run, by what they are given: those run the next time.
     """
-    try:
-        # A forward may write into its inputs; the next to read them needs them as they were.
-        outputs = loaded.model(*(tensor.clone() for tensor in tensors.values()))
-    except ExportError:
-        raise
-    except Exception as error:
-        path = module_of_error(error, loaded.model)
-        given = ", ".join(f"{spec.name} {shape_words(spec.dtype, tensors[spec.name].shape)}" for spec in loaded.inputs)
-        raise ExportError(
-            f"the model refused {given}, in module {path or '(the root)'}: {type(error).__name__}: {first_line(error)}",
-            hint="Give shapes it takes with --shape-config, or all inputs with --input-specs.",
-            module=path,
-        ) from error
-    return {name: to_numpy(value) for name, value in zip(forward.output_names, outputs, strict=True)}
+    registered = list(loaded.model.modules())
+    with record_calls(loaded.model) as trace:
+        draw = Draw(tensors, run_reference(loaded, forward, tensors), loaded.trace_sizes)
+    if [*map(id, registered)] != [*map(id, loaded.model.modules())]:
+        with record_calls(loaded.model) as trace:
+            draw = Draw(tensors, run_reference(loaded, forward, tensors), loaded.trace_sizes)
+    return trace, draw
 
 
-def _answers(model_path: Path, draws: Sequence[Draw]) -> list[Mapping[str, NDArray[Any]]]:
+def _revalued(made: _TaggedGraph, loaded: LoadedModel, whole: LoadedModel, forward: FlatForward) -> _TaggedGraph:
+    """Return what was made with the model's answers to every draw, where they were not computed before."""
+    if whole is loaded:
+        return made
+
+    def answered(draw: Draw) -> Draw:
+        with unchanged_attributes(whole.model):
+            return replace(draw, reference=run_reference(whole, forward, draw.inputs))
+
+    draws = tuple(answered(draw) for draw in made.proof.draws)
+    return replace(made, draw=answered(made.draw), proof=replace(made.proof, draws=draws))
+
+
+def _answers(model_path: Path, draws: Sequence[Draw], model: nn.Module) -> list[Mapping[str, NDArray[Any]]]:
     """Ask ONNX Runtime.
 
     Raises:
@@ -411,8 +469,17 @@ def _answers(model_path: Path, draws: Sequence[Draw]) -> list[Mapping[str, NDArr
     except StageError as error:
         raise VerificationError(
             f"cannot verify: {error.message.replace(str(model_path), 'the file')}",
-            hint="Its CPU kernels do not take every dtype and operator; --no-verify writes the file without comparing.",
+            hint=f"{_kernel_words(model)}; --no-verify writes the file without comparing.",
+            is_graph_wrong=True,
         ) from error
+
+
+def _kernel_words(model: nn.Module) -> str:
+    """Return what ONNX Runtime may lack for a model, and what helps."""
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
+    if small := " and ".join(sorted(dtypes & {"bfloat16", "float16"})):
+        return f"The weights are {small}, for which its CPU has few kernels: --dtype fp32 casts them"
+    return "Its CPU kernels do not take every dtype and operator"
 
 
 def _node_records(model: ir.Model) -> tuple[NodeRecord, ...]:

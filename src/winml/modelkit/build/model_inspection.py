@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from winml.modelkit.build.exporter_choice import first_choice, parameter_bytes
 from winml.modelkit.build.weightless_outputs import output_specs_of
 from winml.modelkit.errors import CheckpointError, InputError, first_line
 from winml.modelkit.export.config import WinMLExportConfig
@@ -76,6 +77,7 @@ def inspect_model(
             forward needs more random weights than can be made.
     """
     resolved = resolve_model(request, model_type=model_type)
+    defaults = WinMLExportConfig()
     with quiet_libraries() if resolved.checkpoint is not None else nullcontext():
         forward = _run_forward(resolved, request, hierarchy=hierarchy)
     found = _weights(resolved)
@@ -87,7 +89,7 @@ def inspect_model(
         processors=_processors(resolved),
         inputs=resolved.inputs,
         outputs=forward.outputs,
-        opset_version=opset_version or WinMLExportConfig().opset_version,
+        opset_version=opset_version or defaults.opset_for(first_choice(defaults, parameter_bytes(resolved.model)).name),
         parameters=_parameters(resolved.model),
         weights=found[0],
         modules=sum(1 for _ in resolved.model.modules()),

@@ -21,8 +21,9 @@ from winml.modelkit.build.model_metadata import INPUTS_KEY, OUTPUTS_KEY, output_
 from winml.modelkit.build.output_paths import ExportPaths
 from winml.modelkit.errors import InputError, StageError, VerificationError
 from winml.modelkit.export.verification import VerificationInfo, compare_outputs
+from winml.modelkit.graph.dimensions import resolve_names
 from winml.modelkit.graph.files import OutputFiles
-from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions, resolve_names
+from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions
 from winml.modelkit.graph.reading import read_structure
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.graph.writing import write_model

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 __all__ = [
+    "OutputPath",
     "debug_option",
+    "dtype_option",
     "dynamic_options",
     "format_option",
     "input_options",
@@ -24,6 +28,22 @@ LARGEST_SEED = 2**63 - 1
 """Specified: what torch.manual_seed takes."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class OutputPath(click.Path):
+    """A path to write to, as a ``Path``; an empty text, as an unset variable of a shell leaves it, is none."""
+
+    def __init__(self) -> None:
+        """Take files and folders, there or not; who writes says which of them is wanted."""
+        super().__init__(path_type=Path)
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """Refuse the empty text, which would mean the current folder."""
+        if not os.fspath(value).strip():
+            self.fail("the path is empty; name what is to be written.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def _all_of(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
@@ -85,6 +105,15 @@ def model_options(command: _F) -> _F:
         source_options,
         random_options,
         input_options,
+    )(command)
+
+
+def dtype_option(command: _F) -> _F:
+    """Add the option that says in which type the weights are kept."""
+    return click.option(
+        "--dtype",
+        type=click.Choice(["fp32", "fp16", "bf16"]),
+        help="Cast floating point weights to this type; else they stay as the checkpoint has them.",
     )(command)
 
 

@@ -13,12 +13,12 @@ from winml.modelkit.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from winml.modelkit.build.pin_flow import PinnedModel
 
-__all__ = ["is_pinning", "pin"]
+__all__ = ["is_pinning", "pin", "sizes_by_name"]
 
 _MEANINGLESS = (
     "task", "revision", "trust_remote_code", "random_weights", "input_specs", "dynamic_batch", "dynamic_sequence",
     "dynamic_image_size", "dynamic_axes", "allow_dynamic", "export_config", "torch_module", "hierarchy", "clean_onnx",
-    "keep_torch_metadata", "operation_fallback", "with_report", "ep",
+    "keep_torch_metadata", "operation_fallback", "with_report", "ep", "dtype",
 )  # fmt: skip
 """Options about making a graph from a PyTorch model."""
 
@@ -41,7 +41,7 @@ def pin(options: Mapping[str, Any]) -> None:
                 f"--{name.replace('_', '-')} has no meaning for an ONNX file, whose sizes alone can be fixed",
                 hint="Leave it out, or export the PyTorch model anew.",
             )
-    sizes = _sizes(options)
+    sizes = sizes_by_name(options)
     import warnings
 
     if not options["debug"]:
@@ -59,8 +59,15 @@ def pin(options: Mapping[str, Any]) -> None:
     _show(result, options)
 
 
-def _sizes(options: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes by name or key; names are the file's own, so any may stand here."""
+def sizes_by_name(options: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes of ``--shape-config`` and ``--batch-size`` by name or key.
+
+    Names are an ONNX file's own, so any may stand here.
+
+    Raises:
+        ConfigError: the text is malformed, or a size is no whole number.
+        UsageError: the two options disagree.
+    """
     from winml.modelkit.options import read_json
 
     value: Any = {}

@@ -41,5 +41,6 @@ def model_request(options: Mapping[str, Any]) -> ModelRequest:
         input_specs=parse_input_specs(specs) if specs else None,
         shape_config=parse_shape_config(shapes) if shapes else None,
         batch_size=options.get("batch_size"),
+        dtype=options.get("dtype"),
         dynamic=dynamic,
     )

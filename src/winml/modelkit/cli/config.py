@@ -11,6 +11,7 @@ import click
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     debug_option,
+    dtype_option,
     dynamic_options,
     input_options,
     model_option,
@@ -40,6 +41,7 @@ STDIN = "-"
 @click.command(name="config", cls=WinMLCommand, epilog=EPILOG)
 @model_option(required=False, help="Hub id, checkpoint folder, config.json, file.py:factory or package.module:factory.")
 @source_options
+@dtype_option
 @random_options
 @input_options
 @dynamic_options
@@ -48,7 +50,7 @@ STDIN = "-"
 @click.option("--precision", metavar="NAME", help="fp32, fp16, bf16, int8, int4, w8a16 and the like, or auto.")
 @click.option("--no-quant", is_flag=True, help="Skip quantization.")
 @click.option("--no-compile", is_flag=True, help="Skip compilation.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; stdout where it is left out.")
+@click.option("-o", "--output", type=OutputPath(), help="File to write; stdout where it is left out.")
 @click.option("--overwrite", is_flag=True, help="Replace the file if it is there already.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of the config instead.")
 @click.option("--check", metavar="FILE", help="Check a config instead; - reads stdin.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._options import dynamic_options, model_options, output_options
+from winml.modelkit.cli._options import dtype_option, dynamic_options, model_options, output_options
 from winml.modelkit.cli._pinning import is_pinning, pin
 from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._streams import stdout_kept_for_the_answer
@@ -35,11 +35,17 @@ Examples:
 
 @click.command(name="export", cls=WinMLCommand, epilog=EPILOG)
 @model_options
+@dtype_option
 @dynamic_options
 @click.option("--ep", metavar="NAME", help="Execution provider the file is for, such as qnn.")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The .onnx file to write.")
+@click.option("-o", "--output", required=True, type=OutputPath(), help="The .onnx file to write.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
 @click.option("--export-config", metavar="JSON", help='Options such as {"opset_version": 17}; a file or text.')
+@click.option(
+    "--dynamo/--no-dynamo",
+    default=None,
+    help="Use torch's dynamo exporter, or TorchScript.  [default: TorchScript, and dynamo for what it cannot do]",
+)
 @click.option("--torch-module", metavar="CLASSES", help="torch.nn classes to show as modules: Linear,LayerNorm or all.")
 @click.option(
     "--hierarchy/--no-hierarchy",
@@ -96,6 +102,8 @@ def _export_config(options: dict[str, Any]) -> WinMLExportConfig:
         given["torch_module"] = tuple(name.strip() for name in options["torch_module"].split(",") if name.strip())
     if options["hierarchy"] is not None or options["clean_onnx"]:
         given["hierarchy"] = bool(options["hierarchy"]) and not options["clean_onnx"]
+    if options["dynamo"] is not None:
+        given["exporter"] = "dynamo" if options["dynamo"] else "torchscript"
     if options["verify"] is not None:
         given["verify"] = options["verify"]
     flags = ("keep_torch_metadata", "operation_fallback", "allow_dynamic")

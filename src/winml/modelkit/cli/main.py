@@ -16,9 +16,15 @@ from winml.modelkit.errors import first_line
 __all__ = ["main"]
 
 COMMANDS = {
+    "build": "Make a model ready to deploy: export, optimize, quantize and compile it in one go.",
     "config": "Write what a build of a model will do, as a file to read, change and keep.",
     "export": "Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.",
+    "extract": "Cut modules out of a model, each as an ONNX model of its own.",
     "inspect": "Show what is in a model, or what an export of it will be; no weight is read.",
+    "optimize": "Make an ONNX file cheaper with the same answer; its tags stay.",
+    "perf": "Measure how fast a model is, and how much memory it takes.",
+    "retag": "Give a file that another tool made the tags of the file it was made from.",
+    "sys": "Say what a bug report needs: versions, execution providers, devices, memory.",
 }
 """Verb → what it does. Each lives in the module of its name, beside this one, as ``command``."""
 

@@ -6,7 +6,8 @@ Imports no torch.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
 
 import pydantic
 
@@ -14,7 +15,9 @@ from winml.modelkit.graph.dimensions import DynamicAxes, DynamicDimension, Dynam
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.options import Options
 
-__all__ = ["WinMLExportConfig"]
+__all__ = ["ExporterName", "WinMLExportConfig"]
+
+ExporterName = Literal["torchscript", "dynamo"]
 
 _SpecT = TypeVar("_SpecT", InputTensorSpec, OutputTensorSpec)
 
@@ -23,12 +26,19 @@ OLDEST_OPSET = 11
 NEWEST_OPSET = 20
 """Specified: the newest opset torch's TorchScript exporter writes."""
 
+DYNAMO_OPSET = 18
+"""Specified: the oldest opset torch's dynamo exporter has operators for."""
+DEFAULT_OPSETS: Mapping[ExporterName, int] = {"torchscript": 17, "dynamo": DYNAMO_OPSET}
+"""Chosen: the first with LayerNormalization, and the oldest that needs no conversion."""
+
 
 class WinMLExportConfig(Options):
     """Options of the export stage. All have defaults; unknown keys are errors."""
 
-    opset_version: Annotated[int, pydantic.Field(ge=OLDEST_OPSET, le=NEWEST_OPSET)] = 17
-    """Version of the default ONNX operator set in the file."""
+    exporter: Literal["auto", "torchscript", "dynamo"] = "auto"
+    """Which of torch's exporters makes the graph; ``auto``: TorchScript, and dynamo for what it cannot do or hold."""
+    opset_version: Annotated[int, pydantic.Field(ge=OLDEST_OPSET, le=NEWEST_OPSET)] | None = None
+    """Version of the default ONNX operator set in the file. Null: 17 with TorchScript, 18 with dynamo."""
     do_constant_folding: bool = True
     """Compute at export what depends on no input. Weights are never duplicated by it."""
     input_tensors: tuple[InputTensorSpec, ...] | None = None
@@ -69,6 +79,10 @@ class WinMLExportConfig(Options):
         if len(set(names)) < len(names):
             raise ValueError("each name stands for one tensor")
         return specs
+
+    def opset_for(self, exporter: ExporterName) -> int:
+        """Return the opset that is wanted of an exporter: the one asked for, else the exporter's own."""
+        return self.opset_version or DEFAULT_OPSETS[exporter]
 
     @property
     def dynamic(self) -> DynamicRequest:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -22,14 +20,15 @@ from torch import nn
 from torch.onnx.errors import UnsupportedOperatorError
 
 from winml.modelkit.errors import ExportError, InternalError, first_line
-from winml.modelkit.export.node_tagger import neighbours, shared_scope
+from winml.modelkit.export.capture import Capture
+from winml.modelkit.export.captured_names import leave_open, name_by_module, place_operands
 from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.export.scopes import ModuleScopes, operator_of_error
 from winml.modelkit.hierarchy.tagging import STACK_TRACE_KEY
 from winml.modelkit.hierarchy.tracing import module_of_error
 from winml.modelkit.hierarchy.tree import ModuleTree
 
-__all__ = ["Capture", "capture_torchscript"]
+__all__ = ["capture_torchscript"]
 
 _TracerWarning: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]  # public, but not in its stub
 
@@ -37,20 +36,6 @@ _COUNTER = re.compile(r"\.\d+$")
 
 MINIMUM_IR_VERSION = 10
 """Specified: the first ONNX IR version whose nodes have metadata."""
-
-
-@dataclass(frozen=True)
-class Capture:
-    """A graph fresh from an exporter."""
-
-    model: ir.Model
-    """The graph, weights attached by reference."""
-    scopes: Mapping[ir.Node, tuple[str, ...]]
-    """Paths of the modules each node ran in, outermost first; empty where the exporter kept none."""
-    unused_inputs: tuple[str, ...]
-    """Names of the graph inputs that nothing reads."""
-    fixed_choices: tuple[str, ...]
-    """Lines of the user's own Python (``net.py:8``) that read a tensor's value: the graph holds what it was then."""
 
 
 def capture_torchscript(
@@ -107,11 +92,11 @@ def capture_torchscript(
     _attach_parameters(captured, model, forward.input_names)
     unused_inputs = _restore_unused_inputs(captured.graph, inputs)
     if dynamic_axes:
-        _leave_open(captured.graph, dynamic_axes)
+        leave_open(captured.graph, dynamic_axes)
     node_scopes = {node: scopes.read(node.name or "") for node in captured.graph.all_nodes()}
     _move_stack_traces(captured.graph)
-    _place_operands(node_scopes)
-    _name_by_module(captured.graph, node_scopes, tree)
+    place_operands(node_scopes)
+    name_by_module(captured.graph, node_scopes, tree)
     return Capture(captured, node_scopes, unused_inputs, _fixed_choices(caught))
 
 
@@ -182,42 +167,8 @@ def _restore_unused_inputs(graph: ir.Graph, inputs: Mapping[str, torch.Tensor]) 
     return unused
 
 
-def _leave_open(graph: ir.Graph, dynamic_axes: Mapping[str, Mapping[int, str]]) -> None:
-    """Name the open sizes of the inputs, and forget every other shape, in place.
-
-    The exporter names the sizes it could not compute after its own nodes (``Add_123_dim_0``), and states as fixed some
-    that it could; inference tells them anew from the inputs.
-    """
-    for value in graph.inputs:
-        named = dynamic_axes.get(value.name or "", {})
-        value.shape = ir.Shape([named.get(axis, size) for axis, size in enumerate(value.shape or ())])
-    for node in graph.all_nodes():
-        for value in node.outputs:
-            value.shape = None
-
-
 def _move_stack_traces(graph: ir.Graph) -> None:
     for node in graph.all_nodes():
         if node.doc_string:
             node.metadata_props[STACK_TRACE_KEY] = node.doc_string
             node.doc_string = None
-
-
-def _place_operands(scopes: dict[ir.Node, tuple[str, ...]]) -> None:
-    """Give each constant the exporter made up (axes, shapes) the scope of the nodes it was made for; in place."""
-    for node in [node for node, scope in scopes.items() if not scope and not node.inputs]:
-        scopes[node] = shared_scope(scopes, neighbours(node))
-
-
-def _name_by_module(graph: ir.Graph, scopes: Mapping[ir.Node, tuple[str, ...]], tree: ModuleTree) -> None:
-    """Name nodes and the values they make after the module they ran in: ``/encoder/layer.0/MatMul_1``; in place."""
-    fixed = {value.name for value in (*graph.inputs, *graph.outputs)} | set(graph.initializers)
-    used: Counter[str] = Counter()
-    for node in graph.all_nodes():
-        scope = scopes[node]
-        stem = f"{tree.scope(scope[-1]) if scope else ''}/{node.op_type}"
-        node.name = f"{stem}_{used[stem]}" if used[stem] else stem
-        used[stem] += 1
-        for position, value in enumerate(node.outputs):
-            if value.name and value.name not in fixed:
-                value.name = f"{node.name}_output_{position}"

@@ -7,15 +7,23 @@ decided elsewhere (``load/dynamic_axes.py``). Imports nothing heavy: mistakes in
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import pydantic
 
-from winml.modelkit.errors import ConfigError
-from winml.modelkit.options import Options, parse_options, read_json
+from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.options import Options, nearest, parse_options, read_json
 
-__all__ = ["CONVENTIONAL_NAMES", "DynamicAxes", "DynamicDimension", "DynamicRequest", "OpenSize", "parse_dynamic_axes"]
+__all__ = [
+    "CONVENTIONAL_NAMES",
+    "DynamicAxes",
+    "DynamicDimension",
+    "DynamicRequest",
+    "OpenSize",
+    "parse_dynamic_axes",
+    "resolve_names",
+]
 
 DYNAMIC_AXES_OPTION = "--dynamic-axes"
 
@@ -196,3 +204,31 @@ def _inline_pairs(part: str) -> list[tuple[str, int, str]]:
     except ValueError as error:
         raise ConfigError(f"{DYNAMIC_AXES_OPTION}: {error}") from None
     return [(match["input"], axis, symbol) for axis, symbol in pairs]
+
+
+def resolve_names(wanted: Mapping[str, int], known: Iterable[str]) -> dict[str, int]:
+    """Return sizes by the names in the graph.
+
+    Args:
+        wanted: Sizes by name, or by key of ``--shape-config`` where the graph has its conventional name.
+        known: Names in the graph.
+
+    Raises:
+        UsageError: a name the graph does not have (tells the nearest), or two sizes for one name.
+    """
+    names = list(known)
+    found: dict[str, int] = {}
+    for name, size in wanted.items():
+        resolved = name if name in names else CONVENTIONAL_NAMES.get(name, name)
+        if resolved not in names:
+            guess = nearest(name, names)
+            hint = f"Did you mean {guess!r}? " if guess else ""
+            raise UsageError(
+                f"--shape-config: the graph has no open dimension {name!r}",
+                hint=f"{hint}Its open dimensions: {', '.join(names) or 'none; all sizes are fixed'}.",
+            )
+        if found.setdefault(resolved, size) != size:
+            raise UsageError(
+                f"--shape-config: {resolved} is to be both {found[resolved]} and {size}", hint="Give it one size."
+            )
+    return found

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-from winml.modelkit.errors import OutputExistsError, WriteError, first_line
+from winml.modelkit.errors import OutputExistsError, UsageError, WriteError, first_line
 
-__all__ = ["OutputFiles", "data_path", "refuse_existing", "write_error"]
+__all__ = ["OutputFiles", "data_path", "refuse_existing", "refuse_inputs", "write_error"]
 
 STAGING_PREFIX = ".winml-partial-"
 """Start of the name of a hidden folder; one that is left behind (power cut, SIGKILL) can be deleted."""
@@ -65,6 +65,41 @@ def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
         _refuse_files(paths)
     for directory in dict.fromkeys(path.parent for path in paths):
         _refuse_unwritable(directory)
+
+
+def refuse_inputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
+    """Refuse outputs that would replace what they are made from, whatever path leads there.
+
+    Args:
+        outputs: The files that may be written.
+        inputs: Files that are read; those that are not there do not matter.
+
+    Raises:
+        UsageError: names the output and the input it is.
+    """
+    inputs = tuple(inputs)
+    for output in outputs:
+        for source in inputs:
+            if _is_same_entry(output, source):
+                raise UsageError(
+                    f"output {output} is the input {source}, which must stay as it is",
+                    hint="Choose another output path.",
+                )
+
+
+def _is_same_entry(output: Path, source: Path) -> bool:
+    """Say whether replacing one takes the other away.
+
+    It does not where both are hard links of one file under names of their own: the other name keeps what it has.
+    """
+    try:
+        if not os.path.samefile(output, source):
+            return False
+        has_one_name = source.stat().st_nlink == 1
+        # File systems that ignore case know one name in ``A`` and ``a``.
+        return has_one_name or str(output.resolve()).casefold() == str(source.resolve()).casefold()
+    except OSError:
+        return False
 
 
 def _refuse_files(paths: Iterable[Path]) -> None:

@@ -6,15 +6,11 @@ anew by whoever asked (``normalize``); values are not touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES
-from winml.modelkit.options import nearest
-
-__all__ = ["open_dimensions", "pin_dimensions", "resolve_names"]
+__all__ = ["open_dimensions", "pin_dimensions"]
 
 
 def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
@@ -26,34 +22,6 @@ def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
         for size in value.shape or ():
             if isinstance(size, ir.SymbolicDim) and size.value is not None:
                 found.setdefault(str(size.value), []).append(value.name or "")
-    return found
-
-
-def resolve_names(wanted: Mapping[str, int], known: Iterable[str]) -> dict[str, int]:
-    """Return sizes by the names in the graph.
-
-    Args:
-        wanted: Sizes by name, or by key of ``--shape-config`` where the graph has its conventional name.
-        known: Names in the graph.
-
-    Raises:
-        UsageError: a name the graph does not have (tells the nearest), or two sizes for one name.
-    """
-    names = list(known)
-    found: dict[str, int] = {}
-    for name, size in wanted.items():
-        resolved = name if name in names else CONVENTIONAL_NAMES.get(name, name)
-        if resolved not in names:
-            guess = nearest(name, names)
-            hint = f"Did you mean {guess!r}? " if guess else ""
-            raise UsageError(
-                f"--shape-config: the graph has no open dimension {name!r}",
-                hint=f"{hint}Its open dimensions: {', '.join(names) or 'none; all sizes are fixed'}.",
-            )
-        if found.setdefault(resolved, size) != size:
-            raise UsageError(
-                f"--shape-config: {resolved} is to be both {found[resolved]} and {size}", hint="Give it one size."
-            )
     return found
 
 

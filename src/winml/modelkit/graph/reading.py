@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from winml.modelkit.errors import InputError, ModelPathError
 from winml.modelkit.graph.wire import varint
 
-__all__ = ["KEPT_BYTES", "read_structure"]
+__all__ = ["KEPT_BYTES", "read_structure", "walk_fields"]
 
 KEPT_BYTES = 4096
 """Messages below this size are read whole, values included. Chosen: one page; shapes and axes that shape inference
@@ -117,7 +117,7 @@ def _without_values(data: mmap.mmap, start: int, end: int, message: Any, depth: 
     is_tensor = message is onnx.TensorProto.DESCRIPTOR
     pieces = []
     copied = start
-    for number, wire_type, at, value, stop in _walk(data, start, end):
+    for number, wire_type, at, value, stop in walk_fields(data, start, end):
         if stop > end:
             raise _WireError(cut_off=depth == 0 and number in fields)
         field = fields.get(number)
@@ -144,7 +144,7 @@ def _fields_of(message: Any) -> Mapping[int, Any]:
     return {field.number: field for field in message.fields}
 
 
-def _walk(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+def walk_fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield the fields of a message: number, wire type, and where field and value start and the value stops.
 
     The last one may stop behind ``end``, which the caller must look at.

@@ -18,6 +18,8 @@ TAG_KEY = "winml.hierarchy.tag"
 DEPTH_KEY = "winml.hierarchy.depth"
 MODULE_KEY = "winml.hierarchy.module"
 SOURCE_KEY = "winml.hierarchy.source"
+MODULES_KEY = "winml.hierarchy.modules"
+"""Key of the modules a merged node stands for, as a JSON list of module paths, where they are several."""
 NAMESPACE_KEY = "namespace"
 """Key of the scope in the form Model Explorer groups by; torch's own."""
 TREE_KEY = "winml.hierarchy.tree"
@@ -51,6 +53,7 @@ class NodeTag:
 
 def write_tag(node: HasMetadata, tag: NodeTag) -> None:
     """Write a tag on a node, in place of the one it may have."""
+    node.metadata_props.pop(MODULES_KEY, None)
     node.metadata_props[TAG_KEY] = tag.tag
     node.metadata_props[DEPTH_KEY] = str(address.depth(tag.tag))
     node.metadata_props[MODULE_KEY] = tag.module

@@ -103,13 +103,14 @@ class ModuleTree:
         return self._called[path]
 
     def as_record(self) -> list[dict[str, Any]]:
-        """Return ``winml.hierarchy.tree`` of FORMATS: path, tag, class, execution order and parameter count of each."""
+        """Return ``winml.hierarchy.tree`` of FORMATS: where each is, its class, its calls and its parameter count."""
         return [
             {
                 "path": node.path,
                 "tag": node.tag,
                 "class": node.class_name,
                 "execution_order": node.execution_order,
+                "calls": node.calls,
                 "parameters": node.parameter_count,
             }
             for node in self.nodes

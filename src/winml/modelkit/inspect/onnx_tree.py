@@ -18,6 +18,7 @@ import onnx
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.coverage import Coverage
+from winml.modelkit.hierarchy.name_scopes import name_scope, scope_path
 from winml.modelkit.hierarchy.tagging import MODULE_KEY, NAMESPACE_KEY, SOURCE_KEY, TAG_KEY, TREE_KEY
 
 __all__ = ["OnnxModule", "OnnxTree", "TreeSource", "read_tree"]
@@ -72,7 +73,7 @@ def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) ->
     readers: tuple[tuple[TreeSource, Callable[[onnx.NodeProto, Metadata], Scope]], ...] = (
         ("pkg.torch.onnx metadata", lambda _, found: _torch_scope(found)),
         ("namespace", lambda _, found: _namespace_scope(found.get(NAMESPACE_KEY, ""))),
-        ("node names", lambda node, _: _name_scope(node.name)),
+        ("node names", lambda node, _: _name_scope(node)),
     )
     for source, reader in readers:
         scopes = [reader(node, found) for node, found in zip(nodes, properties, strict=True)]
@@ -208,9 +209,9 @@ def _without_plain_torch(scope: Sequence[tuple[str, str]]) -> Scope:
     )
 
 
-def _name_scope(name: str) -> Scope:
+def _name_scope(node: onnx.NodeProto) -> Scope:
     """Read ``/encoder/layer.0/Gelu`` as the modules ``encoder`` and ``encoder.layer.0``, under the root."""
-    if address.SEPARATOR not in name:
+    if address.SEPARATOR not in node.name:
         return ()
-    parts = [part for part in name.split(address.SEPARATOR)[:-1] if part]
-    return (("", ""), *((".".join(parts[: depth + 1]), "") for depth in range(len(parts))))
+    parts = name_scope(node.name, node.op_type)
+    return (("", ""), *((scope_path(parts[: depth + 1]), "") for depth in range(len(parts))))

@@ -10,14 +10,14 @@ import pickle
 import re
 import struct
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from winml.modelkit.errors import CheckpointError
-from winml.modelkit.load.weight_files import WeightFiles, tensor_shapes
+from winml.modelkit.load.weight_files import WeightFiles, stored_entries, tensor_shapes
 
 __all__ = ["load_checkpoint"]
 
@@ -26,6 +26,9 @@ _UNUSED_WITHOUT_TRAINING = ("masked_spec_embed", "num_batches_tracked")
 
 _OPTIONAL_PART = "pooler"
 """Part of base models that checkpoints trained with another head lack; only the pooled output depends on it."""
+
+_SMALL_FLOATS = ("float8", "f8", "f6", "f4")
+"""How the names of float types begin that are too small to hold weights without a scale."""
 
 _SHOWN = 3
 """Tensors named in a message; more would bury the rest of it."""
@@ -52,8 +55,18 @@ def load_checkpoint(
     *,
     dtype: torch.dtype | None = None,
     trust_remote_code: bool = False,
+    tensors: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[torch.nn.Module, tuple[str, ...]]:
     """Load the weights of ``folder`` into a new model of ``model_class``; without a dtype, in that they were saved in.
+
+    Args:
+        model_class: A transformers class.
+        config: Its config.
+        folder: The checkpoint.
+        weights: The weight files in it.
+        dtype: Type of floating point parameters.
+        trust_remote_code: Whether code that the checkpoint brings along may run.
+        tensors: What stands in for the tensors of the files, by the names they have there.
 
     Returns:
         The model, in evaluation mode, and notes for the user.
@@ -66,7 +79,8 @@ def load_checkpoint(
             # torch asks to report pickles of newer protocols to it, which nobody here can act on.
             warnings.filterwarnings("ignore", message="Detected pickle protocol", category=UserWarning)
             model, loading = model_class.from_pretrained(
-                str(folder),
+                str(folder) if tensors is None else None,
+                state_dict=None if tensors is None else dict(tensors),
                 config=config,
                 dtype=dtype or "auto",
                 local_files_only=True,
@@ -87,6 +101,7 @@ def load_checkpoint(
     except _loading_errors() as error:
         raise _not_loaded(model_class, weights, error) from error
     _check_shapes(loading["mismatched_keys"], weights)
+    _check_scales(loading["unexpected_keys"], weights)
     notes = [*_missing(loading["missing_keys"], model, config, weights), *_left_over(loading["unexpected_keys"])]
     return model.eval(), tuple(notes)
 
@@ -128,6 +143,20 @@ def _check_shapes(mismatched: Iterable[tuple[str, Any, Any]], weights: WeightFil
             f"{list(expected)}{others}",
             hint="The config and the weights belong to different models: fetch the checkpoint again.",
         )
+
+
+def _check_scales(unused: Iterable[str], weights: WeightFiles) -> None:
+    """Refuse weights of a small float type that would be taken without the scales that lie beside them."""
+    left = sorted(name for name in unused if "scale" in name.rpartition(".")[2])
+    if not left or weights.format != "safetensors":
+        return
+    for name, entry in stored_entries(weights.files).items():
+        if entry.dtype.startswith(_SMALL_FLOATS):
+            raise CheckpointError(
+                f"{entry.path}: tensor {name!r} is {entry.dtype}, with scales beside it ({left[0]}) that nothing reads",
+                hint="Its config.json lacks the quantization_config; or get the weights as bfloat16, float16 or "
+                "float32.",
+            )
 
 
 def _missing(names: Iterable[str], model: torch.nn.Module, config: Any, weights: WeightFiles) -> list[str]:

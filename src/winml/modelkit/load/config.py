@@ -7,6 +7,7 @@ transformers config. Everything is read from the disk; nothing is fetched. Does 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,10 @@ __all__ = ["CheckpointConfig", "build_error", "default_config", "load_config", "
 
 _AUTO_CONFIG = "AutoConfig"
 _AUTO_MODEL_PREFIX = "AutoModel"
+
+_SPECIAL_FLOAT_KEY = "__float__"
+_SPECIAL_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+"""Specified by transformers: ``{"__float__": "Infinity"}`` is how a config writes what JSON has no number for."""
 
 _CONFIG_ERRORS = (
     ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
@@ -95,7 +100,7 @@ def default_config(model_type: str) -> CheckpointConfig:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_plain_value)
     except json.JSONDecodeError as error:
         raise CheckpointError(
             f"{path}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}",
@@ -111,6 +116,12 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path}: expected a JSON object, got {type(content).__name__}", hint="Give a transformers config."
         )
     return content
+
+
+def _plain_value(value: dict[str, Any]) -> Any:
+    """Return an object of the JSON as it is, or the float it stands for."""
+    tag = value.get(_SPECIAL_FLOAT_KEY)
+    return _SPECIAL_FLOATS.get(tag, value) if isinstance(tag, str) and len(value) == 1 else value
 
 
 def _model_type(content: dict[str, Any], name: str, path: Path, *, has_own_code: bool) -> tuple[str, list[str]]:

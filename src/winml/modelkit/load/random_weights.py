@@ -6,7 +6,8 @@ neither fade nor explode through a deep stack. Reads no checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,14 +16,22 @@ from winml.modelkit.load.config import build_error
 
 __all__ = ["build_random_model", "calibrate_batch_norms"]
 
+_MODEL_ERRORS = (
+    ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
+)  # fmt: skip
+"""What model classes raise when a config makes no sense to them, or their inputs do not."""
 _CONSTANT_SPREAD = 0.02
 """Standard deviation added to constant parameters: that of transformers' own initial weights."""
+_SMALLEST_SCALE = 0.5
+"""Chosen: half of what a trained normalization scales by, ten times what those that start near zero begin with."""
 _VARIANCE_FLOOR = 0.01
 """Smallest running variance set, as a share of the layer's mean: a dead channel would be scaled by a thousand."""
 _TINY = 1e-12
 
 
-def build_random_model(model_class: Any, config: Any, seed: int) -> torch.nn.Module:
+def build_random_model(
+    model_class: Any, config: Any, seed: int, *, dtype: torch.dtype | None = None
+) -> torch.nn.Module:
     """Build a model of ``model_class`` with seeded random weights, in evaluation mode.
 
     Initialized as transformers does for training, then constant parameters (zero biases, unit scales, tiny layer
@@ -35,45 +44,70 @@ def build_random_model(model_class: Any, config: Any, seed: int) -> torch.nn.Mod
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model: torch.nn.Module = model_class._from_config(config)
+            model: torch.nn.Module = model_class._from_config(config, **({} if dtype is None else {"dtype": dtype}))
+            _lift_scales(model)
             _spread_constants(model)
-    except (ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError) as error:
+    except _MODEL_ERRORS as error:
         raise build_error(model_class, error) from error
     return model.eval()
 
 
 @torch.no_grad()
+def _lift_scales(model: torch.nn.Module) -> None:
+    """Bring the scales of normalizations that begin near zero to one, in place.
+
+    They train well from there, but untrained a stack of them lets nothing through.
+    """
+    for module in model.modules():
+        scale = getattr(module, "weight", None)
+        is_norm = isinstance(module, (torch.nn.LayerNorm, torch.nn.GroupNorm)) or _tracks_statistics(module)
+        if is_norm and isinstance(scale, torch.Tensor) and float(scale.abs().mean()) < _SMALLEST_SCALE:
+            scale.normal_(1.0, _CONSTANT_SPREAD)
+
+
+@torch.no_grad()
 def _spread_constants(model: torch.nn.Module) -> None:
-    for parameter in model.parameters():
-        if (
-            parameter.is_floating_point()
-            and parameter.numel() > 1
-            and bool((parameter == parameter.flatten()[0]).all())
-        ):
-            parameter.add_(torch.randn_like(parameter), alpha=_CONSTANT_SPREAD)
+    for tensor in (*model.parameters(), *_learned_tables(model)):
+        if tensor.is_floating_point() and tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all()):
+            tensor.add_(torch.randn_like(tensor), alpha=_CONSTANT_SPREAD)
+
+
+def _learned_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the buffers that a checkpoint fills as it does parameters: codebooks, of which each row is an entry."""
+    stored = model.state_dict(keep_vars=True)
+    for name, buffer in model.named_buffers():
+        if name in stored and buffer.dim() > 1:
+            yield buffer
 
 
 @torch.no_grad()
 def calibrate_batch_norms(
-    model: torch.nn.Module, feeds: Mapping[str, torch.Tensor], keywords: Mapping[str, Any]
+    model: torch.nn.Module, draws: Sequence[Mapping[str, torch.Tensor]], keywords: Mapping[str, Any]
 ) -> None:
     """Set the running statistics of every batch norm, in place, to those of the values that reach it in one forward.
 
-    With the initial statistics (mean 0, variance 1) a deep random network fades to nothing.
+    With the initial statistics (mean 0, variance 1) a deep random network fades to nothing. With those of one image it
+    explodes on the next: its last layers see a handful of pixels. So all draws go through it side by side, or the first
+    alone where it takes no such batch. A model that refuses even that is left as it is; whoever runs it tells why.
     """
     norms = [module for module in model.modules() if _tracks_statistics(module)]
     if not norms:
         return
+    together = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
     handles = [module.register_forward_pre_hook(_take_statistics) for module in norms]
     try:
-        model(**feeds, **keywords)
+        for feeds in (together, draws[0]):
+            with contextlib.suppress(*_MODEL_ERRORS):
+                model(**feeds, **keywords)
+                return
     finally:
         for handle in handles:
             handle.remove()
 
 
 def _tracks_statistics(module: torch.nn.Module) -> bool:
-    return isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.running_mean is not None
+    """Say whether a module is a batch norm, frozen ones of a library's own class included."""
+    return all(isinstance(getattr(module, name, None), torch.Tensor) for name in ("running_mean", "running_var"))
 
 
 def _take_statistics(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:

@@ -5,7 +5,7 @@ Plain records; other rooms read them without knowing how a model was loaded. Imp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     import torch
 
 __all__ = ["LoadedModel", "ModelInfo"]
@@ -74,6 +75,11 @@ class LoadedModel:
     """Sentences the user should hear."""
     dimensions: tuple[DynamicDimension, ...] = ()
     """The names in the shapes of ``inputs``, each with the size to trace with; empty where all sizes are fixed."""
+    stored: Mapping[str, ir.TensorProtocol] | None = None
+    """Parameters and persistent buffers by path, by reference into the weight files, where the parameters of ``model``
+    hold no values; None where they do."""
+    with_weights: Callable[[], torch.nn.Module] | None = None
+    """Loads the same model with its weights, where ``model`` has none."""
 
     @property
     def trace_sizes(self) -> dict[str, int]:

@@ -27,13 +27,14 @@ from winml.modelkit.load.input_options import INPUT_SPECS_OPTION
 from winml.modelkit.load.inputs import InputDecision, check_input_specs, decide_inputs, forward_keywords, known_meanings
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.script import EXAMPLE_INPUTS, load_script
-from winml.modelkit.load.source import CONFIG_NAME, ModelRequest, Source, check_folder, resolve_source
+from winml.modelkit.load.source import CONFIG_NAME, Dtype, ModelRequest, Source, check_folder, resolve_source
 from winml.modelkit.load.task import TaskDecision, resolve_custom_task, resolve_task
 from winml.modelkit.load.weight_files import find_weights, stored_sizes
 
 __all__ = [
     "_BUILD_ERRORS",
     "ResolvedModel",
+    "asked_dtype",
     "input_decision",
     "resolve_checkpoint",
     "resolve_model",
@@ -44,6 +45,8 @@ Progress = Callable[[str], None]
 
 _MOST_PARAMETERS = 10**14
 """Chosen: a hundred times the largest models known."""
+
+_DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 _BUILD_ERRORS = (
     ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
@@ -113,7 +116,7 @@ def resolve_model(
         decision = _decide_task(checkpoint, request.task)
         model_class = _model_class(checkpoint, decision)
         has_weights = source.kind in ("folder", "hub") and not request.random_weights
-        dtype = _dtype(checkpoint.config, source.path if has_weights else None)
+        dtype = _dtype(checkpoint.config, source.path if has_weights else None, asked_dtype(request))
         model = _without_storage(model_class, checkpoint.config, dtype)
         unknown_dtype = dtype is None and has_weights
         inputs = input_decision(model, checkpoint, decision.task, request)
@@ -130,6 +133,11 @@ def resolve_model(
         notes=(*checkpoint.notes, *notes, *inputs.notes),
         dimensions=inputs.dimensions,
     )
+
+
+def asked_dtype(request: ModelRequest) -> torch.dtype | None:
+    """Return the type of floating point weights that was asked for, if one was."""
+    return None if request.dtype is None else _DTYPES[request.dtype]
 
 
 def resolve_checkpoint(request: ModelRequest, *, model_type: str | None = None) -> CheckpointConfig | None:
@@ -229,8 +237,12 @@ def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
     return model_class
 
 
-def _dtype(config: Any, folder: Path | None) -> torch.dtype | None:
-    """Return what the config declares, else the first floating point type in the headers of the weight files."""
+def _dtype(config: Any, folder: Path | None, requested: torch.dtype | None) -> torch.dtype | None:
+    """Return what was asked for, else what the config declares, else the first floating point type in the headers of
+    the weight files.
+    """
+    if requested is not None:
+        return requested
     if isinstance(declared := getattr(config, "dtype", None), torch.dtype):
         return declared
     try:

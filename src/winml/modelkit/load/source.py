@@ -17,13 +17,15 @@ from winml.modelkit.graph.dimensions import DynamicRequest
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.input_options import ShapeConfig
 from winml.modelkit.load.task import canonical_task
-from winml.modelkit.load.weight_files import FORMATS, WeightFiles, check_safetensors, find_weights
+from winml.modelkit.load.weight_files import FORMATS, WeightFiles, check_index, check_safetensors, find_weights
 from winml.modelkit.options import nearest
 
-__all__ = ["ModelRequest", "Source", "SourceKind", "check_folder", "resolve_source"]
+__all__ = ["Dtype", "ModelRequest", "Source", "SourceKind", "check_folder", "resolve_source"]
 
 SourceKind = Literal["folder", "config", "script", "hub", "type"]
 """``type`` is a model type alone: no checkpoint at all."""
+
+Dtype = Literal["fp32", "fp16", "bf16"]
 
 CONFIG_NAME = "config.json"
 
@@ -58,6 +60,8 @@ class ModelRequest:
     """Sizes that differ from the model's own."""
     batch_size: int | None = None
     """Rows of every input; None is 1."""
+    dtype: Dtype | None = None
+    """Type floating point weights are cast to; None keeps that of the checkpoint."""
     dynamic: DynamicRequest = field(default_factory=DynamicRequest)
     """Dimensions to leave open, besides those named in ``input_specs`` and ``shape_config``."""
 
@@ -191,6 +195,11 @@ def _check_flags(source: Source, request: ModelRequest) -> None:
         )
     if source.kind == "script" and request.random_weights:
         raise UsageError(f"--random-weights: {source.name} makes its own weights", hint="Leave --random-weights out.")
+    if source.kind == "script" and request.dtype is not None:
+        raise UsageError(
+            f"--dtype {request.dtype}: {source.name} makes its own weights",
+            hint="Leave --dtype out, and return the model in the type you want.",
+        )
     if source.kind == "script" and request.task is not None:
         raise UsageError(
             f"--task {request.task}: {source.name} is a factory and decides what it returns", hint="Leave --task out."
@@ -228,6 +237,7 @@ def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
     if weights.format == "safetensors":
         for file in weights.files:
             check_safetensors(file)
+        check_index(folder)
     return weights
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "TaskDecision",
     "canonical_task",
     "inference_class",
+    "inference_classes",
     "resolve_custom_task",
     "resolve_task",
     "tasks_for",
@@ -221,6 +222,18 @@ def inference_class(task: str, class_name: str = "", model_type: str = "") -> st
     part = next((part for part in autos if class_name in _table_entries(part, model_type)), TASKS[task][0])
     auto = autos[part]
     return f"{_INFERENCE_PREFIX}{'FeatureExtraction' if task == 'feature-extraction' else _after_for(auto)}"
+
+
+def inference_classes() -> dict[str, str]:
+    """Return every class that runs an exported model, and the task it is for.
+
+    >>> inference_classes()["WinMLModelForSequenceClassification"]
+    'text-classification'
+    """
+    found = {"feature-extraction": [f"{_INFERENCE_PREFIX}FeatureExtraction"]}
+    for task in TASKS:
+        found.setdefault(task, [f"{_INFERENCE_PREFIX}{_after_for(auto)}" for auto in _auto_classes(task)])
+    return {name: task for task, names in found.items() for name in names}
 
 
 def _after_for(auto_class: str) -> str:

@@ -15,7 +15,18 @@ from typing import Any
 
 from winml.modelkit.errors import CheckpointError
 
-__all__ = ["FORMATS", "StoredSize", "WeightFiles", "check_safetensors", "find_weights", "stored_sizes", "tensor_shapes"]
+__all__ = [
+    "FORMATS",
+    "StoredEntry",
+    "StoredSize",
+    "WeightFiles",
+    "check_index",
+    "check_safetensors",
+    "find_weights",
+    "stored_entries",
+    "stored_sizes",
+    "tensor_shapes",
+]
 
 FORMATS = (
     ("safetensors", "model.safetensors", "model.safetensors.index.json"),
@@ -67,16 +78,42 @@ def find_weights(folder: Path) -> WeightFiles | None:
     return None
 
 
-def _shards(index: Path) -> tuple[Path, ...]:
+def check_index(folder: Path) -> None:
+    """Check that the shards of a safetensors checkpoint hold what its index says they do; nothing without an index.
+
+    Raises:
+        CheckpointError: a shard lacks a tensor; names both.
+    """
+    _, single, name = FORMATS[0]
+    index = folder / name
+    if (folder / single).is_file() or not index.is_file():
+        return
+    held: dict[str, dict[str, tuple[int, ...]]] = {}
+    for tensor, file in _weight_map(index).items():
+        if file not in held:
+            held[file] = tensor_shapes(folder / file)
+        if tensor not in held[file]:
+            raise CheckpointError(
+                f"{index}: says that tensor {tensor!r} is in {file}, which does not hold it",
+                hint="Index and shards belong to different downloads: fetch the checkpoint again.",
+            )
+
+
+def _weight_map(index: Path) -> dict[str, str]:
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        return {
+            str(name): str(file) for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
+        }
     except json.JSONDecodeError as error:
         raise CheckpointError(
             f"{index}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}", hint=_RESAVE
         ) from None
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError):
         raise CheckpointError(f"{index}: has no weight_map from tensors to files", hint=_RESAVE) from None
-    shards = tuple(index.parent / str(name) for name in names)
+
+
+def _shards(index: Path) -> tuple[Path, ...]:
+    shards = tuple(index.parent / name for name in sorted(set(_weight_map(index).values())))
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:
         raise CheckpointError(
@@ -111,6 +148,32 @@ def check_safetensors(path: Path) -> None:
             )
 
 
+@dataclass(frozen=True)
+class StoredEntry:
+    """Where a tensor lies in a safetensors file."""
+
+    path: Path
+    offset: int
+    """Byte of the file at which its values start."""
+    dtype: str
+    """As numpy and torch call it (``bfloat16``); in the format's own words, small letters, where they have none."""
+    shape: tuple[int, ...]
+
+
+def stored_entries(files: Iterable[Path]) -> dict[str, StoredEntry]:
+    """Return where every tensor of safetensors files lies, by name; of two equal names the last, as transformers does.
+
+    Raises:
+        CheckpointError: a header is malformed.
+    """
+    return {
+        name: StoredEntry(file, start + entry["data_offsets"][0], _dtype_name(entry["dtype"]), tuple(entry["shape"]))
+        for file in files
+        for header, start in [_read_header(file)]
+        for name, entry in header.items()
+    }
+
+
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of a safetensors file, from its header."""
     return {name: tuple(entry["shape"]) for name, entry in _read_header(path)[0].items()}
@@ -137,11 +200,15 @@ def stored_sizes(files: Iterable[Path]) -> tuple[StoredSize, ...]:
     sizes: dict[str, int] = {}
     for file in files:
         for entry in _read_header(file)[0].values():
-            name = _DTYPE_NAMES.get(entry["dtype"], entry["dtype"].lower())
+            name = _dtype_name(entry["dtype"])
             begin, end = entry["data_offsets"]
             counts[name] = counts.get(name, 0) + math.prod(entry["shape"])
             sizes[name] = sizes.get(name, 0) + end - begin
     return tuple(StoredSize(name, count, sizes[name]) for name, count in counts.items())
+
+
+def _dtype_name(name: str) -> str:
+    return _DTYPE_NAMES.get(name, name.lower())
 
 
 def _read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:

@@ -8,6 +8,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import tensor_adapters
 
+from winml.modelkit.graph.stored_tensors import StoredTensor
+
 __all__ = ["WeightTranspositionPass"]
 
 
@@ -86,6 +88,8 @@ def _transpose(graph: ir.Graph, weight: ir.Value, perm: tuple[int, ...]) -> None
 
 
 def _transposed_tensor(tensor: ir.TensorProtocol, perm: Sequence[int], shape: ir.Shape, name: str) -> ir.TensorProtocol:
+    if isinstance(tensor, StoredTensor):
+        return tensor.transposed(perm, name)
     if isinstance(tensor, tensor_adapters.TorchTensor):
         # A view; torch's own copy, made when it is written, is several times as fast as numpy's.
         return tensor_adapters.TorchTensor(tensor.raw.permute(*perm), name=name)

@@ -58,7 +58,7 @@ def print_export(result: ExportResult, console: Console) -> None:
             if result.dimensions
             else []
         ),
-        ("exporter", f"{result.exporter}, opset {result.opset_produced}"),
+        ("exporter", result.exporter_words),
         (
             "hierarchy",
             f"{len(result.tree)} modules traced of {result.tree.registered} registered · {_tagged_words(result)}",

@@ -72,7 +72,7 @@ class ExportResult:
     started: datetime
     tool_version: str
     exporter: str
-    """``torchscript``."""
+    """``torchscript`` or ``dynamo``."""
     opset_requested: int
     opset_produced: int
     notes: tuple[str, ...]
@@ -81,11 +81,20 @@ class ExportResult:
     """The dimensions left open, each with the size it was traced with."""
     checked_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Dimension → other sizes at which the file was compared with PyTorch."""
+    exporter_reason: str = ""
+    """Why that exporter was used; empty where it was simply the first to be tried."""
 
     @property
     def seconds(self) -> float:
         """Time from the first step to the last."""
         return sum(step.seconds for step in self.steps)
+
+    @property
+    def exporter_words(self) -> str:
+        """The exporter, the opset and the reason: ``dynamo, opset 18 (asked for)``."""
+        reason = f" ({self.exporter_reason})" if self.exporter_reason else ""
+        asked = f", asked for {self.opset_requested}" if self.opset_requested != self.opset_produced else ""
+        return f"{self.exporter}, opset {self.opset_produced}{asked}{reason}"
 
     def node_counts(self) -> Mapping[str, int]:
         """Count the nodes of each module by its path, those of deeper modules not included."""
@@ -98,6 +107,7 @@ class ExportResult:
             "files": [{"path": str(file.path), "size_bytes": file.size_bytes} for file in self.files],
             "model": self.model.as_record(),
             "exporter": self.exporter,
+            "exporter_reason": self.exporter_reason,
             "opset_requested": self.opset_requested,
             "opset_produced": self.opset_produced,
             "inputs": [spec.as_record() for spec in self.inputs],

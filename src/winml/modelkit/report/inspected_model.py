@@ -119,9 +119,6 @@ def _tree_record(tree: ModuleTree, never_ran: tuple[TracedModule, ...], source: 
     return {
         "source": source,
         "registered": tree.registered,
-        "modules": [
-            {**record, "calls": node.calls, "parent": node.parent}
-            for record, node in zip(tree.as_record(), tree, strict=True)
-        ],
+        "modules": [{**record, "parent": node.parent} for record, node in zip(tree.as_record(), tree, strict=True)],
         "never_ran": [{"path": module.path, "class": module.class_name} for module in never_ran],
     }

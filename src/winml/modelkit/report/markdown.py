@@ -31,7 +31,7 @@ def _summary(result: ExportResult) -> Iterator[str]:
             ("Class", result.model.class_name),
             ("Task", f"{result.model.task} ({result.model.task_rule})" if result.model.task else "none"),
             ("Parameters", count_words(result.tree.root.parameter_count)),
-            ("Exporter", f"{result.exporter}, opset {result.opset_produced} (asked for {result.opset_requested})"),
+            ("Exporter", result.exporter_words),
             ("Modules", f"{len(result.tree)} traced of {result.tree.registered} registered"),
             (
                 "Coverage",

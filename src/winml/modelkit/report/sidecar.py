@@ -33,6 +33,7 @@ def _sidecar(result: ExportResult) -> dict[str, Any]:
             "timestamp": result.started.isoformat(timespec="seconds"),
             "tool_version": result.tool_version,
             "exporter": result.exporter,
+            "exporter_reason": result.exporter_reason,
             "strategy": "htp",
             "opset_requested": result.opset_requested,
             "opset_produced": result.opset_produced,

@@ -1,17 +1,29 @@
-"""Which execution providers are there, and which of them take dimensions that are left open?
+"""Which execution providers are there, on which devices do they run, and who brings them?
 
-Data only: whether one is installed is found out by opening a session (``sessions.py``). Imports nothing heavy.
+Data only: whether one is installed is found out elsewhere (``devices.py``). Imports nothing heavy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.options import nearest
 
-__all__ = ["EXECUTION_PROVIDERS", "ExecutionProvider", "find_execution_provider", "refuse_dynamic"]
+__all__ = [
+    "DEVICES",
+    "EXECUTION_PROVIDERS",
+    "Device",
+    "ExecutionProvider",
+    "find_execution_provider",
+    "refuse_dynamic",
+    "short_name",
+]
+
+Device = Literal["cpu", "gpu", "npu"]
+DEVICES: tuple[Device, ...] = ("cpu", "gpu", "npu")
 
 
 @dataclass(frozen=True)
@@ -20,25 +32,78 @@ class ExecutionProvider:
 
     name: str
     """As ONNX Runtime calls it."""
+    devices: tuple[Device, ...]
+    """Kinds of processors it runs on; the one it takes by itself comes first."""
     takes_dynamic: bool = True
     """Whether it runs, or compiles, graphs with dimensions left open; specified by its documentation."""
+    device_options: Mapping[Device, tuple[str, str]] = field(default_factory=dict)
+    """Name and value of the provider option that asks for a device; specified by its documentation."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Platform (``sys.platform``) → distribution on the Python package index that brings it, as pip is asked for it."""
+    has_options: bool = True
+    """Whether it has options of its own."""
 
 
 EXECUTION_PROVIDERS: Mapping[str, ExecutionProvider] = {
-    "cpu": ExecutionProvider("CPUExecutionProvider"),
-    "cuda": ExecutionProvider("CUDAExecutionProvider"),
-    "tensorrt": ExecutionProvider("TensorrtExecutionProvider"),
-    "nvtensorrtrtx": ExecutionProvider("NvTensorRTRTXExecutionProvider"),
-    "dml": ExecutionProvider("DmlExecutionProvider"),
-    "openvino": ExecutionProvider("OpenVINOExecutionProvider"),
-    "migraphx": ExecutionProvider("MIGraphXExecutionProvider"),
-    "coreml": ExecutionProvider("CoreMLExecutionProvider"),
-    "webgpu": ExecutionProvider("WebGpuExecutionProvider"),
-    "xnnpack": ExecutionProvider("XnnpackExecutionProvider"),
+    "cpu": ExecutionProvider(
+        "CPUExecutionProvider",
+        ("cpu",),
+        packages={"linux": "onnxruntime", "win32": "onnxruntime", "darwin": "onnxruntime"},
+        has_options=False,
+    ),
+    "cuda": ExecutionProvider(
+        "CUDAExecutionProvider", ("gpu",), packages={"linux": "onnxruntime-gpu", "win32": "onnxruntime-gpu"}
+    ),
+    "tensorrt": ExecutionProvider(
+        "TensorrtExecutionProvider", ("gpu",), packages={"linux": "onnxruntime-gpu", "win32": "onnxruntime-gpu"}
+    ),
+    "nvtensorrtrtx": ExecutionProvider(
+        "NvTensorRTRTXExecutionProvider", ("gpu",), packages={"win32": "onnxruntime-trt-rtx"}
+    ),
+    "dml": ExecutionProvider(
+        "DmlExecutionProvider",
+        ("gpu", "npu"),
+        device_options={"gpu": ("device_filter", "gpu"), "npu": ("device_filter", "npu")},
+        packages={"win32": "onnxruntime-directml"},
+    ),
+    "openvino": ExecutionProvider(
+        "OpenVINOExecutionProvider",
+        ("cpu", "gpu", "npu"),
+        device_options={
+            "cpu": ("device_type", "CPU"),
+            "gpu": ("device_type", "GPU"),
+            "npu": ("device_type", "NPU"),
+        },
+        packages={"linux": "onnxruntime-openvino", "win32": "onnxruntime-openvino"},
+    ),
+    "migraphx": ExecutionProvider("MIGraphXExecutionProvider", ("gpu",), packages={"linux": "onnxruntime-migraphx"}),
+    "coreml": ExecutionProvider(
+        "CoreMLExecutionProvider",
+        ("npu", "gpu", "cpu"),
+        device_options={
+            "cpu": ("MLComputeUnits", "CPUOnly"),
+            "gpu": ("MLComputeUnits", "CPUAndGPU"),
+            "npu": ("MLComputeUnits", "CPUAndNeuralEngine"),
+        },
+        packages={"darwin": "onnxruntime"},
+    ),
+    "webgpu": ExecutionProvider("WebGpuExecutionProvider", ("gpu",)),
+    "xnnpack": ExecutionProvider("XnnpackExecutionProvider", ("cpu",)),
     # These compile a graph for a processor whose memory is planned beforehand.
-    "qnn": ExecutionProvider("QNNExecutionProvider", takes_dynamic=False),
-    "vitisai": ExecutionProvider("VitisAIExecutionProvider", takes_dynamic=False),
-    "nnapi": ExecutionProvider("NnapiExecutionProvider", takes_dynamic=False),
+    "qnn": ExecutionProvider(
+        "QNNExecutionProvider",
+        ("npu", "gpu", "cpu"),
+        takes_dynamic=False,
+        device_options={
+            "cpu": ("backend_type", "cpu"),
+            "gpu": ("backend_type", "gpu"),
+            "npu": ("backend_type", "htp"),
+        },
+        # From 2 on the package holds a plug-in for ONNX Runtime, which our sessions do not load.
+        packages={"win32": "onnxruntime-qnn<2"},
+    ),
+    "vitisai": ExecutionProvider("VitisAIExecutionProvider", ("npu",), takes_dynamic=False),
+    "nnapi": ExecutionProvider("NnapiExecutionProvider", ("npu",), takes_dynamic=False),
 }
 """Short name → provider."""
 
@@ -55,6 +120,15 @@ def find_execution_provider(name: str) -> ExecutionProvider:
     guess = nearest(short, EXECUTION_PROVIDERS)
     hint = f"Did you mean {guess!r}?" if guess else f"Known: {', '.join(EXECUTION_PROVIDERS)}."
     raise UsageError(f"--ep {name}: no such execution provider", hint=hint)
+
+
+def short_name(name: str) -> str:
+    """Return our name of a provider of ONNX Runtime's, or that name where we have none.
+
+    >>> short_name("CPUExecutionProvider"), short_name("AzureExecutionProvider")
+    ('cpu', 'AzureExecutionProvider')
+    """
+    return next((short for short, provider in EXECUTION_PROVIDERS.items() if provider.name == name), name)
 
 
 def refuse_dynamic(ep: str | None, *, is_dynamic: bool, allow_dynamic: bool) -> None:

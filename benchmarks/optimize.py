@@ -1,0 +1,234 @@
+"""What does ``winml optimize`` gain, beside the plain export and what other optimizers make of it?
+
+Method. For each shape (bert-base, minilm, vit-base, resnet-50, gpt2; seeded random weights, made from configs) there is
+one plain export, kept in a folder given by the user, and made of it:
+
+* ``full``: ``winml optimize --level full``;
+* ``layout``: the same with ``--ep cpu --enable-nchwc-layout``, for resnet-50; suits processors like this one only;
+* with ``--peers FOLDER``: ``optimum`` O2 and O3 (where it knows the architecture) and ``onnxslim``, installed into an
+  environment of their own in that folder, with the same ONNX Runtime; what does not install or fails is said.
+
+Latency: every file gets a session with the options of a user who sets none but the number of threads; then all are run
+in turns, in an order drawn anew each round, on the same values, in one process. Of each run the wall time and the time
+of computing (of the process) are taken; with ``--threads 1`` the second hardly depends on what else the machine does.
+The ratio to the plain export is taken within each round, and the median and the quarter points of the ratios printed.
+
+Cold session creation: a fresh process per session, in turns, files in the page cache; only the constructor is timed.
+
+A table for people, then one line of JSON.
+
+    python benchmarks/optimize.py --cache FOLDER [--models bert-base,gpt2] [--rounds 30] [--threads 1] [--peers FOLDER]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# inspect.py beside this file bears the name of a standard module: the script's own folder is looked in last.
+FOLDER = Path(__file__).resolve().parent
+sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER), str(FOLDER)]
+
+import argparse  # noqa: E402  # behind the line above, as everything here
+import json  # noqa: E402
+import random  # noqa: E402
+import statistics  # noqa: E402
+import subprocess  # noqa: E402
+import time  # noqa: E402
+import venv  # noqa: E402
+from typing import Any  # noqa: E402
+
+WINML = [sys.executable, "-m", "winml.modelkit"]
+
+SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert-base": ("BertConfig", "BertModel", {}),
+    "minilm": (
+        "BertConfig", "BertModel",
+        {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
+    ),
+    "vit-base": ("ViTConfig", "ViTForImageClassification", {}),
+    "resnet-50": ("ResNetConfig", "ResNetForImageClassification", {}),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {}),
+}  # fmt: skip
+"""Name → config class, model class, what differs from the config's defaults."""
+
+COLD = (
+    "import sys, time, onnxruntime as ort; options = ort.SessionOptions(); options.log_severity_level = 3;"
+    "started = time.perf_counter();"
+    "ort.InferenceSession(sys.argv[1], options, providers=['CPUExecutionProvider']);"
+    "print(time.perf_counter() - started)"
+)
+
+PEER = """
+import shutil, sys
+from pathlib import Path
+source, target, kind, config = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+if kind == "onnxslim":
+    import onnx, onnxslim
+    onnx.save(onnxslim.slim(str(source)), target)
+else:
+    from optimum.onnxruntime import ORTOptimizer
+    from optimum.onnxruntime.configuration import AutoOptimizationConfig
+    from transformers import AutoConfig
+    work = target.with_suffix("")
+    optimizer = ORTOptimizer([source], config=AutoConfig.from_pretrained(config))
+    optimizer.optimize(save_dir=work, optimization_config=getattr(AutoOptimizationConfig, kind)(), file_suffix="")
+    (work / source.name).replace(target)
+    shutil.rmtree(work)
+"""
+"""Run in the peers' environment."""
+
+
+def make_export(name: str, cache: Path) -> Path:
+    """Return the plain export, which is made once."""
+    import transformers
+
+    target = cache / name / "plain.onnx"
+    if not target.is_file():
+        config_class, model_class, sizes = SHAPES[name]
+        config = getattr(transformers, config_class)(architectures=[model_class], **sizes)
+        config.save_pretrained(target.parent)
+        source = target.parent / "config.json"
+        call([*WINML, "export", "-m", str(source), "--random-weights", "-o", str(target), "-q"])
+    return target
+
+
+def call(command: list[str]) -> None:
+    """Run a command; end with its words where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()[-400:]}")
+
+
+def make_variants(name: str, plain: Path, peers: Path | None) -> tuple[dict[str, Path], list[str]]:
+    """Return the files to compare, the plain export first, and what could not be made."""
+    files, troubles = {"plain": plain}, []
+    ours = {"full": ["--level", "full"]}
+    if name == "resnet-50":
+        ours["layout"] = ["--level", "full", "--ep", "cpu", "--enable-nchwc-layout"]
+    for kind, options in ours.items():
+        files[kind] = plain.with_name(f"{kind}.onnx")
+        call([*WINML, "optimize", "-m", str(plain), "-o", str(files[kind]), *options, "--overwrite", "-q"])
+    if peers is not None:
+        python = peers_python(peers)
+        for kind in ("O2", "O3", "onnxslim"):
+            target = plain.with_name(f"{kind}.onnx")
+            try:
+                if not target.is_file():
+                    call([str(python), "-c", PEER, str(plain), str(target), kind, str(plain.parent)])
+                files[kind] = target
+            except RuntimeError as error:
+                troubles.append(f"{name} {kind}: {str(error).splitlines()[-1]}")
+    return files, troubles
+
+
+def peers_python(folder: Path) -> Path:
+    """Return the interpreter of the peers' environment, which is made where it is not there."""
+    import onnxruntime
+    import torch
+
+    python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    if not python.is_file():
+        venv.create(folder, with_pip=True)
+        own_torch = torch.__version__.partition("+")[0]
+        call([str(python), "-m", "pip", "install", "-q", f"torch=={own_torch}"])
+        wanted = ["onnxslim", "optimum[onnxruntime]", f"onnxruntime=={onnxruntime.__version__}"]
+        call([str(python), "-m", "pip", "install", "-q", *wanted])
+    return python
+
+
+def measure_latency(files: dict[str, Path], rounds: int, threads: int) -> dict[str, Any]:
+    """Run all files in turns; return per file the median times and the ratios to the plain export."""
+    import onnxruntime as ort
+
+    from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
+    from winml.modelkit.runtime.sessions import Session
+
+    plain = Session(files["plain"])
+    feeds = draw_feeds(graph_inputs(plain), {}, seed=0)
+    del plain
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    sessions = {
+        kind: ort.InferenceSession(path, options, providers=["CPUExecutionProvider"]) for kind, path in files.items()
+    }
+    for session in sessions.values():
+        for _ in range(3):
+            session.run(None, feeds)
+    wall: dict[str, list[float]] = {kind: [] for kind in files}
+    computing: dict[str, list[float]] = {kind: [] for kind in files}
+    order = list(files)
+    for _ in range(rounds):
+        random.shuffle(order)
+        for kind in order:
+            started, spent = time.perf_counter(), time.process_time()
+            sessions[kind].run(None, feeds)
+            computing[kind].append(time.process_time() - spent)
+            wall[kind].append(time.perf_counter() - started)
+    return {
+        kind: {
+            "wall_ms": round(statistics.median(wall[kind]) * 1000, 3),
+            "wall_ratio": quarters(wall[kind], wall["plain"]),
+            "computing_ratio": quarters(computing[kind], computing["plain"]),
+        }
+        for kind in files
+    }
+
+
+def quarters(values: list[float], plain: list[float]) -> list[float]:
+    """Return the first quarter point, the median and the third quarter point of the ratios, pair by pair."""
+    ratios = [value / other for value, other in zip(values, plain, strict=True)]
+    return [round(point, 3) for point in statistics.quantiles(ratios, n=4)]
+
+
+def measure_cold(files: dict[str, Path], rounds: int) -> dict[str, dict[str, float]]:
+    """Open a session of each file in a fresh process, in turns; return milliseconds and how many times as fast."""
+    seconds: dict[str, list[float]] = {kind: [] for kind in files}
+    for _ in range(rounds + 1):
+        for kind, path in files.items():
+            done = subprocess.run([sys.executable, "-c", COLD, str(path)], capture_output=True, text=True, check=True)
+            seconds[kind].append(float(done.stdout))
+    plain = statistics.median(seconds["plain"][1:])  # the first round brings the files into the page cache
+    medians = {kind: statistics.median(values[1:]) for kind, values in seconds.items()}
+    return {
+        kind: {"cold_ms": round(value * 1000, 1), "times_as_fast": round(plain / value, 2)}
+        for kind, value in medians.items()
+    }
+
+
+def main() -> None:
+    """Measure, print a table and one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cache", type=Path, required=True, help="Folder for exports and what is made of them.")
+    parser.add_argument("--models", default=",".join(SHAPES))
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--cold-rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--peers", type=Path, help="Folder for an environment with the other optimizers.")
+    arguments = parser.parse_args()
+    answer: dict[str, Any] = {"threads": arguments.threads, "rounds": arguments.rounds, "models": {}, "troubles": []}
+    heads = ("wall ms", "wall ratio", "computing ratio", "cold ms", "faster")
+    print(f"{'model':<10} {'file':<9} {heads[0]:>9} {heads[1]:>22} {heads[2]:>22} {heads[3]:>9} {heads[4]:>7}")
+    for name in arguments.models.split(","):
+        files, troubles = make_variants(name, make_export(name, arguments.cache), arguments.peers)
+        latency = measure_latency(files, arguments.rounds, arguments.threads)
+        cold = measure_cold(files, arguments.cold_rounds)
+        answer["models"][name] = {kind: {**latency[kind], **cold[kind]} for kind in files}
+        answer["troubles"] += troubles
+        for kind, row in answer["models"][name].items():
+            ratios = [
+                f"{low:.3f} {middle:.3f} {high:.3f}"
+                for low, middle, high in (row["wall_ratio"], row["computing_ratio"])
+            ]
+            print(
+                f"{name:<10} {kind:<9} {row['wall_ms']:>9.2f} {ratios[0]:>22} {ratios[1]:>22} "
+                f"{row['cold_ms']:>9.1f} {row['times_as_fast']:>6.2f}x"
+            )
+    for trouble in answer["troubles"]:
+        print(f"not made: {trouble}")
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

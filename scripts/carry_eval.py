@@ -1,0 +1,282 @@
+"""How often do carried tags hold, and how are they won? Measured on small models of real architectures.
+
+Every model is exported, given to every tool, and the tags are carried to what the tool made. Two checks tell whether a
+tag is right:
+
+* traced: every node before gets a key of its own; where a tool copies keys to the nodes it makes, the keys of a node
+  name exactly the nodes it replaced. The tag must be their common module.
+* weights: a node that reads a weight must lie in a module that reads it in the original, above or below it.
+
+``python scripts/carry_eval.py [ARCHITECTURE …]`` prints the tables; ``--write`` puts them into docs/reference/carry.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import logging
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+ROOT = Path(__file__).parent.parent
+sys.path += [str(ROOT / "tests"), str(ROOT / "scripts")]
+
+from winml.modelkit import HTPExporter  # noqa: E402
+from winml.modelkit.graph.foreign_reading import load_foreign  # noqa: E402
+from winml.modelkit.hierarchy import address  # noqa: E402
+from winml.modelkit.hierarchy.carry import Way, carry_tags  # noqa: E402
+from winml.modelkit.hierarchy.coverage import all_nodes  # noqa: E402
+from winml.modelkit.hierarchy.tagging import clear_tag, read_tag  # noqa: E402
+from winml.modelkit.load.source import ModelRequest  # noqa: E402
+
+DOCUMENT = ROOT / "docs" / "reference" / "carry.md"
+START, END = "<!-- tables: scripts/carry_eval.py -->", "<!-- end of tables -->"
+REAL = "all-MiniLM-L6-v2"
+WAYS: tuple[Way, ...] = ("kept", "name", "output", "fused", "replaced", "neighbours", "root")
+TRACE = "trace."
+
+
+def ort_level(level: str) -> Callable[[Path, Path], None]:
+    """Return ONNX Runtime's offline optimizer at a level."""
+
+    def run(source: Path, target: Path) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
+        options.optimized_model_filepath = str(target)
+        onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+
+    return run
+
+
+def ort_transformers(level: int) -> Callable[[Path, Path], None]:
+    """Return the optimizer for transformer models that comes with ONNX Runtime."""
+
+    def run(source: Path, target: Path) -> None:
+        from onnxruntime.transformers.optimizer import optimize_model
+
+        model = optimize_model(str(source), model_type="bert", opt_level=level, use_gpu=False)
+        model.save_model_to_file(str(target))
+
+    return run
+
+
+def onnxslim(source: Path, target: Path) -> None:
+    """Slim."""
+    import onnxslim as tool
+
+    onnx.save(tool.slim(str(source)), target)
+
+
+def onnxsim(source: Path, target: Path) -> None:
+    """Simplify."""
+    import onnxsim as tool
+
+    onnx.save(tool.simplify(str(source))[0], target)
+
+
+def float16(source: Path, target: Path) -> None:
+    """Convert to half precision, inputs and outputs left as they are."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
+
+
+def dynamic_quantization(source: Path, target: Path) -> None:
+    """Quantize weights to 8 bits."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    quantize_dynamic(str(source), str(target))
+
+
+def opset_21(source: Path, target: Path) -> None:
+    """Convert to a later opset."""
+    from onnx import version_converter
+
+    onnx.save(version_converter.convert_version(onnx.load(source), 21), target)
+
+
+def onnxscript_fusions(source: Path, target: Path) -> None:
+    """Fuse for ONNX Runtime with onnxscript's rules."""
+    from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+    result: Any = optimize_for_ort(ir.load(source))
+    ir.save(result[0] if isinstance(result, tuple) else result, target)
+
+
+def onnxscript_optimizer(source: Path, target: Path) -> None:
+    """Simplify with onnxscript."""
+    from onnxscript import optimizer
+
+    model = ir.load(source)
+    optimizer.optimize(model)
+    ir.save(model, target)
+
+
+TOOLS: Mapping[str, Callable[[Path, Path], None]] = {
+    "ORT, disabled": ort_level("DISABLE_ALL"),
+    "ORT, basic": ort_level("ENABLE_BASIC"),
+    "ORT, extended": ort_level("ENABLE_EXTENDED"),
+    "ORT, all": ort_level("ENABLE_ALL"),
+    "onnxruntime.transformers, level 0": ort_transformers(0),
+    "onnxruntime.transformers, level 1": ort_transformers(1),
+    "onnxscript fusions": onnxscript_fusions,
+    "onnxscript optimizer": onnxscript_optimizer,
+    "onnxslim": onnxslim,
+    "onnxsim": onnxsim,
+    "float16": float16,
+    "dynamic quantization": dynamic_quantization,
+    "opset 21": opset_21,
+}
+
+
+def export_models(wanted: list[str], folder: Path) -> Iterator[tuple[str, Path]]:
+    """Export every architecture; yields its name and its file."""
+    checkpoints, demo = importlib.import_module("checkpoints"), importlib.import_module("demo")
+    for name in wanted or [*checkpoints.CONFIGS, REAL]:
+        if name == REAL:
+            checkpoint = demo.checkpoint_folder()
+        else:
+            checkpoint = checkpoints.save_checkpoint(name, folder / f"{name}-checkpoint")
+        target = folder / f"{name}.onnx"
+        HTPExporter().export_checkpoint(ModelRequest(str(checkpoint)), target)
+        yield name, target
+
+
+class Evaluation:
+    """Counts of one tool over all models."""
+
+    def __init__(self) -> None:
+        self.models = 0
+        self.ways: Counter[str] = Counter()
+        self.checks: Counter[str] = Counter()
+        self.wrong: list[str] = []
+
+    def check(self, kind: str, node: ir.Node, expected: str, is_right: bool) -> None:
+        """Count one comparison."""
+        self.checks[kind] += 1
+        if not is_right:
+            self.checks[f"{kind} wrong"] += 1
+            found = read_tag(node)
+            self.wrong.append(f"{kind}: {node.op_type} {node.name}: {found.tag if found else ''} instead of {expected}")
+
+    def rate(self, kind: str) -> str:
+        """Return how many comparisons failed, in words."""
+        total = self.checks[kind]
+        return f"{self.checks[f'{kind} wrong']} of {total}" if total else "–"
+
+
+def evaluate(source: Path, target: Path, evaluation: Evaluation) -> None:
+    """Carry the tags of one file to what a tool made of it, and check them."""
+    before, after = ir.load(source), load_foreign(target)
+    report = carry_tags(before, after)
+    evaluation.models += 1
+    evaluation.ways.update(report.by_way)
+    bare = load_foreign(target)
+    traced = {}
+    for number, node in enumerate(all_nodes(bare)):
+        traced[number] = [int(key.removeprefix(TRACE)) for key in node.metadata_props if key.startswith(TRACE)]
+        clear_tag(node)
+    carry_tags(before, bare)
+    tags = [tag.tag for node in all_nodes(before) if (tag := read_tag(node)) is not None]
+    owners = weight_owners(before)
+    for number, node in enumerate(all_nodes(bare)):
+        found = read_tag(node)
+        assert found is not None
+        if traced[number]:
+            expected = address.common_ancestor(tags[source] for source in traced[number])
+            evaluation.check("traced", node, expected, expected == found.tag)
+        for value in node.inputs:
+            places = owners.get(value.name or "", ()) if value is not None and value.is_initializer() else ()
+            if places:
+                related = any(address.is_within(tag, found.tag) or address.is_within(found.tag, tag) for tag in places)
+                evaluation.check("weights", node, " or ".join(places), related)
+
+
+def weight_owners(model: ir.Model) -> dict[str, tuple[str, ...]]:
+    """Return the tags of the nodes that read each weight; equal scalars and shapes are merged by tools."""
+    return {
+        name: tuple({tag.tag for use in value.uses() if (tag := read_tag(use.node)) is not None})
+        for name, value in model.graph.initializers.items()
+        if (tensor := value.const_value) is not None and tensor.size > 1 and tensor.dtype.is_floating_point()
+    }
+
+
+def with_traces(source: Path, target: Path) -> None:
+    """Copy a model and give every node a key of its own."""
+    model = ir.load(source)
+    for number, node in enumerate(all_nodes(model)):
+        node.metadata_props[f"{TRACE}{number}"] = "1"
+    ir.save(model, target)
+
+
+def run_tools(wanted: list[str]) -> tuple[dict[str, Evaluation], list[str]]:
+    """Run every tool on every model; returns the evaluations and what failed."""
+    evaluations = {tool: Evaluation() for tool in TOOLS}
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, model in export_models(wanted, Path(folder)):
+            source, target = Path(folder, "traced.onnx"), Path(folder, "made.onnx")
+            with_traces(model, source)
+            for tool, run in TOOLS.items():
+                print(f"{name}: {tool}", file=sys.stderr, flush=True)
+                try:
+                    with contextlib.redirect_stdout(io.StringIO()):
+                        run(source, target)
+                except Exception as error:
+                    failed.append(f"{tool} on {name}: {type(error).__name__}")
+                    continue
+                evaluate(model, target, evaluations[tool])
+    return evaluations, failed
+
+
+def tables(evaluations: Mapping[str, Evaluation], failed: list[str]) -> str:
+    """Return the tables as Markdown."""
+    lines = [f"| tool | models | nodes | {' | '.join(WAYS)} |", f"| --- |{' ---: |' * (len(WAYS) + 2)}"]
+    for tool, evaluation in evaluations.items():
+        nodes = evaluation.ways.total()
+        shares = [f"{100 * evaluation.ways[way] / nodes:.1f} %" if evaluation.ways[way] else "" for way in WAYS]
+        lines.append(f"| {tool} | {evaluation.models} | {nodes} | {' | '.join(shares)} |")
+    lines += ["", "Wrong tags:", "", "| tool | traced | weights |", "| --- | ---: | ---: |"]
+    for tool, evaluation in evaluations.items():
+        lines.append(f"| {tool} | {' | '.join(evaluation.rate(kind) for kind in ('traced', 'weights'))} |")
+    if failed:
+        lines += ["", f"Tools that failed on a model, before any tag was looked at: {'; '.join(failed)}."]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure, print, and write where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("architectures", nargs="*")
+    parser.add_argument("--write", action="store_true", help=f"put the tables into {DOCUMENT.relative_to(ROOT)}")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    evaluations, failed = run_tools(arguments.architectures)
+    for tool, evaluation in evaluations.items():
+        for line in evaluation.wrong:
+            print(f"{tool}: {line}", file=sys.stderr)
+    text = tables(evaluations, failed)
+    print(text)
+    if arguments.write:
+        document = DOCUMENT.read_text(encoding="utf-8")
+        head, rest = document.split(START)
+        DOCUMENT.write_text(f"{head}{START}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

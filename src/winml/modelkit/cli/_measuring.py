@@ -1,0 +1,142 @@
+"""How are measurements asked for, and how is one that runs shown? Shared by the verbs that measure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from winml.modelkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from winml.modelkit.measure.latency import LatencyOptions
+
+__all__ = [
+    "latency_options",
+    "live_progress",
+    "measuring_options",
+    "parse_ep_options",
+    "provider_options",
+    "refuse_unknown_ep",
+]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def provider_options(command: _F) -> _F:
+    """Add the options that say where a model runs."""
+    for option in reversed(
+        (
+            click.option("--ep", metavar="NAME", help="Execution provider, such as openvino; cpu without --device."),
+            click.option("--device", type=click.Choice(["cpu", "gpu", "npu"]), help="Kind of processor."),
+            click.option(
+                "--ep-options", multiple=True, metavar="KEY=VALUE", help="Option of the provider; repeatable."
+            ),
+            click.option(
+                "--threads",
+                type=click.IntRange(min=1),
+                help="Threads that share the work of one operator on the CPU; else the runtime's own choice.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def measuring_options(command: _F) -> _F:
+    """Add the options that say how often is measured."""
+    for option in reversed(
+        (
+            click.option("--iterations", type=click.IntRange(min=1), help="Counted runs.  [default: 100]"),
+            click.option(
+                "--warmup", type=click.IntRange(min=0), default=10, show_default=True, help="Runs before, not counted."
+            ),
+            click.option(
+                "--duration",
+                type=click.FloatRange(min=0, min_open=True),
+                metavar="SECONDS",
+                help="Measure for this long instead of a number of runs.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def latency_options(options: Mapping[str, Any]) -> LatencyOptions:
+    """Return how often is measured.
+
+    Raises:
+        UsageError: both a number and a duration are given.
+    """
+    if options["iterations"] is not None and options["duration"] is not None:
+        raise UsageError(
+            f"--iterations {options['iterations']} and --duration {options['duration']:g} both say when to stop",
+            hint="Give one of the two.",
+        )
+    from winml.modelkit.measure.latency import LatencyOptions
+
+    return LatencyOptions(options["iterations"] or 100, options["warmup"], options["duration"])
+
+
+def parse_ep_options(texts: Sequence[str]) -> dict[str, str]:
+    """Read ``--ep-options``, given any number of times.
+
+    Raises:
+        UsageError: a text that is not ``KEY=VALUE``, or a key with two values.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"--ep-options {text!r} is not KEY=VALUE", hint="Write it like device_type=GPU.")
+        if found.setdefault(key.strip(), value) != value:
+            raise UsageError(
+                f"--ep-options: {key.strip()} is to be both {found[key.strip()]!r} and {value!r}",
+                hint="Give it one value.",
+            )
+    return found
+
+
+def refuse_unknown_ep(name: str | None) -> None:
+    """Refuse a name no provider has, before anything heavy is imported.
+
+    Raises:
+        UsageError: there is none of this name.
+    """
+    if name is not None:
+        from winml.modelkit.runtime.execution_providers import find_execution_provider
+
+        find_execution_provider(name)
+
+
+@contextmanager
+def live_progress(*, quiet: bool) -> Iterator[Callable[[int, float], None] | None]:
+    """Return what shows how far a measurement is, on a terminal; None where nobody watches."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.fields[runs]} runs"), TimeElapsedColumn())
+    # Drawn only when told to, so that nothing of ours runs beside the clock.
+    bar = Progress(*columns, console=Console(file=sys.stderr), transient=True, auto_refresh=False)
+    task = bar.add_task("", total=1.0, runs=0)
+    started = False
+
+    def show(runs: int, share: float) -> None:
+        nonlocal started
+        if not started:
+            bar.start()
+            started = True
+        bar.update(task, completed=share, runs=runs, refresh=True)
+
+    try:
+        yield show
+    finally:
+        if started:
+            bar.stop()

@@ -1,0 +1,105 @@
+"""``winml perf``: how fast is a model, and how much memory does it take?"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._measuring import live_progress, measuring_options, provider_options
+from winml.modelkit.cli._module_perf import check_module, module_option, show_module_perf
+from winml.modelkit.cli._module_times import by_module_options, check_by_module, show_by_module
+from winml.modelkit.cli._options import (
+    debug_option,
+    format_option,
+    input_options,
+    model_option,
+    random_options,
+    source_options,
+)
+from winml.modelkit.cli._runnable_models import runnable_model
+from winml.modelkit.cli._streams import stdout_kept_for_the_answer
+
+if TYPE_CHECKING:
+    from winml.modelkit.build.perf_flow import PerfRequest
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml perf model.onnx
+  winml perf model.onnx --shape-config '{"batch": 8, "sequence": 128}' --duration 10
+  winml perf model.onnx --by-module --depth 4 --report time.html
+  winml perf model.onnx --module 'encoder.layer.*' --iterations 50
+  winml perf -m ./checkpoint --baseline pytorch
+  winml perf optimized.onnx --baseline model.onnx --format json
+"""
+
+
+@click.command(name="perf", cls=WinMLCommand, epilog=EPILOG)
+@click.argument("target", required=False, metavar="[MODEL]")
+@model_option(
+    required=False, help="ONNX file, folder of a build, Hub id, checkpoint folder, file.py:factory; or as argument."
+)
+@source_options
+@random_options
+@input_options
+@click.option("--input-data", metavar="FILE", help="Values for the inputs: an .npz file with an array for each.")
+@provider_options
+@measuring_options
+@by_module_options
+@module_option
+@click.option("--baseline", metavar="pytorch|FILE", help="Measure this too, in turns, and compare.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Measure how fast a model is, and how much memory it takes.
+
+    A model that is not an ONNX file yet is exported first, once. Exit codes: 0 done, 1 failed, 2 wrong usage.
+    """
+    check_module(options)
+    check_by_module(options)
+    request = _request(options)
+    import warnings
+
+    if not options["debug"]:
+        warnings.simplefilter("ignore")
+    if options["module"] is not None:
+        show_module_perf(request, options)
+        return
+    if options["by_module"]:
+        show_by_module(request, options)
+        return
+    from winml.modelkit.build.perf_flow import measure_model
+    from winml.modelkit.cli._progress import show_step
+
+    with stdout_kept_for_the_answer(), live_progress(quiet=options["quiet"]) as progress:
+        result = measure_model(request, on_step=None if options["quiet"] else show_step, progress=progress)
+    if options["format_"] == "json":
+        import json
+
+        click.echo(json.dumps(result.as_record(), indent=2, ensure_ascii=False))
+        return
+    from winml.modelkit.report.console import console_for
+    from winml.modelkit.report.perf import print_perf
+
+    print_perf(result, console_for(sys.stdout))
+
+
+def _request(options: dict[str, Any]) -> PerfRequest:
+    """Return what is to be measured; what can be refused without the libraries is refused here."""
+    known = runnable_model(options)
+    from winml.modelkit.cli._measuring import latency_options, parse_ep_options, refuse_unknown_ep
+
+    refuse_unknown_ep(options["ep"])
+    known |= {
+        "ep_options": parse_ep_options(options["ep_options"]),
+        "options": latency_options(options),
+        **{key: options[key] for key in ("ep", "device", "threads", "baseline")},
+    }
+    from winml.modelkit.build.perf_flow import PerfRequest
+
+    return PerfRequest(**known)

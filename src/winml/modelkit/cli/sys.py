@@ -1,0 +1,41 @@
+"""``winml sys``: what a bug report needs to say about the machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._options import debug_option, format_option
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml sys
+  winml sys --format json
+"""
+
+
+@click.command(name="sys", cls=WinMLCommand, epilog=EPILOG)
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Say what a bug report needs: versions, execution providers, devices, memory.
+
+    Holds no path and no name of a user or host, so that it can be pasted anywhere.
+    """
+    from winml.modelkit.runtime.machine import look_at_machine
+
+    machine = look_at_machine()
+    if options["format_"] == "json":
+        import json
+
+        click.echo(json.dumps(machine.as_record(), indent=2, ensure_ascii=False))
+        return
+    from winml.modelkit.report.console import console_for
+    from winml.modelkit.report.machine import print_machine
+
+    print_machine(machine, console_for(sys.stdout))

@@ -1,0 +1,237 @@
+"""Which changes can the optimizer make, one by one?
+
+The one registry: flags of the command, keys of the config and the pipeline are all made from it. Pure data; imports
+nothing heavy, so ``--help`` and ``--list`` are instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+__all__ = ["CAPABILITIES", "LEVELS", "LEVEL_WORDS", "UNUSED_TRANSFORMERS", "Capability", "Engine", "Level"]
+
+Level = Literal["none", "basic", "extended", "full"]
+"""How much is done by default; each level does what those before it do."""
+LEVELS: tuple[Level, ...] = get_args(Level)
+LEVEL_WORDS: Mapping[Level, str] = {
+    "none": "nothing but what is enabled by name",
+    "basic": "operators of ONNX itself only: any execution provider runs the result",
+    "extended": "also operators of ONNX Runtime (com.microsoft), where the execution provider has them",
+    "full": "also attention as one operator; for the CPU the fastest of the four",
+}
+"""Level → what it does."""
+
+Engine = Literal["winml", "onnxruntime"]
+"""Who makes the change: a pass of ours, in memory; or ONNX Runtime's own offline optimizer, through a file."""
+
+_ORT: Engine = "onnxruntime"
+# Specified: the execution providers ONNX Runtime enables its transformers for, by their short names.
+_CPU = ("cpu",)
+_CPU_CUDA = ("cpu", "cuda")
+_CPU_CUDA_DML = ("cpu", "cuda", "dml")
+_CPU_DML = ("cpu", "dml")
+_CPU_WEBGPU = ("cpu", "webgpu")
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One change that can be switched on and off."""
+
+    name: str
+    words: str
+    """What it does, in one clause."""
+    level: Level | None
+    """First level at which it is on by default; None: only when it is enabled by name."""
+    engine: Engine
+    transformers: tuple[str, ...] = ()
+    """ONNX Runtime's graph transformers and rewrite rules that do it with operators of ONNX itself."""
+    contrib_transformers: tuple[str, ...] = ()
+    """Those that make operators of ONNX Runtime; only from level ``extended`` on, or when enabled by name."""
+    providers: tuple[str, ...] = ()
+    """Short names of the execution providers that run what it makes; empty: any."""
+    makes: tuple[str, ...] = ()
+    """Operators that are there only where it fired, and by which that is counted."""
+    marks: tuple[str, ...] = ()
+    """What it writes into the names of the nodes and weights it makes, where operators do not tell. Where neither does,
+    as with everything that only takes away, how often it fired is not known."""
+    config: tuple[tuple[str, str], ...] = ()
+    """Entries of ONNX Runtime's session configuration it needs."""
+    needs_layouts: bool = False
+    """Whether the result suits only processors like the one it was made on."""
+
+    @property
+    def flag(self) -> str:
+        """The name as it stands in an option of the command (``gelu-fusion``)."""
+        return self.name.replace("_", "-")
+
+
+_GELUS = ("Gelu", "com.microsoft:Gelu", "com.microsoft:BiasGelu")
+_LAYER_NORMS = ("LayerNormalization", "com.microsoft:SkipLayerNormalization")
+_RULES_FOR_NOTHING = (
+    "EliminateIdentity", "EliminateSlice", "UnsqueezeElimination", "EliminateDropout", "ExpandElimination",
+    "CastElimination", "PreShapeNodeElimination", "NoopElimination",
+)  # fmt: skip
+_RULES_FOR_QDQ = (
+    "DoubleQDQPairsRemover", "QDQPropagationTransformer", "WeightBiasQuantization", "EnsureUniqueDQForNodeUnit",
+    "WhereDummyDq", "ConstantFoldingDQ",
+)  # fmt: skip
+_CONTRIB_FOR_QDQ = (
+    "ClipQuantRewrite", "ReluQuantRewrite", "QDQS8ToU8Transformer", "QDQSelectorActionTransformer",
+    "QDQFinalCleanupTransformer", "MatMulNBitsFusion", "DQMatMulNBitsFusion", "Avx2WeightS8ToU8Transformer",
+)  # fmt: skip
+
+_ENTRIES = (
+    # What ONNX itself can say.
+    Capability(
+        "constant_folding", "compute what depends on constants only", "basic", _ORT,
+        transformers=("ConstantFolding",),
+    ),
+    Capability(
+        "common_subexpression_elimination", "compute equal things once, and store equal scalars once", "basic",
+        _ORT, transformers=("CommonSubexpressionElimination", "ConstantSharing"),
+    ),
+    Capability(
+        "noop_elimination", "remove operators that change nothing: x + 0, x · 1, casts to the same type, full slices",
+        "basic", _ORT, transformers=_RULES_FOR_NOTHING,
+    ),
+    Capability(
+        "reshape_fusion", "replace a shape that is computed at run time by a constant one where it is the same",
+        "basic", _ORT, transformers=("ReshapeFusion",),
+    ),
+    Capability(
+        "transpose_elimination", "push transpositions through the graph until they cancel", "basic", _ORT,
+        transformers=("TransposeOptimizer",), contrib_transformers=("TransposeOptimizer_CPUExecutionProvider",),
+    ),
+    Capability(
+        "matmul_add_fusion", "replace a matrix product and the addition after it by one Gemm", "basic", _ORT,
+        transformers=("MatMulAddFusion",), makes=("Gemm", "com.microsoft:FusedGemm"),
+    ),
+    Capability(
+        "gemm_sum_fusion", "take an addition after a Gemm into it", "basic", _ORT,
+        transformers=("GemmSumFusion",),
+    ),
+    Capability(
+        "gemm_transpose_fusion", "take transpositions around a Gemm into it", "basic", _ORT,
+        transformers=("GemmTransposeFusion",),
+    ),
+    Capability(
+        "matmul_batch_norm_fusion", "compute a batch normalization into the weights of the product before it", "basic",
+        _ORT, transformers=("MatMul_BatchNormalization_Fusion",), marks=("MatMulBnFusion_GemmB_",),
+    ),
+    Capability(
+        "conv_batch_norm_fusion", "compute a batch normalization into the weights of the convolution before it",
+        "basic", _ORT, transformers=("ConvBNFusion",), marks=("ConvBnFusion_W_",),
+    ),
+    Capability(
+        "conv_add_fusion", "compute the addition of a constant into the bias of the convolution before it", "basic",
+        _ORT, transformers=("ConvAddFusion",), marks=("ConvAddFusion_",),
+    ),
+    Capability(
+        "conv_mul_fusion", "compute the multiplication by a constant into the weights of the convolution before it",
+        "basic", _ORT, transformers=("ConvMulFusion",), marks=("ConvMulFusion_W_",),
+    ),
+    Capability(
+        "pad_fusion", "let a convolution or pooling do the padding before it", "basic", _ORT,
+        transformers=("Pad_Fusion",),
+    ),
+    Capability(
+        "relu_clip_fusion", "join a Relu with the Clip after it", "basic", _ORT,
+        transformers=("FuseReluClip",),
+    ),
+    Capability(
+        "div_mul_fusion", "replace 1 / x · y by y / x", "basic", _ORT,
+        transformers=("DivMulFusion",),
+    ),
+    Capability(
+        "not_where_fusion", "swap the branches of a Where in place of negating its condition", "basic", _ORT,
+        transformers=("NotWhereFusion",),
+    ),
+    Capability(
+        "gelu_fusion", "replace the operators of a GELU by one", "basic", _ORT,
+        transformers=("GeluFusionL1",), contrib_transformers=("GeluFusionL2",), providers=_CPU_CUDA_DML, makes=_GELUS,
+    ),
+    Capability(
+        "layer_norm_fusion", "replace the operators of a layer normalization by one", "basic", _ORT,
+        transformers=("LayerNormFusionL1",), contrib_transformers=("LayerNormFusionL2",), providers=_CPU_CUDA_DML,
+        makes=_LAYER_NORMS,
+    ),
+    # What ONNX Runtime has operators of its own for.
+    Capability(
+        "fast_gelu_fusion", "replace the operators of a GELU written with tanh by one", "extended", _ORT,
+        contrib_transformers=("FastGeluFusion",), providers=_CPU_CUDA_DML, makes=("com.microsoft:FastGelu",),
+    ),
+    Capability(
+        "quick_gelu_fusion", "replace x · sigmoid(1.702 x), and x · sigmoid(x), by one operator", "extended",
+        _ORT, contrib_transformers=("QuickGeluFusion",), providers=_CPU_CUDA_DML,
+        makes=("com.microsoft:QuickGelu",),
+    ),
+    Capability(
+        "bias_gelu_fusion", "join a GELU with the addition before it", "extended", _ORT,
+        contrib_transformers=("BiasGeluFusion",), providers=_CPU_CUDA_DML, makes=("com.microsoft:BiasGelu",),
+    ),
+    Capability(
+        "skip_layer_norm_fusion", "join a layer normalization with the addition before it", "extended", _ORT,
+        contrib_transformers=("SkipLayerNormFusion", "BiasSkipLayerNormFusion"), providers=_CPU_CUDA_DML,
+        makes=("com.microsoft:SkipLayerNormalization",),
+    ),
+    Capability(
+        "matmul_scale_fusion", "let a matrix product scale its result", "extended", _ORT,
+        contrib_transformers=("MatMulScaleFusion",), providers=_CPU_CUDA_DML, marks=("MatMulScaleFusion",),
+    ),
+    Capability(
+        "matmul_transpose_fusion", "let a matrix product transpose its inputs", "extended", _ORT,
+        contrib_transformers=("MatmulTransposeFusion",), providers=_CPU_CUDA_DML, marks=("MatmulTransposeFusion",),
+    ),
+    Capability(
+        "gemm_activation_fusion", "let a Gemm apply the activation after it", "extended", _ORT,
+        contrib_transformers=("GemmActivationFusion",), providers=_CPU, makes=("com.microsoft:FusedGemm",),
+    ),
+    Capability(
+        "conv_activation_fusion", "let a convolution apply the activation after it", "extended", _ORT,
+        contrib_transformers=("ConvActivationFusion",), providers=_CPU_WEBGPU, makes=("com.microsoft:FusedConv",),
+    ),
+    Capability(
+        "gather_fusion", "replace several Gather or Slice of one tensor by a Split", "extended", _ORT,
+        contrib_transformers=("GatherSliceToSplitFusion", "GatherToSliceFusion"), providers=_CPU_CUDA,
+    ),
+    Capability(
+        "dynamic_quantize_matmul_fusion", "replace quantization, integer product and scaling by one operator",
+        "extended", _ORT,
+        contrib_transformers=("MatMulIntegerToFloatFusion", "DynamicQuantizeMatMulFusion"), providers=_CPU_DML,
+        makes=("com.microsoft:DynamicQuantizeMatMul", "com.microsoft:MatMulIntegerToFloat"),
+    ),
+    Capability(
+        "attention_fusion", "replace the operators of an attention by one", "full", "winml",
+        providers=_CPU_CUDA_DML, makes=("com.microsoft:MultiHeadAttention",),
+    ),
+    # What is done only when it is asked for.
+    Capability(
+        "gelu_approximation", "compute GELUs by a faster formula; changes the numbers a little", None, _ORT,
+        contrib_transformers=("GeluApproximation",), providers=_CPU_CUDA, makes=("com.microsoft:FastGelu",),
+        config=(("optimization.enable_gelu_approximation", "1"),),
+    ),
+    Capability(
+        "quantized_operator_fusion",
+        "run quantized what stands between DequantizeLinear and QuantizeLinear; changes the numbers a little",
+        None, _ORT, transformers=_RULES_FOR_QDQ, contrib_transformers=_CONTRIB_FOR_QDQ, providers=_CPU,
+    ),
+    Capability(
+        "nchwc_layout", "lay out convolutions for the vector width of this machine's processor", None, _ORT,
+        contrib_transformers=("NchwcTransformer", "NhwcTransformer", "ConvAddActivationFusion"), providers=_CPU,
+        makes=("com.microsoft.nchwc:Conv",), needs_layouts=True,
+    ),
+)  # fmt: skip
+
+CAPABILITIES: Mapping[str, Capability] = {entry.name: entry for entry in _ENTRIES}
+"""Name → capability, in the order they are listed to users."""
+
+UNUSED_TRANSFORMERS = (
+    "AttentionFusion", "BiasDropoutFusion", "BiasSoftmaxFusion", "CastChainElimination", "EmbedLayerNormFusion",
+    "GqaValueLayoutTransformer", "GroupQueryAttentionFusion", "GroupQueryAttentionPreNormFusion", "LabelEncoderFusion",
+    "MatMulActivationFusion", "MatMulNBitsMlpFusion", "MatMulNBitsQkvFusion", "RocmBlasAltImpl",
+    "SimplifiedLayerNormFusion", "SliceConcatToSpaceToDepthFusion",
+)  # fmt: skip
+"""Transformers of ONNX Runtime that no capability uses, so never run: made for other providers or for training, or
+whose operators ``onnx.checker`` does not know (``SimplifiedLayerNormFusion``)."""

@@ -1,0 +1,150 @@
+"""How do ONNX Runtime's own graph transformers change a graph, and exactly those that are wanted?
+
+The graph goes out to a temporary file, through ONNX Runtime's offline optimizer, and back; tags are carried across.
+Weights that ONNX Runtime left alone stay the tensors they were, by reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.errors import OptimizeError, StageError, first_line
+from winml.modelkit.graph.foreign_reading import load_foreign
+from winml.modelkit.hierarchy.carry import carry_tags
+from winml.modelkit.optimize.capabilities import CAPABILITIES, UNUSED_TRANSFORMERS, Capability
+from winml.modelkit.runtime.offline_optimization import rewrite_file
+
+__all__ = ["rewrite_with_onnxruntime"]
+
+_SENT, _RETURNED = "sent.onnx", "returned.onnx"
+
+_DUPLICATE_BYTES = 1_000_000
+"""Weights from this size on are not stored a second time, transposed. Chosen: smaller ones are not noticed."""
+
+
+def rewrite_with_onnxruntime(
+    model: ir.Model, wanted: Sequence[Capability], contrib: Sequence[Capability]
+) -> tuple[ir.Model, tuple[str, ...]]:
+    """Return the model as ONNX Runtime rewrites it, and what is to be known about its tags; the one given stays.
+
+    Args:
+        model: The model.
+        wanted: Capabilities that may act; every other transformer is kept from running.
+        contrib: Those of them that may make operators of ONNX Runtime.
+
+    Raises:
+        OptimizeError: ONNX Runtime cannot load the graph; gives its reason.
+    """
+    enabled = {name for entry in wanted for name in entry.transformers}
+    enabled |= {name for entry in contrib for name in entry.contrib_transformers}
+    with tempfile.TemporaryDirectory(prefix="winml-", ignore_cleanup_errors=True) as folder:
+        sent, returned = Path(folder, _SENT), Path(folder, _RETURNED)
+        try:
+            with _withheld(model):
+                ir.save(model, sent, external_data=f"{_SENT}.data")
+            rewrite_file(
+                sent,
+                returned,
+                disabled=_all_transformers() - enabled,
+                with_layouts=any(entry.needs_layouts for entry in wanted),
+                config={key: value for entry in wanted for key, value in entry.config},
+            )
+        except StageError as error:
+            # The user's file has another name than the one that was sent.
+            reason = error.message.replace(f"Load model from {sent} failed:", "")
+            raise OptimizeError(reason, hint=_HINT) from error
+        except OSError as error:
+            raise OptimizeError(
+                f"no room for the graph on its way to ONNX Runtime: {error.strerror or first_line(error)}",
+                hint=f"It needs twice the size of the weights in {tempfile.gettempdir()}; TMPDIR names another place.",
+            ) from error
+        rewritten = load_foreign(returned)
+        _give_back(rewritten, model)
+        _keep_weights(rewritten, model, ir.load(sent))
+    report = carry_tags(model, rewritten)
+    _restore_description(rewritten, model)
+    return rewritten, report.notes
+
+
+_HINT = "Leave out the level and what is enabled, or convert the operators it does not know."
+
+
+def _all_transformers() -> set[str]:
+    known = {name for entry in CAPABILITIES.values() for name in (*entry.transformers, *entry.contrib_transformers)}
+    return known | set(UNUSED_TRANSFORMERS)
+
+
+def _is_withheld(value: ir.Value) -> bool:
+    """Say whether folding constants would store a weight twice: as it is, and transposed (tied embeddings)."""
+    tensor = value.const_value
+    if tensor is None or tensor.nbytes < _DUPLICATE_BYTES or value.is_graph_input() or value.is_graph_output():
+        return False
+    return len(value.uses()) > 1 and any(user.op_type == "Transpose" for user in value.consumers())
+
+
+@contextlib.contextmanager
+def _withheld(model: ir.Model) -> Iterator[None]:
+    """Let weights that must not be folded be inputs for a while: to ONNX Runtime they are no constants then."""
+    values = [value for value in model.graph.initializers.values() if _is_withheld(value)]
+    for value in values:
+        del model.graph.initializers[value.name or ""]
+        model.graph.inputs.append(value)
+    try:
+        yield
+    finally:
+        for value in values:
+            model.graph.inputs.remove(value)
+            model.graph.register_initializer(value)
+
+
+def _give_back(rewritten: ir.Model, original: ir.Model) -> None:
+    """Make the weights that were sent as inputs initializers again; in place."""
+    names = [value.name for value in original.graph.inputs]
+    for value in [value for value in rewritten.graph.inputs if value.name not in names]:
+        rewritten.graph.inputs.remove(value)
+        value.const_value = original.graph.initializers[value.name or ""].const_value
+        rewritten.graph.register_initializer(value)
+
+
+def _keep_weights(rewritten: ir.Model, original: ir.Model, sent: ir.Model) -> None:
+    """Put back the tensors that came through unchanged, and bring the others into memory; in place."""
+    kept = original.graph.initializers
+    as_sent = sent.graph.initializers
+    for graph in rewritten.graphs():
+        for name, value in graph.initializers.items():
+            tensor = value.const_value
+            if not isinstance(tensor, ir.ExternalTensor):
+                continue
+            before = as_sent[name].const_value if graph is rewritten.graph and name in as_sent else None
+            if before is not None and _is_same(before, tensor):
+                value.const_value = kept[name].const_value
+            else:
+                value.const_value = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=name)
+
+
+def _is_same(left: ir.TensorProtocol, right: ir.TensorProtocol) -> bool:
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    # Bytes, so that NaN equals itself.
+    return np.array_equal(_as_bytes(left), _as_bytes(right))
+
+
+def _as_bytes(tensor: ir.TensorProtocol) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)
+
+
+def _restore_description(rewritten: ir.Model, original: ir.Model) -> None:
+    """Let the model say of itself what it said before, and name only operators it has; in place."""
+    rewritten.metadata_props.clear()
+    rewritten.metadata_props.update(original.metadata_props)
+    rewritten.producer_name, rewritten.producer_version = original.producer_name, original.producer_version
+    rewritten.doc_string, rewritten.domain = original.doc_string, original.domain
+    rewritten.model_version = original.model_version
+    rewritten.graph.name = original.graph.name
+    ir.passes.common.RemoveUnusedOpsetsPass()(rewritten)

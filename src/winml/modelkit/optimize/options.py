@@ -1,0 +1,93 @@
+"""What is asked of the optimizer? The frozen options of the stage, one flag per capability.
+
+The flags are made from the registry, so the config knows exactly what the pipeline does. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import pydantic
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVELS, Capability, Level
+from winml.modelkit.options import Options
+from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
+
+__all__ = ["OptimizeOptions"]
+
+if TYPE_CHECKING:
+    _Flags = Options
+else:
+    _Flags = pydantic.create_model(
+        "_Flags",
+        __base__=Options,
+        **{
+            entry.name: (
+                bool | None,
+                pydantic.Field(default=None, description=f"{entry.words[0].upper()}{entry.words[1:]}."),
+            )
+            for entry in CAPABILITIES.values()
+        },
+    )
+
+
+class OptimizeOptions(_Flags):
+    """What the optimizer does. A capability that is null is on or off as the level says."""
+
+    level: Level = "none"
+    """How much is done by default: `none`, `basic` (operators of ONNX itself), `extended` (also of ONNX Runtime) or
+    `full` (also attention as one operator)."""
+    ep: Annotated[str, pydantic.Field(min_length=1)] | None = None
+    """Execution provider it is for, by its short name: leaves out what it has no operators for. Null: any."""
+    opset: Annotated[int, pydantic.Field(ge=7)] | None = None
+    """Version of ONNX's operators to convert to first. Null: as it is."""
+
+    @pydantic.field_validator("ep")
+    @classmethod
+    def _short(cls, name: str | None) -> str | None:
+        """Return the short name; raises UsageError where there is no such provider."""
+        return None if name is None else short_name(find_execution_provider(name).name)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is asked for."""
+        return self.opset is None and not any(True for _ in self.enabled())
+
+    def enabled(self) -> Iterator[Capability]:
+        """Yield the capabilities that are on, in the order of the registry."""
+        return (entry for entry in CAPABILITIES.values() if self.is_enabled(entry))
+
+    def is_enabled(self, capability: Capability) -> bool:
+        """Say whether a capability is on.
+
+        Raises:
+            UsageError: it is enabled by name and the execution provider does not run what it makes.
+        """
+        wanted = self._flag(capability)
+        if wanted is None:
+            return self._is_default(capability)
+        if wanted and not self._suits(capability) and not capability.transformers:
+            raise UsageError(
+                f"--enable-{capability.flag}: execution provider {self.ep} does not run the operators it makes",
+                hint=f"It suits {', '.join(capability.providers)}; leave it out, or choose another --ep.",
+            )
+        return wanted
+
+    def uses_contrib(self, capability: Capability) -> bool:
+        """Say whether a capability that is on may make operators of ONNX Runtime."""
+        reached = LEVELS.index(self.level) >= LEVELS.index("extended")
+        return self._suits(capability) and (reached or self._flag(capability) is True)
+
+    def _flag(self, capability: Capability) -> bool | None:
+        flag: bool | None = getattr(self, capability.name)
+        return flag
+
+    def _is_default(self, capability: Capability) -> bool:
+        if capability.level is None or LEVELS.index(self.level) < LEVELS.index(capability.level):
+            return False
+        return self._suits(capability) or bool(capability.transformers)
+
+    def _suits(self, capability: Capability) -> bool:
+        return self.ep is None or not capability.providers or self.ep in capability.providers

@@ -1,0 +1,127 @@
+"""In what order does a graph become cheaper?
+
+The pipeline is data: engines in order, each with the reason for its place. What each may do is decided by the options;
+what it did is counted, and that no tag was lost is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from winml.modelkit.errors import OptimizeError
+from winml.modelkit.graph.fingerprint import fingerprint
+from winml.modelkit.graph.stage import StageResult
+from winml.modelkit.hierarchy.coverage import Coverage, measure_coverage
+from winml.modelkit.optimize.capabilities import Capability, Engine
+from winml.modelkit.optimize.node_naming import ModuleScopes, name_new_nodes
+from winml.modelkit.optimize.node_ordering import order_nodes
+from winml.modelkit.optimize.onnxruntime_engine import rewrite_with_onnxruntime
+from winml.modelkit.optimize.operator_counts import GraphCensus
+from winml.modelkit.optimize.opset_conversion import convert_opset
+from winml.modelkit.optimize.options import OptimizeOptions
+from winml.modelkit.optimize.rewrite_engine import rewrite_with_passes
+
+__all__ = ["OptimizeResult", "optimize"]
+
+
+@dataclass(frozen=True)
+class OptimizeResult(StageResult):
+    """What the optimizer made of a model."""
+
+    fired: Mapping[str, int] = field(default_factory=dict)
+    """Capability that was on → how often it fired; those that only take away are not counted one by one."""
+
+
+Run = Callable[[ir.Model, Sequence[Capability], Sequence[Capability]], tuple[ir.Model, tuple[str, ...]]]
+"""Takes the model, the capabilities that are on and those of them that may make operators of ONNX Runtime; returns the
+model changed, in place or not, and notes."""
+
+PIPELINE: tuple[tuple[Engine, Run], ...] = (
+    # First: ONNX Runtime takes apart what an attention is made of (products become Gemm, scales go into them).
+    ("winml", rewrite_with_passes),
+    ("onnxruntime", rewrite_with_onnxruntime),
+)
+"""Who works in which order, and why."""
+
+
+def optimize(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:
+    """Make a model cheaper with the same answer.
+
+    Args:
+        model: The model, in its plain form; used up: the result may hold it, or a new one.
+        options: What may be done.
+
+    Returns:
+        The optimized model, which capabilities fired and how often, and its coverage.
+
+    Raises:
+        UsageError: a capability was enabled by name that the execution provider has no operators for.
+        OptimizeError: an engine failed, or tags were lost.
+    """
+    enabled = list(options.enabled())
+    if options.is_empty:
+        return OptimizeResult(model, changed=False, notes=(), coverage=measure_coverage(model))
+    order_nodes(model)
+    coverage_before, fingerprint_before = measure_coverage(model), fingerprint(model)
+    scopes = ModuleScopes(model)
+    notes: list[str] = []
+    fired: dict[str, int] = {}
+    interface = _interface(model)
+    if options.opset is not None:
+        model, said = convert_opset(model, options.opset)
+        notes += said
+    for engine, run in PIPELINE:
+        wanted = [entry for entry in enabled if entry.engine == engine]
+        if not wanted:
+            continue
+        before = GraphCensus.of(model)
+        model, said = run(model, wanted, [entry for entry in wanted if options.uses_contrib(entry)])
+        notes += said
+        after = GraphCensus.of(model)
+        counts = {entry.name: after.fired(entry, before) for entry in wanted}
+        fired |= {name: count for name, count in counts.items() if count is not None}
+    # Last: carrying tags reads in names which node was fused into which.
+    name_new_nodes(model, scopes)
+    order_nodes(model)
+    coverage = measure_coverage(model)
+    _refuse_lost_tags(coverage_before, coverage)
+    _refuse_changed_interface(interface, _interface(model))
+    return OptimizeResult(
+        model,
+        changed=fingerprint(model) != fingerprint_before,
+        notes=tuple(dict.fromkeys(notes)),
+        coverage=coverage,
+        fired=fired,
+    )
+
+
+def _refuse_lost_tags(before: Coverage, after: Coverage) -> None:
+    if before.is_complete and before.nodes and not after.is_complete:
+        raise OptimizeError(
+            f"optimizing left {after.nodes - after.tagged} of {after.nodes} nodes without a tag, where all had one",
+            hint="This is a mistake in winml: please report it.",
+        )
+
+
+def _refuse_changed_interface(before: _Interface, after: _Interface) -> None:
+    if before != after:
+        raise OptimizeError(
+            f"optimizing changed inputs and outputs of the graph from {_words(before)} to {_words(after)}",
+            hint="This is a mistake in winml: please report it.",
+        )
+
+
+_Interface = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def _interface(model: ir.Model) -> _Interface:
+    """Return the names of inputs and outputs; initializers that old files list as inputs may come or go."""
+    inputs = (value.name for value in model.graph.inputs if value.name not in model.graph.initializers)
+    return tuple(map(str, inputs)), tuple(str(value.name) for value in model.graph.outputs)
+
+
+def _words(interface: _Interface) -> str:
+    return " → ".join(", ".join(names) for names in interface)

@@ -1,0 +1,123 @@
+"""What was built, from what, by which stages? The records of ``build_manifest.json``.
+
+They validate what they read; the JSON Schema beside this file is made from them (``scripts/build_manifest_schema.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, Final, Literal
+
+import pydantic
+
+from winml.modelkit.options import Options
+
+__all__ = [
+    "MANIFEST_VERSION",
+    "BuildManifest",
+    "CoverageRecord",
+    "FileRecord",
+    "Origin",
+    "StageName",
+    "StageRecord",
+    "manifest_schema",
+]
+
+MANIFEST_VERSION: Final = 1
+"""Raised when a key changes its name or meaning. ``manifest_version`` and ``files`` stay what they are in every one."""
+
+StageName = Literal["export", "optimize", "quantize", "compile"]
+
+
+class FileRecord(Options):
+    """One file."""
+
+    name: str
+    """Inside the folder of the build."""
+    size_bytes: int
+    sha256: str
+
+
+class CoverageRecord(Options):
+    """How many nodes of a file carry a tag."""
+
+    tagged: int
+    percent: float | None
+    """Null where the model came without tags: unknown, then."""
+
+
+class Origin(Options):
+    """All that a stage's result depends on: it is reused as long as this is equal."""
+
+    options: dict[str, Any]
+    """What was asked of the stage."""
+    source: dict[str, Any]
+    """Digests of what it read."""
+    versions: dict[str, str]
+    """This tool and the libraries that did the work."""
+
+
+class StageRecord(Options):
+    """What one stage did."""
+
+    name: StageName
+    status: Literal["run", "reused", "skipped"]
+    reason: str = ""
+    """Why it was run again, or skipped."""
+    origin: Origin | None = None
+    """Null where it was skipped."""
+    files: tuple[FileRecord, ...] = ()
+    """What it wrote, the model first."""
+    seconds: float | None = None
+    """Wall time of the run that made the files."""
+    peak_memory_bytes: int | None = None
+    """Largest resident memory of the process during that run, mapped files included; null where it was skipped."""
+    nodes: int | None = None
+    """Nodes of its model, subgraphs and functions included."""
+    coverage: CoverageRecord | None = None
+    normalizations: int = 0
+    """How often it brought the graph into its plain form."""
+    summary: str = ""
+    resolved: dict[str, Any] = pydantic.Field(default_factory=dict)
+    """Sections of the config as this stage decided them."""
+    notes: tuple[str, ...] = ()
+
+
+class BuildManifest(Options):
+    """What a build left in its folder."""
+
+    manifest_version: Literal[1] = MANIFEST_VERSION
+    status: Literal["unfinished", "done"]
+    """``unfinished``: a build is running, failed, or was stopped; its finished stages can be used again."""
+    files: tuple[str, ...]
+    """Every name in the folder that belongs to the build; nothing else there is ever touched."""
+    model: tuple[FileRecord, ...] = ()
+    """``model.onnx``, the result of the last stage, and its data files."""
+    input: dict[str, Any] = pydantic.Field(default_factory=dict)
+    """The model it was built from: as named by the user, and digests of its files."""
+    started: str = ""
+    """Time at which the build started, with its offset from UTC."""
+    seconds: float = 0.0
+    """Wall time of the whole build."""
+    normalizations: int = 0
+    """How often the graph was brought into its plain form, by the runs that made the files."""
+    versions: dict[str, str] = pydantic.Field(default_factory=dict)
+    """This tool, Python, and the libraries the result depends on."""
+    stages: tuple[StageRecord, ...] = ()
+
+    def stage(self, name: str) -> StageRecord | None:
+        """Return the record of a stage, or None where there is none."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the JSON object, as written."""
+        return self.model_dump(mode="json")
+
+
+def manifest_schema() -> Mapping[str, Any]:
+    """Return the JSON Schema every manifest satisfies."""
+    text = resources.files(__package__).joinpath("build_manifest.schema.json").read_text(encoding="utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema

@@ -1,0 +1,41 @@
+"""How does a machine look in a terminal, and in a bug report?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.markup import escape
+
+from winml.modelkit.report.words import size_words
+from winml.modelkit.runtime.machine import Machine
+
+__all__ = ["print_machine"]
+
+
+def print_machine(machine: Machine, console: Console) -> None:
+    """Print what there is to tell."""
+    rows = list(_rows(machine))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
+
+
+def _rows(machine: Machine) -> Iterator[tuple[str, str]]:
+    for name, version in machine.versions.items():
+        yield name, version or "not installed"
+    yield "system", f"{machine.system} ({machine.architecture})"
+    cores = {"physical": machine.physical_cores, "logical": machine.logical_cores, "usable": machine.usable_cores}
+    counts = ", ".join(f"{count} {name}" for name, count in cores.items() if count is not None)
+    yield "processor", f"{machine.processor} · cores: {counts or 'not known'}"
+    yield "memory", f"{size_words(machine.total_bytes)}, {size_words(machine.available_bytes)} of it available"
+    for device in machine.devices:
+        named = f" {device.name}" if device.name else ""
+        yield "device", f"{device.kind} of {device.vendor or 'an unknown maker'}{named}, by {device.provider}"
+    for provider in machine.providers:
+        if provider.is_present:
+            yield "has", f"{provider.short} ({provider.name})"
+    for provider in machine.providers:
+        if not provider.is_present:
+            yield "can have", f'{provider.short} ({", ".join(provider.devices)}): pip install "{provider.package}"'
+    yield from (("note", note) for note in machine.notes)

@@ -1,0 +1,157 @@
+"""How does the time of each module look in a browser? One HTML page that needs no network.
+
+The chart is plotly's, with its library inside the page; both come with the extra ``report``. Decides no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.hierarchy import address
+from winml.modelkit.measure.module_profile import ModuleProfile, ModuleTime
+
+__all__ = ["module_page", "require_page_libraries"]
+
+TEMPLATE = "module_page.html"
+
+MODULE_COLUMNS = (
+    ("module", False), ("class", False), ("total ms", True), ("share %", True), ("self ms", True), ("kernels", True),
+    ("output bytes", True), ("operators of its own", False),
+)  # fmt: skip
+CLASS_COLUMNS = (
+    ("class", False), ("instances", True), ("total ms", True), ("share %", True), ("self ms", True), ("kernels", True),
+    ("operators of its own", False),
+)  # fmt: skip
+"""Name of each column, and whether it holds numbers."""
+
+COLOURS = "YlOrRd"
+"""Chosen: a plotly scale whose lightness grows with the value, so it can be read without colour."""
+
+
+def require_page_libraries() -> None:
+    """Check that the libraries of the page are there, before anything is measured.
+
+    Raises:
+        UsageError: one is missing.
+    """
+    try:
+        import jinja2  # noqa: F401
+        import plotly  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"--report needs {error.name}, which is not installed", hint='Run: pip install "winml-modelkit[report]"'
+        ) from error
+
+
+def module_page(profile: ModuleProfile, *, title: str, facts: Mapping[str, str]) -> str:
+    """Return the page.
+
+    Args:
+        profile: What was measured.
+        title: What was measured, for people; usually the file's name.
+        facts: Further lines under the title, such as versions and the execution provider.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["measured"] = _measured
+    template = environment.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
+    return template.render(
+        title=title,
+        runs=len(profile.run_ms),
+        facts=[*facts.items(), *_sums(profile)],
+        chart=_chart(profile),
+        module_columns=MODULE_COLUMNS,
+        module_rows=[_module_row(module, profile.kernel_ms) for module in profile.modules()],
+        class_columns=CLASS_COLUMNS,
+        class_rows=_class_rows(profile),
+        unattributed=list(profile.unattributed.items()),
+    )
+
+
+def _measured(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if float(value).is_integer() and value else f"{value:.3f}"
+
+
+def _sums(profile: ModuleProfile) -> Iterator[tuple[str, str]]:
+    mean_ms = sum(profile.run_ms) / len(profile.run_ms)
+    yield "one run", f"{mean_ms:.3f} ms with profiling on"
+    yield "kernels", f"{profile.kernel_ms:.3f} ms"
+    yield "outside kernels", f"{profile.outside_ms:.3f} ms"
+    yield "unattributed", f"{profile.unattributed_ms:.3f} ms ({profile.unattributed_share:.2%} of kernel time)"
+
+
+def _chart(profile: ModuleProfile) -> str:
+    """Return the icicle: one box per module, as wide as its time; ``self`` time is what its children leave free."""
+    import plotly.graph_objects as charts
+    from plotly.io import to_html
+
+    modules = list(profile.modules())
+    figure = charts.Figure(
+        charts.Icicle(
+            ids=[module.tag for module in modules],
+            labels=[module.tag.rpartition(address.SEPARATOR)[2] for module in modules],
+            parents=[_parent(module.tag, profile.roots) for module in modules],
+            # A parent's own time beside that of its children, so that rounding cannot make them exceed it.
+            values=[module.self_ms for module in modules],
+            branchvalues="remainder",
+            customdata=[
+                [module.path or module.tag, module.total_ms, module.self_ms, _percent(module.total_ms, profile)]
+                for module in modules
+            ],
+            hovertemplate="%{customdata[0]}<br>total %{customdata[1]:.3f} ms (%{customdata[3]:.1f} %)"
+            "<br>self %{customdata[2]:.3f} ms<extra></extra>",
+            marker={"colors": [module.total_ms for module in modules], "colorscale": COLOURS, "showscale": False},
+            tiling={"orientation": "v"},
+            sort=False,
+        )
+    )
+    figure.update_layout(margin={"t": 10, "l": 0, "r": 0, "b": 0}, height=max(320, 60 * _depth(profile.roots)))
+    page: str = to_html(figure, include_plotlyjs=True, full_html=False, config={"displaylogo": False})
+    return page
+
+
+def _parent(tag: str, roots: Sequence[ModuleTime]) -> str:
+    return "" if any(root.tag == tag for root in roots) else tag.rpartition(address.SEPARATOR)[0]
+
+
+def _depth(modules: Sequence[ModuleTime]) -> int:
+    return 1 + max((_depth(module.children) for module in modules), default=0)
+
+
+def _percent(milliseconds: float, profile: ModuleProfile) -> float:
+    return 100.0 * milliseconds / profile.kernel_ms if profile.kernel_ms else 0.0
+
+
+def _module_row(module: ModuleTime, whole_ms: float) -> tuple[Any, ...]:
+    share = 100.0 * module.total_ms / whole_ms if whole_ms else 0.0
+    return (
+        module.path or module.tag,
+        module.class_name,
+        module.total_ms,
+        share,
+        module.self_ms,
+        module.kernels,
+        module.output_bytes,
+        ", ".join(module.operators),
+    )
+
+
+def _class_rows(profile: ModuleProfile) -> list[tuple[Any, ...]]:
+    return [
+        (
+            entry.class_name,
+            entry.instances,
+            entry.total_ms,
+            _percent(entry.total_ms, profile),
+            entry.self_ms,
+            entry.kernels,
+            ", ".join(entry.operators),
+        )
+        for entry in profile.by_class()
+    ]

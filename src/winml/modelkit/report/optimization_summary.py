@@ -1,0 +1,64 @@
+"""How does an optimization look in a terminal? Before and after: nodes, operators, sizes, modules."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from winml.modelkit.report.optimized_model import ModuleChange, OptimizedFile, equality_words
+from winml.modelkit.report.words import size_words
+
+__all__ = ["print_optimization"]
+
+SHOWN_MODULES = 12
+"""Rows of the module table unless all are asked for. Chosen: a screen holds them with the rest."""
+
+
+def print_optimization(result: OptimizedFile, console: Console, *, verbose: bool) -> None:
+    """Print what changed; with ``verbose`` the change of every module."""
+    before, after = result.before, result.after
+    rows = [
+        ("nodes", f"{before.nodes} → {after.nodes}"),
+        ("operators", ", ".join(_operator_words(result)) or "as before"),
+        ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)}"),
+        *([("opset", f"{before.opset} → {after.opset}")] if before.opset != after.opset else []),
+        *([("fired", ", ".join(f"{name} {count}" for name, count in result.fired.items() if count) or "none")]
+          if result.enabled else []),
+        ("hierarchy", _tagged_words(result)),
+        ("verified", "a copy of the source" if result.is_copy else equality_words(result.verification)),
+        *(("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files),
+        *(("note", note) for note in result.notes),
+    ]  # fmt: skip
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
+    changes = result.module_changes()
+    if changes:
+        shown = changes if verbose else changes[:SHOWN_MODULES]
+        console.print()
+        console.print(_module_table(shown))
+        if len(shown) < len(changes):
+            console.print(f"… and {len(changes) - len(shown)} more modules (--verbose shows all)", highlight=False)
+
+
+def _operator_words(result: OptimizedFile) -> list[str]:
+    return [f"{name} {before} → {after}" for name, (before, after) in result.operator_changes().items()]
+
+
+def _tagged_words(result: OptimizedFile) -> str:
+    if not result.is_tagged:
+        return "unknown: the source does not say which module its nodes came from"
+    coverage = result.coverage
+    return f"{coverage.tagged} of {coverage.nodes} nodes tagged ({coverage.percent:.0f} %)"
+
+
+def _module_table(changes: tuple[ModuleChange, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("module", no_wrap=True)
+    table.add_column("nodes", justify="right", no_wrap=True)
+    table.add_column("operators", no_wrap=True)
+    for change in changes:
+        words = ", ".join(f"{name} {count:+d}" for name, count in change.operators.items())
+        table.add_row(escape(change.tag), f"{change.nodes_before} → {change.nodes_after}", escape(words))
+    return table

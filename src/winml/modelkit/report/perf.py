@@ -1,0 +1,107 @@
+"""How does a measurement look in a terminal?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from winml.modelkit.measure.latency import LatencyResult
+from winml.modelkit.measure.statistics import Ratio
+from winml.modelkit.report.perf_result import PerfResult
+from winml.modelkit.report.words import size_words
+
+__all__ = ["COLUMNS", "print_perf", "ratio_words", "time_words"]
+
+COLUMNS = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
+
+
+def print_perf(result: PerfResult, console: Console) -> None:
+    """Print what was measured."""
+    rows = list(_rows(result))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
+    console.print()
+    console.print(_latency_table(result))
+    if result.baseline is not None:
+        console.print()
+        console.print(escape(ratio_words(result.baseline.ratio, result.model, result.baseline.name)), highlight=False)
+
+
+def _rows(result: PerfResult) -> Iterator[tuple[str, str]]:
+    yield "model", result.model
+    provider = f"{result.provider.provider.name} on {result.provider.device}"
+    threads = f", {result.threads} thread{'' if result.threads == 1 else 's'}" if result.threads else ""
+    yield "runs on", f"{provider}{threads} (ONNX Runtime {result.onnxruntime_version})"
+    dtypes = {item.name: item.dtype for item in result.inputs}
+    shapes = ", ".join(
+        f"{name} {dtypes[name]}[{', '.join(map(str, shape))}]" for name, shape in result.measured_shapes.items()
+    )
+    yield "inputs", f"{shapes or 'none'} ({'from the file' if result.input_source == 'file' else 'random values'})"
+    yield "runs", f"{len(result.latency.samples_ms)} counted, after {result.options.warmup} to warm up"
+    yield "batch", f"{result.batch_size}, says {result.batch_source}"
+    yield (
+        "session",
+        f"{result.session_creation_ms:.0f} ms to open · first run {time_words(result.latency.first_run_ms)} ms",
+    )
+    yield "throughput", f"{_significant(result.samples_per_sec)} samples/s"
+    memory = result.memory
+    parts = {
+        "session": memory.session_bytes,
+        "runs": memory.run_bytes,
+        "process": memory.process_bytes,
+        "at most": memory.peak_bytes,
+    }
+    yield "memory", ", ".join(f"{name} {size_words(size)}" for name, size in parts.items())
+    yield from (("note", note) for note in result.notes)
+
+
+def _latency_table(result: PerfResult) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("latency in ms")
+    for name in COLUMNS:
+        table.add_column(name, justify="right")
+    table.add_row(*_cells("model" if result.baseline is None else result.model, result.latency))
+    if result.baseline is not None:
+        table.add_row(*_cells(result.baseline.name, result.baseline.latency))
+    return table
+
+
+def _cells(name: str, latency: LatencyResult) -> list[str]:
+    summary = latency.summary
+    return [escape(name), *(time_words(getattr(summary, column)) for column in COLUMNS)]
+
+
+def time_words(milliseconds: float) -> str:
+    """Return a time in milliseconds, without the unit.
+
+    >>> time_words(1.23456), time_words(123.456)
+    ('1.235', '123.5')
+    """
+    return f"{milliseconds:.3f}" if milliseconds < 100 else f"{milliseconds:.1f}"
+
+
+def _significant(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
+    """Return what a comparison came to, in one sentence.
+
+    >>> ratio_words(Ratio(0.5, 0.45, 0.55, 0.95, 30), "a.onnx", "pytorch")
+    'a.onnx is faster than pytorch: ratio 0.50 (0.45–0.55), so 2.00 times as fast'
+    """
+    if ratio.low is None or ratio.high is None:
+        return (
+            f"no difference found: ratio {ratio.value:.2f} from {ratio.pairs} pair{'' if ratio.pairs == 1 else 's'}, "
+            "too few for an interval (--iterations)"
+        )
+    words = f"ratio {ratio.value:.2f} ({ratio.low:.2f}–{ratio.high:.2f})"
+    if ratio.verdict == "faster":
+        return f"{model} is faster than {baseline}: {words}, so {1 / ratio.value:.2f} times as fast"
+    if ratio.verdict == "slower":
+        return f"{model} is slower than {baseline}: {words}"
+    return f"no difference found: {words}"

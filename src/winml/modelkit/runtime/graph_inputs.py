@@ -1,0 +1,328 @@
+"""Which values does a graph of anybody's take, and where do they come from?
+
+Reads the inputs off an open session, settles the sizes of open dimensions, and draws values or reads them from a file.
+What the file says about the values that make sense (``winml.io.inputs``) is honoured.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, resolve_names
+from winml.modelkit.graph.specs import DTYPES, InputTensorSpec
+from winml.modelkit.options import nearest
+from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["GraphInput", "Sizes", "batch_of", "draw_feeds", "graph_inputs", "load_feeds", "settle_sizes"]
+
+Array = NDArray[Any]
+Size = int | str | None
+
+INPUTS_KEY = "winml.io.inputs"
+"""Key of the model's metadata; specified in FORMATS."""
+
+_ELEMENT_TYPES = {"float": "float32", "double": "float64"}
+"""ONNX Runtime's words that are not numpy's."""
+
+_DRAWN = frozenset({*DTYPES, "uint64", "uint32", "uint16"})
+"""Element types random values are drawn for."""
+
+DEFAULT_SIZES: Mapping[str, int] = {
+    "batch": 1,
+    "sequence": 128,
+    "decoder_sequence": 16,
+    "choices": 2,
+    "height": 224,
+    "width": 224,
+    "channels": 3,
+    "frames": 256,
+    "mel_bins": 80,
+    "samples": 16_000,
+}
+"""Sizes of open dimensions nobody gave a size for. Chosen: what models of each kind are commonly run with."""
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """One input of a graph."""
+
+    name: str
+    dtype: str
+    """Element type in numpy's words (``float32``), ``string``, or ONNX Runtime's own words for what is no tensor."""
+    shape: tuple[Size, ...]
+    """Sizes; an open dimension is its name, or None where the file does not name it."""
+    value_range: tuple[float, float] | None = None
+    """Smallest and largest valid value, where the file says."""
+
+    @property
+    def keys(self) -> tuple[int | str, ...]:
+        """The shape with a name for every open dimension: ``x:0`` for the first of ``x`` where the file has none."""
+        return tuple(f"{self.name}:{axis}" if size is None else size for axis, size in enumerate(self.shape))
+
+    @property
+    def words(self) -> str:
+        """The type, for people."""
+        return f"{self.dtype}[{', '.join('?' if size is None else str(size) for size in self.shape)}]"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the open dimensions were settled to."""
+
+    by_name: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+    """What was chosen because nobody said, one sentence each."""
+
+
+def graph_inputs(session: Session) -> tuple[GraphInput, ...]:
+    """Return the inputs of an open graph, in order."""
+    ranges = _value_ranges(session.metadata.get(INPUTS_KEY, ""))
+    return tuple(
+        GraphInput(name, _element_type(words), _sizes(session.input_shapes[name]), ranges.get(name))
+        for name, words in session.inputs.items()
+    )
+
+
+def _element_type(words: str) -> str:
+    if not words.startswith("tensor("):
+        return words
+    name = words.removeprefix("tensor(").removesuffix(")")
+    return _ELEMENT_TYPES.get(name, name)
+
+
+def _sizes(shape: Sequence[Size]) -> tuple[Size, ...]:
+    # Some exporters write -1 for a size they leave open.
+    return tuple(
+        None if isinstance(size, int) and size < 0 else (size or None if size == "" else size) for size in shape
+    )
+
+
+def _value_ranges(text: str) -> dict[str, tuple[float, float]]:
+    """Read the ranges a file states; one that is damaged states none."""
+    try:
+        records = json.loads(text) if text else []
+        return {
+            record["name"]: (float(record["value_range"][0]), float(record["value_range"][1]))
+            for record in records
+            if record.get("value_range")
+        }
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return {}
+
+
+def settle_sizes(inputs: Sequence[GraphInput], wanted: Mapping[str, int], *, batch_size: int | None = None) -> Sizes:
+    """Give every open dimension a size.
+
+    Args:
+        inputs: The inputs of the graph.
+        wanted: Sizes by name in the file, by ``INPUT:AXIS`` for those without a name, or by key of ``--shape-config``.
+        batch_size: Size of the batch dimension: the one of that name, or a nameless first one.
+
+    Raises:
+        UsageError: a name the graph does not have, a batch size it cannot take, or a dimension with an unknown meaning
+            that has no size.
+    """
+    names = list(dict.fromkeys(key for item in inputs for key in item.keys if isinstance(key, str)))
+    by_name = resolve_names(wanted, names)
+    if batch_size is not None:
+        for name in _batch_names(inputs, batch_size):
+            if by_name.setdefault(name, batch_size) != batch_size:
+                raise UsageError(
+                    f"--batch-size {batch_size}: --shape-config says {name} {by_name[name]}",
+                    hint="Give one of the two.",
+                )
+    chosen: dict[str, int] = {}
+    for name in names:
+        if name not in by_name:
+            chosen[name] = _default_size(name, inputs, names)
+    words = ", ".join(f"{name} {size}" for name, size in chosen.items())
+    notes = (f"sizes chosen because none was given: {words} (--shape-config sets them)",) if chosen else ()
+    return Sizes({**by_name, **chosen}, notes)
+
+
+def _conventional(name: str) -> str:
+    return CONVENTIONAL_NAMES.get(name, name)
+
+
+def _batch_names(inputs: Sequence[GraphInput], batch_size: int) -> list[str]:
+    """Return the open dimensions that are the batch; none where the fixed size is the one wanted already."""
+    first = [item.keys[0] for item in inputs if item.shape]
+    named = [key for key in first if isinstance(key, str) and _conventional(key) == "batch"]
+    nameless = [key for key in first if isinstance(key, str) and ":" in key]
+    if named or nameless:
+        return list(dict.fromkeys(named or nameless))
+    if first and all(size == batch_size for size in first):
+        return []
+    shapes = ", ".join(f"{item.name} {item.words}" for item in inputs)
+    raise UsageError(
+        f"--batch-size {batch_size}: the graph leaves no batch dimension open: {shapes}",
+        hint="Leave it out, name the dimension in --shape-config, or export with this size or with --dynamic-batch.",
+    )
+
+
+def _default_size(name: str, inputs: Sequence[GraphInput], names: Sequence[str]) -> int:
+    default = DEFAULT_SIZES.get(_conventional(name))
+    if default is not None:
+        return default
+    if any(item.keys[:1] == (name,) for item in inputs):
+        return 1  # the first dimension of an input is its batch, as a rule
+    example = ", ".join(f'"{other}": {DEFAULT_SIZES.get(_conventional(other), 8)}' for other in names)
+    where = next(item for item in inputs if name in item.keys)
+    raise UsageError(
+        f"input {where.name} {where.words}: nothing says how large {name} is to be",
+        hint=f"Give sizes: --shape-config '{{{example}}}', or values: --input-data file.npz.",
+    )
+
+
+def draw_feeds(inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
+    """Draw one array per input, by the rules of :func:`~winml.modelkit.runtime.feeds.make_feeds`.
+
+    Raises:
+        UsageError: an input takes values nobody can draw, such as text.
+    """
+    for item in inputs:
+        if item.dtype not in _DRAWN:
+            raise UsageError(
+                f"input {item.name} takes {item.dtype}, of which no random values are made",
+                hint="Give values: --input-data file.npz.",
+            )
+    specs = [
+        # Names and sizes are as foreign files have them, which the rules for our own would refuse.
+        InputTensorSpec.model_construct(
+            name=item.name, shape=_fixed(item, sizes), dtype=item.dtype, value_range=item.value_range, last_value=None
+        )
+        for item in inputs
+    ]
+    return make_feeds(specs, seed)
+
+
+def _fixed(item: GraphInput, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(key if isinstance(key, int) else sizes[key] for key in item.keys)
+
+
+def load_feeds(path: Path, inputs: Sequence[GraphInput]) -> dict[str, Array]:
+    """Read one array per input from an ``.npz`` file.
+
+    Raises:
+        UsageError: there is no such file, or a name, dtype or shape is not that of the graph's input.
+        InputError: the file is damaged, or holds Python objects.
+    """
+    arrays = _read_npz(path)
+    names = [item.name for item in inputs]
+    for name in arrays:
+        if name not in names:
+            guess = nearest(name, names)
+            raise UsageError(
+                f"--input-data {path}: the graph has no input {name!r}",
+                hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its inputs: {', '.join(names) or 'none'}.",
+            )
+    if missing := [name for name in names if name not in arrays]:
+        raise UsageError(
+            f"--input-data {path}: no array for input {missing[0]!r}",
+            hint=f"The graph takes {', '.join(f'{item.name} {item.words}' for item in inputs)}.",
+        )
+    feeds = {item.name: _fitting(item, arrays[item.name], path) for item in inputs}
+    _check_shared_names(inputs, feeds, path)
+    return feeds
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    try:
+        with path.open("rb") as file:
+            content = np.load(file, allow_pickle=False)
+            if isinstance(content, np.lib.npyio.NpzFile):
+                return {name: content[name] for name in content.files}
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise UsageError(f"--input-data {path}: {reason}", hint="Give a file that numpy.savez wrote.") from None
+    except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
+        raise InputError(
+            f"--input-data {path}: is no .npz file, or damaged, or holds Python objects",
+            hint="Give a file that numpy.savez wrote from arrays of numbers or of text (dtype U).",
+        ) from error
+    raise UsageError(
+        f"--input-data {path}: holds one array without a name",
+        hint='Save it with the name of the input: numpy.savez("inputs.npz", input_ids=array).',
+    )
+
+
+def _fitting(item: GraphInput, array: Array, path: Path) -> Array:
+    """Return the array as the input takes it; only what loses nothing is changed.
+
+    Raises:
+        UsageError: dtype or shape is another.
+    """
+    array = _as_declared(item.dtype, array)
+    given = "string" if array.dtype.kind == "U" else str(array.dtype)
+    sizes_agree = len(array.shape) == len(item.shape) and all(
+        not isinstance(wanted, int) or wanted == size for wanted, size in zip(item.shape, array.shape, strict=False)
+    )
+    if given == item.dtype and sizes_agree:
+        return array
+    hint = (
+        f'Convert it: array.astype("{item.dtype}").'
+        if sizes_agree and item.dtype in _DRAWN
+        else "Give the array in this type and shape."
+    )
+    raise UsageError(
+        f"--input-data {path}: input {item.name!r} takes {item.words}, the file has "
+        f"{given}[{', '.join(map(str, array.shape))}]",
+        hint=hint,
+    )
+
+
+def _as_declared(dtype: str, array: Array) -> Array:
+    if dtype == "bfloat16" and array.dtype.kind == "V" and array.dtype.itemsize == 2:
+        import ml_dtypes
+
+        # numpy files do not know bfloat16 and give its bytes back without a name.
+        return array.view(ml_dtypes.bfloat16)
+    if dtype == "string" and array.dtype.kind == "S":
+        return np.char.decode(array, "utf-8")
+    return array
+
+
+def _check_shared_names(inputs: Sequence[GraphInput], feeds: Mapping[str, Array], path: Path) -> None:
+    known: dict[str, tuple[int, str]] = {}
+    for item, name, size in _named_sizes(inputs, feeds):
+        first_size, first_input = known.setdefault(name, (size, item))
+        if first_size != size:
+            raise UsageError(
+                f"--input-data {path}: dimension {name} is {first_size} in {first_input!r} and {size} in {item!r}",
+                hint="The graph calls them the same, so they have to be of one size.",
+            )
+
+
+def _named_sizes(inputs: Iterable[GraphInput], feeds: Mapping[str, Array]) -> Iterator[tuple[str, str, int]]:
+    for item in inputs:
+        for key, size in zip(item.keys, feeds[item.name].shape, strict=True):
+            if isinstance(key, str):
+                yield item.name, key, size
+
+
+def batch_of(
+    inputs: Sequence[GraphInput], feeds: Mapping[str, Array], outputs: Mapping[str, Array | None]
+) -> tuple[int, str]:
+    """Return how many samples one run answers, and what says so.
+
+    The dimension called batch tells. Where none is called so, the first size that all inputs and outputs share is the
+    batch; where they share none, a run counts as one sample.
+    """
+    for _, name, size in _named_sizes(inputs, feeds):
+        if _conventional(name) == "batch":
+            return size, f"dimension {name}"
+    shapes = [array.shape for array in (*feeds.values(), *outputs.values()) if array is not None and array.ndim]
+    first = {shape[0] for shape in shapes}
+    if feeds and len(first) == 1 and (size := first.pop()) > 0:
+        return size, "the first size of all inputs and outputs"
+    return 1, "nothing: a run counts as one sample"

@@ -1,0 +1,40 @@
+"""What flows inside a graph while it answers? Opens a file so that inner values come out beside its outputs.
+
+The file is left alone and its weights are not copied: outputs are added to its bytes, which hold no weights where the
+file is large. Which values are wanted is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+
+from winml.modelkit.errors import ModelPathError
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["open_with_outputs"]
+
+
+def open_with_outputs(path: Path, names: Sequence[str]) -> Session:
+    """Open a file with more outputs than it has, to be run node by node as it is written.
+
+    Args:
+        path: An ONNX file, its data beside it.
+        names: Values of the main graph that are not outputs already.
+
+    Raises:
+        ModelPathError: the file cannot be read.
+        StageError: ONNX Runtime cannot load the graph.
+    """
+    more = onnx.ModelProto()
+    for name in names:
+        # ONNX Runtime infers the type.
+        more.graph.output.add().name = name
+    try:
+        # Specified: two messages one after the other are one message, whose repeated fields are joined.
+        data = path.read_bytes() + more.SerializeToString()
+    except OSError as error:
+        raise ModelPathError(f"{path}: cannot be read: {error.strerror}", hint="Give an ONNX file.") from None
+    return Session(data, name=str(path), optimize=False, data_folder=path.resolve().parent)

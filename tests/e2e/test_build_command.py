@@ -1,0 +1,171 @@
+"""``winml build`` from the shell: exit codes, what stands on which stream, and what is left in the folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import filelock
+import pytest
+
+from e2e.workplace import Workplace
+
+_FLAGS = ("-c", '{"optim": {"gelu_fusion": true}}')
+
+_MODULES = """
+import sys
+from winml.modelkit.cli.main import main
+try:
+    main()
+except SystemExit as stop:
+    heavy = {"torch", "transformers"} & set(sys.modules)
+    print(f"imported {sorted(heavy)}", file=sys.stderr)
+    raise
+"""
+
+
+@pytest.fixture(scope="module")
+def built(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> Workplace:
+    """A workplace with a build in the folder ``out``."""
+    workplace = make_workplace()
+    outcome = workplace.winml("build", "-m", bert_tiny, "-o", "out", *_FLAGS)
+    assert 0 == outcome.code, outcome.err
+    assert [] == outcome.complaint
+    assert "[1/4] export" in outcome.err
+    assert "normalized  once" in outcome.out
+    assert "skipped: winml 0.1.0 has no quantize stage yet" in outcome.out
+    assert "skipped: winml 0.1.0 has no compile stage yet" in outcome.out
+    return workplace
+
+
+@pytest.fixture
+def place(built: Workplace, workplace: Workplace) -> Workplace:
+    """A copy of that workplace."""
+    shutil.copytree(built.folder / "out", workplace.folder / "out")
+    return workplace
+
+
+def refuse(workplace: Workplace, *arguments: str | Path, code: int, words: str) -> None:
+    """Check that a build is refused in one or two sentences, and changes no file."""
+    before = workplace.files()
+    outcome = workplace.winml("build", *arguments)
+    assert code == outcome.code, outcome.err
+    assert "" == outcome.out
+    assert words in "\n".join(outcome.complaint)
+    assert "Traceback" not in outcome.err
+    assert len(outcome.complaint) in (1, 2), outcome.complaint
+    assert before == workplace.files()
+
+
+def test_second_build_reuses_all_without_importing_torch(place: Workplace, bert_tiny: Path) -> None:
+    """Stdout is one JSON object: the manifest and its folder."""
+    looking = Workplace(place.root, (sys.executable, "-c", _MODULES))
+    outcome = looking.winml("build", "-m", bert_tiny, "-o", "out", *_FLAGS, "--no-quant", "--format", "json")
+    assert 0 == outcome.code, outcome.err
+    assert outcome.err.endswith("imported []\n")
+    record = json.loads(outcome.out)
+    assert "out" == record.pop("folder")
+    assert record == json.loads(place.files()["out/build_manifest.json"])
+    assert ["reused", "reused", "skipped", "skipped"] == [stage["status"] for stage in record["stages"]]
+    assert "--no-quant" == record["stages"][2]["reason"]
+
+
+def test_no_optimize_leaves_the_export_as_the_model(place: Workplace, bert_tiny: Path) -> None:
+    """The file of the stage that no longer runs goes."""
+    outcome = place.winml("build", "-m", bert_tiny, "-o", "out", *_FLAGS, "--no-optimize", "-q")
+    assert (0, "", "") == (outcome.code, outcome.out, outcome.err)
+    files = place.files()
+    assert "out/optimized.onnx" not in files
+    assert files["out/export.onnx"] == files["out/model.onnx"]
+
+
+def test_two_builds_in_one_folder_take_turns(place: Workplace, bert_tiny: Path) -> None:
+    """The second says that it waits, and then finds everything there."""
+    lock = filelock.FileLock(place.folder / "out" / ".winml-build.lock")
+    command = [*place.program, "build", "-m", str(bert_tiny), "-o", "out", *_FLAGS]
+    with lock:
+        process = subprocess.Popen(
+            command, cwd=place.folder, env=place.environment(),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+        )  # fmt: skip
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("another build works in out: waiting")
+    out, _ = process.communicate(timeout=120)
+    assert 0 == process.returncode
+    assert 2 == out.count("reused")
+
+
+def test_config_of_winml_config_is_what_build_takes(workplace: Workplace, bert_tiny: Path) -> None:
+    """The model and its open dimensions come from the file; what the build resolves is the same file."""
+    asked = ("--dynamic-batch", "--shape-config", '{"sequence_length": 16}', "--no-quant", "--no-compile")
+    assert 0 == workplace.winml("config", "-m", bert_tiny, *asked, "-o", "config.json").code
+    outcome = workplace.winml("build", "-c", "config.json", "-o", "out")
+    assert 0 == outcome.code, outcome.err
+    config, resolved = (json.loads(workplace.files()[name]) for name in ("config.json", "out/winml_build_config.json"))
+    assert config == resolved
+    assert ["batch", 16] == resolved["export"]["input_tensors"][0]["shape"]
+
+
+def test_use_cache_builds_in_the_cache(place: Workplace) -> None:
+    """Nothing appears in the current directory; the answer says where."""
+    before = place.files()
+    outcome = place.winml("build", "-m", "out/export.onnx", "--use-cache", "--format", "json", "-q")
+    assert 0 == outcome.code, outcome.err
+    folder = Path(json.loads(outcome.out)["folder"])
+    assert place.root / "cache" in folder.parents
+    assert (folder / "model.onnx").is_file()
+    assert before == place.files()
+
+
+def test_ignored_option_is_said_to_be(place: Workplace) -> None:
+    """``--skip-pre-normalization`` means nothing where the optimizer needs the plain form."""
+    arguments = ("-m", "out/export.onnx", "-o", "other", "--level", "basic", "--skip-pre-normalization")
+    outcome = place.winml("build", *arguments)
+    assert 0 == outcome.code, outcome.err
+    assert "--skip-pre-normalization is ignored" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-o", "new"), "no model was given"),
+        (("-m", "out/model.onnx"), "nothing says where to build"),
+        (("-m", "out/model.onnx", "-o", "new", "--use-cache"), "name two places"),
+        (("-m", "out/model.onnx", "-o", "out"), "which the build would replace"),
+        (("-m", "missing.onnx", "-o", "new"), "no such file"),
+        (("-m", "out/model.onnx", "-o", "new", "--task", "fill-mask"), "--task has no meaning"),
+        (("-m", "out/model.onnx", "-o", "new", "--ep", "qmm"), "no such execution provider"),
+        (("-m", "out/model.onnx", "-o", "new", "--level", "basic", "--no-optimize"), "--level has no meaning"),
+        (("-m", "out/model.onnx", "-o", "new", "-c", '{"optim": {"gelu_fusio": true}}'), "gelu_fusion"),
+        (("-m", "out/model.onnx", "-o", "new", "-c", '{"optim": {"ep": ""}}'), "optim.ep"),
+        (("-m", "out/model.onnx", "-o", "out/model.onnx"), "is a file"),
+        (("-m", "out/model.onnx", "-o", "new", "--optimise"), "No such option"),
+        (("-m", "./nowhere", "-o", "new"), "no such file or folder"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value[2:]),
+)
+def test_wrong_usage_is_refused(place: Workplace, arguments: tuple[str, ...], words: str) -> None:
+    """Exit code 2, before anything is written."""
+    refuse(place, *arguments, code=2, words=words)
+
+
+def test_place_that_cannot_be_written_is_refused(place: Workplace) -> None:
+    """A file stands where a folder is needed."""
+    refuse(place, "-m", "out/model.onnx", "-o", "out/model.onnx/new", code=1, words="cannot write")
+
+
+def test_manifest_of_a_newer_version_is_not_used_and_said(place: Workplace) -> None:
+    """Its list of files still says what may be replaced."""
+    arguments = ("-m", "out/export.onnx", "-o", "new")
+    assert 0 == place.winml("build", *arguments).code
+    path = place.folder / "new" / "build_manifest.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**record, "manifest_version": 99, "extra": True}), encoding="utf-8")
+    outcome = place.winml("build", *arguments)
+    assert 0 == outcome.code, outcome.err
+    assert "is of version 99, this winml reads 1: nothing of the earlier build is used again." in outcome.out
+    assert 0 == outcome.out.count("reused")

@@ -1,0 +1,204 @@
+"""Weights are cargo: they go from the checkpoint to the output by way of the disk, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from e2e.workplace import Workplace
+
+_POSIX = pytest.mark.skipif(
+    sys.platform == "win32", reason="this system has no POSIX signals and limits to stop a process with"
+)
+
+_LIMITED = """
+import resource, signal, sys
+# As a full disk does, the limit makes writing fail; Python would otherwise be killed by the signal.
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from winml.modelkit.cli.main import main
+limit = int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+main()
+"""
+
+_INTERRUPTED_WHILE_WRITING = """
+import glob, os, signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def interrupt_once_something_is_written():
+    while not any(os.path.getsize(name) for name in glob.glob(".winml-partial-*/model.onnx*")):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt_once_something_is_written, daemon=True).start()
+from winml.modelkit.cli.main import main
+main()
+"""
+
+
+@pytest.fixture(scope="session")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama whose embeddings, most of its 8 MB, are its output weights too; bf16, in several shards."""
+    import torch
+
+    from checkpoints import build_model
+
+    folder = tmp_path_factory.mktemp("checkpoints") / "tied"
+    model = build_model("llama", vocab_size=120_000, tie_word_embeddings=True).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="1MB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    return folder
+
+
+@pytest.fixture
+def sharded(tied: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return Path(shutil.copytree(tied, tmp_path / "sharded"))
+
+
+def _export(folder: Path, *more: str) -> tuple[str, ...]:
+    return ("-m", str(folder), "-o", "model.onnx", "--dynamo", "--shape-config", '{"sequence_length": 8}', *more)
+
+
+def _weight_bytes(folder: Path) -> int:
+    return int(json.loads((folder / "model.safetensors.index.json").read_text())["metadata"]["total_size"])
+
+
+def test_export_without_weights_in_memory_is_verified(workplace: Workplace, tied: Path) -> None:
+    """Cast on the way, from several shards: the file answers as PyTorch does with its own cast weights."""
+    outcome = workplace.export(*_export(tied, "--dtype", "fp32", "--format", "json", "-q"))
+    assert 0 == outcome.code, outcome.err
+    result = json.loads(outcome.out)
+    assert "dynamo" == result["exporter"]
+    assert result["verification"]["is_verified"]
+    proto = onnx.load(workplace.folder / "model.onnx")
+    assert {onnx.TensorProto.FLOAT} == {t.data_type for t in proto.graph.initializer if len(t.dims) == 2}
+    assert onnx.TensorProto.FLOAT == proto.graph.output[0].type.tensor_type.elem_type
+
+
+def test_export_keeps_the_type_of_the_checkpoint_and_writes_tied_weights_once(workplace: Workplace, tied: Path) -> None:
+    """The bytes of the checkpoint, and a graph."""
+    outcome = workplace.export(*_export(tied, "--no-verify"))
+    assert 0 == outcome.code, outcome.err
+    proto = onnx.load(workplace.folder / "model.onnx")
+    weights = [t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.BFLOAT16]
+    assert 1 == sum(120_000 in t.dims for t in weights)
+    stored = _weight_bytes(tied)
+    assert stored <= sum(len(t.raw_data) for t in weights) <= 1.01 * stored
+    assert "the weights are bfloat16, as the checkpoint has them" in outcome.out
+
+
+def test_dtype_the_execution_provider_lacks_is_told_with_what_helps(workplace: Workplace, tied: Path) -> None:
+    """ONNX Runtime's CPU does not multiply bfloat16; the file is not written unverified."""
+    words = ("cannot verify", "Could not find an implementation for", "bfloat16", "--dtype fp32", "--no-verify")
+    workplace.refuse(*_export(tied), code=3, words=words)
+
+
+def test_export_with_weights_in_memory_casts_them_too(workplace: Workplace, bert_tiny: Path) -> None:
+    """The TorchScript exporter takes the same option."""
+    options = ("--no-dynamo", "--dtype", "fp16", "--no-verify", "-q", "--shape-config", '{"sequence_length": 8}')
+    outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", *options)
+    assert 0 == outcome.code, outcome.err
+    proto = onnx.load(workplace.folder / "model.onnx")
+    assert {onnx.TensorProto.FLOAT16} == {
+        t.data_type for t in proto.graph.initializer if len(t.dims) == 2 and min(t.dims) > 1
+    }
+
+
+def test_dtype_of_a_factory_is_refused(workplace: Workplace, nets: Path) -> None:
+    """Only its author casts its weights."""
+    words = ("--dtype fp16", "makes its own weights")
+    workplace.refuse("-m", f"{nets}:good", "-o", "model.onnx", "--dtype", "fp16", code=2, words=words)
+
+
+def _without_a_shard(folder: Path) -> None:
+    sorted(folder.glob("*.safetensors"))[-1].unlink()
+
+
+def _with_an_index_that_lies(folder: Path) -> None:
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["model.layers.7.made_up.weight"] = sorted(index["weight_map"].values())[0]
+    path.write_text(json.dumps(index))
+
+
+def _with_a_shard_cut(folder: Path) -> None:
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+
+def _without_a_tensor(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    shard = sorted(folder.glob("*.safetensors"))[-1]
+    tensors = load_file(shard)
+    del tensors["model.norm.weight"]
+    save_file(tensors, shard, metadata={"format": "pt"})
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    del index["weight_map"]["model.norm.weight"]
+    path.write_text(json.dumps(index))
+
+
+def _in_fp8(folder: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shard = sorted(folder.glob("*.safetensors"))[-1]
+    tensors = load_file(shard)
+    name = next(name for name, tensor in tensors.items() if name.endswith("proj.weight"))
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    tensors[f"{name}_scale_inv"] = torch.ones(1, 1)
+    save_file(tensors, shard, metadata={"format": "pt"})
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
+    "shard missing": (_without_a_shard, ("index.json", "shards, of which 1 missing", "missing file beside")),
+    "index that lies": (_with_an_index_that_lies, ("model.layers.7.made_up.weight", "does not hold it")),
+    "shard cut": (_with_a_shard_cut, ("truncated", "ends at byte", "checkpoint again")),
+    "tensor missing": (_without_a_tensor, ("lacks 1 of the", "would be random", "model.norm.weight")),
+    "fp8 with scales": (_in_fp8, ("float8_e4m3fn", "scales beside it", "quantization_config")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_shards_are_told_in_one_sentence(workplace: Workplace, sharded: Path, damage: str) -> None:
+    """Before anything is traced, and before anything is written."""
+    spoil, words = DAMAGES[damage]
+    spoil(sharded)
+    workplace.refuse(*_export(sharded, "--no-verify"), code=1, words=(str(sharded), *words))
+
+
+@_POSIX
+def test_disk_that_is_full_half_way_changes_no_file(workplace: Workplace, tied: Path) -> None:
+    """Some megabytes of the weights are written when it is."""
+    (workplace.folder / "model.onnx").write_bytes(b"earlier")
+    limit = _weight_bytes(tied) // 2
+    limited = replace(workplace, program=(sys.executable, "-c", _LIMITED, str(limit)))
+    outcome = limited.refuse(
+        *_export(tied, "--no-verify", "--overwrite"), code=1, words=("cannot write", str(Path("here") / "model.onnx"))
+    )
+    assert ".winml-partial" not in outcome.err
+
+
+@_POSIX
+def test_interruption_half_way_changes_no_file(workplace: Workplace, tied: Path) -> None:
+    """Ctrl-C while the weights are on their way."""
+    (workplace.folder / "model.onnx").write_bytes(b"earlier")
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_WHILE_WRITING, "export", *_export(tied, "--dtype", "fp32", "--overwrite")],
+        cwd=workplace.folder, env=workplace.environment(), stdin=subprocess.DEVNULL, capture_output=True,
+        encoding="utf-8", check=False, timeout=300,
+    )  # fmt: skip
+    assert 1 == done.returncode, done.stderr
+    assert done.stderr.endswith("interrupted: no file was changed\n")
+    assert "Traceback" not in done.stderr
+    assert {"model.onnx": b"earlier"} == workplace.files()

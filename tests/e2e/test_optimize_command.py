@@ -1,0 +1,135 @@
+"""``winml optimize`` from a shell: what it says, what it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from e2e.workplace import Workplace
+
+
+@pytest.fixture(scope="module")
+def exported(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> Path:
+    """An export of bert-tiny."""
+    workplace = make_workplace()
+    outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", "-q")
+    assert 0 == outcome.code, outcome.err
+    return workplace.folder / "model.onnx"
+
+
+@pytest.fixture
+def model(exported: Path, workplace: Workplace) -> Path:
+    """The export, in the current folder of the commands."""
+    return Path(shutil.copyfile(exported, workplace.folder / "model.onnx"))
+
+
+@pytest.mark.usefixtures("model")
+def test_full_level_fuses_and_says_what_and_where(workplace: Workplace) -> None:
+    """GELUs, attentions and normalizations become one operator each; every node keeps its module; the file is valid."""
+    outcome = workplace.winml("optimize", "-m", "model.onnx", "-o", "fast.onnx", "--level", "full", "--format", "json")
+    assert 0 == outcome.code, outcome.err
+    record = json.loads(outcome.out)
+    assert {"gelu_fusion": 2, "attention_fusion": 2, "skip_layer_norm_fusion": 5} == {
+        name: record["fired"][name] for name in ("gelu_fusion", "attention_fusion", "skip_layer_norm_fusion")
+    }
+    assert record["fired"]["matmul_add_fusion"] > 0
+    assert record["after"]["nodes"] < record["before"]["nodes"]
+    assert (100.0, True) == (record["coverage"]["percent"], record["verification"]["is_verified"])
+    assert 0 == record["normalizations"]
+    written = onnx.load(workplace.folder / "fast.onnx")
+    onnx.checker.check_model(written)
+    for node in written.graph.node:
+        keys = [entry.key for entry in node.metadata_props]
+        assert 1 == keys.count("winml.hierarchy.tag") == keys.count("winml.hierarchy.depth"), node.name
+    assert ["fast.onnx", "model.onnx"] == sorted(workplace.files())
+
+
+@pytest.mark.usefixtures("model")
+def test_no_flags_pass_the_export_on_and_say_so(workplace: Workplace) -> None:
+    """An export is in its plain form already."""
+    outcome = workplace.winml("optimize", "-m", "model.onnx", "-o", "same.onnx")
+    assert 0 == outcome.code, outcome.err
+    assert "already normalized" in outcome.out
+    assert (workplace.folder / "model.onnx").samefile(workplace.folder / "same.onnx")
+
+
+@pytest.mark.usefixtures("model")
+def test_pair_of_flags_switches_one_capability(workplace: Workplace) -> None:
+    """Enabled alone it is all that happens; disabled it is all that does not; a config says the same."""
+    (workplace.folder / "optim.json").write_text('{"optim": {"gelu_fusion": true}}', encoding="utf-8")
+    for name, arguments in {
+        "only.onnx": ["--enable-gelu-fusion"],
+        "config.onnx": ["-c", "optim.json"],
+        "without.onnx": ["--level", "full", "--disable-gelu-fusion"],
+    }.items():
+        outcome = workplace.winml("optimize", "-m", "model.onnx", "-o", name, "-q", *arguments)
+        assert (0, "", "") == (outcome.code, outcome.out, outcome.err)
+    operators = {
+        name: [node.op_type for node in onnx.load(workplace.folder / name).graph.node]
+        for name in ("model.onnx", "only.onnx", "config.onnx", "without.onnx")
+    }
+    assert 2 == operators["only.onnx"].count("Gelu") == operators["config.onnx"].count("Gelu")
+    assert operators["only.onnx"].count("LayerNormalization") == operators["model.onnx"].count("LayerNormalization")
+    assert ("Erf" in operators["without.onnx"], "Gelu" in operators["without.onnx"]) == (True, False)
+
+
+def test_list_shows_what_is_on_where(workplace: Workplace) -> None:
+    """The table and the JSON come from one registry."""
+    table = workplace.winml("optimize", "--list", "--level", "extended", "--ep", "qnn")
+    assert 0 == table.code
+    listed = json.loads(workplace.winml("optimize", "--list", "--level", "extended", "--format", "json").out)
+    rows = {row["name"]: row for row in listed["capabilities"]}
+    assert {"gelu_fusion", "attention_fusion", "bias_gelu_fusion"} <= set(rows)
+    assert (True, False) == (rows["bias_gelu_fusion"]["enabled"], rows["attention_fusion"]["enabled"])
+    assert all(name in table.out and row["does"] in table.out for name, row in rows.items())
+
+
+@pytest.mark.usefixtures("model")
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["-o", "out.onnx", "--enable-glu-fusion"], 2, "--enable-gelu-fusion"),
+        (["-o", "out.onnx", "--ep", "qmn"], 2, "Did you mean 'qnn'"),
+        (["-o", "out.onnx", "--ep", "qnn", "--enable-attention-fusion"], 2, "does not run the operators"),
+        (["-o", "out.onnx", "--config", '{"optim": {"gelu_fuson": true}}'], 2, "did you mean 'gelu_fusion'"),
+        (["-o", "model.onnx", "--level", "full"], 2, "--overwrite"),
+        (["-o", "out.txt", "--level", "full"], 2, "out.txt"),
+        ([], 2, "no output was given"),
+        (["-o", "out.onnx", "--opset", "13"], 1, "opset 17 to 13"),
+    ],
+)
+def test_wrong_request_is_refused_and_writes_nothing(
+    workplace: Workplace, arguments: list[str], code: int, words: str
+) -> None:
+    """Exit code and words say what to change; no file appears."""
+    before = workplace.files()
+    outcome = workplace.winml("optimize", "-m", "model.onnx", *arguments)
+    assert (code, "") == (outcome.code, outcome.out)
+    assert words in outcome.err
+    assert before == workplace.files()
+
+
+@pytest.mark.usefixtures("model")
+def test_optimizing_imports_no_torch(workplace: Workplace) -> None:
+    """A command on a file needs no model library."""
+    program = (
+        "import sys; from winml.modelkit import optimize_onnx;"
+        "optimize_onnx('model.onnx', 'fast.onnx', level='full');"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=workplace.folder,
+        env=workplace.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "[]\n" == done.stdout

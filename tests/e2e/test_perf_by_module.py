@@ -1,0 +1,103 @@
+"""``winml perf --by-module`` on a tagged file: what it prints, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import graphs
+from e2e.workplace import Workplace
+from winml.modelkit.graph.writing import write_model
+
+ZEROS = ", ".join("0" * 256)
+BODY = f"""g (float[8,16] x) => (float[8,16] y)
+<float[16,16] w1 = {{{ZEROS}}}, float[16] w2 = {{{ZEROS[:46]}}}, float[16,16] w3 = {{{ZEROS}}}> {{
+  a = MatMul (x, w1)
+  b = Add (a, w2)
+  c = Relu (b)
+  d = MatMul (c, w3)
+  y = Add (d, x)
+}}"""
+
+
+@pytest.fixture
+def model(workplace: Workplace) -> Path:
+    """A file ONNX Runtime fuses nodes of."""
+    path = workplace.folder / "net.onnx"
+    write_model(graphs.parse(BODY), path)
+    return path
+
+
+def test_by_module_prints_the_tree_and_what_is_left(workplace: Workplace, model: Path) -> None:
+    """Every module has a line; all of the kernel time is attributed; nothing but the model stays in the folder."""
+    done = workplace.winml("perf", model.name, "--by-module", "--iterations", "5")
+    assert 0 == done.code, done.err
+    for segment in ("M ", "MatMul ", "Relu "):
+        assert any(line.strip().startswith(segment) for line in done.out.splitlines()), done.out
+    assert "unattributed  0.000 ms (0.00% of kernel time)" in done.out
+    assert [model.name] == [path.name for path in workplace.folder.iterdir()]
+
+
+def test_by_module_json_adds_up(workplace: Workplace, model: Path) -> None:
+    """The JSON has the keys of the whole model and ``by_module``, whose self times make up the kernel time."""
+    done = workplace.winml("perf", model.name, "--by-module", "--iterations", "5", "--format", "json", "-q")
+    record = json.loads(done.out)
+    by_module = record["by_module"]
+    assert {"schema_version", "benchmark_info", "model_info", "latency_ms", "by_module"} <= set(record)
+    assert "winml tags" == by_module["tree_source"]
+    assert 0 == by_module["unattributed_share"]
+
+    def self_ms(module: dict[str, object]) -> float:
+        return module["self_ms"] + sum(map(self_ms, module["children"]))  # type: ignore[operator, call-overload, no-any-return]
+
+    assert math.isclose(by_module["kernel_ms"], sum(map(self_ms, by_module["tree"])), rel_tol=1e-9)
+    assert 5 == len(by_module["runs_ms"])
+
+
+def test_by_module_writes_the_files_that_were_asked_for(workplace: Workplace, model: Path) -> None:
+    """Page, node data and trace are whole, name the file's own nodes, and are not replaced unasked."""
+    arguments = ["perf", model.name, "--by-module", "--iterations", "3"]
+    files = ["--report", "time.html", "--node-data", "nodes.json", "--trace", "trace.json"]
+    done = workplace.winml(*arguments, *files)
+    assert 0 == done.code, done.err
+    page = (workplace.folder / "time.html").read_text(encoding="utf-8")
+    assert page.rstrip().endswith("</html>")
+    nodes = json.loads((workplace.folder / "nodes.json").read_text(encoding="utf-8"))["g"]["results"]
+    assert set(nodes) <= {"/matmul/MatMul_0", "/add/Add_1", "/relu/Relu_2", "/matmul/MatMul_3", "/add/Add_4"}
+    assert sum(entry["value"] for entry in nodes.values()) > 0
+    events = json.loads((workplace.folder / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert {"module", "kernel"} == {event["cat"] for event in events}
+    again = workplace.winml(*arguments, "--trace", "trace.json")
+    assert 2 == again.code
+    assert ["error: output", "Use --overwrite"] == [
+        line[:13] if line[0] == "e" else line[:15] for line in again.complaint
+    ]
+    assert 0 == workplace.winml(*arguments, "--trace", "trace.json", "--overwrite").code
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--depth", "2"], "error: --depth says how times by module are shown"),
+        (["--report", "a.html"], "error: --report says how times by module are shown"),
+        (
+            ["--by-module", "--baseline", "net.onnx"],
+            "error: --baseline net.onnx: profiling slows both down differently",
+        ),
+        (
+            ["--by-module", "--trace", "a", "--node-data", "a"],
+            "error: two of --report, --node-data and --trace name one",
+        ),
+        (["--by-module", "--top", "0"], "error: Invalid value for '--top'"),
+    ],
+)
+def test_by_module_refuses_what_does_not_go_together(
+    workplace: Workplace, model: Path, options: list[str], sentence: str
+) -> None:
+    """Wrong usage is told before anything runs, with exit code 2."""
+    done = workplace.winml("perf", model.name, *options)
+    assert (2, "") == (done.code, done.out)
+    assert any(line.startswith(sentence) for line in done.complaint), done.err

@@ -1,0 +1,246 @@
+"""``winml perf`` as a user runs it: what it tells, and what it says about a wrong request."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from e2e.workplace import Outcome, Workplace
+from winml.modelkit.measure.statistics import summarize
+
+NET = """<ir_version: 10, opset_import: ["" : 17]>
+g (float[batch, 8] x, int64[batch] ids) => (float[batch, 8] y, float[batch, 4] z)
+<float[8, 8] w, float[6, 4] table> {
+    y = MatMul(x, w)
+    z = Gather(table, ids)
+}
+"""
+TIMES = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
+FEW = ("--iterations", "7", "--warmup", "1")
+ALTERNATIVES = ("--baseline", "other.onnx")
+
+
+def save(text: str, path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a graph given as text; the values it declares besides inputs and outputs become weights."""
+    model = onnx.parser.parse_model(text)
+    for key, value in (metadata or {}).items():
+        model.metadata_props.add(key=key, value=value)
+    generator = np.random.default_rng(0)
+    for value in model.graph.value_info:
+        shape = [size.dim_value for size in value.type.tensor_type.shape.dim]
+        array = generator.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
+    model.graph.ClearField("value_info")
+    onnx.save(model, path)
+
+
+@pytest.fixture
+def place(workplace: Workplace) -> Workplace:
+    """A folder with a model whose ids must stay below 6, which only its metadata says."""
+    save(NET, workplace.folder / "net.onnx", {"winml.io.inputs": '[{"name": "ids", "value_range": [0, 5]}]'})
+    return workplace
+
+
+def record(outcome: Outcome) -> dict[str, Any]:
+    """Return the JSON a command answered, and nothing else."""
+    assert 0 == outcome.code, outcome.err
+    value: dict[str, Any] = json.loads(outcome.out)
+    return value
+
+
+def refuse(place: Workplace, *arguments: str, code: int, words: tuple[str, ...]) -> None:
+    """Check that a request is refused with one sentence and a next step, and leaves no file."""
+    before = place.files()
+    outcome = place.winml("perf", *arguments)
+    assert (code, "") == (outcome.code, outcome.out), outcome.err
+    assert 2 == len(outcome.complaint), outcome.complaint
+    assert [] == [word for word in words if word not in "\n".join(outcome.complaint)], outcome.complaint
+    assert before == place.files()
+
+
+def test_json_has_the_keys_of_its_format(place: Workplace) -> None:
+    """One object on stdout, with the numbers of FORMATS, and samples that give the summary."""
+    found = record(place.winml("perf", "net.onnx", *FEW, "--batch-size", "3", "--format", "json"))
+    assert [
+        "schema_version", "benchmark_info", "model_info", "latency_ms", "throughput", "raw_samples_ms", "memory",
+    ] == list(found)  # fmt: skip
+    assert 2 == found["schema_version"]
+    assert {"x": [None, 8], "ids": [None]} == found["model_info"]["input_shapes"]
+    assert {"x": [3, 8], "ids": [3]} == found["model_info"]["measured_shapes"]
+    assert {"y": [3, 8], "z": [3, 4]} == found["model_info"]["output_shapes"]
+    samples = found["raw_samples_ms"]
+    assert 7 == len(samples) == found["benchmark_info"]["iterations"]
+    assert list(TIMES) == list(found["latency_ms"])
+    assert pytest.approx(summarize(samples).as_record(), abs=1e-5) == found["latency_ms"]
+    mean = found["latency_ms"]["mean"]
+    assert pytest.approx(3 * 1000 / mean, rel=1e-3) == found["throughput"]["samples_per_sec"]
+    assert found["benchmark_info"]["session_creation_ms"] > 0
+    assert found["benchmark_info"]["first_run_ms"] > 0
+    assert found["memory"]["peak_bytes"] >= found["memory"]["process_bytes"] > 0
+
+
+def test_table_tells_the_same_and_leaves_no_file(place: Workplace) -> None:
+    """People get the times, what was fed and the batch; nothing is written."""
+    before = place.files()
+    outcome = place.winml("perf", "-m", "net.onnx", *FEW)
+    assert (0, "") == (outcome.code, outcome.err)
+    for word in (*TIMES, "x float32[1, 8]", "ids int64[1]", "1, says dimension batch", "7 counted", "samples/s"):
+        assert word in outcome.out
+    assert "sizes chosen because none was given: batch 1" in outcome.out
+    assert before == place.files()
+
+
+def test_duration_decides_how_many_runs(place: Workplace) -> None:
+    """A second holds more runs of this model than the hundred that are usual."""
+    found = record(place.winml("perf", "net.onnx", "--duration", "0.5", "--threads", "1", "--format", "json"))
+    assert found["benchmark_info"]["iterations"] > 100
+    assert (0.5, 1) == (found["benchmark_info"]["duration_s"], found["benchmark_info"]["threads"])
+
+
+def test_input_data_is_what_is_fed(place: Workplace) -> None:
+    """Values come from the file, sizes with them."""
+    arrays = {"x": np.ones((5, 8), np.float32), "ids": np.zeros(5, np.int64)}
+    np.savez(place.folder / "values.npz", **arrays)
+    found = record(place.winml("perf", "net.onnx", *FEW, "--input-data", "values.npz", "--format", "json"))
+    assert (5, "file") == (found["benchmark_info"]["batch_size"], found["benchmark_info"]["input_source"])
+
+
+def test_nan_and_what_is_no_number_are_noted(workplace: Workplace) -> None:
+    """Outputs that hold NaN, text or sequences do not stop a measurement."""
+    text = """<ir_version: 10, opset_import: ["" : 17]>
+g (string[2] s, float[2, 2] x) => (string[2] t, seq(float[1, 2]) parts, float[2, 2] root)
+{ t = Identity(s)  parts = SplitToSequence(x)  root = Sqrt(x) }"""
+    save(text, workplace.folder / "odd.onnx")
+    np.savez(workplace.folder / "values.npz", s=np.array(["a", "b"]), x=-np.ones((2, 2), np.float32))
+    found = record(workplace.winml("perf", "odd.onnx", *FEW, "--input-data", "values.npz", "--format", "json"))
+    notes = "\n".join(found["benchmark_info"]["notes"])
+    for words in ("output t is no tensor of numbers", "output parts is no", "output root holds NaN", "holds text"):
+        assert words in notes
+    assert {"t": None, "parts": None, "root": [2, 2]} == found["model_info"]["output_shapes"]
+    refuse(workplace, "odd.onnx", code=2, words=("input s takes string", "--input-data"))
+
+
+def test_baseline_of_the_same_file_shows_no_difference(place: Workplace) -> None:
+    """Both are measured on the same values; the interval holds 1 or is not called a difference."""
+    shutil.copy(place.folder / "net.onnx", place.folder / "same.onnx")
+    arguments = ("net.onnx", "--baseline", "same.onnx", "--iterations", "30", "--threads", "1")
+    found = record(place.winml("perf", *arguments, "--format", "json"))["baseline"]
+    assert ("same.onnx", "onnx", 30) == (found["name"], found["kind"], len(found["raw_samples_ms"]))
+    assert (30, 0.95, 1) == (found["ratio"]["pairs"], found["ratio"]["confidence"], found["block"])
+    assert found["ratio"]["low"] <= found["ratio"]["value"] <= found["ratio"]["high"]
+
+
+def test_baseline_that_does_far_more_is_found_slower(place: Workplace) -> None:
+    """A model with a hundred large products is slower, and the sentence says by how much."""
+    products = "\n".join(f"a{number} = MatMul(a{number - 1}, w)" for number in range(1, 101))
+    text = f"""<ir_version: 10, opset_import: ["" : 17]>
+g (float[batch, 8] x, int64[batch] ids) => (float[1, 1] y) <float[128, 128] w> {{
+one = ReduceSum<keepdims = 1>(x)  a0 = Mul(one, w)  {products}  y = ReduceSum<keepdims = 1>(a100)
+}}"""
+    save(text, place.folder / "other.onnx")
+    outcome = place.winml("perf", "net.onnx", "--iterations", "12", "--warmup", "2", *ALTERNATIVES)
+    assert 0 == outcome.code, outcome.err
+    assert "net.onnx is faster than other.onnx: ratio 0." in outcome.out
+    too_few = place.winml("perf", "net.onnx", "--iterations", "2", *ALTERNATIVES)
+    assert "no difference found" in too_few.out
+    assert "too few for an interval" in too_few.out
+
+
+def test_pytorch_baseline_of_a_script_is_measured_on_the_same_values(workplace: Workplace) -> None:
+    """A model is exported once, kept, and compared with what it was exported from; then found in the cache."""
+    script = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = torch.nn.Linear(8, 4)
+    def forward(self, x):
+        return self.inner(x).relu()
+def build():
+    return Net()
+def example_inputs():
+    return {"x": torch.ones(3, 8)}
+"""
+    (workplace.folder / "net.py").write_text(script, encoding="utf-8")
+    before = workplace.files()
+    outcome = workplace.winml("perf", "-m", "net.py:build", *FEW, "--baseline", "pytorch", "--format", "json")
+    found = record(outcome)
+    assert ("pytorch", 3) == (found["baseline"]["kind"], found["benchmark_info"]["batch_size"])
+    assert set(before) == {name for name in workplace.files() if "__pycache__" not in name}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({}, "does not say which model it was exported from"),
+        ({"winml.model": "no json"}, "does not say which model it was exported from"),
+        ({"winml.model": '{"name_or_path": "owner/name"}'}, "exported from owner/name, which is no checkpoint"),
+        ({"winml.model": '{"name_or_path": "evil.py:build"}'}, "exported from evil.py:build, which is no checkpoint"),
+    ],
+)
+def test_pytorch_baseline_of_a_file_runs_and_fetches_nothing_it_names(
+    workplace: Workplace, metadata: dict[str, str], words: str
+) -> None:
+    """What a file names may be anybody's: no network is asked and no script run."""
+    (workplace.folder / "evil.py").write_text("open('was_here', 'w').close()\ndef build(): pass\n", encoding="utf-8")
+    save(NET, workplace.folder / "net.onnx", metadata)
+    refuse(workplace, "net.onnx", "--baseline", "pytorch", "-q", *FEW, code=2, words=(words, "-m"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("net.onnx", "--ep", "nnapi"), 2, ("NnapiExecutionProvider is not part of", "cpu")),
+        (("net.onnx", "--ep", "cpuu"), 2, ("--ep cpuu", "Did you mean 'cpu'?")),
+        (("net.onnx", "--ep", "cpu", "--device", "npu"), 2, ("runs on cpu",)),
+        (("net.onnx", "--ep-options", "a=1"), 2, ("has no options", "--threads")),
+        (("net.onnx", "--ep-options", "a"), 2, ("not KEY=VALUE",)),
+        (("net.onnx", "--iterations", "0"), 2, ("--iterations", "x>=1")),
+        (("net.onnx", "--iterations", "-4"), 2, ("--iterations", "x>=1")),
+        (("net.onnx", "--duration", "0"), 2, ("--duration", "x>0")),
+        (("net.onnx", "--threads", "0"), 2, ("--threads", "x>=1")),
+        (("net.onnx", "--iterations", "3", "--duration", "1"), 2, ("both say when to stop",)),
+        (("net.onnx", "--task", "fill-mask"), 2, ("--task has no meaning",)),
+        (("net.onnx", "--shape-config", '{"btch": 2}'), 2, ("no open dimension 'btch'", "batch")),
+        (("net.onnx", "--shape-config", '{"batch": 0}'), 2, ("at least 1",)),
+        (("net.onnx", "--baseline", "neither"), 2, ("neither pytorch nor an ONNX file",)),
+        (("net.onnx", "--baseline", "missing.onnx"), 2, ("missing.onnx: no such file",)),
+        (("net.onnx", "--baseline", "relu.onnx"), 2, ("takes x, the model x, ids",)),
+        (("relu.onnx", "--batch-size", "4"), 2, ("leaves no batch dimension open", "--dynamic-batch")),
+        (("net.onnx", "--input-data", "values.npz"), 2, ("'ids' takes int64[batch], the file has float32[2]",)),
+        (("net.onnx", "--input-data", "far.npz"), 1, ("ids int64[2]", "Give values it takes in far.npz")),
+        (("net.onnx", "--input-data", "values.npz", "--batch-size", "2"), 2, ("has values, and their sizes",)),
+        (("missing.onnx",), 2, ("missing.onnx: no such file",)),
+        (("text.onnx",), 1, ("not an ONNX file",)),
+        (("empty.onnx",), 1, ("is empty",)),
+        (("data.onnx",), 1, ("weights.bin is missing",)),
+        (("unknown.onnx",), 1, ("cannot load unknown.onnx", "Nonsense")),
+        ((), 2, ("no model was given",)),
+        (("net.onnx", "-m", "net.onnx"), 2, ("two models were given",)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_request_is_told_in_one_sentence(
+    place: Workplace, arguments: tuple[str, ...], code: int, words: tuple[str, ...]
+) -> None:
+    """What failed, with which value, what was expected and what to do; no traceback, no file."""
+    relu = '<ir_version: 10, opset_import: ["" : 17]> g (float[2, 8] x) => (float[2, 8] y) { y = Relu(x) }'
+    save(relu, place.folder / "relu.onnx")
+    save(relu.replace("Relu", "Nonsense"), place.folder / "unknown.onnx")
+    (place.folder / "text.onnx").write_text("not a model", encoding="utf-8")
+    (place.folder / "empty.onnx").write_bytes(b"")
+    model = onnx.load(place.folder / "net.onnx")
+    onnx.save(model, place.folder / "data.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (place.folder / "weights.bin").unlink()
+    values = {"x": np.ones((2, 8), np.float32), "ids": np.ones(2, np.int64)}
+    np.savez(place.folder / "values.npz", **{**values, "ids": np.ones(2, np.float32)})
+    np.savez(place.folder / "far.npz", **{**values, "ids": np.full(2, 99)})
+    few = () if {"--iterations", "--duration"} & set(arguments) else ("--iterations", "2")
+    refuse(place, *arguments, *few, code=code, words=words)

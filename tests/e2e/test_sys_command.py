@@ -1,0 +1,58 @@
+"""``winml sys`` as a user runs it for a bug report."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import onnxruntime as ort
+import pytest
+
+from e2e.workplace import Workplace
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """A folder, empty all the time."""
+    root = tmp_path_factory.mktemp("sys")
+    for name in ("here", "home", "temporary"):
+        (root / name).mkdir()
+    return Workplace(root)
+
+
+def test_json_tells_versions_providers_devices_and_memory(place: Workplace) -> None:
+    """What is installed, as its own metadata says."""
+    outcome = place.winml("sys", "--format", "json")
+    assert (0, "") == (outcome.code, outcome.err)
+    found = json.loads(outcome.out)
+    for name in ("torch", "onnx", "onnxruntime", "transformers"):
+        assert version(name) == found["versions"][name]
+    assert platform.python_version() == found["versions"]["python"]
+    present = {entry["name"] for entry in found["execution_providers"] if entry["is_present"]}
+    assert set(ort.get_available_providers()) == present
+    assert {"cpu"} <= {entry["kind"] for entry in found["devices"]}
+    assert found["memory"]["total_bytes"] >= found["memory"]["available_bytes"] > 0
+    assert found["processor"]["logical_cores"] >= 1
+
+
+def test_table_tells_how_to_install_what_is_missing(place: Workplace) -> None:
+    """Each provider that is present has a line, and what is not has the package that brings it."""
+    outcome = place.winml("sys")
+    assert (0, "") == (outcome.code, outcome.err)
+    assert version("torch") in outcome.out
+    assert "cpu (CPUExecutionProvider)" in outcome.out
+    assert {} == place.files()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--format", "json")])
+def test_answer_names_no_place_and_nobody(place: Workplace, arguments: tuple[str, ...]) -> None:
+    """It can be pasted anywhere."""
+    out = place.winml("sys", *arguments).out
+    secrets = {str(Path.home()), str(place.root), platform.node()}
+    # A user called as a library is would be found everywhere.
+    secrets |= {getpass.getuser()} if len(getpass.getuser()) > 4 else set()
+    assert [] == [secret for secret in secrets if secret and secret in out]
+    assert "site-packages" not in out

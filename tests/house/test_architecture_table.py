@@ -1,0 +1,38 @@
+"""Does the table of architectures say what its summary says, and is what we promise of it true?"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from architecture_documents import document
+from house.sources import REPOSITORY
+
+_FOLDER = REPOSITORY / "docs" / "reference"
+_PROMISED_SHARE = 0.95
+_PROMISED_COUNT = 100
+
+
+@pytest.fixture(scope="module")
+def summary() -> dict[str, Any]:
+    """Return the summary of the run the documents speak of."""
+    content: dict[str, Any] = json.loads((_FOLDER / "architectures.json").read_text(encoding="utf-8"))
+    return content
+
+
+def test_architecture_table_is_written_from_its_summary(summary: dict[str, Any]) -> None:
+    """Nobody edits the table: ``run_eval.py --docs`` writes both."""
+    assert document(summary) == (_FOLDER / "architectures.md").read_text(encoding="utf-8")
+
+
+def test_promised_share_of_architectures_is_exported(summary: dict[str, Any]) -> None:
+    """Counted over what PyTorch runs on the inputs decided for it; each row that is missing says why."""
+    counts = Counter(row["state"] for row in summary["architectures"])
+    attempted = counts["exported"] + counts["failed"]
+    assert attempted >= _PROMISED_COUNT
+    assert counts["exported"] / attempted >= _PROMISED_SHARE
+    missing = [row for row in summary["architectures"] if row["state"] != "exported"]
+    assert all(row["reason"] for row in missing)

@@ -1,0 +1,396 @@
+"""What is run again, what is reused, and is every file of a build as it should be?"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+from onnxruntime.quantization import quantize_dynamic
+
+from checkpoints import save_checkpoint
+from winml.modelkit import BuildResult, InputTensorSpec, build_hf_model, build_onnx_model
+from winml.modelkit.build.cached_export import exported_model
+from winml.modelkit.errors import ConfigError, InputError, OutputExistsError, StageError, UsageError, VerificationError
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.load.source import ModelRequest
+from winml.modelkit.report.build_manifest import manifest_schema
+from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.runtime.sessions import run_onnx
+
+KEYS = ("winml.hierarchy.tag", "winml.hierarchy.depth")
+FUSIONS = {"optim": {"gelu_fusion": True, "matmul_add_fusion": True}, "quant": None, "compile": None}
+PLAIN = {"optim": {}, "quant": None, "compile": None}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    monkeypatch.setenv("WINML_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a small BERT."""
+    return save_checkpoint("bert", tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def first(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+    """A build with fusions."""
+    return build_hf_model(str(bert), tmp_path_factory.mktemp("first") / "out", config=FUSIONS)
+
+
+@pytest.fixture
+def out(first: BuildResult, tmp_path: Path) -> Path:
+    """A copy of that build, to be built upon."""
+    return Path(shutil.copytree(first.folder, tmp_path / "out"))
+
+
+def statuses(result: BuildResult) -> dict[str, str]:
+    """What became of each stage."""
+    return {stage.name: stage.status for stage in result.manifest.stages}
+
+
+def reason(result: BuildResult, stage: str) -> str:
+    """Why a stage was run again or skipped."""
+    found = result.manifest.stage(stage)
+    assert found is not None
+    return found.reason
+
+
+def check_artifacts(folder: Path) -> dict[str, Counter[str]]:
+    """Check every ONNX file of a build; return the operators of each."""
+    found = {}
+    for path in sorted(folder.glob("*.onnx")):
+        onnx.checker.check_model(str(path))
+        model = onnx.load(path, load_external_data=False)
+        for node in model.graph.node:
+            keys = Counter(entry.key for entry in node.metadata_props)
+            assert (1, 1) == (keys[KEYS[0]], keys[KEYS[1]]), f"{path.name}: {node.name}"
+        found[path.name] = Counter(node.op_type for node in model.graph.node)
+    return found
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_build_leaves_a_model_per_stage_the_config_and_a_manifest(first: BuildResult) -> None:
+    """The manifest lists exactly what is there, satisfies its schema, and counts one normalization."""
+    names = {path.name for path in first.folder.iterdir()}
+    assert {"export.onnx", "optimized.onnx", "model.onnx", "export_htp_metadata.json"} < names
+    record = json.loads((first.folder / "build_manifest.json").read_text(encoding="utf-8"))
+    jsonschema.validate(record, dict(manifest_schema()))
+    assert names == set(record["files"])
+    assert ("done", 1) == (record["status"], record["normalizations"])
+    assert {"export": "run", "optimize": "run", "quantize": "skipped", "compile": "skipped"} == statuses(first)
+    assert (first.folder / "model.onnx").read_bytes() == (first.folder / "optimized.onnx").read_bytes()
+    for stage in record["stages"][:2]:
+        assert stage["seconds"] > 0
+        assert stage["peak_memory_bytes"] > 10_000_000
+        assert 100.0 == stage["coverage"]["percent"]
+
+
+def test_build_of_the_shape_of_bert_large_fuses_and_keeps_one_tag_per_node(tmp_path: Path) -> None:
+    """Gelu and MatMul + Add fire, onnx accepts every file, and weights in a file of their own go along."""
+    sizes = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 1}
+    checkpoint = save_checkpoint("bert", tmp_path / "checkpoint", **sizes)
+    result = build_hf_model(str(checkpoint), tmp_path / "out", config=FUSIONS)
+    operators = check_artifacts(result.folder)
+    assert operators["model.onnx"] == operators["optimized.onnx"]
+    assert (1, 0) == (operators["model.onnx"]["Gelu"], operators["export.onnx"]["Gelu"])
+    assert operators["model.onnx"]["Gemm"] > operators["export.onnx"]["Gemm"]
+    assert [file.name for file in result.manifest.model] == ["model.onnx", "optimized.onnx.data"]
+    feeds = make_feeds([InputTensorSpec.model_validate(spec) for spec in _inputs(result)], seed=5)
+    expected, actual = (run_onnx(result.folder / name, feeds) for name in ("export.onnx", "model.onnx"))
+    assert all(np.allclose(expected[name], actual[name], atol=1e-4) for name in expected)
+
+
+def _inputs(result: BuildResult) -> list[dict[str, Any]]:
+    record = json.loads((result.folder / "winml_build_config.json").read_text(encoding="utf-8"))
+    return [{**spec, "shape": tuple(spec["shape"]), "value_range": tuple(spec["value_range"])}
+            for spec in record["export"]["input_tensors"]]  # fmt: skip
+
+
+def test_build_of_a_model_in_which_nothing_fuses_keeps_its_graph_and_tags(tmp_path: Path) -> None:
+    """The same fusions asked for, and no place for them."""
+    checkpoint = save_checkpoint("resnet", tmp_path / "checkpoint")
+    result = build_hf_model(str(checkpoint), tmp_path / "out", config=FUSIONS)
+    operators = check_artifacts(result.folder)
+    assert operators["export.onnx"] == operators["model.onnx"]
+
+
+def test_build_without_optimization_is_taken_by_reference(bert: Path, tmp_path: Path) -> None:
+    """An empty section and a valid stamp: normalized once, the file is the same under another name."""
+    result = build_hf_model(str(bert), tmp_path / "out", config=PLAIN)
+    assert 1 == result.manifest.normalizations
+    assert "already normalized" == next(stage.summary for stage in result.manifest.stages if stage.name == "optimize")
+    assert (tmp_path / "out" / "model.onnx").samefile(tmp_path / "out" / "export.onnx")
+
+
+def test_second_build_reuses_every_stage_and_changes_no_model(bert: Path, out: Path) -> None:
+    """Nothing changed, so nothing is run."""
+    before = contents(out)
+    result = build_hf_model(str(bert), out, config=FUSIONS)
+    assert {"export": "reused", "optimize": "reused", "quantize": "skipped", "compile": "skipped"} == statuses(result)
+    after = contents(out)
+    assert before.keys() == after.keys()
+    assert {name: before[name] for name in before if name != "build_manifest.json"} == {
+        name: after[name] for name in after if name != "build_manifest.json"
+    }
+
+
+def test_changed_optimizer_flag_runs_from_optimize_on(bert: Path, out: Path) -> None:
+    """The export stays; the reason names the flag."""
+    result = build_hf_model(str(bert), out, config={**FUSIONS, "optim": {"gelu_fusion": True}})
+    assert ("reused", "run") == (statuses(result)["export"], statuses(result)["optimize"])
+    assert "options changed: optim.matmul_add_fusion True → none" == reason(result, "optimize")
+
+
+def test_changed_weights_run_everything(bert: Path, out: Path, tmp_path: Path) -> None:
+    """What the model is made of counts, not only its name."""
+    checkpoint = Path(shutil.copytree(bert, tmp_path / "checkpoint"))
+    build_hf_model(str(checkpoint), tmp_path / "there", config=PLAIN)
+    save_checkpoint("bert", checkpoint, seed=1)
+    result = build_hf_model(str(checkpoint), tmp_path / "there", config=PLAIN)
+    assert {"run"} == {statuses(result)[name] for name in ("export", "optimize")}
+    assert reason(result, "export").startswith("its input changed: files.model.safetensors")
+
+
+def test_damaged_result_is_made_again_and_said(bert: Path, out: Path) -> None:
+    """The digest does not fit; size and time may."""
+    path = out / "optimized.onnx"
+    times, content = path.stat().st_mtime_ns, bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(times, times))
+    result = build_hf_model(str(bert), out, config=FUSIONS)
+    assert ("reused", "run") == (statuses(result)["export"], statuses(result)["optimize"])
+    assert any("optimized.onnx is missing or damaged" in note for note in result.notes)
+
+
+def test_other_library_versions_run_everything(bert: Path, out: Path) -> None:
+    """A result of another onnx is not trusted to be the same."""
+    record = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
+    for stage in record["stages"][:2]:
+        stage["origin"]["versions"]["onnx"] = "1.0"
+    (out / "build_manifest.json").write_text(json.dumps(record))
+    result = build_hf_model(str(bert), out, config=FUSIONS)
+    assert {"run"} == {statuses(result)[name] for name in ("export", "optimize")}
+    assert reason(result, "export").startswith("versions changed: onnx 1.0 → ")
+
+
+def test_rebuild_runs_everything_and_touches_no_foreign_file(bert: Path, out: Path) -> None:
+    """Also files of an earlier build go only if they are listed."""
+    (out / "notes.onnx").write_text("mine")
+    result = build_hf_model(str(bert), out, config={**PLAIN, "optim": None}, rebuild=True)
+    assert ("run", "skipped") == (statuses(result)["export"], statuses(result)["optimize"])
+    assert "mine" == (out / "notes.onnx").read_text()
+    assert not (out / "optimized.onnx").exists()
+
+
+def test_resolved_config_builds_the_same(bert: Path, first: BuildResult, tmp_path: Path) -> None:
+    """What a build writes down is all that it needs."""
+    result = build_hf_model(str(bert), tmp_path / "again", config=first.folder / "winml_build_config.json")
+    assert (first.folder / "model.onnx").read_bytes() == (tmp_path / "again" / "model.onnx").read_bytes()
+    before, after = (
+        json.loads((folder / "winml_build_config.json").read_text()) for folder in (first.folder, result.folder)
+    )
+    assert before == after
+
+
+_KILLED = """
+import dataclasses, os, signal, sys
+from pathlib import Path
+from winml.modelkit.build.build_flow import run_build
+from winml.modelkit.build.build_plan import plan_build
+from winml.modelkit.build.build_stages import STAGES
+from winml.modelkit.build.config import parse_build_config
+from winml.modelkit.load.source import ModelRequest
+
+def die(task):
+    (task.output.parent / ".winml-partial-abandoned").mkdir()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+stages = tuple(dataclasses.replace(stage, work=die) if stage.name == sys.argv[3] else stage for stage in STAGES)
+optim = {"gelu_fusion": True, "matmul_add_fusion": True}
+config = parse_build_config({"quant": None, "compile": None, "optim": optim}, "")[0]
+run_build(plan_build(config, ModelRequest(sys.argv[1])), Path(sys.argv[2]), stages=stages)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no SIGKILL")
+@pytest.mark.parametrize(("stage", "kept"), [("export", "run"), ("optimize", "reused")])
+def test_killed_build_goes_on_where_it_ended(bert: Path, tmp_path: Path, stage: str, kept: str) -> None:
+    """Finished stages are kept, and what the killed one left behind is gone afterwards."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", _KILLED, str(bert), str(out), stage]
+    assert -signal.SIGKILL == subprocess.run(command, check=False, capture_output=True, timeout=300).returncode
+    assert "unfinished" == json.loads((out / "build_manifest.json").read_text())["status"]
+    result = build_hf_model(str(bert), out, config=FUSIONS)
+    assert (kept, "run") == (statuses(result)["export"], statuses(result)["optimize"])
+    assert {path.name for path in out.iterdir()} == set(result.manifest.files)
+
+
+def test_failed_stage_keeps_what_is_finished(bert: Path, tmp_path: Path) -> None:
+    """A flag the optimizer refuses: the export is there for the next build."""
+    with pytest.raises((StageError, UsageError)):
+        build_hf_model(str(bert), tmp_path / "out", config={**PLAIN, "optim": {"opset": 9999}})
+    result = build_hf_model(str(bert), tmp_path / "out", config=PLAIN)
+    assert ("reused", "run") == (statuses(result)["export"], statuses(result)["optimize"])
+
+
+def test_build_in_the_cache_is_found_again_by_what_it_depends_on(bert: Path, cache: Path) -> None:
+    """Another config gets another folder, and takes the export from the first."""
+    one = build_hf_model(str(bert), config=PLAIN)
+    again = build_hf_model(str(bert), config=PLAIN)
+    other = build_hf_model(str(bert), config=FUSIONS)
+    assert one.folder == again.folder != other.folder
+    assert cache in one.folder.parents
+    assert {"reused", "skipped"} == set(statuses(again).values())
+    assert ("reused", "from the cache") == (statuses(other)["export"], reason(other, "export"))
+    check_artifacts(other.folder)
+
+
+@pytest.mark.parametrize("name", ["export.onnx", "build_manifest.json"])
+def test_damaged_cache_entry_is_built_again_and_said(bert: Path, cache: Path, name: str) -> None:
+    """In the cache every file is ours, so a damaged manifest is no obstacle."""
+    one = build_hf_model(str(bert), config={**PLAIN, "optim": None})
+    (one.folder / name).write_bytes(b"{")
+    again = build_hf_model(str(bert), config={**PLAIN, "optim": None})
+    assert any("damaged" in note for note in again.notes)
+    assert one.manifest.model == again.manifest.model
+    check_artifacts(again.folder)
+
+
+def test_exported_model_is_exported_once(bert: Path) -> None:
+    """Whoever needs the ONNX file of a model finds it, and a build uses the same."""
+    path = exported_model(ModelRequest(str(bert)), WinMLExportConfig())
+    made = path.stat().st_mtime_ns
+    assert made == exported_model(ModelRequest(str(bert)), WinMLExportConfig()).stat().st_mtime_ns
+    assert "from the cache" == reason(build_hf_model(str(bert), config=PLAIN), "export")
+
+
+def test_factory_is_exported_each_time(tmp_path: Path) -> None:
+    """What a function returns cannot be told from a file; what follows is reused where the graph is the same."""
+    script = Path(__file__).parents[1] / "e2e" / "nets.py"
+    config = {**PLAIN, "optim": {"gelu_fusion": True}}
+    build_hf_model(f"{script}:good", tmp_path / "out", config=config)
+    result = build_hf_model(f"{script}:good", tmp_path / "out", config=config)
+    assert "run" == statuses(result)["export"]
+    assert "a factory may return another model each time" == reason(result, "export")
+
+
+@pytest.fixture
+def untagged() -> onnx.ModelProto:
+    """A model of somebody else's, with an operator of ONNX Runtime and one of nobody's domain."""
+    text = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[2, 4] x) => (float[2, 4] y) { a = Identity(x)  b = com.microsoft.Gelu(a)  y = Relu(b) }"""
+    return onnx.parser.parse_model(text)
+
+
+def test_foreign_model_is_built_and_its_coverage_is_unknown(untagged: onnx.ModelProto, tmp_path: Path) -> None:
+    """No tag is invented; the input stays as it was."""
+    onnx.save(untagged, tmp_path / "theirs.onnx")
+    before = (tmp_path / "theirs.onnx").read_bytes()
+    result = build_onnx_model(tmp_path / "theirs.onnx", tmp_path / "out")
+    assert ("skipped", "run") == (statuses(result)["export"], statuses(result)["optimize"])
+    optimize = result.manifest.stage("optimize")
+    assert optimize is not None
+    assert optimize.coverage is not None
+    assert (None, 1, 2) == (optimize.coverage.percent, result.manifest.normalizations, optimize.nodes)
+    assert before == (tmp_path / "theirs.onnx").read_bytes()
+
+
+def test_optimized_model_can_be_built_from(first: BuildResult, tmp_path: Path) -> None:
+    """It is normalized no more, and keeps its tags."""
+    result = build_onnx_model(first.model_path, tmp_path / "out")
+    assert 0 == result.manifest.normalizations
+    assert check_artifacts(tmp_path / "out")["model.onnx"] == check_artifacts(first.folder)["model.onnx"]
+
+
+def test_skipping_normalization_copies_the_file(untagged: onnx.ModelProto, tmp_path: Path) -> None:
+    """Where nothing is asked of the optimizer."""
+    from winml.modelkit.build.build_flow import run_build
+    from winml.modelkit.build.build_plan import plan_build
+    from winml.modelkit.build.config import WinMLBuildConfig
+
+    onnx.save(untagged, tmp_path / "theirs.onnx")
+    request = ModelRequest(str(tmp_path / "theirs.onnx"))
+    plan = plan_build(WinMLBuildConfig(), request, skip_pre_normalization=True)
+    result = run_build(plan, tmp_path / "out")
+    assert 0 == result.manifest.normalizations
+    assert (tmp_path / "theirs.onnx").read_bytes() == result.model_path.read_bytes()
+
+
+def test_model_with_operators_nobody_knows_is_built_unverified(tmp_path: Path) -> None:
+    """ONNX Runtime cannot run it, which is an error unless nothing is to be compared."""
+    text = """<ir_version: 8, opset_import: ["" : 17, "their.domain" : 1]>
+        g (float[2, 4] x) => (float[2, 4] y) { a = Identity(x)  y = their.domain.Secret(a) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "theirs.onnx")
+    with pytest.raises(VerificationError):
+        build_onnx_model(tmp_path / "theirs.onnx", tmp_path / "out")
+    result = build_onnx_model(tmp_path / "theirs.onnx", tmp_path / "out", verify=False)
+    assert ["Secret"] == [node.op_type for node in onnx.load(result.model_path).graph.node]
+
+
+def test_quantized_model_is_built(first: BuildResult, tmp_path: Path) -> None:
+    """What another tool quantized goes through, with the tags it has left."""
+    quantize_dynamic(first.folder / "export.onnx", tmp_path / "quantized.onnx")
+    result = build_onnx_model(tmp_path / "quantized.onnx", tmp_path / "out", config={"optim": {"level": "basic"}})
+    operators = {node.op_type for node in onnx.load(result.model_path).graph.node}
+    assert "MatMulInteger" in operators
+
+
+def test_model_without_its_data_is_refused(tmp_path: Path, untagged: onnx.ModelProto) -> None:
+    """The missing file is named, and nothing is made."""
+    tensor = onnx.numpy_helper.from_array(np.ones((2, 4), dtype=np.float32), "w")
+    onnx.external_data_helper.set_external_data(tensor, "gone.bin")
+    tensor.ClearField("raw_data")
+    untagged.graph.initializer.append(tensor)
+    (tmp_path / "theirs.onnx").write_bytes(untagged.SerializeToString())
+    with pytest.raises(InputError, match=r"gone\.bin is missing"):
+        build_onnx_model(tmp_path / "theirs.onnx", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [({"optimise": {}}, "optimise"), ({"export": None}, "no ONNX file"), ({"auto": False}, "input_tensors")],
+)
+def test_config_that_cannot_be_built_is_refused(
+    bert: Path, tmp_path: Path, config: Mapping[str, Any], words: str
+) -> None:
+    """Before anything is loaded."""
+    with pytest.raises(ConfigError, match=words):
+        build_hf_model(str(bert), tmp_path / "out", config=config)
+
+
+def test_folder_of_the_model_is_refused(bert: Path, first: BuildResult) -> None:
+    """The input is never written over."""
+    with pytest.raises(UsageError, match="is the model itself"):
+        build_hf_model(str(bert), bert)
+    with pytest.raises(UsageError, match="which the build would replace"):
+        build_onnx_model(first.model_path, first.folder)
+
+
+def test_foreign_file_is_refused_before_the_model_is_loaded(bert: Path, tmp_path: Path) -> None:
+    """It is not ours to replace, with or without rebuild."""
+    (tmp_path / "export.onnx").write_text("mine")
+    with pytest.raises(OutputExistsError, match="no build wrote it"):
+        build_hf_model(str(bert), tmp_path, rebuild=True)
+    assert "mine" == (tmp_path / "export.onnx").read_text()

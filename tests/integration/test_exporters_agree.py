@@ -1,0 +1,128 @@
+"""Whichever exporter made the graph, the tags are the same, and each holds the same work."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from checkpoints import CONFIGS, build_model, make_distinct, save_checkpoint
+from oracle import OPERATOR_FAMILY
+from tag_checks import COUNTED
+from winml.modelkit import HTPExporter, WinMLExportConfig
+from winml.modelkit.build.live_module import loaded_from_module
+from winml.modelkit.export.capture import Capture
+from winml.modelkit.export.dynamo import capture_dynamo
+from winml.modelkit.export.node_tagger import NodeTagger
+from winml.modelkit.export.preparation import prepared_for_export
+from winml.modelkit.export.tensors import to_torch
+from winml.modelkit.export.torchscript import capture_torchscript
+from winml.modelkit.hierarchy.coverage import measure_coverage
+from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.hierarchy.tracing import record_calls
+from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
+from winml.modelkit.load.source import ModelRequest
+from winml.modelkit.normalize.pipeline import normalize
+from winml.modelkit.runtime.feeds import make_feeds
+
+Work = Counter[tuple[str, str]]
+"""``(tag, operator family)`` → how many nodes."""
+
+
+def work_of(capture: Capture, tree: ModuleTree) -> Work:
+    """Tag and normalize a captured graph, as the export does, and count what stands under each tag."""
+    NodeTagger(tree).tag_nodes(capture.scopes)
+    model = normalize(capture.model).model
+    assert measure_coverage(model).is_complete
+    work: Work = Counter()
+    for node in model.graph.all_nodes():
+        tag = read_tag(node)
+        assert tag is not None
+        work[tag.tag, OPERATOR_FAMILY.get(node.op_type, node.op_type)] += 1
+    return work
+
+
+def work_by_exporter(model: nn.Module, torch_modules: tuple[str, ...] = ()) -> list[Work]:
+    """Capture a transformers model with both exporters."""
+    loaded = loaded_from_module(model, None, WinMLExportConfig())
+    tensors = {name: to_torch(value) for name, value in make_feeds(loaded.inputs, seed=1).items()}
+    with prepared_for_export(model, list(tensors), loaded.forward_kwargs) as forward:
+        with record_calls(model) as trace:
+            model(*tensors.values())
+        tree = build_tree(trace, torch_modules)
+        captures: tuple[Callable[[], Capture], ...] = (
+            lambda: capture_torchscript(model, tensors, forward, tree, opset_version=18),
+            lambda: capture_dynamo(model, tensors, forward, tree),
+        )
+        return [work_of(capture(), tree) for capture in captures]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_exporters_give_the_same_tags_with_the_same_work(architecture: str) -> None:
+    """The set of tags is equal, and so is the number of products, convolutions, normalizations of each."""
+    torchscript, dynamo = work_by_exporter(build_model(architecture))
+    assert {tag for tag, _ in torchscript} == {tag for tag, _ in dynamo}
+    weighty = [Counter({key: n for key, n in work.items() if key[1] in COUNTED}) for work in (torchscript, dynamo)]
+    assert weighty[0] == weighty[1]
+    assert weighty[0]
+
+
+def test_exporters_agree_on_torch_modules_that_are_asked_for() -> None:
+    """Plain layers that are shown get the same tags too."""
+    torchscript, dynamo = work_by_exporter(build_model("bert"), ("all",))
+    assert {tag for tag, _ in torchscript} == {tag for tag, _ in dynamo}
+    assert any(tag.endswith("/Linear.query") for tag, _ in dynamo)
+
+
+def whisper() -> nn.Module:
+    """Build the architecture whose attention mask TorchScript has no operator for."""
+    import transformers
+
+    text = dict.fromkeys(("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 2)
+    config = transformers.WhisperConfig(
+        vocab_size=120, d_model=32, encoder_ffn_dim=48, decoder_ffn_dim=48, max_source_positions=50,
+        max_target_positions=32, num_mel_bins=16, pad_token_id=1, bos_token_id=2, eos_token_id=3,
+        decoder_start_token_id=4, suppress_tokens=[], begin_suppress_tokens=[], **text,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model: nn.Module = transformers.WhisperForConditionalGeneration(config)
+    make_distinct(model)
+    return model.eval()
+
+
+def export(folder: Path, **options: Any) -> Any:
+    """Export a checkpoint folder."""
+    exporter = HTPExporter(WinMLExportConfig(**options))
+    return exporter.export_checkpoint(ModelRequest(str(folder)), folder.parent / "model.onnx")
+
+
+def test_whisper_is_exported_by_auto_and_verified(tmp_path: Path) -> None:
+    """The reason names the operator and the module; the graph takes the decoder's inputs besides the encoder's."""
+    whisper().save_pretrained(tmp_path / "whisper")  # type: ignore[operator]
+    result = export(tmp_path / "whisper")
+    assert "dynamo, opset 18 (aten::diff in module model.decoder has no TorchScript form)" == result.exporter_words
+    assert ["input_features", "decoder_input_ids"] == [spec.name for spec in result.inputs]
+    assert result.verification.is_verified
+    assert 100.0 == result.coverage.percent
+
+
+@pytest.mark.parametrize(("architecture", "options"), [("t5", {}), ("bert", {"dynamic_batch": True})])
+def test_checkpoint_is_exported_without_its_weights_and_verified_with_them(
+    architecture: str, options: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """Built on parameters without values, the file answers as PyTorch does; opset 17 is written when asked for."""
+    folder = save_checkpoint(architecture, tmp_path / "checkpoint")
+    result = export(folder, exporter="dynamo", opset_version=17, **options)
+    assert result.verification.is_verified
+    assert ("dynamo", 17, 17) == (result.exporter, result.opset_requested, result.opset_produced)
+    model = ir.load(tmp_path / "model.onnx")
+    assert "dynamo" == json.loads(model.metadata_props["winml.export"])["exporter"]
+    assert not any("File " in value for node in model.graph for value in node.metadata_props.values())

@@ -1,0 +1,197 @@
+"""Is what is cut out of an exported model the module PyTorch ran, call by call?"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+
+from checkpoints import build_model, save_checkpoint
+from winml.modelkit.build.export_flow import HTPExporter
+from winml.modelkit.build.extract_flow import extract_modules
+from winml.modelkit.build.perf_flow import PerfRequest
+from winml.modelkit.errors import InputError
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.graph.dimensions import DynamicRequest
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.hierarchy.carry import carry_tags
+from winml.modelkit.load.source import ModelRequest
+from winml.modelkit.report.extract_result import ExtractedModule, ExtractResult
+from winml.modelkit.runtime.feeds import make_feeds
+
+Exporter = Callable[..., Path]
+
+ARCHITECTURES = ("bert", "albert", "gpt2", "t5", "bart", "resnet")
+CALLED_TWICE = {"albert": 4}
+"""Modules of the small model that are called once for each of its two layers; the weights are the same."""
+CLOSE = 1e-4
+"""Chosen: what an export may differ from PyTorch by."""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
+    """Return the function that exports a small model of an architecture, once."""
+    files: dict[tuple[str, bool], Path] = {}
+
+    def export(architecture: str, *, dynamic: bool = False) -> Path:
+        key = (architecture, dynamic)
+        if key not in files:
+            folder = tmp_path_factory.mktemp(architecture)
+            checkpoint = save_checkpoint(architecture, folder / "checkpoint")
+            request = ModelRequest(model=str(checkpoint), dynamic=DynamicRequest(batch=dynamic, sequence=dynamic))
+            HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(request, folder / "model.onnx")
+            files[key] = folder / "model.onnx"
+        return files[key]
+
+    return export
+
+
+def _extract(path: Path, folder: Path, selector: str = "**", **options: Any) -> ExtractResult:
+    return extract_modules(PerfRequest(model=path, shown=path.name, **options), selector, folder, with_inputs=True)
+
+
+def _draw(path: Path, folder: Path) -> dict[str, Any]:
+    """Draw inputs for a file with fixed sizes and write them for ``--input-data``."""
+    texts = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    specs = [InputTensorSpec.model_validate_json(json.dumps(entry)) for entry in json.loads(texts["winml.io.inputs"])]
+    feeds = make_feeds(specs, 3)
+    np.savez(folder / "feeds.npz", **feeds)
+    return feeds
+
+
+def _record_pytorch(model: Any, feeds: dict[str, Any]) -> dict[str, list[list[Any]]]:
+    """Return what each module gave: module path → call → its tensors."""
+    seen: dict[str, list[list[Any]]] = defaultdict(list)
+
+    def keep(path: str) -> Any:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            seen[path].append([tensor.clone().numpy() for tensor in _tensors(output)])
+
+        return hook
+
+    for path, module in model.named_modules():
+        module.register_forward_hook(keep(path))
+    with torch.no_grad():
+        model(**{name: torch.from_numpy(array) for name, array in feeds.items()}, return_dict=True)
+    return seen
+
+
+def _tensors(output: Any) -> list[Any]:
+    if isinstance(output, torch.Tensor):
+        return [output]
+    values = output.values() if hasattr(output, "values") else output if isinstance(output, (tuple, list)) else []
+    return [tensor for value in values for tensor in _tensors(value)]
+
+
+def _is_among(array: Any, others: list[Any]) -> bool:
+    scale = max(float(np.abs(array).max(initial=0)), 1e-6)
+    return any(array.shape == other.shape and np.abs(array - other).max(initial=0) <= CLOSE * scale for other in others)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_module_is_cut_as_pytorch_ran_it(architecture: str, exported: Exporter, tmp_path: Path) -> None:
+    """Each call of each module gives, bit for bit, what the whole file gives, and what PyTorch's module gave; each file
+    is valid, says what it is, and runs optimized as well.
+    """
+    path = exported(architecture)
+    feeds = _draw(path, tmp_path)
+    result = _extract(path, tmp_path / "cut", input_data=tmp_path / "feeds.npz")
+    assert () == result.refused
+    seen = _record_pytorch(build_model(architecture), feeds)
+    for module in result.modules:
+        assert 0 == module.max_abs_diff
+        assert module.identity.calls == len(seen[module.identity.module]), module.identity
+        given = seen[module.identity.module][module.identity.call - 1]
+        answers = _run_as_others_do(tmp_path / "cut", module)
+        assert any(_is_among(array, given) for array in answers), module.identity
+        _check_metadata(tmp_path / "cut" / module.file, module)
+    assert CALLED_TWICE.get(architecture, 0) == sum(module.identity.call == 2 for module in result.modules)
+
+
+def _run_as_others_do(folder: Path, module: ExtractedModule) -> list[Any]:
+    """Return what ONNX Runtime makes of the recorded inputs, which is close to what was recorded."""
+    session = onnxruntime.InferenceSession(folder / module.file)
+    with np.load(folder / str(module.inputs_file)) as inputs, np.load(folder / str(module.outputs_file)) as recorded:
+        answers = session.run(list(recorded), dict(inputs))
+        for array, expected in zip(answers, recorded.values(), strict=True):
+            np.testing.assert_allclose(array, expected, rtol=1e-3, atol=1e-4)
+    return list(answers)
+
+
+def _check_metadata(file: Path, module: ExtractedModule) -> None:
+    onnx.checker.check_model(str(file), full_check=True)
+    texts = {entry.key: entry.value for entry in onnx.load(file).metadata_props}
+    assert module.identity.as_record() == json.loads(texts["winml.module"])
+    assert list(module.inputs) == json.loads(texts["winml.io.inputs"])
+    tags = {entry["tag"] for entry in json.loads(texts["winml.hierarchy.tree"])}
+    assert {node.metadata_props["winml.hierarchy.tag"] for node in ir.load(file).graph.all_nodes()} <= tags
+
+
+def test_open_dimensions_stay_open(exported: Exporter, tmp_path: Path) -> None:
+    """A module of a file with open sizes takes other sizes as well."""
+    sizes = {"batch": 2, "sequence": 17}
+    result = _extract(exported("bert", dynamic=True), tmp_path, "encoder.layer.0.output", sizes=sizes)
+    (module,) = result.modules
+    assert [[str, str, int]] * 2 == [[type(size) for size in value["shape"]] for value in module.inputs]
+    with np.load(tmp_path / str(module.inputs_file)) as inputs, np.load(tmp_path / str(module.outputs_file)) as outputs:
+        feeds = {name: array[:1, :9] for name, array in inputs.items()}
+        (expected,) = (array[:1, :9] for array in outputs.values())
+    (answer,) = onnxruntime.InferenceSession(tmp_path / module.file).run(None, feeds)
+    np.testing.assert_allclose(answer, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "resnet"])
+def test_modules_of_an_optimized_file_are_cut(architecture: str, exported: Exporter, tmp_path: Path) -> None:
+    """Fused operators and what an optimizer shares between modules do not keep modules from being cut."""
+    optimized = _optimized(exported(architecture), tmp_path)
+    result = _extract(optimized, tmp_path / "cut")
+    assert () == result.refused
+    assert all(module.max_abs_diff == 0 for module in result.modules)
+    assert len(result.modules) >= 10
+
+
+def test_calls_an_optimizer_mixed_are_refused(exported: Exporter, tmp_path: Path) -> None:
+    """Where nothing tells two calls apart any more, the module is refused, and others are cut."""
+    result = _extract(_optimized(exported("albert"), tmp_path), tmp_path / "cut")
+    assert {"AlbertAttention", "AlbertLayer", "AlbertLayerGroup"} == {
+        item.identity.class_name for item in result.refused
+    }
+    assert all("called 2 times" in item.reason for item in result.refused)
+    assert {"AlbertModel", "AlbertEmbeddings", "AlbertTransformer"} <= {
+        item.identity.class_name for item in result.modules
+    }
+
+
+def _optimized(path: Path, folder: Path) -> Path:
+    """Let ONNX Runtime optimize a file, and bring the tags it loses over."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(folder / "raw.onnx")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(path, options)
+    before, after = ir.load(path), ir.load(folder / "raw.onnx")
+    assert len(after.graph) < len(before.graph)
+    carry_tags(before, after)
+    after.metadata_props.update(before.metadata_props)
+    ir.save(after, folder / "optimized.onnx")
+    return folder / "optimized.onnx"
+
+
+def test_untagged_file_is_refused_with_advice(exported: Exporter, tmp_path: Path) -> None:
+    """Nothing is guessed from names of nodes."""
+    model = onnx.load(exported("resnet"))
+    for node in model.graph.node:
+        del node.metadata_props[:]
+    onnx.save(model, tmp_path / "bare.onnx")
+    with pytest.raises(InputError, match=r"bare\.onnx: its nodes bear no tags(.|\n)*winml retag"):
+        _extract(tmp_path / "bare.onnx", tmp_path / "cut")
+    assert not (tmp_path / "cut").exists()

@@ -1,0 +1,212 @@
+"""Time by module, from an export to a page in a browser, on models that ONNX Runtime really rewrites."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+import graphs
+from winml.modelkit import WinMLExportConfig, export_pytorch
+from winml.modelkit.build.module_profile_flow import ProfiledModules, profile_modules
+from winml.modelkit.build.perf_flow import PerfRequest
+from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.writing import write_model
+from winml.modelkit.measure.latency import LatencyOptions
+from winml.modelkit.report.module_page import module_page
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
+
+
+class Block(nn.Module):
+    """A product and a sum that ONNX Runtime fuses, then an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(32, 32)
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(self.norm(self.dense(x) + x))
+
+
+class Net(nn.Module):
+    """Two blocks, one of them heavier by a second call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[1](self.blocks[1](self.blocks[0](x)))
+
+
+def _profiled(path: Path, iterations: int = 3, **feeds: NDArray[Any]) -> ProfiledModules:
+    """Profile a file on these values."""
+    values = path.with_suffix(".npz")
+    np.savez(values, **feeds)  # type: ignore[arg-type]  # its stub takes the keywords for options
+    options = LatencyOptions(iterations=iterations, warmup=1)
+    return profile_modules(PerfRequest(path, path.name, options, input_data=values))
+
+
+X = {"x": np.random.default_rng(0).standard_normal((1, 16, 32)).astype(np.float32)}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file whose nodes ONNX Runtime fuses when it loads it."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("net") / "net.onnx"
+    export_pytorch(Net(), path, torch.from_numpy(X["x"]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def profiled(exported: Path) -> ProfiledModules:
+    """Where its time goes."""
+    return _profiled(exported, 4, **X)
+
+
+def test_profile_of_rewritten_graph_is_attributed_to_the_last_kernel(profiled: ProfiledModules) -> None:
+    """Fused kernels go to the module of what they replaced; the tree adds up to ONNX Runtime's own sum."""
+    profile = profiled.profile
+    executed = {kernel.node for kernel in profile.profile.kernels}
+    operators = {kernel.op_type for kernel in profile.profile.kernels}
+    assert operators & {"Gelu", "BiasGelu", "FusedMatMul", "Gemm", "SkipLayerNormalization"}, operators
+    assert executed, "ONNX Runtime left the graph as it was, so this test shows nothing"
+    assert profile.unattributed_share == 0
+    assert profile.kernel_ms == pytest.approx(sum(module.self_ms for module in profile.modules()))
+    assert profile.kernel_ms == pytest.approx(sum(kernel.self_us for kernel in profile.profile.kernels) / 4000)
+    assert profile.kernel_ms + profile.outside_ms == pytest.approx(sum(profile.run_ms) / 4)
+
+
+def test_profile_names_the_modules_of_the_model(profiled: ProfiledModules) -> None:
+    """The tree is that of PyTorch; a module called twice has twice the kernels of its twin."""
+    kernels = {module.path: module.kernels for module in profiled.profile.modules()}
+    assert {"", "blocks.0", "blocks.1"} == set(kernels)
+    assert kernels["blocks.0"] > 0
+    assert kernels["blocks.1"] == 2 * kernels["blocks.0"]
+
+
+def test_profile_charges_the_nodes_of_the_file(exported: Path, profiled: ProfiledModules) -> None:
+    """For tools that show the file as it is, its own nodes carry all of the time."""
+    names = {node.name for node in onnx.load(exported).graph.node}
+    assert set(profiled.node_ms) <= names
+    assert profiled.profile.kernel_ms == pytest.approx(sum(profiled.node_ms.values()))
+
+
+def test_profile_of_torch_modules_goes_as_deep_as_the_tags(tmp_path: Path) -> None:
+    """With --torch-module at export, layers of torch.nn have times of their own."""
+    path = tmp_path / "net.onnx"
+    config = WinMLExportConfig(torch_module=("all",))
+    export_pytorch(Net(), path, torch.from_numpy(X["x"]), config=config)
+    times = {module.path: module.self_ms for module in _profiled(path, 3, **X).profile.modules()}
+    assert {"blocks.0.dense", "blocks.0.norm", "blocks.1.dense"} <= set(times)
+
+
+def test_profile_of_untagged_file_reads_node_names_and_says_so(exported: Path, tmp_path: Path) -> None:
+    """Without tags the scopes in node names are the modules."""
+    proto = onnx.load(exported)
+    for node in proto.graph.node:
+        del node.metadata_props[:]
+    del proto.metadata_props[:]
+    path = tmp_path / "untagged.onnx"
+    onnx.save(proto, path)
+    profiled = _profiled(path, 2, **X)
+    assert "node names" == profiled.tree_source
+    assert any("node names" in note for note in profiled.result.notes)
+    assert profiled.profile.unattributed_share < 0.01
+    assert {"blocks.0", "blocks.1"} <= {module.path for module in profiled.profile.modules()}
+
+
+def test_profile_of_file_without_any_scope_is_refused(tmp_path: Path) -> None:
+    """Where nothing names a module there is nothing to charge, and the way out is told."""
+    proto = ir.to_proto(graphs.parse("g (float[4] x) => (float[4] y) { y = Relu(x) }"))
+    for node in proto.graph.node:
+        node.name = "relu"
+        del node.metadata_props[:]
+    path = tmp_path / "bare.onnx"
+    onnx.save(proto, path)
+    with pytest.raises(UsageError, match="nothing says which module") as refusal:
+        _profiled(path, x=np.ones(4, np.float32))
+    assert "winml retag" in refusal.value.hint
+
+
+def test_profile_charges_the_branch_that_ran(tmp_path: Path) -> None:
+    """Kernels inside an If go to their own modules, and their time is not counted twice."""
+    body = """g (bool flag, float[64,64] x) => (float[64,64] y) {
+      y = If (flag) <then_branch = t () => (float[64,64] a) { a = MatMul (x, x) },
+                     else_branch = e () => (float[64,64] b) { b = Neg (x) }>
+    }"""
+    path = tmp_path / "branches.onnx"
+    write_model(graphs.parse(body), path)
+    profile = _profiled(path, flag=np.array(True), x=np.ones((64, 64), np.float32)).profile
+    found = {module.tag: module for module in profile.modules()}
+    assert found["/M/MatMul"].self_ms > 0
+    assert found["/M/Neg"].self_ms == 0
+    assert profile.kernel_ms == pytest.approx(sum(module.self_ms for module in profile.modules()))
+    assert profile.kernel_ms <= sum(profile.run_ms) / len(profile.run_ms)
+
+
+def _browser() -> str:
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"no browser on this machine (looked for {', '.join(BROWSERS)})")
+    return found
+
+
+def _opened(page: str, folder: Path) -> str:
+    """Return the document as the browser has it after its scripts ran, without a network."""
+    path = folder / "page.html"
+    path.write_text(page, encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    options += [
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-quic",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+    ]
+    options += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=10000", "--dump-dom", path.as_uri()]
+    done = subprocess.run(
+        [_browser(), *options], capture_output=True, text=True, encoding="utf-8", check=True, timeout=120
+    )
+    return done.stdout
+
+
+def _column(document: str, position: int) -> list[str]:
+    """Return a column of the module table."""
+    table = document.split('<table id="modules"')[1].split("</table>")[0]
+    rows = re.findall(r"<tr([^>]*)>(.*?)</tr>", table.split("<tbody>")[1], re.DOTALL)
+    cells = [
+        re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for attributes, row in rows if "hidden" not in attributes
+    ]
+    return [row[position] for row in cells]
+
+
+def test_page_opens_in_a_browser_without_network(profiled: ProfiledModules, tmp_path: Path) -> None:
+    """The chart has a box per module, and the table sorts and filters as its heads and its field say."""
+    page = module_page(profiled.profile, title="<net> & co", facts={"provider": "CPU"})
+    assert "<net>" not in page.split("<script")[0]
+    clicks = """<script>addEventListener("load", () => {
+        const field = document.getElementById("filter");
+        field.value = "blocks"; field.dispatchEvent(new Event("input"));
+        const head = document.querySelectorAll("#modules th button")[4];
+        head.click(); head.click();
+    });</script></body>"""
+    document = _opened(page.replace("</body>", clicks), tmp_path)
+    boxes = re.findall(r'class="slicetext"[^>]* data-unformatted="([^"]*)"', document)
+    assert sorted(module.tag.rpartition("/")[2] for module in profiled.profile.modules()) == sorted(boxes)
+    assert ["blocks.0", "blocks.1"] == sorted(_column(document, 0))
+    times = [float(value) for value in _column(document, 4)]
+    assert sorted(times) == times
+    assert 'aria-sort="ascending"' in document

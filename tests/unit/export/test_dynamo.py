@@ -1,0 +1,189 @@
+"""Graphs as the dynamo exporter captures them, before anything is normalized."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from checkpoints import make_distinct
+from winml.modelkit.errors import ExportError, InternalError
+from winml.modelkit.export.capture import Capture
+from winml.modelkit.export.dynamo import capture_dynamo
+from winml.modelkit.export.module_stacks import CLASSES_KEY, SCOPES_KEY, ModuleStacks
+from winml.modelkit.export.preparation import prepared_for_export
+from winml.modelkit.hierarchy.tagging import STACK_TRACE_KEY
+from winml.modelkit.hierarchy.tracing import record_calls
+from winml.modelkit.hierarchy.tree import build_tree
+
+
+class Leaf(nn.Module):
+    """Reduces along an axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Apply it."""
+        return (self.linear(values) * 2.5).sum(-1, keepdim=True) + values
+
+
+class Model(nn.Module):
+    """Calls a leaf of a list twice, counts its calls, writes into its input, and does not listen to the second."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaves = nn.ModuleList([Leaf()])
+        self.other_name = self.leaves[0]
+        self.register_buffer("count", torch.zeros(1))
+        self.head = nn.Linear(3, 3, bias=False)
+        self.head.weight = self.leaves[0].linear.weight
+
+    def forward(self, values: torch.Tensor, unheard: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Call it."""
+        self.count.add_(1)
+        values.mul_(2)
+        bent = torch.tanh(self.leaves[0](values))
+        made = self.head(self.other_name(bent))
+        return made, made, values
+
+
+class Inner(nn.Module):
+    """Does what it is told, in a module of its own."""
+
+    def __init__(self, act: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.act = act
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Do it."""
+        return self.act(values)
+
+
+def inputs_of() -> dict[str, torch.Tensor]:
+    """Return two inputs; one has a name that Python does not take as a parameter's."""
+    return {"values": torch.randn(2, 3), "unheard": torch.zeros(4, dtype=torch.int64)}
+
+
+def capture(model: nn.Module, inputs: Mapping[str, torch.Tensor], **options: Any) -> Capture:
+    """Capture a model."""
+    with prepared_for_export(model, list(inputs)) as forward:
+        with record_calls(model) as trace:
+            model(*(tensor.clone() for tensor in inputs.values()))
+        return capture_dynamo(model, inputs, forward, build_tree(trace), **options)
+
+
+def test_capture_names_and_scopes_are_the_paths_of_the_modules_that_ran(capfd: pytest.CaptureFixture[str]) -> None:
+    """A module called twice, under two names, keeps its first; nothing is printed."""
+    model = Model()
+    make_distinct(model)
+    inputs = inputs_of()
+    before = inputs["values"].clone()
+    captured = capture(model, inputs)
+    linears = [node for node in captured.model.graph if node.op_type in ("Gemm", "MatMul")]
+    assert [("", "leaves.0", "leaves.0.linear")] * 2 + [("", "head")] == [captured.scopes[node] for node in linears]
+    names = [node.name or "" for node in captured.model.graph]
+    assert len(set(names)) == len(names)
+    assert linears[0].name is not None
+    assert linears[0].name.startswith("/leaves.0/linear/")
+    assert "/Tanh" in names
+    assert ["output_0", "output_1", "output_2"] == [value.name for value in captured.model.graph.outputs]
+    assert ("unheard",) == captured.unused_inputs
+    assert torch.equal(before, inputs["values"]), "a forward may write into its inputs; they stay"
+    assert ("", "") == tuple(capfd.readouterr())
+
+
+def test_capture_keeps_valid_scopes_and_no_local_path() -> None:
+    """What other tools read stays; what holds paths goes, from nodes, values and the graph, unless asked for."""
+    model = Model()
+    graph = capture(model, inputs_of()).model.graph
+    for node in graph:
+        scopes, classes = (ast.literal_eval(node.metadata_props[key]) for key in (SCOPES_KEY, CLASSES_KEY))
+        assert len(scopes) == len(classes)
+        assert {SCOPES_KEY, CLASSES_KEY, "namespace"} >= set(node.metadata_props)
+    values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+    assert not any(value.metadata_props for value in values)
+    assert not graph.metadata_props
+    kept = capture(model, inputs_of(), keep_stack_traces=True)
+    assert any("test_dynamo.py" in node.metadata_props.get(STACK_TRACE_KEY, "") for node in kept.model.graph)
+
+
+def test_capture_refers_to_live_tensors_and_ties_them() -> None:
+    """No weight is copied, and one that two modules share is one initializer."""
+    model = Model()
+    make_distinct(model)
+    initializers = capture(model, inputs_of()).model.graph.initializers
+    weights = [name for name in initializers if name.endswith("weight")]
+    assert ["leaves.0.linear.weight"] == weights
+    tensor = initializers[weights[0]].const_value
+    assert tensor is not None
+    assert np.shares_memory(tensor.numpy(), model.head.weight.detach().numpy())
+
+
+def test_capture_of_a_model_without_values_takes_them_from_the_caller() -> None:
+    """Fake parameters are never read; open sizes work, and a value nobody has is a mistake of ours."""
+    model = Model()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        fake = nn.Parameter(torch.empty(3, 3)), nn.Parameter(torch.empty(3))
+    model.leaves[0].linear.weight = model.head.weight = fake[0]
+    model.leaves[0].linear.bias = fake[1]
+    inputs = {name: mode.from_tensor(tensor, static_shapes=True) for name, tensor in inputs_of().items()}
+    tensors: dict[str, ir.TensorProtocol] = {
+        "leaves.0.linear.weight": ir.tensor(np.eye(3, dtype=np.float32)),
+        "leaves.0.linear.bias": ir.tensor(np.ones(3, dtype=np.float32)),
+    }
+    for _again in range(2):
+        captured = capture(model, inputs, weights=tensors, dynamic_axes={"values": {0: "rows"}})
+        initializers = captured.model.graph.initializers
+        assert all(initializers[name].const_value is tensor for name, tensor in tensors.items())
+        assert "[rows,3]" in str(captured.model.graph.inputs[0])
+    with pytest.raises(InternalError, match="bias"):
+        capture(model, inputs, weights={"leaves.0.linear.weight": tensors["leaves.0.linear.weight"]})
+
+
+FAILURES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str, str | None]] = {
+    "operator": (torch.special.bessel_j0, "no ONNX form of prims::bessel_j0 in module 1", "prims::bessel_j0"),
+    "branch": (lambda x: x + 1 if x.sum() > 0 else x, r"by the value of a tensor in module 1 \(test_dynamo.py:", None),
+    "size": (
+        lambda x: x + (1 if x.shape[0] == 2 else 2),
+        r"rows \(axis 0 of my values\) cannot be left open .* takes it for a constant",
+        None,
+    ),
+    "mistake": (lambda x: x if not torch.compiler.is_exporting() else x.nothing, "in module 1 .*AttributeError", None),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_capture_that_fails_names_operator_size_line_and_module(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """The error says what and where, the forward is put back, and torch's own words stay unsaid."""
+    act, words, operator = FAILURES[name]
+    model = nn.Sequential(nn.Linear(3, 3), Inner(act))
+    inputs = {"my values": torch.randn(2, 3)}
+    with prepared_for_export(model, ["input"]) as forward:
+        forward.input_names = ("my values",)
+        forward._is_by_name = False
+        with record_calls(model) as trace:
+            model(*inputs.values())
+        with pytest.raises(ExportError, match=words) as caught:
+            capture_dynamo(model, inputs, forward, build_tree(trace), dynamic_axes={"my values": {0: "rows"}})
+        assert model.forward is forward
+    assert operator == caught.value.operator
+    assert caught.value.hint
+    assert ("", "") == tuple(capfd.readouterr())
+
+
+def test_module_stacks_read_counters_and_other_names() -> None:
+    """What torch appends for a second call, and the second name of a module, lead to the one path."""
+    stacks = ModuleStacks(Model())
+    assert ("", "leaves.0", "leaves.0.linear") == stacks.decode(["", "other_name@1", "other_name.linear@1", "linear"])

@@ -1,0 +1,98 @@
+"""A graph of opset 18 in the words of an older one: same numbers, same metadata, no weight touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from winml.modelkit.export.opset_conversion import lower_opset
+from winml.modelkit.runtime.sessions import run_onnx
+
+CHANGED = """<ir_version: 10, opset_import: ["": 18]>
+graph (float[2, 6] x, float[40, 40] unread) => (float[2, 1] y, float[2, 3] a, float[2, 3] b)
+<int64[1] axes = {1}, int64[4] pads = {0, 0, 0, 0}> {
+    mean = ReduceMean <keepdims = 1, noop_with_empty_axes = 0> (x, axes)
+    y = Pad (mean, pads)
+    a, b = Split <axis = 1, num_outputs = 2> (x)
+}"""
+"""Whose operators opset 18 changed."""
+
+
+def tagged(text: str) -> ir.Model:
+    """Parse a graph and put a mark on every node."""
+    model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
+    for position, node in enumerate(model.graph.all_nodes()):
+        node.metadata_props["winml.hierarchy.tag"] = f"/Model/{position}"
+    return model
+
+
+def give(model: ir.Model, name: str, weight: np.ndarray) -> None:
+    """Make a weight of a graph input."""
+    value = next(value for value in model.graph.inputs if value.name == name)
+    model.graph.inputs.remove(value)
+    value.const_value = ir.tensor(weight)
+    model.graph.register_initializer(value)
+
+
+def marks(model: ir.Model) -> list[str]:
+    """Return the marks of the nodes."""
+    return [node.metadata_props["winml.hierarchy.tag"] for node in model.graph.all_nodes()]
+
+
+@pytest.mark.parametrize("wanted", [17, 15])
+def test_lowered_graph_answers_the_same_and_keeps_metadata(wanted: int, tmp_path: Path) -> None:
+    """Down to 17 node by node, below it by onnx's converter; the file is valid."""
+    weight = np.ones((40, 40), dtype=np.float32)
+    model = tagged(CHANGED)
+    give(model, "unread", weight)
+    expected_marks = marks(model)
+    feeds = {"x": np.arange(12, dtype=np.float32).reshape(2, 6)}
+    ir.save(model, tmp_path / "before.onnx")
+    lowered, note = lower_opset(model, wanted)
+    assert "" == note
+    assert wanted == lowered.opset_imports[""]
+    assert expected_marks == marks(lowered)
+    assert ["x"] == [value.name for value in lowered.graph.inputs]
+    assert lowered.graph.initializers["unread"].const_value is not None
+    ir.save(lowered, tmp_path / "after.onnx")
+    onnx.checker.check_model(str(tmp_path / "after.onnx"), full_check=True)
+    before, after = run_onnx(tmp_path / "before.onnx", feeds), run_onnx(tmp_path / "after.onnx", feeds)
+    for name, value in before.items():
+        np.testing.assert_array_equal(value, after[name])
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        ("y = Mish (x)", "Mish has no form in 17"),
+        ('y = Pad <mode = "wrap"> (x, pads)', "Pad that wraps around"),
+        ("shape = Shape (x)  axes = Mul (shape, shape)  y = ReduceMean (x, axes)", "ReduceMean along computed axes"),
+        ("y, rest = Split <axis = 1, num_outputs = 2> (x)", "Split into unequal parts"),
+    ],
+)
+def test_what_has_no_older_form_leaves_the_graph_as_it_was(node: str, words: str) -> None:
+    """The note names the operator, and the opset stays."""
+    text = f"""<ir_version: 10, opset_import: ["": 18]>
+    graph (float[2, 5] x) => (y) <int64[4] pads = {{0, 1, 0, 1}}> {{ {node} }}"""
+    model = tagged(text)
+    before = ir.serde.serialize_model(model)
+    lowered, note = lower_opset(model, 17)
+    assert words in note
+    assert before == ir.serde.serialize_model(lowered)
+
+
+def test_what_the_converter_refuses_stays_at_17_with_its_weights() -> None:
+    """An operator that came with 17 cannot go below it."""
+    model = tagged("""<ir_version: 10, opset_import: ["": 18]>
+    graph (float[2, 2000] x, float[2000] scale) => (y) { y = LayerNormalization (x, scale) }""")
+    give(model, "scale", np.ones(2000, dtype=np.float32))
+    lowered, note = lower_opset(model, 13)
+    assert "stays at opset 17" in note
+    assert "LayerNormalization" in note
+    assert 17 == lowered.opset_imports[""]
+    assert ["x"] == [value.name for value in lowered.graph.inputs]
+    assert ["scale"] == list(lowered.graph.initializers)

@@ -1,0 +1,160 @@
+"""Attentions as torch's exporters write them become one operator, and nothing else does."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from graphs import operators, parse, tags
+from winml.modelkit.optimize.attention_fusion import AttentionFusionPass
+from winml.modelkit.optimize.operator_counts import GraphCensus
+from winml.modelkit.optimize.options import OptimizeOptions
+from winml.modelkit.optimize.pipeline import optimize
+from winml.modelkit.runtime.sessions import run_onnx
+
+MINUS_INFINITY = float("-inf")
+
+
+def _attention(
+    *,
+    keys: str = "kt = Transpose <perm = [0, 2, 3, 1]> (ks) k1 = Mul (kt, s)",
+    scores: str = "a = MatMul (q1, k1) b = Add (a, mask)",
+    softmax: str = "p = Softmax <axis = -1> (b)",
+    guard: str = "n = IsNaN (p) g = Where (n, zero, p)",
+    joined: str = "o = Transpose <perm = [0, 2, 1, 3]> (c)",
+    mask: str = "float[2, 1, 5, 7]",
+    outputs: str = "float[2, 5, 12] y",
+) -> ir.Model:
+    """Return one attention: two samples, 3 heads of 4, 5 queries, 7 keys."""
+    return parse(
+        f"""m (float[2, 5, 12] q, float[2, 7, 12] k, float[2, 7, 12] v, {mask} mask) => ({outputs})
+        <float s = {{0.7}}, float zero = {{0}}, int64[4] heads = {{2, -1, 3, 4}}, int64[3] flat = {{2, 5, 12}},
+         float[2, 3, 5, 4] q1, float[2, 7, 3, 4] ks, float[2, 5, 3, 4] qs, float[2, 7, 3, 4] vs, float[2, 3, 5, 7] a,
+         float[2, 3, 5, 7] b, float[2, 3, 5, 7] p, float[2, 3, 5, 4] c, float[2, 5, 3, 4] o, float[2, 5, 12] y>
+        {{ qs = Reshape (q, heads) qt = Transpose <perm = [0, 2, 1, 3]> (qs) q1 = Mul (qt, s)
+          ks = Reshape (k, heads) {keys}
+          vs = Reshape (v, heads) vt = Transpose <perm = [0, 2, 1, 3]> (vs)
+          {scores} {softmax} {guard} c = MatMul (g, vt) {joined} y = Reshape (o, flat) }}"""
+    )
+
+
+def _feeds(*, masked_row: bool = False) -> dict[str, Any]:
+    generator = np.random.default_rng(0)
+    feeds = {
+        name: generator.standard_normal((2, length, 12)).astype(np.float32)
+        for name, length in (("q", 5), ("k", 7), ("v", 7))
+    }
+    mask = np.where(generator.random((2, 1, 5, 7)) < 0.3, MINUS_INFINITY, 0.0).astype(np.float32)
+    mask[:, :, :, 0] = 0.0
+    if masked_row:
+        mask[1, :, 2, :] = MINUS_INFINITY
+    return {**feeds, "mask": mask}
+
+
+def _answer(model: ir.Model, feeds: dict[str, Any]) -> Any:
+    return run_onnx(ir.to_proto(model).SerializeToString(), feeds, optimize=False)["y"]
+
+
+def _fuse(model: ir.Model) -> ir.Model:
+    return optimize(model, OptimizeOptions.model_validate({"attention_fusion": True})).model
+
+
+@pytest.mark.parametrize("masked_row", [False, True])
+def test_guarded_attention_becomes_one_operator_with_the_same_numbers(masked_row: bool) -> None:
+    """Rows that are masked as a whole are zero before and after."""
+    feeds = _feeds(masked_row=masked_row)
+    expected = _answer(_attention(), feeds)
+    fused = _fuse(_attention())
+    assert Counter(["MultiHeadAttention", "IsNaN", "Where"]) == Counter(operators(fused))
+    actual = _answer(fused, feeds)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    assert (actual[1, 2] == 0).all() == masked_row
+
+
+def test_unguarded_unmasked_attention_with_keys_transposed_in_two_steps_is_fused() -> None:
+    """Without mask and guard, nothing but the operator is left; a scale behind the product counts too."""
+    variant = {
+        "keys": "kt = Transpose <perm = [0, 2, 1, 3]> (ks) k1 = Transpose <perm = [0, 1, 3, 2]> (kt)",
+        "scores": "r = MatMul (q1, k1) b = Div (r, s)",
+        "guard": "g = Identity (p)",
+    }
+    model = _attention(**variant)
+    # The identity stands for the guard, so that the graph can be written down; it is not part of an export.
+    identity = next(node for node in model.graph if node.op_type == "Identity")
+    identity.outputs[0].replace_all_uses_with(identity.inputs[0])
+    assert model.graph.remove(identity, safe=True) is None
+    feeds = _feeds()
+    expected = _answer(model, feeds)
+    fused = _fuse(model)
+    assert ["MultiHeadAttention"] == operators(fused)
+    # Scale 0.7 on the queries and 1 / 0.7 behind the product: 1.
+    np.testing.assert_allclose(next(iter(fused.graph)).attributes.get_float("scale"), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(_answer(fused, feeds), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_two_attentions_of_one_scope_are_both_fused() -> None:
+    """A module that is called twice has two attentions whose nodes start alike; their values must not."""
+
+    def block(number: int, query: str, result: str) -> str:
+        lines = f"""qs = Reshape ({query}, heads) q1 = Transpose <perm = [0, 2, 1, 3]> (qs)
+          ks = Reshape (k, heads) k1 = Transpose <perm = [0, 2, 3, 1]> (ks)
+          vs = Reshape (k, heads) vt = Transpose <perm = [0, 2, 1, 3]> (vs)
+          b = MatMul (q1, k1) p = Softmax <axis = -1> (b) n = IsNaN (p) g = Where (n, zero, p)
+          c = MatMul (g, vt) o = Transpose <perm = [0, 2, 1, 3]> (c) {result} = Reshape (o, flat)"""
+        return re.sub(r"\b(qs|q1|ks|k1|vs|vt|b|p|n|g|c|o)\b", rf"\g<1>_{number}", lines)
+
+    types = ", ".join(
+        f"float[2, 5, 3, 4] {name}_{number}" for number in (1, 2) for name in ("qs", "ks", "vs", "o")
+    ) + ", ".join(
+        f", float[2, 3, 5, 5] b_{number}, float[2, 3, 5, 5] p_{number}, float[2, 3, 5, 4] c_{number}"
+        for number in (1, 2)
+    ).replace(", ,", ",")
+    text = f"""m (float[2, 5, 12] q, float[2, 5, 12] k) => (float[2, 5, 12] y)
+        <float zero = {{0}}, int64[4] heads = {{2, -1, 3, 4}}, int64[3] flat = {{2, 5, 12}}, float[2, 5, 12] t, {types}>
+        {{ {block(1, "q", "t")} {block(2, "t", "y")} }}"""
+    feeds = {name: value for name, value in _feeds().items() if name == "q"}
+    feeds["k"] = feeds["q"][:, ::-1].copy()
+    expected = _answer(parse(text), feeds)
+    fused = _fuse(parse(text))
+    assert 2 == operators(fused).count("MultiHeadAttention")
+    np.testing.assert_allclose(_answer(fused, feeds), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_fused_attention_is_tagged_with_what_all_it_replaced_lay_in() -> None:
+    """The new node bears the common ancestor of the nodes it stands for, and its opset is imported."""
+    fused = _fuse(_attention())
+    assert {("/M", "merged")} <= set(tags(fused))
+    assert all(tags(fused))
+    assert fused.opset_imports["com.microsoft"] == 1
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param({"outputs": "float[2, 5, 12] y, float[2, 3, 5, 7] p"}, id="probabilities are an output"),
+        pytest.param({"outputs": "float[2, 5, 12] y, float[2, 3, 5, 7] a"}, id="scores are an output"),
+        pytest.param({"mask": "float[2, 1, 1, 7]"}, id="mask broadcasts over queries"),
+        pytest.param({"softmax": "p = Softmax <axis = 2> (b)"}, id="softmax over queries"),
+        pytest.param({"guard": "n = IsNaN (p) g = Where (n, s, p)"}, id="guard puts something other than zero"),
+        pytest.param({"joined": "o = Transpose <perm = [0, 2, 3, 1]> (c)"}, id="heads are joined in another order"),
+        pytest.param({"scores": "a = MatMul (q1, k1) b = Mul (a, mask)"}, id="mask multiplies"),
+    ],
+)
+def test_near_miss_is_left_alone(variant: dict[str, str]) -> None:
+    """What only looks like an attention keeps its operators."""
+    model = _attention(**variant)
+    before = GraphCensus.of(model)
+    rewrite = AttentionFusionPass()
+    assert not rewrite(model).modified
+    assert before == GraphCensus.of(model)
+
+
+def test_attention_is_left_alone_where_the_provider_lacks_the_operator() -> None:
+    """On an execution provider that knows operators of ONNX only, the level does not bring it in."""
+    result = optimize(_attention(), OptimizeOptions(level="full", ep="qnn"))
+    assert not [name for name in GraphCensus.of(result.model).operators if ":" in name]

@@ -1,0 +1,103 @@
+"""Each capability changes the graph made for it, leaves the one like it, and stays out where it is off."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from graphs import parse
+from unit.optimize.capability_graphs import CASES, CapabilityCase
+from winml.modelkit.hierarchy.coverage import measure_coverage
+from winml.modelkit.optimize.capabilities import CAPABILITIES
+from winml.modelkit.optimize.operator_counts import GraphCensus
+from winml.modelkit.optimize.options import OptimizeOptions
+from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
+from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
+from winml.modelkit.runtime.sessions import Session
+
+CONTRIB = ', "com.microsoft" : 1'
+
+
+def _parsed(case: CapabilityCase, body: str) -> ir.Model:
+    """Return the model; weights ``w1``, ``w2`` … get values."""
+
+    def with_values(match: re.Match[str]) -> str:
+        count = math.prod(int(size) for size in match["shape"].split(","))
+        return f"{match[0]} = {{{', '.join(['0'] * count)}}}"
+
+    head, brace, rest = body.partition("{ ")
+    return parse(
+        re.sub(r"float\[(?P<shape>[\d, ]+)\] w\d", with_values, head) + brace + rest, case.opset, domains=CONTRIB
+    )
+
+
+def _with_only(model: ir.Model, name: str) -> OptimizeResult:
+    return optimize(model, OptimizeOptions.model_validate({name: True}))
+
+
+def _operators(model: ir.Model) -> list[str]:
+    return sorted(GraphCensus.of(model).operators.elements())
+
+
+def _answer(model: ir.Model) -> dict[str, Any]:
+    session = Session(ir.to_proto(model).SerializeToString(), optimize=False)
+    inputs = graph_inputs(session)
+    sizes = {key: 3 for item in inputs for key in item.keys if isinstance(key, str)}
+    return session.run(draw_feeds(inputs, sizes, seed=1))
+
+
+def test_every_capability_of_onnxruntime_has_a_case() -> None:
+    """What is offered is tested, attention fusion in a file of its own."""
+    assert [name for name in CAPABILITIES if name != "attention_fusion"] == [case.capability for case in CASES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.capability)
+def test_capability_fires_on_its_graph(case: CapabilityCase) -> None:
+    """Enabled alone, it makes what it says, keeps every tag and the numbers, and the result is valid."""
+    expected = _answer(_parsed(case, case.graph))
+    result = _with_only(_parsed(case, case.graph), case.capability)
+    assert result.changed
+    assert case.expected == _operators(result.model)
+    assert measure_coverage(result.model).is_complete
+    assert result.fired.get(case.capability, 1) == 1
+    onnx.checker.check_model(ir.to_proto(result.model))
+    answers = _answer(result.model)
+    for name, value in expected.items():
+        tolerance = 2e-3 if case.changes_numbers else 1e-5
+        np.testing.assert_allclose(answers[name], value, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.capability)
+def test_capability_leaves_the_near_miss(case: CapabilityCase) -> None:
+    """A graph that only looks like it stays as it is."""
+    before = _operators(_parsed(case, case.near_miss))
+    result = _with_only(_parsed(case, case.near_miss), case.capability)
+    assert before == _operators(result.model)
+    assert not result.fired.get(case.capability)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.capability)
+def test_capability_disabled_by_name_does_not_happen(case: CapabilityCase) -> None:
+    """With everything else on, what it makes is absent, or what it removes is still there."""
+    level = {name: True for name, entry in CAPABILITIES.items() if entry.level is not None}
+    options = OptimizeOptions.model_validate({**level, case.capability: False})
+    result = optimize(_parsed(case, case.graph), options)
+    assert case.capability not in result.fired
+    assert not _marks(case) & _made(result.model)
+
+
+def _marks(case: CapabilityCase) -> set[str]:
+    entry = CAPABILITIES[case.capability]
+    return {*entry.makes, *entry.marks}
+
+
+def _made(model: ir.Model) -> set[str]:
+    census = GraphCensus.of(model)
+    marks = {mark for entry in CAPABILITIES.values() for mark in entry.marks}
+    return {*census.operators, *(mark for mark in marks if any(mark in name for name in census.names))}
