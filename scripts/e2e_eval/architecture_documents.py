@@ -144,11 +144,20 @@ def _place(row: Mapping[str, Any]) -> str:
 def _exported(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         f"| {row['model_type']} | `{row['class']}` | {row['exporter']} | {row['nodes']} | {row['tags']} "
-        f"| {row['relative_diff']:.0e} | {_cell(row.get('why', ''))} |"
+        f"| {row['relative_diff']:.0e} | {_cell(row.get('why', ''))} | {_other(row)} |"
         for row in rows
     ]
-    head = ["| model type | class | exporter | nodes | tags | relative difference | why this exporter |"]
-    return "\n".join([*head, "| --- | --- | --- | --- | --- | --- | --- |", *lines, ""])
+    heads = ("model type", "class", "exporter", "nodes", "tags", "relative difference", "why this one", "the other one")
+    return "\n".join([f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *lines, ""])
+
+
+def _other(row: Mapping[str, Any]) -> str:
+    """Say what came of the exporters that were asked for besides, and whether their tags are the same."""
+    words = [f"{name} {state}" for name, state in row.get("forced", {}).items() if name != row["exporter"]]
+    if not words:
+        return ""
+    tags = "other tags" if row.get("tags_differ") else "same tags"
+    return f"{', '.join(words)}{f', {tags}' if 'exported' in row['forced'].values() else ''}"
 
 
 def _reasons(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -98,6 +98,7 @@ def _evaluate(
     """Ask one exporter for every model type it was not asked for yet; the results are kept as they come."""
     missing = evaluation.missing(model_types, exporter, retry_failed=options.retry_failed)
     missing = [name for name in missing if not _derive(evaluation, name, exporter)]
+    evaluation.save()
     bounds = Bounds(options.seconds, int(options.gigabytes * 2**30))
     with (
         tempfile.TemporaryDirectory(prefix="winml-architectures-") as scratch,
@@ -119,13 +120,20 @@ def _evaluate(
 
 
 def _derive(evaluation: Evaluation, model_type: str, exporter: ExporterWish) -> bool:
-    """Take what ``auto`` did for the exporter it chose, in place of doing the same again."""
+    """Take what ``auto`` found out about an exporter, in place of doing the same again; say whether it did."""
     known = evaluation.architectures.get(model_type)
     automatic = known.attempts.get(AUTO) if known else None
-    if known is None or automatic is None or automatic.exporter != exporter:
+    if known is None or automatic is None or not automatic.is_verified:
         return False
-    evaluation.architectures[model_type] = known.with_attempt(exporter, automatic)
-    return True
+    if automatic.exporter == exporter:
+        evaluation.architectures[model_type] = known.with_attempt(exporter, automatic)
+        return True
+    if exporter == "torchscript" and automatic.note:
+        # It is always the first to be tried on models of this size.
+        passed_over = Attempt(is_verified=False, exporter=exporter, problem=automatic.note, exit_code=1)
+        evaluation.architectures[model_type] = known.with_attempt(exporter, passed_over)
+        return True
+    return False
 
 
 def _calls(

@@ -155,7 +155,7 @@ def _said_of_layer(content: Mapping[str, Any], depth: int, layer: int) -> Iterat
         if _is_per_layer(value, depth):
             yield repr(value[layer])
         elif _is_by_layer(value, depth):
-            yield repr(value.get(str(layer)))
+            yield repr({int(key): item for key, item in value.items()}.get(layer))
         elif _is_indices(key, value, depth):
             yield repr(layer in value)
         elif _FIRST_LAYERS.search(key) and _is_count(value):
@@ -169,7 +169,7 @@ def _of_layers(key: str, value: Any, depth: int, kept: Sequence[int]) -> Any:
     if _is_per_layer(value, depth):
         return [value[layer] for layer in kept]
     if _is_by_layer(value, depth):
-        return {str(place): value[str(layer)] for place, layer in enumerate(kept) if str(layer) in value}
+        return {str(kept.index(int(key))): item for key, item in value.items() if int(key) in kept}
     if _is_indices(key, value, depth):
         return [kept.index(layer) for layer in value if layer in kept]
     if _FIRST_LAYERS.search(key) and _is_count(value) and value <= depth:
@@ -184,7 +184,7 @@ def _is_per_layer(value: Any, depth: int) -> bool:
 
 
 def _is_by_layer(value: Any, depth: int) -> bool:
-    """Say whether a value is an object of settings for some layers, with their numbers as keys."""
+    """Say whether a value is an object of settings for some layers, with their numbers (``05``, too) as keys."""
     if not isinstance(value, dict) or not value:
         return False
     return all(key.isdecimal() and int(key) < depth and isinstance(item, dict) for key, item in value.items())

@@ -142,6 +142,7 @@ def test_ignored_option_is_said_to_be(place: Workplace) -> None:
         (("-m", "out/model.onnx", "-o", "new", "--level", "basic", "--no-optimize"), "--level has no meaning"),
         (("-m", "out/model.onnx", "-o", "new", "-c", '{"optim": {"gelu_fusio": true}}'), "gelu_fusion"),
         (("-m", "out/model.onnx", "-o", "new", "-c", '{"optim": {"ep": ""}}'), "optim.ep"),
+        (("-m", "out/model.onnx", "-o", "new", "-c", ""), "--config: the text is empty"),
         (("-m", "out/model.onnx", "-o", "out/model.onnx"), "is a file"),
         (("-m", "out/model.onnx", "-o", "new", "--optimise"), "No such option"),
         (("-m", "./nowhere", "-o", "new"), "no such file or folder"),
@@ -151,6 +152,38 @@ def test_ignored_option_is_said_to_be(place: Workplace) -> None:
 def test_wrong_usage_is_refused(place: Workplace, arguments: tuple[str, ...], words: str) -> None:
     """Exit code 2, before anything is written."""
     refuse(place, *arguments, code=2, words=words)
+
+
+@pytest.mark.parametrize("output", ["x" * 300, f"new/{'x' * 300}"], ids=["folder", "folder in a new one"])
+def test_name_that_is_too_long_is_refused(place: Workplace, output: str) -> None:
+    """As the system says it; no folder is left."""
+    refuse(place, "-m", "out/model.onnx", "-o", output, code=1, words="cannot write")
+    assert not (place.folder / "new").exists()
+
+
+_INTERRUPTED = """
+import dataclasses, sys
+from winml.modelkit.build import build_flow, build_stages
+from winml.modelkit.cli.main import main
+
+def stop(task):
+    raise KeyboardInterrupt
+
+name = sys.argv.pop(1)
+stages = tuple(dataclasses.replace(stage, work=stop) if stage.name == name else stage for stage in build_stages.STAGES)
+build_flow.run_build.__kwdefaults__["stages"] = stages
+main()
+"""
+
+
+@pytest.mark.parametrize(("stage", "words"), [("export", "no stage had ended"), ("optimize", "kept: export;")])
+def test_interrupted_build_says_what_is_kept(workplace: Workplace, bert_tiny: Path, stage: str, words: str) -> None:
+    """And leaves nothing where there is nothing."""
+    stopped = Workplace(workplace.root, (sys.executable, "-c", _INTERRUPTED, stage))
+    outcome = stopped.winml("build", "-m", bert_tiny, "-o", "new", *_FLAGS, "-q")
+    assert 1 == outcome.code
+    assert f"interrupted: {words}" in outcome.err
+    assert (stage == "optimize") == (workplace.folder / "new" / "export.onnx").exists()
 
 
 def test_place_that_cannot_be_written_is_refused(place: Workplace) -> None:

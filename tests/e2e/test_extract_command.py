@@ -185,6 +185,20 @@ def test_wrong_request_is_refused(
     _refuse(place, "extract", "net.onnx", *arguments, code=code, words=words)
 
 
+def test_model_it_cuts_from_is_never_written_over(place: Workplace) -> None:
+    """Neither the file nor its data, also with --overwrite; an empty folder name is no folder."""
+    model = onnx.load(place.folder / "net.onnx")
+    (place.folder / "net.onnx").unlink()
+    onnx.save(model, place.folder / "block.call1.onnx")
+    data = "block.call2.onnx.data"
+    onnx.save(model, place.folder / "whole.onnx", save_as_external_data=True, location=data, size_threshold=0)
+    arguments = ("--module", "block", "-o", ".", "--overwrite")
+    words = "is the input {}, which must stay as it is"
+    _refuse(place, "extract", "block.call1.onnx", *arguments, code=2, words=(words.format("block.call1.onnx"),))
+    _refuse(place, "extract", "whole.onnx", *arguments, code=2, words=(words.format(data),))
+    _refuse(place, "extract", "whole.onnx", "--module", "block", "-o", "", code=2, words=("the path is empty",))
+
+
 def test_file_without_tags_is_refused(place: Workplace) -> None:
     """Both verbs say where tags come from."""
     _save(place.folder / "bare.onnx", tags=False)

@@ -6,6 +6,8 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 import graphs
@@ -91,6 +93,10 @@ def test_by_module_writes_the_files_that_were_asked_for(workplace: Workplace, mo
             ["--by-module", "--trace", "a", "--node-data", "a"],
             "error: two of --report, --node-data and --trace name one",
         ),
+        (["--by-module", "--depth", "2", "--group", "class"], "error: --depth 2 is for the tree, and --group class"),
+        (["--by-module", "--depth", "2", "--top", "3"], "error: --depth 2 is for the tree, and --top 3 shows a list"),
+        (["--by-module", "--report", ""], "error: Invalid value for '--report': the path is empty"),
+        (["--by-module", "--trace", "./net.onnx", "--overwrite"], "error: output net.onnx is the input net.onnx"),
         (["--by-module", "--top", "0"], "error: Invalid value for '--top'"),
     ],
 )
@@ -98,6 +104,22 @@ def test_by_module_refuses_what_does_not_go_together(
     workplace: Workplace, model: Path, options: list[str], sentence: str
 ) -> None:
     """Wrong usage is told before anything runs, with exit code 2."""
+    before = workplace.files()
     done = workplace.winml("perf", model.name, *options)
     assert (2, "") == (done.code, done.out)
     assert any(line.startswith(sentence) for line in done.complaint), done.err
+    assert before == workplace.files()
+
+
+@pytest.mark.parametrize("read", ["net.onnx", "weights.bin", "net_htp_metadata.json", "values.npz"])
+def test_by_module_never_writes_over_what_it_reads(workplace: Workplace, model: Path, read: str) -> None:
+    """Model, data, sidecar and values stay, also with --overwrite."""
+    content = onnx.load(model)
+    onnx.save(content, model, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    model.with_name("net_htp_metadata.json").write_text("{}", encoding="utf-8")
+    np.savez(workplace.folder / "values.npz", x=np.ones((8, 16), np.float32))
+    before = workplace.files()
+    arguments = ("perf", model.name, "--by-module", "--input-data", "values.npz", "--overwrite")
+    done = workplace.winml(*arguments, "--node-data", read)
+    assert (2, "", before) == (done.code, done.out, workplace.files())
+    assert f"error: output {read} is the input {read}, which must stay as it is" == done.complaint[0]

@@ -204,8 +204,14 @@ def test_pytorch_baseline_of_a_file_runs_and_fetches_nothing_it_names(
         (("net.onnx", "--ep-options", "a"), 2, ("not KEY=VALUE",)),
         (("net.onnx", "--iterations", "0"), 2, ("--iterations", "x>=1")),
         (("net.onnx", "--iterations", "-4"), 2, ("--iterations", "x>=1")),
-        (("net.onnx", "--duration", "0"), 2, ("--duration", "x>0")),
-        (("net.onnx", "--threads", "0"), 2, ("--threads", "x>=1")),
+        (("net.onnx", "--duration", "0"), 2, ("--duration", "0<x<=86400")),
+        (("net.onnx", "--duration", "inf"), 2, ("--duration", "x<=86400")),
+        (("net.onnx", "--duration", "nan"), 2, ("--duration", "not a number of seconds")),
+        (("net.onnx", "--threads", "0"), 2, ("--threads", "1<=x<=1024")),
+        (("net.onnx", "--threads", "999999999"), 2, ("--threads", "1<=x<=1024")),
+        (("net.onnx", "--batch-size", "9" * 20), 2, ("input 'x': batch " + "9" * 20, "more than any memory holds")),
+        (("net.onnx", "--shape-config", f'{{"batch": {2**63 - 1}}}'), 2, (f"batch {2**63 - 1}",)),
+        (("relu.onnx", "--baseline", "wide.onnx"), 2, ("wide.onnx: its input x takes float32[2, 9]", "float32[2, 8]")),
         (("net.onnx", "--iterations", "3", "--duration", "1"), 2, ("both say when to stop",)),
         (("net.onnx", "--task", "fill-mask"), 2, ("--task has no meaning",)),
         (("net.onnx", "--shape-config", '{"btch": 2}'), 2, ("no open dimension 'btch'", "batch")),
@@ -233,6 +239,7 @@ def test_wrong_request_is_told_in_one_sentence(
     """What failed, with which value, what was expected and what to do; no traceback, no file."""
     relu = '<ir_version: 10, opset_import: ["" : 17]> g (float[2, 8] x) => (float[2, 8] y) { y = Relu(x) }'
     save(relu, place.folder / "relu.onnx")
+    save(relu.replace("8]", "9]"), place.folder / "wide.onnx")
     save(relu.replace("Relu", "Nonsense"), place.folder / "unknown.onnx")
     (place.folder / "text.onnx").write_text("not a model", encoding="utf-8")
     (place.folder / "empty.onnx").write_bytes(b"")

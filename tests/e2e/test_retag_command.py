@@ -141,6 +141,14 @@ def unrelated(place: Workplace) -> None:
     ir.save(model, place.folder / "after.onnx")
 
 
+def unrelated_of_the_same_signature(place: Workplace) -> None:
+    """Put another model in the place of the one after; its input and its output bear the same names."""
+    unrelated(place)
+    model = ir.load(place.folder / "after.onnx")
+    model.graph.inputs[0].name, model.graph.outputs[0].name = "x", "z"
+    ir.save(model, place.folder / "after.onnx")
+
+
 def no_onnx(place: Workplace) -> None:
     """Put a text in the place of the model after."""
     (place.folder / "after.onnx").write_text("no model")
@@ -172,6 +180,7 @@ def output_is_a_file_below(place: Workplace) -> None:
     [
         (untagged, 1, ("before.onnx bears no tags", "winml export")),
         (unrelated, 1, ("hardly anything in common", "0 of its 2 nodes")),
+        (unrelated_of_the_same_signature, 1, ("hardly anything in common", "0 of its 2 nodes")),
         (no_onnx, 1, ("after.onnx is not an ONNX file",)),
         (missing, 2, ("after.onnx: no such file",)),
         (data_missing, 1, ("after.data is missing",)),
@@ -196,7 +205,11 @@ def test_retag_refusals_say_what_to_do_and_leave_everything(
 
 @pytest.mark.parametrize(
     ("output", "words"),
-    [("before.onnx", "the file the tags come from"), ("tagged", "does not end in .onnx")],
+    [
+        ("before.onnx", "output before.onnx is the input before.onnx"),
+        ("tagged", "does not end in .onnx"),
+        ("", "the path is empty"),
+    ],
 )
 def test_retag_output_that_cannot_be_is_refused(output: str, words: str, place: Workplace) -> None:
     """The original is never overwritten, and an output is an ONNX file."""

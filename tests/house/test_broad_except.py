@@ -10,7 +10,7 @@ import ast
 from house.sources import functions, modules
 
 BOUNDARIES: dict[str, str] = {
-    "build.reference_run:run_reference": "a foreign forward raises what it likes; said again with the inputs and the module",
+    "build.reference_run:run_reference": "a foreign forward raises what it likes; said again with inputs and module",
     "build.pytorch_baseline:pytorch_run": "a foreign forward raises what it likes; said again with what it was given",
     "build.model_identity:ModelIdentity._find": "raised again in the thread that asks for the record",
     "build.model_inspection:_run_with_values": "as above; without weights the reason was less clear",

@@ -21,9 +21,14 @@ from onnxruntime.quantization import quantize_dynamic
 
 from checkpoints import save_checkpoint
 from winml.modelkit import BuildResult, InputTensorSpec, build_hf_model, build_onnx_model
+from winml.modelkit.build.build_flow import run_build
+from winml.modelkit.build.build_plan import BuildPlan, plan_build
 from winml.modelkit.build.cached_export import exported_model
+from winml.modelkit.build.config import WinMLBuildConfig, parse_build_config
 from winml.modelkit.errors import ConfigError, InputError, OutputExistsError, StageError, UsageError, VerificationError
 from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.graph.dimensions import DynamicRequest
+from winml.modelkit.load.input_options import parse_shape_config
 from winml.modelkit.load.source import ModelRequest
 from winml.modelkit.report.build_manifest import manifest_schema
 from winml.modelkit.runtime.feeds import make_feeds
@@ -213,6 +218,35 @@ def test_resolved_config_builds_the_same(bert: Path, first: BuildResult, tmp_pat
     assert before == after
 
 
+def test_resolved_config_in_its_own_folder_reuses_every_stage(bert: Path, out: Path) -> None:
+    """What it says is what was decided; a value that was not is another wish."""
+    path = out / "winml_build_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    plan = _plan_of(config, bert)
+    assert {"reused", "skipped"} == set(statuses(run_build(plan, out)).values())
+    config["export"]["opset_version"] = 16
+    result = run_build(_plan_of(config, bert), out)
+    assert "options changed: export.opset_version none → 16" == reason(result, "export")
+
+
+def _plan_of(config: dict[str, Any], model: Path) -> BuildPlan:
+    """What the command makes of a config that names its task."""
+    request = ModelRequest(str(model), task=config["loader"]["task"])
+    return plan_build(parse_build_config(config, "config")[0], request)
+
+
+def test_resolved_config_repeats_what_options_asked_of_the_inputs(bert: Path, tmp_path: Path) -> None:
+    """Sizes and open dimensions stand in the inputs that were written."""
+    shapes = parse_shape_config('{"sequence_length": 16}')
+    request = ModelRequest(str(bert), shape_config=shapes, dynamic=DynamicRequest(batch=True))
+    run_build(plan_build(parse_build_config(PLAIN, "")[0], request), tmp_path)
+    config = json.loads((tmp_path / "winml_build_config.json").read_text(encoding="utf-8"))
+    assert {"reused", "skipped"} == set(statuses(run_build(_plan_of(config, bert), tmp_path)).values())
+    for spec in config["export"]["input_tensors"]:
+        spec["shape"][1] = 12
+    assert "input_specs" in reason(run_build(_plan_of(config, bert), tmp_path), "export")
+
+
 _KILLED = """
 import dataclasses, os, signal, sys
 from pathlib import Path
@@ -220,6 +254,8 @@ from winml.modelkit.build.build_flow import run_build
 from winml.modelkit.build.build_plan import plan_build
 from winml.modelkit.build.build_stages import STAGES
 from winml.modelkit.build.config import parse_build_config
+from winml.modelkit.graph.dimensions import DynamicRequest
+from winml.modelkit.load.input_options import parse_shape_config
 from winml.modelkit.load.source import ModelRequest
 
 def die(task):
@@ -285,14 +321,28 @@ def test_exported_model_is_exported_once(bert: Path) -> None:
     assert "from the cache" == reason(build_hf_model(str(bert), config=PLAIN), "export")
 
 
+_FACTORY = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 4)
+
+def example_inputs():
+    return torch.ones(1, 4)
+"""
+
+
 def test_factory_is_exported_each_time(tmp_path: Path) -> None:
     """What a function returns cannot be told from a file; what follows is reused where the graph is the same."""
-    script = Path(__file__).parents[1] / "e2e" / "nets.py"
+    script = tmp_path / "net.py"
+    script.write_text(_FACTORY, encoding="utf-8")
     config = {**PLAIN, "optim": {"gelu_fusion": True}}
-    build_hf_model(f"{script}:good", tmp_path / "out", config=config)
-    result = build_hf_model(f"{script}:good", tmp_path / "out", config=config)
+    build_hf_model(f"{script}:make", tmp_path / "out", config=config)
+    result = build_hf_model(f"{script}:make", tmp_path / "out", config=config)
     assert "run" == statuses(result)["export"]
     assert "a factory may return another model each time" == reason(result, "export")
+    assert "reused" == statuses(result)["optimize"]
 
 
 @pytest.fixture
@@ -323,12 +373,17 @@ def test_optimized_model_can_be_built_from(first: BuildResult, tmp_path: Path) -
     assert check_artifacts(tmp_path / "out")["model.onnx"] == check_artifacts(first.folder)["model.onnx"]
 
 
+def test_build_does_not_link_the_file_it_starts_from(first: BuildResult, tmp_path: Path) -> None:
+    """Who writes into the copy does not write into the user's file."""
+    source = Path(shutil.copy(first.folder / "model.onnx", tmp_path / "mine.onnx"))
+    for name, config in (("plain", PLAIN), ("none", {**PLAIN, "optim": None})):
+        result = build_onnx_model(source, tmp_path / name, config=config)
+        assert source.read_bytes() == result.model_path.read_bytes()
+    assert 1 == source.stat().st_nlink
+
+
 def test_skipping_normalization_copies_the_file(untagged: onnx.ModelProto, tmp_path: Path) -> None:
     """Where nothing is asked of the optimizer."""
-    from winml.modelkit.build.build_flow import run_build
-    from winml.modelkit.build.build_plan import plan_build
-    from winml.modelkit.build.config import WinMLBuildConfig
-
     onnx.save(untagged, tmp_path / "theirs.onnx")
     request = ModelRequest(str(tmp_path / "theirs.onnx"))
     plan = plan_build(WinMLBuildConfig(), request, skip_pre_normalization=True)

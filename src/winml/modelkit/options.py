@@ -62,6 +62,8 @@ def read_json(text_or_path: str | os.PathLike[str], option: str) -> tuple[Any, s
     """
     text = os.fspath(text_or_path)
     source = option
+    if not text.strip():
+        raise ConfigError(f"{option}: the text is empty", hint="Give the path of a JSON file, or JSON text.")
     if not text.lstrip().startswith(("{", "[")):
         source = f"{option} {text}"
         try:

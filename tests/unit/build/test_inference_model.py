@@ -99,11 +99,52 @@ def test_inputs_the_graph_does_not_take_are_refused(
         encoder(**inputs)
 
 
-def test_short_rows_without_a_filler_are_refused(encoder: WinMLModel) -> None:
-    """Some models look for the filler's value: none is made up."""
+def test_short_rows_without_a_filler_are_told_how_to_get_one(encoder: WinMLModel) -> None:
+    """Rows that are too long are not."""
     plain = WinMLModel(encoder.path)
-    with pytest.raises(UsageError, match=r"int64\[1, 5\]"):
+    with pytest.raises(UsageError, match="pad_token_id="):
         plain(tokens(5))
+    with pytest.raises(UsageError, match=r"Bring it to this size \(tokenizers"):
+        plain(tokens(LENGTH + 1))
+
+
+def exported(model: Any, path: Path, **options: Any) -> WinMLModel:
+    """Export for one row of 12 tokens and load."""
+    ids = torch.randint(1, 100, (1, LENGTH))
+    result = export_pytorch(model.eval(), path, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    return WinMLModel(result.model_path, **options)
+
+
+def test_model_that_sees_its_padding_is_refused(tmp_path: Path) -> None:
+    """A convolution over the tokens heeds no mask: PyTorch answers the short row otherwise."""
+    config = transformers.ConvBertConfig(
+        vocab_size=120, hidden_size=32, embedding_size=32, num_hidden_layers=1, num_attention_heads=4,
+        intermediate_size=37, max_position_embeddings=64, conv_kernel_size=3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = exported(transformers.ConvBertModel(config), tmp_path / "model.onnx", pad_token_id=0)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"has 5 tokens, .* built for 12, .* last_hidden_state changes by"):
+            model(tokens(5))
+    assert (1, LENGTH, 32) == tuple(model(tokens(LENGTH)).last_hidden_state.shape)
+
+
+def test_model_that_looks_for_its_filler_answers_short_rows(tmp_path: Path) -> None:
+    """GPT-2 finds the last token by the filler: another filler gives another answer, and nothing leaks."""
+    options = {"num_labels": 3, "pad_token_id": 0}
+    model = build_model("gpt2", class_name="GPT2ForSequenceClassification", **options)
+    expected = reference(model, input_ids=tokens(5), attention_mask=torch.ones_like(tokens(5)))
+    built = exported(model, tmp_path / "model.onnx", pad_token_id=0)
+    torch.testing.assert_close(built(tokens(5))["logits"], expected.logits, rtol=1e-4, atol=1e-5)
+
+
+def test_model_of_another_task_is_refused(encoder: WinMLModel, tmp_path: Path, checkpoint: Path) -> None:
+    """A file says what it was exported for."""
+    model = WinMLAutoModel.from_pretrained(str(checkpoint), config=PLAIN)
+    other = winml.modelkit.WinMLModelForQuestionAnswering
+    with pytest.raises(TaskError, match="is for question-answering, and the model was exported for text-class"):
+        other.from_onnx(model.path)
+    winml.modelkit.WinMLModelForSequenceClassification.from_onnx(model.path)
 
 
 def test_from_pretrained_builds_loads_and_names_the_class_inspect_prints(checkpoint: Path) -> None:

@@ -19,12 +19,15 @@ from winml.modelkit.errors import (
     ConfigError,
     InputError,
     ModelPathError,
+    OptimizeError,
     OutputExistsError,
+    StageError,
     UsageError,
     VerificationError,
 )
 from winml.modelkit.normalize.stamp import NORMALIZED_KEY, is_normalized, stamp
-from winml.modelkit.report.optimized_model import OptimizationRound
+from winml.modelkit.report.optimized_model import OptimizationRound, equality_words
+from winml.modelkit.runtime.ir_versions import newest_ir_version
 
 BODY = """m (float[N, 3] x) => (float[N, 3] y) <float two = {2}, float half = {0.5}>
     { a = Identity (x) b = Mul (a, two) c = Transpose <perm = [1, 0]> (b) d = Relu (c)
@@ -139,8 +142,9 @@ def test_custom_domain_goes_through_where_nothing_needs_to_know_it(tmp_path: Pat
     model = parse(body, domains=', "f" : 1')
     source = tmp_path / "in.onnx"
     ir.save(model, source)
-    with pytest.raises(VerificationError, match=r"does not run: .*Unheard"):
+    with pytest.raises(StageError, match=r"in\.onnx itself does not run: .*Unheard") as raised:
         optimize_onnx(source, tmp_path / "out.onnx")
+    assert (1, True) == (raised.value.exit_code, "--no-verify" in raised.value.hint)
     result = optimize_onnx(source, tmp_path / "out.onnx", verify=False)
     assert ["Unheard"] == _operators(result.model_path)
 
@@ -190,6 +194,20 @@ def test_missing_files_and_existing_outputs_are_refused(tmp_path: Path) -> None:
     assert b"earlier" == (tmp_path / "out.onnx").read_bytes()
 
 
+def test_output_never_takes_the_data_of_the_source(tmp_path: Path) -> None:
+    """The data file that goes with the output may be the one the source names."""
+    source = _save(tmp_path / "in.onnx", stamped=False, data=True)
+    moved = onnx.load(source, load_external_data=False)
+    for tensor in moved.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = "out.onnx.data" if entry.key == "location" else entry.value
+    onnx.save(moved, source)
+    data = (tmp_path / "in.onnx.data").rename(tmp_path / "out.onnx.data").read_bytes()
+    with pytest.raises(UsageError, match=r"out\.onnx\.data is the input"):
+        optimize_onnx(source, tmp_path / "out.onnx", overwrite=True)
+    assert data == (tmp_path / "out.onnx.data").read_bytes()
+
+
 def test_file_can_be_optimized_onto_itself(tmp_path: Path) -> None:
     """Its weights are read before it is replaced."""
     source = _save(tmp_path / "in.onnx", stamped=False, data=True)
@@ -224,3 +242,90 @@ def test_loop_takes_the_flags_of_the_next_round_from_the_analysis(tmp_path: Path
     assert ["Mul", "Relu", "Mul"] == _operators(loop.file.model_path)
     with pytest.raises(UsageError, match="max_rounds 0"):
         run_optimize_analyze_loop(source, tmp_path / "other.onnx", max_rounds=0)
+
+
+def test_loop_whose_first_round_is_asked_nothing_writes_what_later_ones_do(tmp_path: Path) -> None:
+    """The source is in its plain form, so only the analysis makes it another file; that one is compared."""
+    source = _save(tmp_path / "in.onnx", stamped=False)
+    optimize_onnx(source, tmp_path / "plain.onnx")
+
+    def analyze(done: OptimizationRound) -> Mapping[str, Any] | None:
+        return {"level": "basic"} if done.number == 1 else None
+
+    loop = run_optimize_analyze_loop(tmp_path / "plain.onnx", tmp_path / "out.onnx", analyze=analyze)
+    assert ["Mul", "Relu", "Mul"] == _operators(loop.file.model_path)
+    assert (False, True) == (loop.file.is_copy, "transpose_elimination" in loop.file.enabled)
+    assert loop.file.verification is not None
+    # Where the analysis asks for nothing either, nothing is written anew.
+    idle = run_optimize_analyze_loop(tmp_path / "plain.onnx", tmp_path / "idle.onnx", analyze=lambda _done: None)
+    assert (True, ()) == (idle.file.is_copy, idle.file.enabled)
+
+
+def test_analysis_that_returns_no_flags_is_refused(tmp_path: Path) -> None:
+    """The words say what came and what was expected."""
+    source = _save(tmp_path / "in.onnx", stamped=False)
+    analyze: Any = lambda _done: "full"  # noqa: E731
+    with pytest.raises(UsageError, match="analyze returned 'full', a str"):
+        run_optimize_analyze_loop(source, tmp_path / "out.onnx", analyze=analyze)
+
+
+@pytest.mark.parametrize("flags", [{}, {"level": "full"}])
+def test_data_file_that_is_cut_off_is_refused(tmp_path: Path, flags: Mapping[str, Any]) -> None:
+    """A stamped file would be copied unread otherwise."""
+    source = _save(tmp_path / "in.onnx", stamped=True, data=True)
+    data = tmp_path / "in.onnx.data"
+    data.write_bytes(data.read_bytes()[:-2])
+    with pytest.raises(InputError, match=r"in\.onnx\.data is cut off: tensor '\w+' lies at bytes \d+ to \d+"):
+        optimize_onnx(source, tmp_path / "out.onnx", **flags)
+    assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize(("stamped", "data"), [(True, False), (False, True)])
+def test_format_too_new_for_onnx_runtime_is_lowered(tmp_path: Path, stamped: bool, data: bool) -> None:
+    """What onnx writes by default is newer than what ONNX Runtime takes; the result runs and was compared."""
+    source = _save(tmp_path / "in.onnx", stamped=stamped, data=data)
+    newest = newest_ir_version()
+    model = onnx.load(source, load_external_data=False)
+    model.ir_version = newest + 1
+    source.write_bytes(model.SerializeToString())
+    wishes: tuple[dict[str, Any], ...] = ({}, {"level": "full"})
+    for flags in wishes:
+        result = optimize_onnx(source, tmp_path / "out.onnx", overwrite=True, **flags)
+        assert newest >= onnx.load(result.model_path).ir_version
+        assert any(f"IR version {newest + 1} was lowered to {newest}" in note for note in result.notes)
+        assert result.verification is not None
+    assert newest + 1 == onnx.load(source, load_external_data=False).ir_version
+
+
+def test_answers_without_a_finite_value_are_no_proof(tmp_path: Path) -> None:
+    """NaN equals NaN, which says nothing of the graph."""
+    body = "m (float[2] x) => (float[2] y) <float[2] z = {0, 0}> { i = Div (z, z) a = Identity (x) y = Mul (a, i) }"
+    result = optimize_onnx(_save(tmp_path / "in.onnx", stamped=False, body=body), tmp_path / "out.onnx")
+    assert result.verification is not None
+    assert not result.verification.is_verified
+    assert "inconclusive" in equality_words(result.verification)
+
+
+def test_opset_nobody_knows_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    """The range is told."""
+    with pytest.raises(UsageError, match=f"opset 99.*\n.*7 to {onnx.defs.onnx_opset_version()}"):
+        optimize_onnx(tmp_path / "missing.onnx", tmp_path / "out.onnx", opset=99)
+
+
+def test_failed_conversion_tells_no_places_in_foreign_source(tmp_path: Path) -> None:
+    """The reason is there, the path it was compiled at is not."""
+    body = "m (float[2, 3] x, float[3] s) => (float[2, 3] y) { y = LayerNormalization (x, s) }"
+    with pytest.raises(OptimizeError, match="opset 17 to 13: No Previous Version") as raised:
+        optimize_onnx(_save(tmp_path / "in.onnx", stamped=False, body=body), tmp_path / "out.onnx", opset=13)
+    assert "--opset" not in raised.value.hint
+
+
+def test_operators_the_execution_provider_lacks_are_named(tmp_path: Path) -> None:
+    """They were in the source; optimizing for another provider does not take them out."""
+    model = parse(
+        "m (float[2, 4] x) => (float[2, 4] y) { y = com.microsoft.Gelu (x) }", domains=', "com.microsoft" : 1'
+    )
+    ir.save(model, tmp_path / "in.onnx")
+    notes = {ep: optimize_onnx(tmp_path / "in.onnx", tmp_path / f"{ep}.onnx", ep=ep).notes for ep in ("qnn", "cpu")}
+    assert any("Gelu" in note and "qnn" in note for note in notes["qnn"])
+    assert () == notes["cpu"]

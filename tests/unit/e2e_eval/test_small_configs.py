@@ -54,7 +54,7 @@ def test_shrink_keeps_one_layer_of_each_kind() -> None:
         "layer_types": ["linear", "linear", "full"] * 2,
         "cross_layers": [4],
         "first_k_dense_replace": 1,
-        "per_layer_config": {"2": {"head_dim": 32}},
+        "per_layer_config": {"02": {"head_dim": 32}},
         "num_kv_shared_layers": 1,
         "stage_names": ["stem", "stage1"],
     }

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from winml.modelkit.errors import OutputExistsError, WriteError
+from winml.modelkit.errors import OutputExistsError, UsageError, WriteError
 from winml.modelkit.graph import files as files_module
-from winml.modelkit.graph.files import OutputFiles, refuse_existing
+from winml.modelkit.graph.files import OutputFiles, refuse_existing, refuse_inputs
 
 
 def _names(folder: Path) -> list[str]:
@@ -190,3 +190,18 @@ def test_commit_without_overwrite_refuses_a_file_that_came_meanwhile(tmp_path: P
             files.commit(overwrite=False)
     assert "first" == target.read_text(encoding="utf-8")
     assert [target] == list(tmp_path.iterdir())
+
+
+def test_output_that_is_an_input_is_refused_whatever_path_leads_there(tmp_path: Path) -> None:
+    """By another spelling and by a symbolic link; another name of the same bytes, and a missing file, are no harm."""
+    source = tmp_path / "model.onnx"
+    source.write_bytes(b"model")
+    (tmp_path / "link.onnx").symlink_to(source)
+    (tmp_path / "folder").mkdir()
+    for output in (source, tmp_path / "folder" / ".." / "model.onnx", tmp_path / "link.onnx"):
+        with pytest.raises(UsageError, match=r"is the input .*model\.onnx, which must stay as it is"):
+            refuse_inputs([tmp_path / "other", output], [tmp_path / "missing", source])
+    os.link(source, tmp_path / "hard.onnx")
+    refuse_inputs([tmp_path / "hard.onnx", tmp_path / "new.onnx"], [source])
+    with pytest.raises(UsageError):
+        refuse_inputs([source], [source])

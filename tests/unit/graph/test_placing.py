@@ -33,6 +33,14 @@ def test_place_copy_of_whole_file_is_another_name_for_it(tmp_path: Path) -> None
     assert (tmp_path / "other.onnx").samefile(source)
 
 
+def test_place_copy_that_may_not_link_is_a_file_of_its_own(tmp_path: Path) -> None:
+    """What is written into the copy does not reach the source."""
+    source = written(tmp_path, external=False)
+    place_copy(source, tmp_path / "other.onnx", may_link=False)
+    assert not (tmp_path / "other.onnx").samefile(source)
+    assert (tmp_path / "other.onnx").read_bytes() == source.read_bytes()
+
+
 def test_place_copy_with_external_data_stands_on_its_own(tmp_path: Path) -> None:
     """Data gets the new name and no second one, which onnx refuses; without the source the copy still answers."""
     source = written(tmp_path, external=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 import graphs
@@ -115,6 +117,13 @@ def test_carry_fused_node_gets_the_common_module_of_what_it_replaced() -> None:
     assert ["fc1", "fc1.act"] == json.loads(fused.metadata_props["winml.hierarchy.modules"])
     assert "M/fc1: Fc1" == fused.metadata_props["namespace"]
     assert "pkg.torch.onnx.name_scopes" not in fused.metadata_props
+
+
+def test_carry_shared_output_alone_shows_no_kinship() -> None:
+    """What makes a value from inside the original was found again; what shares but the end with it was not."""
+    text = "agraph (float[2, 4] x) => (float[2, 4] z) { {} = Exp(x)  z = Tanh({}) }"
+    kin, stranger = (rebuilt(text.replace("{}", name), {}) for name in ("r", "q"))
+    assert (1, 0) == (carry_tags(original(), kin).found_again, carry_tags(original(), stranger).found_again)
 
 
 def test_carry_node_that_took_over_a_value_is_more_than_its_name_says() -> None:
@@ -344,3 +353,63 @@ def test_carry_from_a_damaged_original_still_covers_every_node(damage: Callable[
     damage(before)
     found = carried(rebuilt(MLP, {name: node for name, node in SAME.items() if name != "a"}), before)
     assert ("/M/Fc1/Act", "direct") == found["r"]
+
+
+KERNEL = ",".join(["0.5"] * 16 * 16)
+CONVOLUTIONS = f"""agraph (float[1, 16, 6, 6] x) => (float[1, 16, 6, 6] z)
+<float[16, 16, 1, 1] w = {{{KERNEL}}}, float[16] b = {{{",".join("0" * 16)}}}, float[16, 16, 1, 1] w2 = {{{KERNEL}}},
+float root = {{1.4142135}}, float one = {{1}}, float half = {{0.5}}> {{
+    c = Conv(x, w, b)
+    s = Div(c, root)
+    e = Erf(s)
+    o = Add(e, one)
+    p = Mul(c, o)
+    g = Mul(p, half)
+    d = Conv(g, w2, b)
+    r = Relu(d)
+    z = Exp(r)
+}}"""
+"""Convolution, GELU, convolution with a ReLU of the root, and the root's own end."""
+CONVOLUTION_PLACES = ("fc1", *["act"] * 5, "fc2", "", "")
+
+
+def test_carry_blocked_layout_names_the_value_a_node_makes() -> None:
+    """ONNX Runtime names a node in blocked layout after the value it stands for: an anchor like the value itself."""
+    after = rebuilt(
+        """agraph (float[1, 16, 6, 6] x) => (float[1, 16, 6, 6] z)
+        <float[16, 16, 1, 1] v, float[16] b, float[16, 16, 1, 1] v2> {
+            i = com.microsoft.nchwc.ReorderInput(x)
+            k = com.microsoft.nchwc.Conv(i, v, b)
+            h = com.microsoft.Gelu(k)
+            l = com.microsoft.nchwc.Conv(h, v2, b)
+            r = com.microsoft.nchwc.ReorderOutput(l)
+            z = Exp(r)
+        }""",
+        {"i": "ReorderInput", "k": "c_nchwc", "h": "Gelu", "l": "r_nchwc", "r": "ReorderOutput", "z": "/Exp"},
+    )
+    found = carried(after, original(CONVOLUTIONS, CONVOLUTION_PLACES))
+    assert {"i": "/M/Fc1", "k": "/M/Fc1", "h": "/M/Fc1/Act", "l": "/M", "r": "/M", "z": "/M"} == {
+        name: tag for name, (tag, _) in found.items()
+    }
+    assert ("direct", "merged", "merged") == tuple(found[name][1] for name in "khl")
+    swallowed = next(node for node in all_nodes(after) if node.name == "r_nchwc")
+    assert ["", "fc2"] == json.loads(swallowed.metadata_props["winml.hierarchy.modules"])
+
+
+def test_carry_convolutions_in_the_layout_of_this_machine(tmp_path: Path) -> None:
+    """Whatever layout ONNX Runtime chooses for this processor, an activation alone between them stays where it was."""
+    before = original(CONVOLUTIONS, CONVOLUTION_PLACES)
+    for node in all_nodes(before):
+        node.name = f"{node.name}_{node.outputs[0].name}"
+    ir.save(before, tmp_path / "before.onnx")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(tmp_path / "after.onnx")
+    onnxruntime.InferenceSession(tmp_path / "before.onnx", options, providers=["CPUExecutionProvider"])
+    after = ir.load(tmp_path / "after.onnx")
+    carried(after, before)
+    tags = {node.op_type: tag.tag for node in all_nodes(after) if (tag := read_tag(node)) is not None}
+    assert "/M/Fc1/Act" == tags["Gelu"]
+    assert "/M/Fc1" == tags.get("ReorderInput", "/M/Fc1")
+    first = next(node for node in all_nodes(after) if node.op_type in ("Conv", "FusedConv"))
+    assert "/M/Fc1" == first.metadata_props["winml.hierarchy.tag"]

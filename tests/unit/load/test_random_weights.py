@@ -48,6 +48,12 @@ def test_random_weights_have_no_two_equal_tensors() -> None:
     assert len(parameters) == len(seen)
 
 
+def test_random_weights_that_a_config_wants_minute_are_spread() -> None:
+    """Weights of 1e-10 are as good as none: every input would have the same answer."""
+    model = build_random_model(BertModel, BertConfig(**SMALL, initializer_range=1e-10), 0)
+    assert all(float(parameter.detach().std()) > 1e-2 for parameter in model.parameters())
+
+
 def test_random_weights_open_branches_that_start_closed() -> None:
     """A branch scaled by 1e-6 would hide every mistake in it."""
     config = ConvNextConfig(hidden_sizes=[8, 8], depths=[1, 1], num_stages=2)

@@ -65,3 +65,9 @@ def test_outlier_moves_neither_ratio_nor_interval() -> None:
     even = compare_pairs([2.0] * 30, [1.0] * 30)
     disturbed = compare_pairs([2.0] * 29 + [900.0], [1.0] * 30)
     assert (even.value, even.low, even.high) == (disturbed.value, disturbed.low, disturbed.high)
+
+
+def test_samples_far_above_the_fastest_are_called_disturbed() -> None:
+    """An outlier alone does not make them so; half of the samples do."""
+    assert not summarize([1.0, 1.1, 1.2, 9.0]).is_disturbed
+    assert summarize([1.0, 1.6, 1.7]).is_disturbed

@@ -50,6 +50,11 @@ def test_terminal_depth_top_and_classes_choose_what_is_shown() -> None:
     assert ["Net", "A", "B"] == [line.split()[0] for line in _printed(group=True)[1:4]]
 
 
+def test_terminal_top_of_classes_are_those_with_the_most_own_time() -> None:
+    """A class that only holds others comes last, whatever its total."""
+    assert ["A", "B"] == [line.split()[0] for line in _printed(group=True, top=2)[1:3]]
+
+
 def test_record_adds_up_and_survives_json() -> None:
     """The tree in JSON has the times of the terminal; its shares are of the kernel time."""
     record = json.loads(json.dumps(module_times_record(_profile())))

@@ -102,6 +102,12 @@ class _BuiltModel(WinMLModel):
 
     @classmethod
     def _loaded(cls, path: Path, **options: Any) -> WinMLModel:
+        task = described_model(path).get("task")
+        if task is not None and task != cls.main_task:
+            raise TaskError(
+                f"{cls.__name__} is for {cls.main_task}, and the model was exported for {task}",
+                hint="Use WinMLAutoModel, which takes the class for it.",
+            )
         return cls(path, **options)
 
 

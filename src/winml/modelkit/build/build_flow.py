@@ -21,7 +21,15 @@ import onnx_ir as ir
 from winml.modelkit import __version__
 from winml.modelkit.build.build_folder import MANIFEST_NAME, BuildFolder, held_folder, refuse_input_as_output
 from winml.modelkit.build.build_plan import BuildPlan
-from winml.modelkit.build.build_stages import CONFIG_NAME, MODEL_NAME, STAGES, Stage, StageTask, names_of
+from winml.modelkit.build.build_stages import (
+    CONFIG_NAME,
+    MODEL_NAME,
+    SIDECAR_SUFFIX,
+    STAGES,
+    Stage,
+    StageTask,
+    names_of,
+)
 from winml.modelkit.build.cache import library_versions
 from winml.modelkit.build.file_records import FileRecords
 from winml.modelkit.build.model_identity import ModelIdentity, identify_model, identify_onnx
@@ -48,6 +56,8 @@ class BuildListener:
     """A stage starts or ends."""
     on_step: Callable[[StepEvent], None] | None = None
     """A step inside the export starts or ends."""
+    on_kept: Callable[[str], None] | None = None
+    """The result of a stage is in the folder, by name of the stage, and stays there if the build is stopped."""
     tell: Callable[[str], None] = lambda _words: None
     """Something is waited for."""
 
@@ -171,14 +181,16 @@ class _Build:
     def _source_record(self, stage: Stage) -> dict[str, Any]:
         if stage.makes_graph or not self._current_files:
             return self._identity.record
-        return {record.name: record.sha256 for record in self._current_files}
+        # The sidecar says when the graph was made, which changes nothing of it.
+        graph = (record for record in self._current_files if not record.name.endswith(SIDECAR_SUFFIX))
+        return {record.name: record.sha256 for record in graph}
 
     def _why_run(self, stage: Stage, earlier: StageRecord, before: Origin) -> str:
         """Return why an earlier result cannot be used, or an empty string."""
         if stage.makes_graph and not self._identity.is_repeatable:
             return "a factory may return another model each time"
         now = self._origin(stage)
-        if changed := _changes(before.options, now.options):
+        if changed := _changes(before.options, stage.as_asked_before(now.options, earlier)):
             return f"options changed: {', '.join(changed)}"
         if before.source != now.source:
             return f"its input changed: {', '.join(_changes(before.source, now.source))}"
@@ -226,6 +238,8 @@ class _Build:
         self._current = self._folder.path / record.files[0].name
         self._current_files = record.files
         self._folder.save(self._manifest("unfinished"))
+        if self._listener.on_kept is not None:
+            self._listener.on_kept(record.name)
         if self._store is not None:
             self._store.add(record, self._folder.path)
 
@@ -267,8 +281,9 @@ class _Build:
         with OutputFiles() as files:
             if not kept:
                 files.drop(data_path(path))
-                # A stage's result stays beside it; the model a build starts from may not.
-                place_copy(self._current, files.stage(path), share_data=bool(self._current_files))
+                # A stage's result is ours and stays beside it; the model a build starts from is neither.
+                is_ours = bool(self._current_files)
+                place_copy(self._current, files.stage(path), share_data=is_ours, may_link=is_ours)
             config = files.stage(self._folder.path / CONFIG_NAME)
             config.write_text(
                 json.dumps(self._resolved_config(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"

@@ -160,7 +160,7 @@ def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable
         WriteError: it cannot be written to.
     """
     place = folder.resolve()
-    if folder.exists() and not folder.is_dir():
+    if _is_there(folder) and not folder.is_dir():
         raise UsageError(f"output {folder} is a file", hint="Name a folder: a build writes several files.")
     for source in inputs:
         if source.resolve() == place:
@@ -172,6 +172,16 @@ def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable
                 hint="Choose another folder.",
             )
     refuse_existing([folder / MANIFEST_NAME], overwrite=True)
+
+
+def _is_there(folder: Path) -> bool:
+    try:
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise write_error(folder, error) from error
+    return True
 
 
 @contextmanager
@@ -191,13 +201,15 @@ def held_folder(
         WriteError: the folder cannot be made or written to.
     """
     made = [parent for parent in (path, *path.parents) if not parent.exists()]
-    lock = _acquired(path, tell)
     try:
-        folder = BuildFolder(path, names, is_cache=is_cache)
-        folder.remove_leftovers()
-        yield folder
+        lock = _acquired(path, tell)
+        try:
+            folder = BuildFolder(path, names, is_cache=is_cache)
+            folder.remove_leftovers()
+            yield folder
+        finally:
+            _release(lock)
     finally:
-        _release(lock)
         for parent in made:
             with contextlib.suppress(OSError):
                 parent.rmdir()  # where it is still empty

@@ -117,7 +117,7 @@ def build_in_cache(
         "manifest_version": MANIFEST_VERSION,
         "model": identity.record,
         "request": request_record(plan.request),
-        "config": plan.config.model_dump(mode="json", exclude_unset=True),
+        "config": plan.config.model_dump(mode="json"),
         "skipped": [name for name in SECTIONS if getattr(plan.config, name) is None],
         "skip_pre_normalization": plan.skip_pre_normalization,
         "verify": plan.verify,

@@ -6,24 +6,28 @@ that this version lacks stands there without work, so that a build can say so; g
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.build.build_plan import BuildPlan, request_record
+from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.graph.files import OutputFiles, data_path
-from winml.modelkit.report.build_manifest import StageName
+from winml.modelkit.report.build_manifest import StageName, StageRecord
 
 if TYPE_CHECKING:
     from winml.modelkit.build.steps import StepEvent
     from winml.modelkit.report.optimized_model import OptimizedFile
 
-__all__ = ["CONFIG_NAME", "MODEL_NAME", "STAGES", "Stage", "StageOutcome", "StageTask", "names_of"]
+__all__ = ["CONFIG_NAME", "MODEL_NAME", "SIDECAR_SUFFIX", "STAGES", "Stage", "StageOutcome", "StageTask", "names_of"]
 
 MODEL_NAME = "model.onnx"
 """The result of the last stage."""
 CONFIG_NAME = "winml_build_config.json"
+SIDECAR_SUFFIX = "_htp_metadata.json"
+"""End of the name of what an export tells beside its model."""
 
 _GRAPH_LIBRARIES = ("onnx", "onnx-ir", "onnxruntime", "onnxscript")
 
@@ -71,6 +75,8 @@ class Stage:
     """None: this version lacks the stage."""
     makes_graph: bool = False
     """Whether it makes a graph from a PyTorch model, rather than changing one."""
+    as_asked_before: Callable[[dict[str, Any], StageRecord], dict[str, Any]] = lambda options, _earlier: options
+    """Options, with what they say just as an earlier run decided it put back to what that run was asked."""
 
 
 _WITHOUT_EFFECT = {"ep", "allow_dynamic"}
@@ -79,9 +85,43 @@ _WITHOUT_EFFECT = {"ep", "allow_dynamic"}
 
 def _export_options(plan: BuildPlan) -> dict[str, Any]:
     assert plan.config.export is not None  # skipped otherwise
-    # What is left out is decided by the exporter, and may differ from what stands for it in the record.
-    export = plan.config.export.model_dump(mode="json", exclude_unset=True, exclude=_WITHOUT_EFFECT)
+    export = plan.config.export.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
     return {"request": request_record(plan.request), "export": export}
+
+
+def _export_as_asked_before(options: dict[str, Any], earlier: StageRecord) -> dict[str, Any]:
+    """Put back what a config says because an earlier build wrote it there."""
+    before = earlier.origin.options if earlier.origin is not None else {}
+    if not {"request", "export"} <= before.keys() or not {"loader", "export"} <= earlier.resolved.keys():
+        return options
+    decided = WinMLExportConfig.model_validate_json(json.dumps(earlier.resolved["export"]))
+    written = decided.model_dump(mode="json")
+    request, export = dict(options["request"]), dict(options["export"])
+    for key, value in export.items():
+        if value is not None and value == written[key] and key in before["export"]:
+            export[key] = before["export"][key]
+    if "task" in request and request["task"] == earlier.resolved["loader"].get("task"):
+        _put_back(request, before["request"], "task")
+    inputs = [spec.model_dump(mode="json", exclude_none=True) for spec in decided.input_tensors or ()]
+    if request.get("input_specs") == inputs and _is_implied(request["dynamic"], before["request"]["dynamic"], written):
+        _put_back(request, before["request"], *_INPUT_KEYS)
+    return {"request": request, "export": export}
+
+
+_INPUT_KEYS = ("input_specs", "shape_config", "batch_size", "dynamic")
+"""Keys of a request that only say what the inputs are to be."""
+
+
+def _is_implied(now: Mapping[str, Any], before: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
+    """Say whether a wish for open dimensions asks for nothing that the inputs as written do not have already."""
+    wishes = {**now, "dimensions": now["dimensions"] if now["dimensions"] != written["dynamic_dimensions"] else []}
+    return all(not value or value == before.get(key) for key, value in wishes.items())
+
+
+def _put_back(request: dict[str, Any], before: Mapping[str, Any], *keys: str) -> None:
+    for key in keys:
+        request.pop(key, None)
+    request.update({key: before[key] for key in keys if key in before})
 
 
 def _export(task: StageTask) -> StageOutcome:
@@ -121,13 +161,18 @@ def _optimize(task: StageTask) -> StageOutcome:
     import onnx_ir as ir
 
     from winml.modelkit.graph.reading import read_structure
+    from winml.modelkit.graph.validity import refuse_invalid
     from winml.modelkit.normalize.stamp import is_normalized
+    from winml.modelkit.runtime.ir_versions import newest_ir_version
 
     section = task.plan.config.optim
     assert section is not None  # skipped otherwise
     assert task.source is not None  # an export ran before, or the build starts from an ONNX file
     notes: tuple[str, ...] = ()
-    if section.is_empty and is_normalized(ir.serde.deserialize_model(read_structure(task.source))):
+    structure = read_structure(task.source)
+    refuse_invalid(structure, task.source)  # else the library that reads it makes up what is missing
+    is_plain = is_normalized(ir.serde.deserialize_model(structure)) and structure.ir_version <= newest_ir_version()
+    if section.is_empty and is_plain:
         return _as_it_is(task, "already normalized")
     if task.plan.skip_pre_normalization:
         if section.is_empty:
@@ -159,7 +204,7 @@ def _as_it_is(task: StageTask, summary: str) -> StageOutcome:
     is_ours = task.source != task.plan.onnx_path
     with OutputFiles() as files:
         files.drop(data_path(task.output))
-        place_copy(task.source, files.stage(task.output), share_data=is_ours)
+        place_copy(task.source, files.stage(task.output), share_data=is_ours, may_link=is_ours)
         files.commit()
     return StageOutcome((task.output, *external_files(task.output)), normalizations=0, summary=summary)
 
@@ -182,6 +227,7 @@ STAGES: tuple[Stage, ...] = (
         options=_export_options,
         work=_export,
         makes_graph=True,
+        as_asked_before=_export_as_asked_before,
     ),
     # Before quantize: fusions look for operators that quantization takes apart.
     Stage(
@@ -215,5 +261,5 @@ STAGES: tuple[Stage, ...] = (
 def names_of(stages: tuple[Stage, ...]) -> tuple[str, ...]:
     """Return every name a build of these stages may write, the manifest apart."""
     models = [Path(name) for name in (*(stage.file for stage in stages), MODEL_NAME)]
-    sidecars = [f"{Path(stage.file).stem}_htp_metadata.json" for stage in stages if stage.makes_graph]
+    sidecars = [f"{Path(stage.file).stem}{SIDECAR_SUFFIX}" for stage in stages if stage.makes_graph]
     return (*(str(path) for path in models), *(str(data_path(path)) for path in models), *sidecars, CONFIG_NAME)

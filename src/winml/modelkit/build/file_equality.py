@@ -12,12 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.export.verification import VerificationInfo, compare_outputs
 from winml.modelkit.report.optimized_model import difference_words
 from winml.modelkit.runtime.graph_inputs import DEFAULT_SIZES, GraphInput, draw_feeds, graph_inputs
+from winml.modelkit.runtime.ir_versions import runnable
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["refuse_different"]
@@ -47,7 +49,8 @@ def refuse_different(reference: Path, candidate: Path, seed: int) -> Verificatio
         The comparison: every output equal within the threshold of its dtype.
 
     Raises:
-        VerificationError: they differ, or one of them cannot be run.
+        StageError: the reference itself cannot be run, so there is nothing to compare with.
+        VerificationError: they differ, or the candidate cannot be run.
     """
     draws, expected = _questions(reference, seed)
     answers = _answers(candidate, draws)
@@ -65,7 +68,24 @@ def refuse_different(reference: Path, candidate: Path, seed: int) -> Verificatio
             f"the result does not answer as {reference.name} does: {difference_words(verification)}", hint=_HINT
         )
     # A model that ignores its inputs was found out when it was exported; here only equality is asked.
-    return replace(verification, has_signal=True)
+    return replace(
+        verification, has_signal=any(map(_is_telling, (item for draw in expected for item in draw.values())))
+    )
+
+
+def _is_telling(values: NDArray[Any]) -> bool:
+    """Say whether there is something in an answer that a wrong graph would get wrong: not only NaN and infinities."""
+    return values.dtype.kind in _TEXT or bool(np.isfinite(values).any())
+
+
+_TEXT = "USO"
+"""Kinds of arrays that hold no numbers."""
+
+
+def _session(path: Path, *, as_written: bool) -> Session:
+    model = runnable(path)
+    folder = path.absolute().parent if isinstance(model, bytes) else None
+    return Session(model, optimize=not as_written, data_folder=folder, name=str(path))
 
 
 def _may_be_rounding(verification: VerificationInfo) -> bool:
@@ -75,12 +95,16 @@ def _may_be_rounding(verification: VerificationInfo) -> bool:
 
 
 def _questions(reference: Path, seed: int) -> tuple[list[Feeds], list[Feeds]]:
-    """Return sets of values that the reference takes, and its answers."""
+    """Return sets of values that the reference takes, and its answers.
+
+    Raises:
+        StageError: it takes none.
+    """
     draws: list[Feeds] = []
     answers: list[Feeds] = []
     reason: StageError | UsageError | None = None
     try:
-        session = Session(reference, optimize=False)
+        session = _session(reference, as_written=True)
         inputs = graph_inputs(session)
         for sizes in _sizes_to_try(inputs):
             feeds = draw_feeds(inputs, sizes, seed + len(draws))
@@ -96,7 +120,7 @@ def _questions(reference: Path, seed: int) -> tuple[list[Feeds], list[Feeds]]:
         reason = error
     if not draws:
         words = reason.message if reason else "no sizes were tried"
-        raise VerificationError(
+        raise StageError(
             f"cannot verify, since {reference.name} itself does not run: {words}",
             hint="--no-verify writes the result without comparing it.",
         ) from reason
@@ -121,7 +145,7 @@ _LARGE = frozenset({"height", "width", "samples", "frames", "channels", "mel_bin
 
 def _answers(path: Path, draws: Sequence[Feeds], *, as_written: bool = True) -> list[Feeds]:
     try:
-        session = Session(path, optimize=not as_written)
+        session = _session(path, as_written=as_written)
         return [session.run(draw) for draw in draws]
     except (StageError, UsageError) as error:
         message = error.message.replace(str(path), "the result")

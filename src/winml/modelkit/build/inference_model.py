@@ -24,6 +24,7 @@ from transformers.utils.generic import ModelOutput
 from winml.modelkit.build.model_metadata import MODEL_KEY
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
+from winml.modelkit.export.verification import compare_outputs
 from winml.modelkit.graph.reading import read_structure
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
@@ -42,6 +43,10 @@ _PER_TOKEN_RANKS = {
     "start_logits": 2, "end_logits": 2,
 }  # fmt: skip
 """Outputs with one entry for each token, along the second axis → their rank."""
+
+
+_TOKEN_COPIES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that hand tokens on as they are."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,8 @@ class WinMLModel:
         self.task: str | None = described.get("task")
         self.pad_token_id = pad_token_id
         self._output_class = _output_class(described.get("class", ""))
+        self._checked: set[tuple[tuple[str, _Padding], ...]] = set()
+        """Paddings of which it is known that nothing leaks out of them."""
 
     def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:
         """Answer one set of inputs.
@@ -104,14 +111,15 @@ class WinMLModel:
             What the model's forward returns, as torch tensors on the CPU.
 
         Raises:
-            UsageError: an input is missing or unknown, or has a shape or type the graph does not take.
+            UsageError: an input is missing or unknown, or has a shape or type the graph does not take; or rows would
+                have to be filled up, and the model does not leave out of account what they are filled with.
             StageError: ONNX Runtime fails.
         """
         given = self._named(tensors, named)
         padding = self._padding(given)
-        feeds = {item.name: self._fitted(item, given, padding) for item in self.inputs}
-        answers = {name: to_torch(value) for name, value in self._session.run(feeds).items()}
-        return self._output({name: _cut(name, value, padding) for name, value in answers.items()})
+        answers = self._answers(given, padding, self.pad_token_id or 0)
+        self._refuse_leak(given, padding, answers)
+        return self._output({name: to_torch(value) for name, value in answers.items()})
 
     forward = __call__
 
@@ -153,7 +161,48 @@ class WinMLModel:
                 found[tokens] = _Padding(given[tokens].shape[1], wanted)
         return found
 
-    def _fitted(self, item: GraphInput, given: Mapping[str, NDArray[Any]], padding: Mapping[str, _Padding]) -> Any:
+    def _answers(
+        self, given: Mapping[str, NDArray[Any]], padding: Mapping[str, _Padding], filler: int
+    ) -> dict[str, NDArray[Any]]:
+        feeds = {item.name: self._fitted(item, given, padding, filler) for item in self.inputs}
+        return {name: _cut(name, value, padding) for name, value in self._session.run(feeds).items()}
+
+    def _refuse_leak(
+        self,
+        given: Mapping[str, NDArray[Any]],
+        padding: Mapping[str, _Padding],
+        answers: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """Fill up with something else, the first time rows of this length come, and compare the answers.
+
+        Not every model heeds its mask everywhere: a convolution over the tokens sees what they are filled up with.
+
+        Raises:
+            UsageError: the answers differ by more than rounding.
+        """
+        key = tuple(padding.items())
+        if not key or key in self._checked:
+            return
+        others = self._answers(given, padding, _other_filler(given, padding, self.pad_token_id))
+        # Where a model looks for the filler itself, to find the last token, its answer for the row may depend on it.
+        by_token_only = _compares_tokens(Path(self.path), padding)
+        judged = [name for name, value in answers.items() if _is_judged(name, value, padding, by_token_only)]
+        compared = compare_outputs([{name: answers[name] for name in judged}], [others]).comparisons
+        worst = max(compared, key=lambda item: item.relative_diff / (item.threshold or 1), default=None)
+        if worst is None or all(item.is_equal for item in compared):
+            self._checked.add(key)
+            return
+        tokens, side = next(iter(padding.items()))
+        raise UsageError(
+            f"input {tokens!r} has {side.given} tokens, the model was built for {side.wanted}, and it does not leave "
+            f"the padding out of account: {worst.name} changes by {worst.relative_diff:.1%} with the filler",
+            hint=f"Give {side.wanted} tokens, or build the model for {side.given}, or with their number left open "
+            "(config={'export': {'dynamic_sequence': True}}).",
+        )
+
+    def _fitted(
+        self, item: GraphInput, given: Mapping[str, NDArray[Any]], padding: Mapping[str, _Padding], filler: int
+    ) -> Any:
         """Return an input in the type and shape the graph takes.
 
         Raises:
@@ -162,7 +211,7 @@ class WinMLModel:
         array = given[item.name]
         side = padding.get(_side(item.name))
         if side is not None and array.ndim == 2 and array.shape[1] == side.given:
-            fill = (self.pad_token_id or 0) if item.name in _MASKS else 0
+            fill = filler if item.name in _MASKS else 0
             array = np.pad(array, ((0, 0), (0, side.wanted - side.given)), constant_values=fill)
         fits = len(array.shape) == len(item.shape) and all(
             not isinstance(size, int) or size == have for size, have in zip(item.shape, array.shape, strict=True)
@@ -170,10 +219,18 @@ class WinMLModel:
         if not fits:
             raise UsageError(
                 f"input {item.name!r} is {_words(given[item.name])}, and the model was built for {item.words}",
-                hint="Bring it to this size (tokenizers: padding='max_length', max_length=…), or build the model for "
-                "another, or with that dimension left open.",
+                hint=f"Bring it to this size ({self._ways(item, array)}), or build the model for another, or with that "
+                "dimension left open.",
             )
         return _cast(array, item)
+
+    def _ways(self, item: GraphInput, array: NDArray[Any]) -> str:
+        """Return what brings an input to its size."""
+        ways = "tokenizers: padding='max_length', max_length=…"
+        wanted = item.shape[1] if len(item.shape) == 2 == array.ndim else None
+        is_short = isinstance(wanted, int) and array.shape[1] < wanted
+        is_tokens = item.name in _MASKS and _MASKS[item.name] in {entry.name for entry in self.inputs}
+        return f"short rows: load the model with pad_token_id=…; {ways}" if is_short and is_tokens else ways
 
     def _output(self, answers: dict[str, torch.Tensor]) -> ModelOutput:
         known = inspect.signature(self._output_class).parameters if self._output_class is not None else {}
@@ -252,11 +309,38 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind not in "iub"
 
 
-def _cut(name: str, value: torch.Tensor, padding: Mapping[str, _Padding]) -> torch.Tensor:
+def _cut(name: str, value: NDArray[Any], padding: Mapping[str, _Padding]) -> NDArray[Any]:
     """Take away what stands at positions that were filled up."""
     rank = _PER_TOKEN_RANKS.get(name)
     is_decoded = "decoder_input_ids" in padding and not name.startswith("encoder_")
     side = padding.get("decoder_input_ids" if is_decoded else "input_ids")
-    if rank is None or side is None or value.dim() != rank or value.shape[1] != side.wanted:
+    if rank is None or side is None or value.ndim != rank or value.shape[1] != side.wanted:
         return value
-    return value[:, : side.given]
+    return np.ascontiguousarray(value[:, : side.given])
+
+
+def _other_filler(given: Mapping[str, NDArray[Any]], padding: Mapping[str, _Padding], filler: int | None) -> int:
+    """Return a token of the rows themselves, which the vocabulary has for sure, that is not the filler."""
+    found = (int(token) for name in padding for token in given[name].flat if token != filler)
+    return next(found, 0 if filler else 1)
+
+
+def _is_judged(name: str, value: NDArray[Any], padding: Mapping[str, _Padding], by_token_only: bool) -> bool:
+    """Say whether an output, cut already, has nothing in it that stands for padding."""
+    if name in _PER_TOKEN_RANKS or name == "pooler_output":
+        return not by_token_only or _PER_TOKEN_RANKS.get(name) == value.ndim
+    # Of other outputs it is not known which axis goes along with the tokens; none of another length does.
+    return not by_token_only and not {side.wanted for side in padding.values()} & set(value.shape[1:])
+
+
+def _compares_tokens(path: Path, padding: Mapping[str, _Padding]) -> bool:
+    """Say whether a graph compares the tokens with something, rather than only looking them up."""
+    tokens = set(padding)
+    for node in read_structure(path).graph.node:
+        if tokens.isdisjoint(node.input):
+            continue
+        if node.op_type == "Equal":
+            return True
+        if node.op_type in _TOKEN_COPIES:
+            tokens.update(node.output)
+    return False

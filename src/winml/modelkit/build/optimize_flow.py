@@ -22,15 +22,18 @@ from winml.modelkit.build.model_metadata import EXPORT_KEY
 from winml.modelkit.build.output_paths import ExportPaths
 from winml.modelkit.build.steps import StepClock, StepEvent
 from winml.modelkit.errors import InputError, UsageError, first_line
-from winml.modelkit.graph.files import OutputFiles
+from winml.modelkit.graph.files import OutputFiles, refuse_inputs
 from winml.modelkit.graph.placing import external_files, place_copy
 from winml.modelkit.graph.reading import read_structure
+from winml.modelkit.graph.validity import refuse_invalid
 from winml.modelkit.graph.writing import write_model
 from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.normalize.stamp import NORMALIZED_KEY, is_normalized, stamp
+from winml.modelkit.optimize.capabilities import CAPABILITIES
 from winml.modelkit.optimize.operator_counts import GraphCensus, operator_name
+from winml.modelkit.optimize.opset_conversion import refuse_unknown_opset
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
 from winml.modelkit.options import parse_options
@@ -42,6 +45,7 @@ from winml.modelkit.report.optimized_model import (
     OptimizedFile,
     equality_words,
 )
+from winml.modelkit.runtime.ir_versions import newest_ir_version
 
 __all__ = ["EXTERNAL_BYTES", "STEPS", "optimize_onnx", "run_optimize_analyze_loop"]
 
@@ -95,15 +99,16 @@ def optimize_onnx(
         InputError: the file is no ONNX model, or its data is missing.
         NormalizeError: the graph could not be brought into its plain form.
         OptimizeError: an engine could not read the graph, or failed.
+        StageError: ``model`` itself does not run, so the result cannot be compared with it.
         VerificationError: the result does not answer as ``model`` does; no file was written.
     """
     if options is None:
         options = parse_options(OptimizeOptions, flags, "optimize_onnx")
     target = _Target.of(output, overwrite=overwrite, verify=verify, external_data=external_data, seed=seed)
+    refuse_unknown_opset(options.opset)
     clock = StepClock(STEPS, on_step)
-    return _optimize_file(
-        Path(model), target, options, clock, lambda graph: optimize(graph, options), skip_normalization
-    )
+    work = _Work(lambda graph: optimize(graph, options), [options], may_ask_more=False)
+    return _optimize_file(Path(model), target, work, clock, skip_normalization)
 
 
 def run_optimize_analyze_loop(
@@ -149,29 +154,35 @@ def run_optimize_analyze_loop(
         raise UsageError(f"max_rounds {max_rounds}: at least one round is needed", hint="Give a number from 1 up.")
     options = parse_options(OptimizeOptions, flags, "run_optimize_analyze_loop")
     target = _Target.of(output, overwrite=overwrite, verify=verify, external_data=external_data, seed=seed)
+    refuse_unknown_opset(options.opset)
     rounds: list[OptimizationRound] = []
-
-    def work(graph: ir.Model) -> OptimizeResult:
-        return _work_in_rounds(graph, options, max_rounds, analyze, rounds)
-
-    clock = StepClock(STEPS, on_step)
-    file = _optimize_file(Path(model), target, options, clock, work, skip_normalization=False)
+    asked = [options]
+    work = _Work(
+        lambda graph: _work_in_rounds(graph, asked, max_rounds, analyze, rounds),
+        asked,
+        may_ask_more=analyze is not None,
+    )
+    file = _optimize_file(Path(model), target, work, StepClock(STEPS, on_step), skip_normalization=False)
     return OptimizationLoop(file, tuple(rounds))
 
 
 def _work_in_rounds(
     graph: ir.Model,
-    options: OptimizeOptions,
+    asked: list[OptimizeOptions],
     max_rounds: int,
     analyze: Callable[[OptimizationRound], Mapping[str, Any] | None] | None,
     rounds: list[OptimizationRound],
 ) -> OptimizeResult:
-    """Optimize until nothing changes; adds a record per round to ``rounds``."""
+    """Optimize until nothing changes; adds a record per round to ``rounds``.
+
+    What is asked of the first round is the last of ``asked``, to which that of later ones is added.
+    """
     fired: Counter[str] = Counter()
     notes: dict[str, None] = {}
     for number in range(1, max_rounds + 1):
         started = time.perf_counter()
         before = _summary(graph, 0)
+        options = asked[-1]
         result = optimize(graph, options)
         graph = result.model
         fired.update(result.fired)
@@ -181,11 +192,46 @@ def _work_in_rounds(
         done = OptimizationRound(number, enabled, result.fired, result.changed, before, _summary(graph, 0), seconds)
         rounds.append(done)
         wishes = analyze(done) if analyze is not None else None
-        if wishes is not None:
-            options = parse_options(OptimizeOptions, dict(wishes), "run_optimize_analyze_loop")
+        if wishes is not None and number < max_rounds:
+            asked.append(_next_options(wishes))
         elif not result.changed:
             break
     return replace(result, fired=dict(fired), notes=tuple(notes), changed=any(item.changed for item in rounds))
+
+
+def _next_options(wishes: Mapping[str, Any]) -> OptimizeOptions:
+    if not isinstance(wishes, Mapping):
+        raise UsageError(
+            f"analyze returned {wishes!r}, a {type(wishes).__name__}: a mapping of flags or None was expected",
+            hint='Return the flags of the next round, such as {"level": "full"}, or None to go on with the same.',
+        )
+    options = parse_options(OptimizeOptions, dict(wishes), "run_optimize_analyze_loop")
+    refuse_unknown_opset(options.opset)
+    return options
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is done with the graph in its plain form."""
+
+    run: Callable[[ir.Model], OptimizeResult]
+    asked: list[OptimizeOptions]
+    """What was asked for so far; grows while the work runs."""
+    may_ask_more: bool
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the graph may come out another one."""
+        return self.may_ask_more or self.is_asked
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether anything was asked for so far."""
+        return not all(options.is_empty for options in self.asked)
+
+    def enabled(self) -> tuple[str, ...]:
+        """Return the capabilities that were on at some time, in the order of the registry."""
+        return tuple(name for name, entry in CAPABILITIES.items() if any(o.is_enabled(entry) for o in self.asked))
 
 
 @dataclass(frozen=True)
@@ -208,32 +254,39 @@ class _Target:
 def _optimize_file(
     source: Path,
     target: _Target,
-    options: OptimizeOptions,
+    work: _Work,
     clock: StepClock,
-    work: Callable[[ir.Model], OptimizeResult],
     skip_normalization: bool,
 ) -> OptimizedFile:
-    """Run the steps: ``work`` is what is done with the graph in its plain form."""
+    """Run the steps."""
     paths = target.paths
     with clock.step("reading") as step:
         data = external_files(source)  # whatever is wrong with the files is told in words of ours
+        if paths.model.resolve() != source.resolve():
+            # The data of an earlier output goes when that is replaced.
+            refuse_inputs([paths.data], data)
         # Nothing is asked of the weights yet, which a copy by reference never reads.
-        graph = _as_graph(source, lambda: ir.serde.deserialize_model(read_structure(source)))
+        structure = read_structure(source)
+        refuse_invalid(structure, source)
+        graph = _as_graph(source, lambda: ir.serde.deserialize_model(structure))
         before = _summary(graph, sum(file.stat().st_size for file in (source, *data)))
         step.summary = f"{before.nodes} nodes, opset {before.opset}"
     with clock.step("normalization") as step:
         is_plain = is_normalized(graph)
-        is_copy = is_plain and options.is_empty and target.external_data is None
+        is_as_asked = is_plain and target.external_data is None and structure.ir_version <= newest_ir_version()
         is_skipped = is_plain or skip_normalization
-        if not is_copy:
+        if work.may_change or not is_as_asked:
             graph = _as_graph(source, lambda: ir.load(source))
-        notes = () if is_skipped else normalize(graph).notes
+        notes = _lower_ir_version(graph)
+        if not is_skipped:
+            notes += normalize(graph).notes
         step.summary = "already normalized" if is_plain else "left out" if is_skipped else _node_words(graph)
     with clock.step("optimization") as step:
-        result = work(graph)
+        result = work.run(graph)
         graph = result.model
+        is_copy = is_as_asked and not work.is_asked
         _refresh_metadata(graph, is_normal=is_plain or not skip_normalization)
-        step.summary = _fired_words(result.fired) if not options.is_empty else "nothing was asked for"
+        step.summary = _fired_words(result.fired) if work.is_asked else "nothing was asked for"
     with clock.step("writing and verification") as step, OutputFiles() as files:
         staged = files.stage(paths.model)
         files.drop(paths.data)
@@ -250,7 +303,7 @@ def _optimize_file(
         files=_files_of(paths.model, written),
         is_copy=is_copy,
         normalizations=0 if is_skipped else 1,
-        enabled=tuple(entry.name for entry in options.enabled()),
+        enabled=work.enabled(),
         fired=result.fired,
         before=before,
         after=_summary(graph, sum(written.values())),
@@ -269,6 +322,18 @@ def _as_graph(source: Path, read: Callable[[], ir.Model]) -> ir.Model:
         raise InputError(
             f"{source}: cannot be read as a graph: {first_line(error)}", hint="Export it again."
         ) from error
+
+
+def _lower_ir_version(graph: ir.Model) -> tuple[str, ...]:
+    """Let the model bear a version of the format that ONNX Runtime takes, in place; returns what to say of it.
+
+    Newer versions add kinds of tensors only, which ONNX Runtime refuses by themselves where a model has them.
+    """
+    newest, version = newest_ir_version(), graph.ir_version
+    if version <= newest:
+        return ()
+    graph.ir_version = newest
+    return (f"IR version {version} was lowered to {newest}, the newest that the installed ONNX Runtime takes.",)
 
 
 def _summary(graph: ir.Model, size_bytes: int) -> GraphSummary:

@@ -32,6 +32,7 @@ from winml.modelkit.runtime.devices import ChosenProvider, choose_provider
 from winml.modelkit.runtime.execution_providers import Device
 from winml.modelkit.runtime.graph_inputs import (
     GraphInput,
+    array_words,
     batch_of,
     draw_feeds,
     graph_inputs,
@@ -185,7 +186,12 @@ def perf_result(
         latency=latency,
         memory=memory,
         baseline=baseline,
-        notes=(*values.notes, *_output_notes(outputs), *_run_notes(run, request)),
+        notes=(
+            *values.notes,
+            *_output_notes(outputs),
+            *_run_notes(run, request),
+            *_spread_notes(latency, baseline),
+        ),
     )
 
 
@@ -214,10 +220,7 @@ def files_read(request: PerfRequest) -> tuple[Path, ...]:
         return (*files_of_model(request.model), *given)
     from winml.modelkit.load.source import resolve_source
 
-    place = resolve_source(request.model).path
-    if place is None:
-        return given
-    return (*(sorted(place.iterdir()) if place.is_dir() else (place,)), *given)
+    return (*resolve_source(request.model).files, *given)
 
 
 def open_model(path: Path, request: PerfRequest, provider: ChosenProvider, **session_options: Any) -> OpenedModel:
@@ -323,7 +326,7 @@ def _baseline_run(
     """Return the kind of the baseline and a run of it on the same values, inside the block.
 
     Raises:
-        UsageError: it takes other inputs, or the model does not say what it was exported from.
+        UsageError: it takes other inputs, types or sizes, or the model does not say what it was exported from.
         StageError: it cannot be loaded or does not run.
     """
     if path is None:
@@ -344,6 +347,13 @@ def _baseline_run(
             f"{', '.join(values.feeds) or 'none'}",
             hint="Compare models that take the same inputs.",
         )
+    for item in graph_inputs(other):
+        if not item.takes(values.feeds[item.name]):
+            raise UsageError(
+                f"--baseline {path}: its input {item.name} takes {item.words}, the model is fed "
+                f"{array_words(values.feeds[item.name])}",
+                hint="Compare models that take the same values; --shape-config sets the sizes that are open in MODEL.",
+            )
     yield "onnx", other.prepare(values.feeds)
 
 
@@ -371,6 +381,17 @@ def _output_notes(outputs: Mapping[str, NDArray[Any] | None]) -> Iterator[str]:
             yield f"output {name} is no tensor of numbers: it was made in every run, and not looked at"
         elif array.dtype.kind not in "iub" and not np.isfinite(array.astype(np.float64)).all():
             yield f"output {name} holds NaN or infinite values; some processors take longer over those"
+
+
+def _spread_notes(latency: LatencyResult, baseline: BaselineResult | None) -> Iterator[str]:
+    measured = {"the model": latency} if baseline is None else {"the model": latency, baseline.name: baseline.latency}
+    for name, result in measured.items():
+        summary = result.summary
+        if summary.is_disturbed:
+            yield (
+                f"the median run of {name} took {summary.p50 / summary.min:.1f} times as long as the fastest: the "
+                "machine seems busy, and a comparison made now says little"
+            )
 
 
 def _run_notes(run: PreparedRun, request: PerfRequest) -> Iterator[str]:

@@ -22,8 +22,9 @@ from winml.modelkit.build.output_paths import ExportPaths
 from winml.modelkit.errors import InputError, StageError, VerificationError
 from winml.modelkit.export.verification import VerificationInfo, compare_outputs
 from winml.modelkit.graph.dimensions import resolve_names
-from winml.modelkit.graph.files import OutputFiles
+from winml.modelkit.graph.files import OutputFiles, refuse_inputs
 from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions
+from winml.modelkit.graph.placing import external_files
 from winml.modelkit.graph.reading import read_structure
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.graph.writing import write_model
@@ -94,7 +95,7 @@ def pin_model(
         seed: Seed of the inputs compared on.
 
     Raises:
-        UsageError: a name the file does not have, or an output that exists.
+        UsageError: a name the file does not have, or an output that exists or would replace its data.
         InputError: the file is no ONNX model.
         NormalizeError: the graph could not be brought into its plain form.
         VerificationError: the result does not answer as ``source`` does; no file was written.
@@ -103,6 +104,9 @@ def pin_model(
     paths = ExportPaths.for_output(output, with_sidecar=False, with_report=False)
     paths.refuse_existing(overwrite=overwrite)
     read_structure(source)  # whatever is wrong with the file is told in words of ours
+    if paths.model.resolve() != source.resolve():
+        # The data of an earlier output goes when that is replaced.
+        refuse_inputs([paths.data], external_files(source))
     model = _load(source)
     names = open_dimensions(model.graph)
     pinned = resolve_names(sizes, names)

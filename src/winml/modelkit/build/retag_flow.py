@@ -22,7 +22,7 @@ from winml.modelkit.graph.files import OutputFiles, refuse_existing, refuse_inpu
 from winml.modelkit.graph.foreign_reading import read_foreign
 from winml.modelkit.graph.metadata_rewriting import rewrite_metadata
 from winml.modelkit.graph.placing import external_files
-from winml.modelkit.hierarchy.carry import CarryReport, Way, carry_tags
+from winml.modelkit.hierarchy.carry import CarryReport, carry_tags
 from winml.modelkit.hierarchy.carry_origins import walk
 from winml.modelkit.hierarchy.coverage import Coverage, measure_coverage
 
@@ -31,9 +31,6 @@ __all__ = ["RetaggedModel", "retag_model"]
 RELATED_SHARE = 0.1
 """Smallest share of nodes that must be found again in the model before. Chosen: a model quantized with every weight and
 activation wrapped keeps a third; two models that only share input names have none."""
-
-_FOUND: tuple[Way, ...] = ("kept", "name", "output", "fused", "replaced")
-"""Ways that find something of the original in a node."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +139,11 @@ def _refuse_unrelated(before: Path, after: Path, report: CarryReport) -> None:
             f"{before} bears no tags, so there are none to carry",
             hint="Give the file that winml export wrote, before any other tool changed it.",
         )
-    found = sum(report.by_way.get(way, 0) for way in _FOUND)
+    found = report.found_again
     if report.nodes and found < RELATED_SHARE * report.nodes:
         raise InputError(
             f"{after} has hardly anything in common with {before}: {found} of its {report.nodes} nodes were found "
-            "again, by name, by value or by what they replaced",
+            "again, by name or by value",
             hint="Give the file it was made from.",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,22 @@ __all__ = [
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+MOST_THREADS = 1024
+"""Chosen: more than any processor has cores; ONNX Runtime starts as many as it is told, and dies of too many."""
+LONGEST_S = 86_400
+"""Chosen: a day; refuses ``inf``, which would measure until the memory is full."""
+
+
+class _Seconds(click.FloatRange):
+    """A time within a range, which holds no ``nan``: that is neither below nor above anything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse what is no number."""
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return seconds
+
 
 def provider_options(command: _F) -> _F:
     """Add the options that say where a model runs."""
@@ -37,7 +54,7 @@ def provider_options(command: _F) -> _F:
             ),
             click.option(
                 "--threads",
-                type=click.IntRange(min=1),
+                type=click.IntRange(1, MOST_THREADS),
                 help="Threads that share the work of one operator on the CPU; else the runtime's own choice.",
             ),
         )
@@ -56,7 +73,7 @@ def measuring_options(command: _F) -> _F:
             ),
             click.option(
                 "--duration",
-                type=click.FloatRange(min=0, min_open=True),
+                type=_Seconds(min=0, min_open=True, max=LONGEST_S),
                 metavar="SECONDS",
                 help="Measure for this long instead of a number of runs.",
             ),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from winml.modelkit.cli._measuring import live_progress
+from winml.modelkit.cli._options import NonEmptyPath
 from winml.modelkit.cli._streams import stdout_kept_for_the_answer
 from winml.modelkit.errors import UsageError
 
@@ -28,7 +29,7 @@ _ONLY_BY_MODULE = ("depth", "top", "group", *FILES, "overwrite")
 
 def by_module_options(command: _F) -> _F:
     """Add the options that break the time down by module."""
-    path = click.Path(path_type=Path, dir_okay=False)
+    path = NonEmptyPath()
     for option in reversed(
         (
             click.option(
@@ -48,11 +49,10 @@ def by_module_options(command: _F) -> _F:
 
 
 def check_by_module(options: Mapping[str, Any]) -> None:
-    """Refuse what does not go together, and files that may not be written, before anything is measured.
+    """Refuse what does not go together, before anything is measured.
 
     Raises:
         UsageError: an option needs ``--by-module``, or cannot be used with it; or a library is missing.
-        OutputExistsError: a file is there already.
     """
     if not options["by_module"]:
         for name in _ONLY_BY_MODULE:
@@ -67,23 +67,48 @@ def check_by_module(options: Mapping[str, Any]) -> None:
             f"--baseline {options['baseline']}: profiling slows both down differently, so --by-module compares nothing",
             hint="Compare in a run of its own, without --by-module.",
         )
+    for name in ("group", "top"):
+        if options["depth"] is not None and options[name] is not None:
+            raise UsageError(
+                f"--depth {options['depth']} is for the tree, and --{name} {options[name]} shows a list in its place",
+                hint="Give one of them.",
+            )
     if options["report"]:
         from winml.modelkit.report.module_page import require_page_libraries
 
         require_page_libraries()
-    from winml.modelkit.graph.files import refuse_existing
-
     paths = [options[name] for name in FILES if options[name]]
     if len({path.absolute() for path in paths}) < len(paths):
         raise UsageError("two of --report, --node-data and --trace name one file", hint="Give each a file of its own.")
-    refuse_existing(paths, overwrite=options["overwrite"])
+
+
+def _refuse_outputs(request: PerfRequest, options: Mapping[str, Any]) -> None:
+    """Refuse files that may not be written, before anything is measured.
+
+    Raises:
+        UsageError: one is what is measured, or what is fed to it.
+        OutputExistsError: one is there already.
+    """
+    from winml.modelkit.build.perf_flow import files_read
+    from winml.modelkit.graph.files import refuse_existing, refuse_inputs
+
+    paths = [options[name] for name in FILES if options[name]]
+    given = [Path(options[name]) for name in ("shape_config", "input_specs") if options[name]]
+    if paths:
+        refuse_inputs(paths, (*files_read(request), *given))
+        refuse_existing(paths, overwrite=options["overwrite"])
 
 
 def show_by_module(request: PerfRequest, options: Mapping[str, Any]) -> None:
-    """Measure, write the files, and show where the time goes."""
+    """Measure, write the files, and show where the time goes.
+
+    Raises:
+        UsageError: a file to write is what is measured, or there already.
+    """
     from winml.modelkit.build.module_profile_flow import profile_modules
     from winml.modelkit.cli._progress import show_step
 
+    _refuse_outputs(request, options)
     with stdout_kept_for_the_answer(), live_progress(quiet=options["quiet"]) as progress:
         measured = profile_modules(request, on_step=None if options["quiet"] else show_step, progress=progress)
         written = _write(measured, options)

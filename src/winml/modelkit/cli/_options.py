@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 __all__ = [
-    "OutputPath",
+    "NonEmptyPath",
     "debug_option",
     "dtype_option",
     "dynamic_options",
@@ -30,11 +30,11 @@ LARGEST_SEED = 2**63 - 1
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class OutputPath(click.Path):
-    """A path to write to, as a ``Path``; an empty text, as an unset variable of a shell leaves it, is none."""
+class NonEmptyPath(click.Path):
+    """A path, as a ``Path``; an empty text, as an unset variable of a shell leaves it, is none."""
 
     def __init__(self) -> None:
-        """Take files and folders, there or not; who writes says which of them is wanted."""
+        """Take files and folders, there or not; who reads or writes says which of them is wanted."""
         super().__init__(path_type=Path)
 
     def convert(
@@ -42,7 +42,7 @@ class OutputPath(click.Path):
     ) -> str | bytes | os.PathLike[str]:
         """Refuse the empty text, which would mean the current folder."""
         if not os.fspath(value).strip():
-            self.fail("the path is empty; name what is to be written.", param, ctx)
+            self.fail("the path is empty.", param, ctx)
         return super().convert(value, param, ctx)
 
 

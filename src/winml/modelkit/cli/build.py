@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +11,7 @@ from click.core import ParameterSource
 
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
+    NonEmptyPath,
     dtype_option,
     dynamic_options,
     input_options,
@@ -51,7 +51,7 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
     help="Hub id, checkpoint folder, config.json, file.py:factory, package.module:factory, or an .onnx file.",
 )
 @click.option("-c", "--config", metavar="JSON", help="What to do, as winml config writes it; a file or text.")
-@click.option("-o", "--output", type=OutputPath(), help="The folder to build in.")
+@click.option("-o", "--output", type=NonEmptyPath(), help="The folder to build in.")
 @click.option("--use-cache", is_flag=True, help="Build in the cache: one folder for each model and config.")
 @click.option("--rebuild", is_flag=True, help="Run every stage again; files no build wrote stay.")
 @click.option("--optimize/--no-optimize", default=True, help="Optimize the graph, or not.  [default: optimize]")
@@ -87,10 +87,12 @@ def command(context: click.Context, /, **options: Any) -> None:
     """
     plan = _plan(context, options)
     _refuse_early(plan, options)
+    kept: list[str] = []
     try:
-        result = _run(plan, options)
+        result = _run(plan, options, kept)
     except KeyboardInterrupt:
-        click.echo("interrupted: finished stages are kept; the same command goes on from there", err=True)
+        ending = f"kept: {', '.join(kept)}; the same command goes on from there" if kept else "no stage had ended"
+        click.echo(f"interrupted: {ending}", err=True)
         context.exit(1)
     _show(result, options)
 
@@ -117,7 +119,7 @@ def _config(options: Mapping[str, Any]) -> WinMLBuildConfig:
     from winml.modelkit.build.config import WinMLBuildConfig, parse_build_config
     from winml.modelkit.options import read_json
 
-    if not options["config"]:
+    if options["config"] is None:
         return WinMLBuildConfig()
     config, notes = parse_build_config(*read_json(options["config"], "--config"))
     for note in notes:
@@ -187,7 +189,8 @@ def _refuse_early(plan: BuildPlan, options: Mapping[str, Any]) -> None:
         BuildFolder(options["output"], names_of(STAGES), is_cache=False)
 
 
-def _run(plan: BuildPlan, options: Mapping[str, Any]) -> BuildResult:
+def _run(plan: BuildPlan, options: Mapping[str, Any], kept: list[str]) -> BuildResult:
+    """Build; the names of stages whose results are there go to ``kept``."""
     import warnings
 
     if not options["debug"]:
@@ -202,10 +205,13 @@ def _run(plan: BuildPlan, options: Mapping[str, Any]) -> BuildResult:
         if event.finished is not None:
             show_step(event)
 
-    listener = BuildListener(tell=lambda words: click.echo(words, err=True))
-    if not options["quiet"]:
-        verbose = options["verbose"]
-        listener = BuildListener(show_finished if verbose else show_step, show_step if verbose else None, listener.tell)
+    verbose, quiet = options["verbose"], options["quiet"]
+    listener = BuildListener(
+        on_stage=None if quiet else show_finished if verbose else show_step,
+        on_step=show_step if verbose and not quiet else None,
+        on_kept=kept.append,
+        tell=lambda words: click.echo(words, err=True),
+    )
     with stdout_kept_for_the_answer():
         if options["use_cache"]:
             return build_in_cache(plan, rebuild=options["rebuild"], listener=listener)

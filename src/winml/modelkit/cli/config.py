@@ -10,6 +10,7 @@ import click
 
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
+    NonEmptyPath,
     debug_option,
     dtype_option,
     dynamic_options,
@@ -50,7 +51,7 @@ STDIN = "-"
 @click.option("--precision", metavar="NAME", help="fp32, fp16, bf16, int8, int4, w8a16 and the like, or auto.")
 @click.option("--no-quant", is_flag=True, help="Skip quantization.")
 @click.option("--no-compile", is_flag=True, help="Skip compilation.")
-@click.option("-o", "--output", type=OutputPath(), help="File to write; stdout where it is left out.")
+@click.option("-o", "--output", type=NonEmptyPath(), help="File to write; stdout where it is left out.")
 @click.option("--overwrite", is_flag=True, help="Replace the file if it is there already.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of the config instead.")
 @click.option("--check", metavar="FILE", help="Check a config instead; - reads stdin.")
@@ -103,14 +104,15 @@ def _write(options: dict[str, Any]) -> None:
     request = model_request(options)
     output: Path | None = options["output"]
     # What can be refused by looking at names and paths is refused before torch is imported, which takes seconds.
-    from winml.modelkit.graph.files import OutputFiles, refuse_existing
+    from winml.modelkit.graph.files import OutputFiles, refuse_existing, refuse_inputs
     from winml.modelkit.load.source import resolve_source
     from winml.modelkit.runtime.execution_providers import refuse_dynamic
 
-    if output is not None:
-        refuse_existing([output], overwrite=options["overwrite"])
     refuse_dynamic(options["ep"], is_dynamic=request.is_dynamic, allow_dynamic=options["allow_dynamic"])
-    resolve_source(request, needs_weights=False)
+    source = resolve_source(request, needs_weights=False)
+    if output is not None:
+        refuse_inputs([output], source.files)
+        refuse_existing([output], overwrite=options["overwrite"])
     if not options["debug"]:
         import warnings
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._options import dtype_option, dynamic_options, model_options, output_options
+from winml.modelkit.cli._options import NonEmptyPath, dtype_option, dynamic_options, model_options, output_options
 from winml.modelkit.cli._pinning import is_pinning, pin
 from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._streams import stdout_kept_for_the_answer
@@ -38,7 +37,7 @@ Examples:
 @dtype_option
 @dynamic_options
 @click.option("--ep", metavar="NAME", help="Execution provider the file is for, such as qnn.")
-@click.option("-o", "--output", required=True, type=OutputPath(), help="The .onnx file to write.")
+@click.option("-o", "--output", required=True, type=NonEmptyPath(), help="The .onnx file to write.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
 @click.option("--export-config", metavar="JSON", help='Options such as {"opset_version": 17}; a file or text.')
 @click.option(

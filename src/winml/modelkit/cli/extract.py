@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
+    NonEmptyPath,
     debug_option,
     format_option,
     input_options,
@@ -37,7 +37,7 @@ Examples:
     required=False, help="ONNX file, folder of a build, Hub id, checkpoint folder, file.py:factory; or as argument."
 )
 @click.option("--module", required=True, metavar="SELECTOR", help="Modules to cut out, by class, path or tag.")
-@click.option("-o", "--output", required=True, type=OutputPath(), help="The folder to write to.")
+@click.option("-o", "--output", required=True, type=NonEmptyPath(), help="The folder to write to.")
 @click.option("--with-inputs", is_flag=True, help="Also write what flowed in and out, as .npz files.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
 @source_options

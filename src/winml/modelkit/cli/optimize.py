@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._options import debug_option, format_option, verbose_option
+from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVEL_WORDS, LEVELS
@@ -43,8 +42,8 @@ def _capability_options(command: _F) -> _F:
 
 
 @click.command(name="optimize", cls=WinMLCommand, epilog=EPILOG)
-@click.option("-m", "--model", type=OutputPath(), help="ONNX file; it stays as it is.")
-@click.option("-o", "--output", type=OutputPath(), help="File to write.")
+@click.option("-m", "--model", type=NonEmptyPath(), help="ONNX file; it stays as it is.")
+@click.option("-o", "--output", type=NonEmptyPath(), help="File to write.")
 @click.option(
     "--level",
     type=click.Choice(LEVELS),
@@ -69,8 +68,9 @@ def _capability_options(command: _F) -> _F:
 def command(**options: Any) -> None:
     """Make an ONNX file cheaper with the same answer; its nodes go on naming their modules.
 
-    Without a level or an enabled capability, the graph is only brought into its plain form. Exit codes: 0 done, 1 the
-    files are wrong, 2 wrong usage, 3 the result does not answer as the source does.
+    Without a level or an enabled capability, the graph is only brought into its plain form; a file that is in it
+    already gets the output as a second name (a hard link, or a copy where links fail). Exit codes: 0 done, 1 the files
+    are wrong, 2 wrong usage, 3 the result does not answer as the source does.
     """
     asked = _options(options)
     if options["list_"]:
@@ -93,7 +93,7 @@ def _options(options: dict[str, Any]) -> OptimizeOptions:
     from winml.modelkit.options import parse_options
 
     given = {name: options[name] for name in ("level", "ep", "opset", *CAPABILITIES) if options[name] is not None}
-    section = _section(options["config"]) if options["config"] else {}
+    section = _section(options["config"]) if options["config"] is not None else {}
     asked = parse_options(OptimizeOptions, {**section, **given}, "options")
     list(asked.enabled())
     return asked

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._options import OutputPath, debug_option, format_option
+from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +39,7 @@ WAY_WORDS: Mapping[Way, str] = {
 @click.command(name="retag", cls=WinMLCommand, epilog=EPILOG)
 @click.argument("before")
 @click.argument("after")
-@click.option("-o", "--output", type=OutputPath(), help="ONNX file to write; else AFTER itself, with --overwrite.")
+@click.option("-o", "--output", type=NonEmptyPath(), help="ONNX file to write; else AFTER itself, with --overwrite.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @format_option

@@ -93,7 +93,7 @@ def _is_same_entry(output: Path, source: Path) -> bool:
     It does not where both are hard links of one file under names of their own: the other name keeps what it has.
     """
     try:
-        if not os.path.samefile(output, source):
+        if not output.samefile(source):
             return False
         has_one_name = source.stat().st_nlink == 1
         # File systems that ignore case know one name in ``A`` and ``a``.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -47,6 +47,9 @@ class CarryReport:
     """Whether there was anything to carry; False where the original bears no tags."""
     last_resort: tuple[str, ...] = ()
     """Names of the nodes that got the root only because nothing else was known."""
+    found_again: int = 0
+    """Nodes that show that both are the same model: those that are one original node, and those that replaced several
+    and make a value from inside the original. A shared output of the model alone shows nothing."""
 
 
 def carry_tags(before: ir.Model, after: ir.Model) -> CarryReport:
@@ -70,7 +73,16 @@ def carry_tags(before: ir.Model, after: ir.Model) -> CarryReport:
     _restore_model_metadata(before, after)
     by_way = Counter(match.way for match in matches.values())
     last_resort = tuple(node.name or "" for node, match in matches.items() if match.way == "root")
-    return CarryReport(len(matches), len(matches), dict(by_way), _notes(by_way), last_resort=last_resort)
+    inside = origins.main.makers.keys() - {value.name for value in before.graph.outputs}
+    found_again = sum(_is_found_again(node, match, inside) for node, match in matches.items())
+    notes = _notes(by_way)
+    return CarryReport(len(matches), len(matches), by_way, notes, last_resort=last_resort, found_again=found_again)
+
+
+def _is_found_again(node: ir.Node, match: Match, inside: Container[str | None]) -> bool:
+    if match.way == "replaced":
+        return any(value.name in inside and not value.is_graph_output() for value in node.outputs)
+    return match.way not in ("neighbours", "root")
 
 
 def _match_model(after: ir.Model, origins: Origins) -> dict[ir.Node, Match]:

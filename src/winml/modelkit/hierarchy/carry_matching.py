@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, NamedTuple, Protocol
 
 import onnx_ir as ir
@@ -29,6 +29,12 @@ _SUFFIX_OF_ANOTHER = re.compile(r"(_token)?_?\d")
 """
 _FUSED_FRONT = "fused "
 """What ONNX Runtime puts before the name of the node it fuses an activation into."""
+_IN_LAYOUT = re.compile(r"(_bn|_mul)?_nchwc$")
+"""What follows the name of a value in that of the node that makes it in blocked layout: ``Conv_output_0_nchwc``. So
+ONNX Runtime's NchwcTransformer names its nodes; their own values bear new names, ``reorder_token_3``."""
+_LONGEST_FUSION = 8
+"""Most original nodes a convolution in blocked layout is looked through for. Chosen: it takes in a batch norm, a
+product, a sum and an activation."""
 _SEPARATORS = re.compile(r"[/_:.]")
 
 
@@ -50,8 +56,8 @@ class Match(NamedTuple):
     """The original node, where the node is that node."""
     replaced: Replaced = NOTHING
     """What it stands for, where it replaced others."""
-    region: Replaced = NOTHING
-    """What it and the new nodes around it stand for together."""
+    behind: Replaced = NOTHING
+    """What new nodes that feed it may stand for, as far as it tells."""
 
 
 def match_nodes(
@@ -67,6 +73,7 @@ def match_nodes(
     """
     matching = _Matching(graph, scope, origins)
     matching.match_survivors()
+    matching.match_by_layout_names()
     matching.match_by_values()
     matching.match_by_readers()
     matching.match_by_neighbours(outside)
@@ -88,9 +95,22 @@ class _Matching:
         return {value.name: node for node, _ in self._nodes for value in node.outputs if value.name}
 
     @cached_property
+    def _laid_out(self) -> dict[ir.Node, str]:
+        """New nodes that make a value of the original in another layout, with the name of that value."""
+        found = {}
+        for node, _ in self._nodes:
+            name = node.name or ""
+            if name not in self._scope.by_name and (suffix := _IN_LAYOUT.search(name)) is not None:
+                value = name[: suffix.start()]
+                if value in self._scope.makers:
+                    found[node] = value
+        return found
+
+    @cached_property
     def _present(self) -> set[str]:
-        """Names of the values after the tool."""
+        """Names of the values after the tool, those in another layout included."""
         present = {value.name for value in self._graph.inputs if value.name} | self._makers.keys()
+        present.update(self._laid_out.values())
         return present | self._graph.initializers.keys() if isinstance(self._graph, ir.Graph) else present
 
     def match_survivors(self) -> None:
@@ -145,6 +165,38 @@ class _Matching:
             enclosing = self._scope.enclosing.get(enclosing)
         return enclosing is outer
 
+    def match_by_layout_names(self) -> None:
+        """Match nodes whose names tell which value they make in another layout."""
+        for node, value in self._laid_out.items():
+            fused = self._fused_into(node, self._scope.makers[value])
+            places = frozenset(place for part in fused if (place := self._origins.place_of.get(part)) is not None)
+            if node in self.found or not places:
+                continue
+            gone_at = partial(self._origins.replaced_by_maker_of, present=self._present, claimed=self._claimed)
+            behind = _union([gone_at(value) for value in fused[-1].inputs])
+            place = self._origins.places.common(places)
+            if len(fused) > 1:
+                self.found[node] = Match("fused", place, None, Replaced(places, len(fused)), behind)
+                continue
+            (only,) = fused
+            survivor = only if only.op_type == node.op_type and only not in self._claimed else None
+            self.found[node] = Match("output", place, survivor, Replaced(places, 1, only), behind)
+
+    def _fused_into(self, node: ir.Node, maker: ir.Node) -> list[ir.Node]:
+        """Return the original nodes from a maker back to the one of the operator of ``node``; else the maker alone.
+
+        A convolution made the activation it took in, and is still one.
+        """
+        fused = [maker]
+        while fused[-1].op_type != node.op_type:
+            inputs = fused[-1].inputs
+            gone = [self._origins.gone_maker(value, self._present, self._claimed) for value in inputs]
+            earlier = [part for part in gone if part is not None]
+            if len(earlier) != 1 or len(fused) == _LONGEST_FUSION:
+                return [maker]
+            fused += earlier
+        return fused
+
     def match_by_values(self) -> None:
         """Match nodes that make a value of the original by what made it there."""
         for node, _ in self._nodes:
@@ -165,7 +217,8 @@ class _Matching:
             is_end = bool(last) and any(self._is_new(feeder) for feeder in _feeders(node))
             own = Replaced(frozenset(last), len(last)) if is_end else replaced
             place = self._origins.places.common(own.places)
-            self.found[node] = Match("output" if replaced.nodes == 1 else "replaced", place, None, own, replaced)
+            way: Way = "output" if replaced.nodes == 1 else "replaced"
+            self.found[node] = Match(way, place, None, own, replaced if replaced.nodes > 1 else NOTHING)
 
     def _original_makers(self, node: ir.Node) -> list[ir.Node]:
         """Return the original nodes that made the values this one makes."""
@@ -201,7 +254,7 @@ class _Matching:
             if own.places:
                 way: Way = "fused" if named in own.places else "replaced"
                 place = self._origins.places.common(own.places)
-                self.found[node] = Match(way, place, None, own, region)
+                self.found[node] = Match(way, place, None, own, region if region.nodes > 1 else NOTHING)
 
     def _weight_owners(self, node: ir.Node, replaced: Replaced) -> frozenset[Place]:
         """Return where the weights a node reads are used in the original; narrows down what it may have replaced."""
@@ -223,10 +276,10 @@ class _Matching:
                 match = self.found.get(use.node)
                 if match is None:
                     continue
-                if match.survivor is not None:
+                if match.behind.nodes:
+                    found.append(match.behind)
+                elif match.survivor is not None:
                     found.append(self._gone_at(match.survivor, use))
-                elif match.region.nodes > 1:
-                    found.append(match.region)
         return _union(found)
 
     def _gone_at(self, survivor: ir.Node, use: _Usage) -> Replaced:

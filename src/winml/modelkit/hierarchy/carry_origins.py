@@ -213,7 +213,7 @@ class Origins:
             present: Names of the values after the tool.
             claimed: Original nodes that are still there.
         """
-        maker = self._gone_maker(value, present, claimed)
+        maker = self.gone_maker(value, present, claimed)
         return self.replaced_by(maker, present, claimed) if maker is not None else NOTHING
 
     def replaced_by(self, node: ir.Node, present: Container[str], claimed: Container[ir.Node]) -> Replaced:
@@ -234,7 +234,7 @@ class Origins:
                 continue
             started.add(current)
             needed = [
-                maker for value in current.inputs if (maker := self._gone_maker(value, present, claimed)) is not None
+                maker for value in current.inputs if (maker := self.gone_maker(value, present, claimed)) is not None
             ]
             # One that was started and is not done is needed by itself: the graph is damaged.
             missing = [maker for maker in needed if maker not in self._replaced and maker not in started]
@@ -272,9 +272,10 @@ class Origins:
             self._readers[name] = found
         return found
 
-    def _gone_maker(
+    def gone_maker(
         self, value: ir.Value | None, present: Container[str], claimed: Container[ir.Node]
     ) -> ir.Node | None:
+        """Return the node that made a value, where both are gone and it worked on data."""
         if value is None or value.name in present:
             return None
         maker = value.producer()

@@ -89,6 +89,13 @@ class Source:
     weights: WeightFiles | None = None
     """Weight files of a checkpoint folder; None with random weights."""
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that stand at the path: the config, the script, or all of the checkpoint folder."""
+        if self.path is None:
+            return ()
+        return tuple(sorted(self.path.iterdir())) if self.path.is_dir() else (self.path,)
+
 
 def resolve_source(request: ModelRequest, *, needs_weights: bool | None = None) -> Source:
     """Decide what ``request.model`` names and check what can be checked without the libraries.

@@ -23,6 +23,11 @@ NOISE = 0.02
 by in their fastest runs (0.6 % at most in six pairs of sessions, measured): where memory happens to lie stays with a
 session, and no number of runs shows it."""
 
+DISTURBED = 1.5
+"""Median over minimum from which samples are called disturbed. Chosen: the fastest run is what the model takes where
+nothing comes between; alone on a machine the median stays near it, and half as much again in every second run is more
+than caches and clocks explain."""
+
 PERCENTILES = (50, 90, 95, 99)
 
 
@@ -39,6 +44,11 @@ class Summary:
     p95: float
     p99: float
     max: float
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether so many samples lie so far above the smallest that something else must have taken the time."""
+        return self.p50 > DISTURBED * self.min
 
     def as_record(self) -> dict[str, float]:
         """Return a JSON-ready form."""

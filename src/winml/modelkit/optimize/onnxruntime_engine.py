@@ -7,6 +7,7 @@ Weights that ONNX Runtime left alone stay the tensors they were, by reference.
 from __future__ import annotations
 
 import contextlib
+import errno
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from winml.modelkit.runtime.offline_optimization import rewrite_file
 __all__ = ["rewrite_with_onnxruntime"]
 
 _SENT, _RETURNED = "sent.onnx", "returned.onnx"
+
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
 
 _DUPLICATE_BYTES = 1_000_000
 """Weights from this size on are not stored a second time, transposed. Chosen: smaller ones are not noticed."""
@@ -60,10 +63,7 @@ def rewrite_with_onnxruntime(
             reason = error.message.replace(f"Load model from {sent} failed:", "")
             raise OptimizeError(reason, hint=_HINT) from error
         except OSError as error:
-            raise OptimizeError(
-                f"no room for the graph on its way to ONNX Runtime: {error.strerror or first_line(error)}",
-                hint=f"It needs twice the size of the weights in {tempfile.gettempdir()}; TMPDIR names another place.",
-            ) from error
+            raise _not_sent(error) from error
         rewritten = load_foreign(returned)
         _give_back(rewritten, model)
         _keep_weights(rewritten, model, ir.load(sent))
@@ -73,6 +73,20 @@ def rewrite_with_onnxruntime(
 
 
 _HINT = "Leave out the level and what is enabled, or convert the operators it does not know."
+
+
+def _not_sent(error: OSError) -> OptimizeError:
+    """Return what to say of a graph that could not be written for ONNX Runtime."""
+    reason = error.strerror or first_line(error)
+    if error.errno not in _NO_ROOM:
+        return OptimizeError(
+            f"the graph could not be written for ONNX Runtime: {reason}",
+            hint=f"Its weights must be readable, and {tempfile.gettempdir()} writable; TMPDIR names another place.",
+        )
+    return OptimizeError(
+        f"no room for the graph on its way to ONNX Runtime: {reason}",
+        hint=f"It needs twice the size of the weights in {tempfile.gettempdir()}; TMPDIR names another place.",
+    )
 
 
 def _all_transformers() -> set[str]:

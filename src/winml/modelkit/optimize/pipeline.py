@@ -15,7 +15,7 @@ from winml.modelkit.errors import OptimizeError
 from winml.modelkit.graph.fingerprint import fingerprint
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.coverage import Coverage, measure_coverage
-from winml.modelkit.optimize.capabilities import Capability, Engine
+from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability, Engine
 from winml.modelkit.optimize.node_naming import ModuleScopes, name_new_nodes
 from winml.modelkit.optimize.node_ordering import order_nodes
 from winml.modelkit.optimize.onnxruntime_engine import rewrite_with_onnxruntime
@@ -63,7 +63,9 @@ def optimize(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:
     """
     enabled = list(options.enabled())
     if options.is_empty:
-        return OptimizeResult(model, changed=False, notes=(), coverage=measure_coverage(model))
+        return OptimizeResult(
+            model, changed=False, notes=_provider_notes(model, options), coverage=measure_coverage(model)
+        )
     order_nodes(model)
     coverage_before, fingerprint_before = measure_coverage(model), fingerprint(model)
     scopes = ModuleScopes(model)
@@ -92,10 +94,31 @@ def optimize(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:
     return OptimizeResult(
         model,
         changed=fingerprint(model) != fingerprint_before,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys((*notes, *_provider_notes(model, options)))),
         coverage=coverage,
         fired=fired,
     )
+
+
+def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...]:
+    """Say which operators of ONNX Runtime are in the graph that the execution provider does not have."""
+    if options.ep is None:
+        return ()
+    makers = [entry for entry in CAPABILITIES.values() if entry.providers]
+    foreign = []
+    for name in sorted(GraphCensus.of(model).operators):
+        if name.startswith(_CONTRIB):
+            # What none of the capabilities makes runs at best where the others do.
+            entries = [entry for entry in makers if name in entry.makes] or makers
+            if not any(options.ep in entry.providers for entry in entries):
+                foreign.append(name.removeprefix(_CONTRIB))
+    if not foreign:
+        return ()
+    words = f"{', '.join(foreign)} (com.microsoft)"
+    return (f"The graph has {words}, which {options.ep} is not known to run: another provider does, or none.",)
+
+
+_CONTRIB = "com.microsoft:"
 
 
 def _refuse_lost_tags(before: Coverage, after: Coverage) -> None:

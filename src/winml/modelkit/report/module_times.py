@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from winml.modelkit.hierarchy import address
-from winml.modelkit.measure.module_profile import ModuleProfile, ModuleTime
+from winml.modelkit.measure.module_profile import ClassTime, ModuleProfile, ModuleTime
 
 __all__ = ["module_times_record", "print_module_times"]
 
@@ -33,7 +33,7 @@ def print_module_times(
         console: Where to print.
         depth: Levels of the tree to show; what is deeper stays in the totals. None: all.
         top: Show a list of this many modules with the most time of their own, instead of the tree.
-        group: Show classes instead of modules.
+        group: Show classes instead of modules; with ``top``, those with the most time of their own.
     """
     if group:
         console.print(_class_table(profile, top))
@@ -122,7 +122,10 @@ def _module_table(profile: ModuleProfile, rows: Iterator[tuple[ModuleTime, int]]
 
 def _class_table(profile: ModuleProfile, top: int | None) -> Table:
     table = _table("class", "total ms", "share", "self ms", "kernels", "operators of its own", "instances")
-    for entry in profile.by_class()[:top]:
+    classes: Sequence[ClassTime] = profile.by_class()
+    if top is not None:
+        classes = sorted(classes, key=lambda entry: entry.self_ms, reverse=True)[:top]
+    for entry in classes:
         table.add_row(
             escape(entry.class_name),
             *_time_cells(entry.total_ms, entry.self_ms, profile.kernel_ms),

@@ -216,6 +216,8 @@ def equality_words(verification: VerificationInfo | None) -> str:
     """Return the outcome of comparing the result with its source in one sentence."""
     if verification is None:
         return "skipped: nobody compared the files"
+    if not verification.has_signal:
+        return "inconclusive: the source answers NaN or infinity only, so a wrong graph would not show"
     worst = verification.worst
     if worst.threshold == 0:
         return "answers as the source does"

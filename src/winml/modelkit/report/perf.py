@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -88,18 +89,24 @@ def _significant(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def _ratio_digits(ratio: float) -> str:
+    """Return a ratio with two decimals, or more where it takes more to show two digits."""
+    return f"{ratio:.{max(2, 1 - math.floor(math.log10(ratio)))}f}"
+
+
 def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
     """Return what a comparison came to, in one sentence.
 
     >>> ratio_words(Ratio(0.5, 0.45, 0.55, 0.95, 30), "a.onnx", "pytorch")
     'a.onnx is faster than pytorch: ratio 0.50 (0.45–0.55), so 2.00 times as fast'
     """
+    value = _ratio_digits(ratio.value)
     if ratio.low is None or ratio.high is None:
         return (
-            f"no difference found: ratio {ratio.value:.2f} from {ratio.pairs} pair{'' if ratio.pairs == 1 else 's'}, "
+            f"no difference found: ratio {value} from {ratio.pairs} pair{'' if ratio.pairs == 1 else 's'}, "
             "too few for an interval (--iterations)"
         )
-    words = f"ratio {ratio.value:.2f} ({ratio.low:.2f}–{ratio.high:.2f})"
+    words = f"ratio {value} ({_ratio_digits(ratio.low)}–{_ratio_digits(ratio.high)})"
     if ratio.verdict == "faster":
         return f"{model} is faster than {baseline}: {words}, so {1 / ratio.value:.2f} times as fast"
     if ratio.verdict == "slower":

@@ -21,6 +21,11 @@ __all__ = ["make_feeds"]
 
 Array = npt.NDArray[Any]
 
+LARGEST_BYTES = 2**47
+"""Chosen: what a process can address on the processors of today. Less may still be more than this machine has."""
+DRAWN_BYTES = 8
+"""Specified: numpy draws integers and floats in this width before they become what is wanted."""
+
 
 def make_feeds(
     specs: Sequence[InputTensorSpec], seed: int, *, sizes: Mapping[str, int] | None = None
@@ -38,7 +43,8 @@ def make_feeds(
         sizes: Sizes of the dynamic dimensions, by name.
 
     Raises:
-        UsageError: a dynamic dimension has no size, or a value range holds no value of the dtype.
+        UsageError: a dynamic dimension has no size, sizes are beyond any memory, or a value range holds no value of
+            the dtype.
     """
     feeds = {spec.name: _draw(spec, seed, sizes or {}) for spec in specs}
     for spec in specs:
@@ -68,7 +74,16 @@ def _sized(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
             f"input {spec.name!r}: dynamic dimension {missing[0]!r} has no size to draw values for",
             hint=f"Give a number for {missing[0]!r}.",
         )
-    return tuple(sizes[dimension] if isinstance(dimension, str) else dimension for dimension in spec.shape)
+    shape = tuple(sizes[dimension] if isinstance(dimension, str) else dimension for dimension in spec.shape)
+    if math.prod(shape) * DRAWN_BYTES > LARGEST_BYTES:
+        axis = shape.index(max(shape))
+        dimension = spec.shape[axis]
+        where = f"{dimension} {shape[axis]}" if isinstance(dimension, str) else f"size {shape[axis]} of axis {axis}"
+        raise UsageError(
+            f"input {spec.name!r}: {where} asks for {math.prod(shape)} values, more than any memory holds",
+            hint="Give a smaller size.",
+        )
+    return shape
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:

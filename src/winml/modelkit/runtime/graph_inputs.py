@@ -23,7 +23,7 @@ from winml.modelkit.options import nearest
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["GraphInput", "Sizes", "batch_of", "draw_feeds", "graph_inputs", "load_feeds", "settle_sizes"]
+__all__ = ["GraphInput", "Sizes", "array_words", "batch_of", "draw_feeds", "graph_inputs", "load_feeds", "settle_sizes"]
 
 Array = NDArray[Any]
 Size = int | str | None
@@ -74,6 +74,16 @@ class GraphInput:
         """The type, for people."""
         return f"{self.dtype}[{', '.join('?' if size is None else str(size) for size in self.shape)}]"
 
+    def takes_sizes(self, sizes: Sequence[int]) -> bool:
+        """Say whether the declared shape allows these sizes."""
+        return len(sizes) == len(self.shape) and all(
+            not isinstance(wanted, int) or wanted == size for wanted, size in zip(self.shape, sizes, strict=True)
+        )
+
+    def takes(self, array: Array) -> bool:
+        """Say whether the declared type and shape allow an array."""
+        return _dtype_of(array) == self.dtype and self.takes_sizes(array.shape)
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -82,6 +92,19 @@ class Sizes:
     by_name: Mapping[str, int]
     notes: tuple[str, ...] = ()
     """What was chosen because nobody said, one sentence each."""
+
+
+def array_words(array: Array) -> str:
+    """Return type and shape of an array, for people.
+
+    >>> array_words(np.zeros((2, 3), np.float32))
+    'float32[2, 3]'
+    """
+    return f"{_dtype_of(array)}[{', '.join(map(str, array.shape))}]"
+
+
+def _dtype_of(array: Array) -> str:
+    return "string" if array.dtype.kind == "U" else str(array.dtype)
 
 
 def graph_inputs(session: Session) -> tuple[GraphInput, ...]:
@@ -188,7 +211,7 @@ def draw_feeds(inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int
     """Draw one array per input, by the rules of :func:`~winml.modelkit.runtime.feeds.make_feeds`.
 
     Raises:
-        UsageError: an input takes values nobody can draw, such as text.
+        UsageError: an input takes values nobody can draw, such as text, or more of them than any memory holds.
     """
     for item in inputs:
         if item.dtype not in _DRAWN:
@@ -199,15 +222,11 @@ def draw_feeds(inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int
     specs = [
         # Names and sizes are as foreign files have them, which the rules for our own would refuse.
         InputTensorSpec.model_construct(
-            name=item.name, shape=_fixed(item, sizes), dtype=item.dtype, value_range=item.value_range, last_value=None
+            name=item.name, shape=item.keys, dtype=item.dtype, value_range=item.value_range, last_value=None
         )
         for item in inputs
     ]
-    return make_feeds(specs, seed)
-
-
-def _fixed(item: GraphInput, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(key if isinstance(key, int) else sizes[key] for key in item.keys)
+    return make_feeds(specs, seed, sizes=sizes)
 
 
 def load_feeds(path: Path, inputs: Sequence[GraphInput]) -> dict[str, Array]:
@@ -263,20 +282,15 @@ def _fitting(item: GraphInput, array: Array, path: Path) -> Array:
         UsageError: dtype or shape is another.
     """
     array = _as_declared(item.dtype, array)
-    given = "string" if array.dtype.kind == "U" else str(array.dtype)
-    sizes_agree = len(array.shape) == len(item.shape) and all(
-        not isinstance(wanted, int) or wanted == size for wanted, size in zip(item.shape, array.shape, strict=False)
-    )
-    if given == item.dtype and sizes_agree:
+    if item.takes(array):
         return array
     hint = (
         f'Convert it: array.astype("{item.dtype}").'
-        if sizes_agree and item.dtype in _DRAWN
+        if item.takes_sizes(array.shape) and item.dtype in _DRAWN
         else "Give the array in this type and shape."
     )
     raise UsageError(
-        f"--input-data {path}: input {item.name!r} takes {item.words}, the file has "
-        f"{given}[{', '.join(map(str, array.shape))}]",
+        f"--input-data {path}: input {item.name!r} takes {item.words}, the file has {array_words(array)}",
         hint=hint,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -285,4 +286,11 @@ def _to_numpy(value: ort.OrtValue) -> Array:
 def ort_reason(error: Exception) -> str:
     """Return the reason in an error of ONNX Runtime, without the parts that are for programs."""
     # "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from ... failed": the first three parts are for programs.
-    return first_line(error).rpartition("[ONNXRuntimeError] : ")[2].split(" : ", 2)[-1]
+    reason = first_line(error).rpartition("[ONNXRuntimeError] : ")[2].split(" : ", 2)[-1]
+    return _SOURCE_PLACE.sub("", reason)
+
+
+_SOURCE_PLACE = re.compile(
+    r"/\S+\.(?:cc|cpp|h|hpp):\d+ [^()]*(?:\((?:[^()]|\([^()]*\))*\))+(?: const)?(?: \[with [^\]]*\])? "
+)
+"""Where in ONNX Runtime's own source an error was found: a path of the machine it was built on, and a signature."""
