@@ -174,7 +174,8 @@ def _reason(name: ExporterName, error: ExportError) -> str:
 def _both_failed(first: ExportError, second: ExportError) -> ExportError:
     return ExportError(
         f"neither exporter can make a graph of this model: {first.message}; {second.message}",
-        hint=first.hint,
+        # What is said of an operator TorchScript lacks is to let dynamo try.
+        hint=second.hint if first.operator else first.hint,
         operator=first.operator,
         module=first.module,
     )
