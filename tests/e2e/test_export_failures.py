@@ -129,7 +129,7 @@ def test_request_the_model_cannot_meet_is_refused(
 FACTORIES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "an operator the exporter lacks": (
         "singular", 1,
-        ("step 4 of 8", "neither exporter", "aten::linalg_svdvals", "module inner", "opset 17", "replace the operator"),
+        ("step 4 of 8", "neither exporter", "aten::linalg_svdvals", "module inner", "opset 17", "Replace the operator"),
     ),
     "control flow by value": ("deciding", 3, ("not equal", "'output'", "draw 2", ".item()", "--no-verify")),
     "noise": ("noise", 3, ("cannot verify", "'output'", "same inputs", "--no-verify")),
