@@ -72,6 +72,11 @@ def good() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
+def wide() -> nn.Module:
+    """Weights of a megabyte each, so that a file of them can end in the middle."""
+    return nn.Sequential(nn.Linear(4, 512), *(nn.Linear(512, 512) for _ in range(3)))
+
+
 def singular() -> nn.Module:
     return Around(Singular())
 

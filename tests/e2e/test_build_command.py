@@ -143,7 +143,7 @@ def test_ignored_option_is_said_to_be(place: Workplace) -> None:
         (("-m", "out/model.onnx", "-o", "new", "--level", "basic", "--no-optimize"), "--level has no meaning"),
         (("-m", "out/model.onnx", "-o", "new", "-c", '{"optim": {"gelu_fusio": true}}'), "gelu_fusion"),
         (("-m", "out/model.onnx", "-o", "new", "-c", '{"optim": {"ep": ""}}'), "optim.ep"),
-        (("-m", "out/model.onnx", "-o", "new", "-c", ""), "--config: the text is empty"),
+        (("-m", "out/model.onnx", "-o", "new", "-c", ""), "'--config': the text is empty"),
         (("-m", "out/model.onnx", "-o", "out/model.onnx"), "is a file"),
         (("-m", "out/model.onnx", "-o", "new", "--optimise"), "No such option"),
         (("-m", "./nowhere", "-o", "new"), "no such file or folder"),

@@ -30,6 +30,24 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 main()
 """
 
+_OUTSIDE = """
+import os, resource, signal, sys
+from winml.modelkit.cli.main import main
+from winml.modelkit.graph.writing import write_model
+# As above 2 GB, weights go to a file of their own.
+write_model.__kwdefaults__["inline_limit_bytes"] = 1000
+
+def press_ctrl_c(*_):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+# The system tells a process that a file of its has reached the limit: that is the moment in the middle of it.
+signal.signal(signal.SIGXFSZ, {"full": signal.SIG_IGN, "Ctrl-C": press_ctrl_c}[sys.argv.pop(1)])
+resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, resource.RLIM_INFINITY))
+main()
+"""
+
 _PREPARED = """
 import signal
 # A shell that starts a command in the background may have it ignore Ctrl-C.
@@ -110,6 +128,28 @@ def test_full_disk_ends_the_export_and_changes_no_file(
     arguments = ("-m", f"{nets}:good", "-o", "model.onnx", "--overwrite", "--no-verify", *options)
     outcome = limited.refuse(*arguments, code=1, words=words)
     assert ".winml-partial" not in outcome.err
+
+
+@pytest.mark.parametrize("exporter", ["--dynamo", "--no-dynamo"])
+def test_disk_that_fills_up_in_the_weights_leaves_nothing_half_written(
+    busy: Workplace, nets: Path, exporter: str
+) -> None:
+    """The third of four megabytes finds no room: the file of the weights is named, and gone."""
+    limited = replace(busy, program=(sys.executable, "-c", _OUTSIDE, "full"))
+    arguments = ("-m", f"{nets}:wide", "-o", "model.onnx", "--overwrite", "--no-verify", exporter)
+    outcome = limited.refuse(*arguments, code=1, words=("cannot write", "File too large", "limit on file sizes"))
+    assert ".winml-partial" not in outcome.err
+
+
+@pytest.mark.parametrize("exporter", ["--dynamo", "--no-dynamo"])
+def test_interruption_in_the_weights_leaves_nothing_half_written(busy: Workplace, nets: Path, exporter: str) -> None:
+    """Ctrl-C after the second of four megabytes."""
+    stopped = replace(busy, program=(sys.executable, "-c", _OUTSIDE, "Ctrl-C"))
+    arguments = ("-m", f"{nets}:wide", "-o", "model.onnx", "--overwrite", "--no-verify", exporter)
+    outcome = stopped.export(*arguments)
+    assert (1, "") == (outcome.code, outcome.out)
+    assert ["interrupted: no file was changed"] == outcome.complaint
+    assert _EARLIER == busy.files()
 
 
 def test_terminal_that_is_gone_is_no_error_of_ours(workplace: Workplace, nets: Path) -> None:

@@ -43,7 +43,7 @@ MODELS = {
     "a missing script": ("net.py:build", ("net.py", "no such file")),
     "a script without factory": ("script.py", ("script.py", "script.py:NAME_OF_THE_FUNCTION")),
     "neither path nor id": ("what is this?", ("what is this?", "neither a path that exists nor a Hub id")),
-    "an empty name": ("", ("-m", "Give a checkpoint folder")),
+    "an empty name": ("", ("-m", "the text is empty")),
 }
 
 
@@ -67,6 +67,8 @@ OPTIONS = {
     "task of no likeness": (("--task", "xyzzy"), ("xyzzy", "unknown task", "fill-mask", "image-classification")),
     "zero batch": (("--batch-size", "0"), ("--batch-size", "0 is not in the range", "--help")),
     "misspelled option": (("--batchsize", "2"), ("--batchsize", "Did you mean '--batch-size'")),
+    "no class after all": (("--torch-module", ""), ("'--torch-module'", "the text is empty", "--help")),
+    "no inputs after all": (("--input-specs", " "), ("'--input-specs'", "the text is empty", "--help")),
     "revision of a folder": (("--revision", "main"), ("--revision main", "has no revisions")),
     "two batch sizes": (
         ("--batch-size", "2", "--shape-config", '{"batch_size": 3}'),

@@ -169,7 +169,7 @@ def test_nothing_that_can_be_cut_leaves_no_file(place: Workplace) -> None:
     ("arguments", "code", "words"),
     [
         (("--module", "Blok", "-o", "out"), 2, ("no module matches 'Blok'", "Block")),
-        (("--module", "", "-o", "out"), 2, ("an empty selector",)),
+        (("--module", "", "-o", "out"), 2, ("'--module': the text is empty",)),
         (("--module", "block", "-o", "there"), 2, ("extract_manifest.json exists already", "--overwrite")),
         (("--module", "block", "-o", "out", "--shape-config", '{"length": 3}'), 2, ("no open dimension 'length'",)),
         (("--module", "block", "-o", "out", "--input-data", "no.npz"), 2, ("no.npz: no such file",)),

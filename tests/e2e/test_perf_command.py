@@ -229,6 +229,7 @@ def test_pytorch_baseline_of_a_file_runs_and_fetches_nothing_it_names(
         (("data.onnx",), 1, ("weights.bin is missing",)),
         (("unknown.onnx",), 1, ("cannot load unknown.onnx", "Nonsense")),
         ((), 2, ("no model was given",)),
+        (("net.onnx", "--input-data", ""), 2, ("'--input-data': the text is empty",)),
         (("net.onnx", "-m", "net.onnx"), 2, ("two models were given",)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -94,6 +95,14 @@ class Averaging(nn.Module):
         return x.sum(1) / float(x.shape[1])
 
 
+class Shortening(nn.Module):
+    """Rounds a size with Python's own function, which only dynamo follows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Keep the first half of the tokens."""
+        return x[:, : math.ceil(x.shape[1] / 2)] * 2
+
+
 def export(model: nn.Module, folder: Path, **options: object) -> Path:
     """Export with axis 1 left open."""
     config = WinMLExportConfig.model_validate({"dynamic_axes": {"x": {1: "tokens"}}, **options})
@@ -105,19 +114,90 @@ def export(model: nn.Module, folder: Path, **options: object) -> Path:
 def test_axis_frozen_by_a_reshape_names_axis_input_and_module(tmp_path: Path) -> None:
     """Exit 3 says which dimension was lost, where, and what to try; no file is written."""
     with pytest.raises(VerificationError) as caught:
-        export(Reshaping(), tmp_path)
+        export(Reshaping(), tmp_path, exporter="torchscript")
     text = str(caught.value)
     assert 3 == caught.value.exit_code
     assert "tokens froze in the export (axis 1 of x): traced with 6, the file fails at tokens 1" in text
     assert "lost in module inner (/inner/Reshape" in text
     assert "--shape-config" in text
+    assert "Without --no-dynamo" in text
     assert [] == list(tmp_path.iterdir())
+
+
+def test_axis_that_torchscript_freezes_is_left_open_by_dynamo_unasked(tmp_path: Path) -> None:
+    """Where no exporter is asked for, the one that can is found, and why is told."""
+    config = WinMLExportConfig(dynamic_axes={"x": {1: "tokens"}})
+    result = HTPExporter(config).export(Shortening(), tmp_path / "model.onnx", {"x": torch.randn(3, 6, 4)})
+    assert "dynamo" == result.exporter
+    assert "tokens froze in the export" in result.exporter_reason
+    assert {"tokens": (1, 7)} == dict(result.checked_sizes)
+
+
+def test_axis_that_both_freeze_is_told_with_what_dynamo_says(tmp_path: Path) -> None:
+    """Nobody is advised to try what was tried."""
+    with pytest.raises(VerificationError, match=r"tokens froze in the export") as caught:
+        export(Averaging(), tmp_path)
+    assert "Tried as well: dynamo: tokens (axis 1 of x) cannot be left open" in caught.value.hint
+    assert "--no-dynamo" not in caught.value.hint
 
 
 def test_axis_frozen_in_a_value_is_found_by_its_answer(tmp_path: Path) -> None:
     """A file that runs but answers wrongly at another size froze too."""
     with pytest.raises(VerificationError, match=r"tokens froze in the export(.|\n)*Output 'output': differs"):
-        export(Averaging(), tmp_path)
+        export(Averaging(), tmp_path, exporter="torchscript")
+
+
+class Pieces(nn.Module):
+    """Gives as many outputs as there are pairs of tokens."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Split."""
+        return (x * 2).split(2, 1)
+
+
+class Squeezed(nn.Module):
+    """Gives one dimension less where there is one token."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Squeeze whatever is 1."""
+        return (x * 2).squeeze()
+
+
+@pytest.mark.parametrize("names", [None, ("a", "b", "c")], ids=["own names", "names of the user"])
+def test_size_that_decides_how_many_outputs_there_are_cannot_be_left_open(
+    names: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    """The dimension, two sizes and the outputs at either are named, in the names of the user."""
+    specs = names and tuple({"name": name, "shape": (3, 2, 4), "dtype": "float32"} for name in names)
+    with pytest.raises(UsageError) as caught:
+        export(Pieces(), tmp_path, output_tensors=specs)
+    first = names[0] if names else "output_0"
+    assert "tokens cannot be left open" in caught.value.message
+    assert f"at tokens 6: {first} float32[3, 2, 4]" in caught.value.message
+    assert "at tokens 1: output_0 float32[3, 1, 4])" in caught.value.message
+    assert "torch.stack" in caught.value.hint
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_size_that_decides_the_rank_of_an_output_can_be_left_open_within_bounds(tmp_path: Path) -> None:
+    """A size of 1 is squeezed away; from 2 on there is nothing to refuse."""
+    with pytest.raises(UsageError, match=r"at tokens 1: output float32\[3, 4\]\)"):
+        export(Squeezed(), tmp_path)
+    bounds = (DynamicDimension(name="tokens", min=2),)
+    path = export(Squeezed(), tmp_path, dynamic_dimensions=bounds)
+    assert "tokens" == onnx.load(path).graph.output[0].type.tensor_type.shape.dim[1].dim_param
+
+
+def test_dimensions_that_decide_together_are_refused_together() -> None:
+    """Each by itself gives the same outputs; both at once do not."""
+
+    def run(sizes: Mapping[str, int]) -> Draw:
+        count = 2 if min(sizes.values()) == 1 else 1
+        return Draw({}, {f"y{position}": np.zeros(3) for position in range(count if len(sizes) > 1 else 1)}, sizes)
+
+    dimensions = [DynamicDimension(name="n", min=1, example=4), DynamicDimension(name="m", min=2, example=4)]
+    with pytest.raises(UsageError, match="n cannot be left open: other sizes give other outputs"):
+        run_at_other_sizes(run({"n": 4, "m": 4}), dimensions, run)
 
 
 def test_frozen_axis_without_verification_is_written_and_noted(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from winml.modelkit.build.exporter_choice import (
 from winml.modelkit.errors import ExportError, VerificationError
 
 
-class Differences(nn.Module):
+class Normalization(nn.Module):
     """Uses an operator TorchScript has no form of."""
 
     def __init__(self) -> None:
@@ -30,8 +30,8 @@ class Differences(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Subtract neighbours."""
-        return torch.diff(self.linear(values))
+        """Divide by the root of the mean square."""
+        return nn.functional.rms_norm(self.linear(values), (4,))
 
 
 class Outer(nn.Module):
@@ -123,8 +123,8 @@ def export(model: nn.Module, folder: Path, **options: Any) -> Any:
 
 def test_auto_takes_the_other_exporter_and_says_why(tmp_path: Path) -> None:
     """Module and operator stand in the result, in the sidecar and in the file; the graph is verified as any other."""
-    result = export(Outer(Differences()), tmp_path)
-    assert "dynamo, opset 18 (aten::diff in module inner has no TorchScript form)" == result.exporter_words
+    result = export(Outer(Normalization()), tmp_path)
+    assert "dynamo, opset 18 (aten::rms_norm in module inner has no TorchScript form)" == result.exporter_words
     assert result.verification.is_verified
     sidecar = json.loads((tmp_path / "model_htp_metadata.json").read_text(encoding="utf-8"))
     assert result.exporter_reason == sidecar["export_context"]["exporter_reason"]
@@ -136,8 +136,8 @@ def test_auto_takes_the_other_exporter_and_says_why(tmp_path: Path) -> None:
 
 def test_forced_exporter_does_not_change_and_both_reasons_are_told(tmp_path: Path) -> None:
     """What is asked for is used or fails; where both fail, both are named."""
-    with pytest.raises(ExportError, match="TorchScript exporter has no ONNX form of aten::diff in module inner"):
-        export(Outer(Differences()), tmp_path, exporter="torchscript")
+    with pytest.raises(ExportError, match="TorchScript exporter has no ONNX form of aten::rms_norm in module inner"):
+        export(Outer(Normalization()), tmp_path, exporter="torchscript")
     with pytest.raises(ExportError) as caught:
         export(Outer(Bessel()), tmp_path)
     assert "neither exporter" in caught.value.message

@@ -13,12 +13,18 @@ from winml.modelkit.errors import ExportError
 def test_comparison_that_does_not_fit_is_refused_with_the_way_around_it() -> None:
     """Both sizes and the option are told; what fits, or is not known, passes."""
     with pytest.raises(
-        ExportError, match=r"about 28.00 GB .*14.00 GB of weights.* and 20.00 GB are available"
+        ExportError, match=r"about 17.50 GB .*14.00 GB of weights.* and 16.00 GB are available"
     ) as caught:
-        refuse_verification_beyond_memory(14 * 10**9, 20 * 10**9)
+        refuse_verification_beyond_memory(14 * 10**9, 16 * 10**9)
     assert "--no-verify" in caught.value.hint
-    refuse_verification_beyond_memory(14 * 10**9, 28 * 10**9)
+    refuse_verification_beyond_memory(14 * 10**9, 18 * 10**9)
     refuse_verification_beyond_memory(14 * 10**9, None)
+
+
+def test_weights_inside_the_file_count_twice_in_onnx_runtime() -> None:
+    """It reads the whole file, and packs the weights for its kernels; outside they are mapped."""
+    with pytest.raises(ExportError, match=r"about 2.25 GB"):
+        refuse_verification_beyond_memory(10**9, 2 * 10**9)
 
 
 def test_this_machine_has_memory() -> None:

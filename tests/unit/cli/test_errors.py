@@ -94,3 +94,14 @@ def test_report_unexpected_asks_for_a_report(capsys: pytest.CaptureFixture[str])
     assert "Traceback" not in quiet
     assert "Traceback" in loud
     assert "Run it again" not in loud
+
+
+@pytest.mark.parametrize("arguments", [["--text", ""], ["--text", "  "], ["--many", "a", "--many", ""]])
+def test_command_takes_no_empty_text_for_a_value(arguments: list[str]) -> None:
+    """An unset variable of a shell leaves one; to go on without the option would be a guess."""
+    params = [click.Option(["--text"]), click.Option(["--many"], multiple=True), click.Option(["--other"])]
+    command = WinMLCommand("verb", callback=lambda **_options: None, params=[*params])
+    with pytest.raises(click.BadParameter, match="the text is empty") as caught:
+        command.main(args=arguments, standalone_mode=False)
+    assert arguments[-2] in caught.value.format_message()
+    assert command.main(args=["--text", "a", "--many", "b"], standalone_mode=False) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -187,3 +188,24 @@ def test_module_stacks_read_counters_and_other_names() -> None:
     """What torch appends for a second call, and the second name of a module, lead to the one path."""
     stacks = ModuleStacks(Model())
     assert ("", "leaves.0", "leaves.0.linear") == stacks.decode(["", "other_name@1", "other_name.linear@1", "linear"])
+
+
+class Endless(nn.Module):
+    """Takes half a minute to be exported, and no time to be run."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Wait in small steps, as symbolic algebra does."""
+        started = time.monotonic()
+        while torch.compiler.is_exporting() and time.monotonic() - started < 30:
+            time.sleep(0.001)
+        return values * 2
+
+
+def test_capture_beyond_its_time_is_stopped_and_leaves_nothing_behind() -> None:
+    """The limit is named; the next capture finds torch as it was."""
+    inputs = {"values": torch.randn(2, 3)}
+    model = nn.Sequential(Endless())
+    with pytest.raises(ExportError, match="was stopped after 1 s"):
+        capture(model, inputs, time_limit_s=1.0)
+    again = capture(nn.Sequential(nn.ReLU()), inputs, time_limit_s=600.0)
+    assert "Relu" in [node.op_type for node in again.model.graph]

@@ -96,3 +96,17 @@ def test_what_the_converter_refuses_stays_at_17_with_its_weights() -> None:
     assert 17 == lowered.opset_imports[""]
     assert ["x"] == [value.name for value in lowered.graph.inputs]
     assert ["scale"] == list(lowered.graph.initializers)
+
+
+def test_what_the_converter_refuses_further_down_keeps_the_oldest_opset_it_reached() -> None:
+    """Pow is the same in 15 and 16, and onnx knows no way from 15 to 14: weights and marks come along to 15."""
+    model = tagged("""<ir_version: 10, opset_import: ["": 18]>
+    graph (float[2, 2000] x, float[2000] scale) => (y) { a = Pow (x, x)  y = Mul (a, scale) }""")
+    give(model, "scale", np.ones(2000, dtype=np.float32))
+    lowered, note = lower_opset(model, 13)
+    assert 15 == lowered.opset_imports[""]
+    assert "stays at opset 15: Pow has no form in 14" in note
+    assert "--no-dynamo builds at 13" in note
+    assert ["/Model/0", "/Model/1"] == marks(lowered)
+    assert ["x"] == [value.name for value in lowered.graph.inputs]
+    assert lowered.graph.initializers["scale"].const_value is not None

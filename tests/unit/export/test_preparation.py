@@ -161,3 +161,41 @@ def test_prepared_for_export_attribute_of_the_class_is_not_shadowed() -> None:
         pass
     assert "forward" not in vars(model)
     assert model.forward.__func__ is Layer.forward  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # whoever has such modules cannot act on it here
+@pytest.mark.parametrize(("path", "place"), [("inner.0", "module 'inner.0' is"), ("", "the model is")])
+def test_prepared_for_export_scripted_module_is_refused_by_its_path(path: str, place: str) -> None:
+    """No exporter looks into TorchScript; a module that was traced is not of that kind, and is let through."""
+    scripted = torch.jit.script(nn.Linear(2, 2))
+    model = nn.ModuleDict({"inner": nn.Sequential(scripted)}) if path else scripted
+    with (
+        pytest.raises(ExportError, match=rf"{place} scripted \(Linear, by torch\.jit\.script") as caught,
+        prepared_for_export(model, ["input"]),
+    ):
+        pass
+    assert "before torch.jit.script" in caught.value.hint
+    traced = nn.Sequential(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)))
+    with prepared_for_export(traced, ["input"]):
+        assert (1, 2) == traced(torch.zeros(1, 2))[0].shape
+
+
+def test_prepared_for_export_compiled_parts_are_what_they_were_before() -> None:
+    """Inside, names are the user's; afterwards the compiled one is back."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    compiled = torch.compile(model[0], backend="eager")
+    model[0] = compiled  # type: ignore[assignment]  # torch.compile returns a module
+    with prepared_for_export(model, ["input"]):
+        assert ["", "0"] == [name for name, _ in model.named_modules()]
+    assert model[0] is compiled
+
+
+def test_flat_forward_gives_what_is_named_for_its_place_by_position() -> None:
+    """A wrapper that passes on whatever it is given does not know the names behind it."""
+
+    def wrapper(*inputs: torch.Tensor, **options: int) -> torch.Tensor:
+        assert {"power": 2} == options
+        return inputs[0] - inputs[1]
+
+    flat = FlatForward(wrapper, ["inputs_0", "inputs_1"], {"power": 2})
+    assert torch.equal(torch.ones(2), flat(torch.full((2,), 3.0), torch.full((2,), 2.0))[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -28,3 +29,21 @@ def test_models_of_other_libraries_are_exported_as_they_are() -> None:
     with library_repairs(nn.Linear(2, 2)) as repairs:
         assert before is torch.where
         assert {} == repairs.translations
+
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize("hidden", [False, LOWEST, -torch.inf], ids=["booleans", "lowest", "infinity"])
+def test_attention_of_a_row_that_sees_nothing_stays_that_of_torch(hidden: float) -> None:
+    """Zeros where nothing may be seen, the average of all values where everything is equally low."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 3, 4, generator=generator) for _ in range(3))
+    seen = torch.tensor([[True, False, False], [False, False, False], [True, True, False]])
+    mask = seen if hidden is False else torch.where(seen, 0.5, hidden)
+    expected = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    with library_repairs(build_model("bert")):
+        actual = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    torch.testing.assert_close(actual, expected)
+    row = value.mean(2) if hidden == LOWEST else torch.zeros(1, 2, 4)
+    torch.testing.assert_close(actual[:, :, 1], row)

@@ -185,3 +185,26 @@ def test_as_record_is_json_without_infinities() -> None:
     assert (False, True) == (record["is_verified"], record["has_signal"])
     assert [(None, False), (0.0, True)] == [(item["relative_diff"], item["is_equal"]) for item in record["outputs"]]
     assert ["problem" in item for item in record["outputs"]] == [True, False]
+
+
+def test_compare_by_the_coarsest_dtype_inside_but_integers_exactly() -> None:
+    """Half precision inside loosens every floating point output to its own threshold, and says so."""
+    draw = {"single": np.float32([1.0, 2.0]), "index": np.int64([1, 2])}
+    other = {"single": np.float32([1.005, 2.0]), "index": np.int64([1, 2])}
+    reference = [draw, {"single": np.float32([5.0, 2.0]), "index": np.int64([2, 2])}]
+    assert not compare_outputs(reference, [other, reference[1]]).is_verified
+    info = compare_outputs(reference, [other, reference[1]], computed_in=("float32", "float16", "int8"))
+    assert info.is_verified
+    assert [(1e-2, "float16"), (0.0, "")] == [(item.threshold, item.computed_in) for item in info.comparisons[:2]]
+    shifted = {**other, "index": np.int64([1, 3])}
+    assert not compare_outputs(reference, [shifted, reference[1]], computed_in=("float16",)).is_verified
+
+
+def test_compare_dtype_inside_that_is_finer_changes_nothing() -> None:
+    """float32 weights behind a float16 output leave it its threshold; signal is asked for by the same measure."""
+    reference = [{"y": np.float16([1.0])}, {"y": np.float16([3.0])}]
+    info = compare_outputs(reference, reference, computed_in=("float32",))
+    assert (1e-2, "") == (info.worst.threshold, info.worst.computed_in)
+    near = [{"y": np.float32([1.0])}, {"y": np.float32([1.001])}]
+    assert compare_outputs(near, near).has_signal
+    assert not compare_outputs(near, near, computed_in=("float16",)).has_signal

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from checkpoints import build_model
 from winml.modelkit.errors import UsageError
@@ -172,3 +173,18 @@ def test_names_that_contradict_what_axes_mean_are_refused(axes: dict[str, dict[i
     """One meaning has one name, and the rows of the inputs share theirs with nothing else."""
     with pytest.raises(UsageError, match=words):
         opened("bert", DynamicRequest(axes=axes))
+
+
+def test_option_for_sizes_of_which_one_is_fixed_tells_how_to_leave_the_other_open() -> None:
+    """Whisper takes recordings of one length, and text of any: what the message advises is accepted."""
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
+    special = {"decoder_attention_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.WhisperConfig(
+        vocab_size=20, num_mel_bins=8, max_source_positions=10, max_target_positions=16, **sizes, **special
+    )
+    decision = decide_inputs(transformers.WhisperForConditionalGeneration(config), config)
+    with pytest.raises(UsageError, match="num_frames cannot be left open: the model takes 20 only") as caught:
+        open_axes(decision, DynamicRequest(sequence=True))
+    assert "--dynamic-axes 'decoder_input_ids:1=decoder_sequence' leaves open what can be." == caught.value.hint
+    advised = open_axes(decision, DynamicRequest(axes={"decoder_input_ids": {1: "decoder_sequence"}}))
+    assert (1, "decoder_sequence") == shapes(advised)["decoder_input_ids"]

@@ -8,12 +8,14 @@ import pickle
 import shutil
 import socket
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from checkpoints import CONFIGS, save_checkpoint
 from winml.modelkit.errors import (
@@ -226,6 +228,46 @@ def test_load_weights_of_other_shape_name_file_and_tensor(folder: Path) -> None:
     assert "intermediate.dense" in words
     assert "[48]" in words
     assert "[96]" in words
+
+
+def _store(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Change what a checkpoint holds."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_load_checkpoint_that_is_not_whole_is_told_as_such(folder: Path) -> None:
+    """No other task helps where the class is the one it was saved from; else both reasons are told."""
+    lost = [f"bert.encoder.layer.0.{part}.dense.weight" for part in ("intermediate", "output")]
+
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        for name in lost:
+            del tensors[name]
+
+    _store(folder, drop)
+    words = _refused(CheckpointError, folder)
+    assert "lacks 2 of the" in words
+    assert ", ".join(lost) in words
+    assert "saved from BertForMaskedLM itself, so the checkpoint is not whole" in words
+    assert "--task" not in words
+    words = _refused(CheckpointError, folder, task="feature-extraction")
+    assert "saved from BertForMaskedLM: choose a --task of that; or the checkpoint is not whole" in words
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_load_weights_stored_too_small_are_cast_and_noted(dtype: torch.dtype, folder: Path) -> None:
+    """A weight that lost its scale is still taken as it is; nobody is left to find out from the answers."""
+    name = "bert.embeddings.word_embeddings.weight"
+    _store(folder, lambda tensors: tensors.update({name: (tensors[name] * 100).to(dtype)}))
+    stored = load_file(folder / "model.safetensors")[name]
+    loaded = _load(folder)
+    weight = loaded.model.get_parameter(name)
+    assert torch.equal(stored.to(weight.dtype), weight)
+    shown = str(dtype).removeprefix("torch.")
+    assert [f"1 tensor is stored as {shown} and cast without a scale, so 100 stays 100: {name}"] == [
+        note for note in loaded.notes if "stored as" in note
+    ]
 
 
 def test_load_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:

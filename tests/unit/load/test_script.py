@@ -166,3 +166,39 @@ def test_script_bool_example_is_drawn_as_a_flag(folder: Path) -> None:
     assert loaded.inputs[1].value_range is None
     assert loaded.example is not None
     assert torch.bool == loaded.example["scale"].dtype
+
+
+def test_script_compiled_model_is_the_one_it_was_compiled_from(folder: Path) -> None:
+    """Its forward says what the inputs are called; the wrapper's does not."""
+    text = """
+def compiled():
+    return torch.compile(make(), backend="eager")
+
+def example_inputs():
+    return torch.tensor([[1, 2]])
+"""
+    loaded = _load(folder, MODULE + text, "compiled")
+    assert "Net" == type(loaded.model).__name__
+    assert ["ids"] == [spec.name for spec in loaded.inputs]
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("torch.nn.Sequential(torch.nn.LazyLinear(2))", "'0.weight' is not initialized"),
+        ('torch.nn.Linear(2, 2, device="meta")', "'weight' is on the meta device"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_script_model_without_values_is_refused_by_parameter(folder: Path, made: str, words: str) -> None:
+    """There is nothing to export; what to do is told."""
+    text = f"""
+def empty():
+    return {made}
+
+def example_inputs():
+    return torch.zeros(1, 2)
+"""
+    with pytest.raises(InputError, match=words) as caught:
+        _load(folder, MODULE + text, "empty")
+    assert caught.value.hint

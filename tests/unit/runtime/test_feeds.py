@@ -77,6 +77,29 @@ def test_feeds_last_value_ends_each_valid_row_and_stands_nowhere_else() -> None:
     assert np.argwhere(feeds["decoder_input_ids"] == 5).tolist() == [[row, 5] for row in range(8)]
 
 
+def test_feeds_first_values_begin_each_row_and_are_shown_by_the_mask() -> None:
+    """Tokens that hold a place stand in front, a grid is what it is, and no mask hides them."""
+    specs = [
+        _spec("input_ids", (6, 9), value_range=(0, 5), first_values=((8, 6), (9, 1)), last_value=2),
+        _spec("attention_mask", (6, 9)),
+        _spec("grid_thw", (2, 3), value_range=(0, 4), first_values=((1, 1), (4, 2))),
+        _spec("positions", (2, 2, 2), value_range=(0, 1), first_values=((0, 2), (1, 1), (0, 1))),
+    ]
+    feeds = make_feeds(specs, 0)
+    assert [[8] * 6 + [9]] * 6 == feeds["input_ids"][:, :7].tolist()
+    assert (feeds["input_ids"][:, 7:] <= 5).all()
+    assert (feeds["attention_mask"][:, :8] == 1).all()
+    assert [[1, 4, 4]] * 2 == feeds["grid_thw"].tolist()
+    assert [[[0, 0], [1, 0]]] * 2 == feeds["positions"].tolist()
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_feeds_mask_with_one_valid_value_is_all_that_value(value: int) -> None:
+    """Nothing is hidden, or everything, in the dtype of the mask."""
+    mask = make_feeds([_spec("frames_mask", (2, 7), "bool", value_range=(value, value))], 0)["frames_mask"]
+    assert ("bool", [[bool(value)] * 7] * 2) == (str(mask.dtype), mask.tolist())
+
+
 def test_feeds_box_has_its_corners_in_order() -> None:
     """Models embed widths and heights, which are never negative."""
     boxes = make_feeds([_spec("bbox", (2, 30, 4), value_range=(0, 1023))], 0)["bbox"]

@@ -46,18 +46,24 @@ def test_inputs_are_read_off_the_graph() -> None:
     found = graph_inputs(
         session(
             "g (float16[N, 2] a, double[] b, int64[?] c, string[1] d) => (float16[N, 2] y)\n{ y = Identity(a) }",
-            {"winml.io.inputs": json.dumps([{"name": "c", "value_range": [3, 9]}])},
+            {"winml.io.inputs": json.dumps([{"name": "c", "value_range": [3, 9], "first_values": [[7, 2]]}])},
         )
     )
     assert (
         GraphInput("a", "float16", ("N", 2)),
         GraphInput("b", "float64", ()),
-        GraphInput("c", "int64", (None,), (3.0, 9.0)),
+        GraphInput("c", "int64", (None,), (3.0, 9.0), ((7, 2),)),
         GraphInput("d", "string", (1,)),
     ) == found
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '[{"name": "x"}]', '{"x": 1}', '[{"name": "x", "value_range": "ab"}]'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "[1]", '[{"name": "x"}]', '{"x": 1}', '[{"name": "x", "value_range": "ab"}]',
+        '[{"name": "x", "first_values": [1, 2]}]', '[{"name": "x", "first_values": [[1, -2]]}]',
+    ],
+)  # fmt: skip
 def test_damaged_metadata_states_no_range(text: str) -> None:
     """A foreign value under our key is no reason not to measure."""
     found = graph_inputs(session("g (float[1] x) => (float[1] y)\n{ y = Neg(x) }", {"winml.io.inputs": text}))

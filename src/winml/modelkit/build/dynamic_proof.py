@@ -27,6 +27,7 @@ from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.report.words import shape_words
 
 __all__ = [
     "Draw",
@@ -43,6 +44,8 @@ Sizes = Mapping[str, int]
 _LARGER_SHARE = 8
 """Chosen: an eighth above the traced size; enough to leave a table that was cut to it, little enough to be quick."""
 _SIMPLE = (bool, int, float, str, tuple, type(None), torch.Tensor)
+_SHOWN_OUTPUTS = 4
+"""Outputs named in a message; more would bury the rest of it."""
 _FAILED_NODE = re.compile(r"Name:'([^']*)'")
 """How ONNX Runtime names the node that failed."""
 _PLACE_IN_SOURCE = re.compile(r"/onnxruntime_src/\S+ .*?\) (?=\S)")
@@ -114,7 +117,7 @@ def run_at_other_sizes(
         run: Draws inputs of these sizes and runs the model; raises ExportError where it refuses them.
 
     Raises:
-        UsageError: the model takes no other size of a dimension at all.
+        UsageError: the model takes no other size of a dimension at all, or returns other outputs at one it takes.
     """
     if not dimensions:
         return DynamicProof()
@@ -128,6 +131,7 @@ def run_at_other_sizes(
                 f"{dimension.name} cannot be left open: at other sizes than {dimension.example} {refusal}",
                 hint="Fix its size with --shape-config or --input-specs, or let the model accept others.",
             )
+        _refuse_other_outputs(traced, accepted)
         smallest = accepted[0].sizes[dimension.name]
         notes += _notes_on(dimension, smallest, len(accepted))
         draws += accepted
@@ -135,10 +139,12 @@ def run_at_other_sizes(
         together[1][dimension.name] = smallest
     if len(dimensions) > 1:
         draws += [draw for sizes in together if (draw := _attempt(run, sizes)[0]) is not None]
+        _refuse_other_outputs(traced, draws)
 
     def ask(sizes: Sizes) -> Observation | None:
         draw = _attempt(run, sizes)[0]
-        return None if draw is None else Observation(draw.sizes, _shapes(draw))
+        # Where other outputs come out, there is nothing to learn about these.
+        return None if draw is None or _ranks(draw) != _ranks(traced) else Observation(draw.sizes, _shapes(draw))
 
     observations = [Observation(draw.sizes, _shapes(draw)) for draw in (traced, *draws)]
     # Far from the traced sizes, where a product no longer looks like one of its factors.
@@ -178,6 +184,38 @@ def _smallest_accepted(dimension: DynamicDimension, answer: Callable[[int], Draw
             size, found, refused = (size, found, middle) if draw is None else (middle, draw, refused)
         return found
     return None
+
+
+def _refuse_other_outputs(traced: Draw, draws: Sequence[Draw]) -> None:
+    """Refuse sizes that decide how many outputs there are, or of what rank: a graph has one answer to both.
+
+    Raises:
+        UsageError: names the dimensions, two sizes, and the outputs at either.
+    """
+    for draw in draws:
+        if _ranks(draw) == _ranks(traced):
+            continue
+        moved = [name for name, size in draw.sizes.items() if size != traced.sizes[name]]
+        outputs = "; ".join(
+            f"at {' and '.join(f'{name} {item.sizes[name]}' for name in moved)}: {_output_words(item)}"
+            for item in (traced, draw)
+        )
+        raise UsageError(
+            f"{' and '.join(moved)} cannot be left open: other sizes give other outputs, and a graph always gives the "
+            f"same ones ({outputs})",
+            hint="Fix the size (leave the dynamic option out, or give a number in --shape-config), bound it to sizes "
+            "where they are the same, or let the forward return one tensor (torch.stack; squeeze with a named axis).",
+        )
+
+
+def _ranks(draw: Draw) -> dict[str, int]:
+    return {name: value.ndim for name, value in draw.reference.items()}
+
+
+def _output_words(draw: Draw) -> str:
+    shown = [f"{name} {shape_words(str(value.dtype), value.shape)}" for name, value in draw.reference.items()]
+    others = f" and {len(shown) - _SHOWN_OUTPUTS} others" if len(shown) > _SHOWN_OUTPUTS else ""
+    return f"{', '.join(shown[:_SHOWN_OUTPUTS])}{others}"
 
 
 def _notes_on(dimension: DynamicDimension, smallest: int, accepted: int) -> list[str]:
@@ -233,7 +271,7 @@ def declare_output_shapes(graph: ir.Graph, proof: DynamicProof) -> None:
 
 
 def _frozen_axis_error(
-    draw: Draw, traced: Sizes, inputs: Sequence[InputTensorSpec], model: ir.Model, exporter: str, reason: str
+    draw: Draw, traced: Sizes, inputs: Sequence[InputTensorSpec], model: ir.Model, advice: str, reason: str
 ) -> VerificationError:
     """Return the error for a file that does not follow a size that PyTorch does.
 
@@ -242,7 +280,7 @@ def _frozen_axis_error(
         traced: The sizes at which it was traced.
         inputs: The inputs, names in their shapes.
         model: The written graph, tags included.
-        exporter: What made the graph.
+        advice: What to try first, if anything.
         reason: What ONNX Runtime said, or how the answers differ.
     """
     moved = [name for name, size in draw.sizes.items() if size != traced[name]]
@@ -255,10 +293,10 @@ def _frozen_axis_error(
         f"{' and '.join(moved)} froze in the export ({', '.join(places)}): traced with {was}, the file fails at "
         f"{sizes}, where PyTorch answers.{where} {reason}",
         hint=(
-            f"{'' if exporter == 'dynamo' else 'Try --dynamo, which follows sizes that TorchScript takes as numbers. '}"
-            "Fix the size (leave the dynamic option out, or give a number in --shape-config), or let that module take "
-            "sizes from its tensors (x.shape, x.new_zeros) and not from Python numbers kept elsewhere."
+            f"{advice}Fix the size (leave the dynamic option out, or give a number in --shape-config), or let that "
+            "module take sizes from its tensors (x.shape, x.new_zeros) and not from Python numbers kept elsewhere."
         ),
+        is_graph_wrong=True,
     )
 
 
@@ -280,9 +318,20 @@ def compare_at_other_sizes(
     traced: Sizes,
     inputs: Sequence[InputTensorSpec],
     model: ir.Model,
-    exporter: str,
+    computed_in: Sequence[str],
+    *,
+    advice: str = "",
 ) -> tuple[OutputComparison, ...]:
     """Compare the written file with what PyTorch answered at other sizes.
+
+    Args:
+        model_path: The written file.
+        proof: What PyTorch answered.
+        traced: The sizes at which it was traced.
+        inputs: The inputs, names in their shapes.
+        model: The written graph, tags included.
+        computed_in: Dtypes the model computes in.
+        advice: What to try first where it fails.
 
     Returns:
         One comparison per output and draw; draws are counted on from the two at the traced sizes.
@@ -301,14 +350,13 @@ def compare_at_other_sizes(
             answer = session.run(feeds)
         except StageError as error:
             reason = _unoptimized_reason(model_path, feeds) or error.message
-            raise _frozen_axis_error(
-                draw, traced, inputs, model, exporter, _without_path(reason, model_path)
-            ) from error
-        comparisons = [replace(item, draw=number) for item in compare_outputs([draw.reference], [answer]).comparisons]
+            raise _frozen_axis_error(draw, traced, inputs, model, advice, _without_path(reason, model_path)) from error
+        compared = compare_outputs([draw.reference], [answer], computed_in=computed_in).comparisons
+        comparisons = [replace(item, draw=number) for item in compared]
         for item in comparisons:
             if not item.is_equal:
                 differs = item.problem or f"differs by {item.relative_diff:.1e} of scale"
-                raise _frozen_axis_error(draw, traced, inputs, model, exporter, f"Output {item.name!r}: {differs}.")
+                raise _frozen_axis_error(draw, traced, inputs, model, advice, f"Output {item.name!r}: {differs}.")
         found += comparisons
     return tuple(found)
 

@@ -38,15 +38,17 @@ from winml.modelkit.build.exporter_choice import (
 from winml.modelkit.build.live_module import ExampleInputs, loaded_from_module
 from winml.modelkit.build.model_metadata import output_specs, write_model_metadata
 from winml.modelkit.build.output_paths import ExportPaths
-from winml.modelkit.build.reference_run import run_reference, with_values
+from winml.modelkit.build.reference_run import dtypes_inside, run_reference, with_values
+from winml.modelkit.build.stable_draws import compare_stable_draws
 from winml.modelkit.build.steps import StepClock, StepEvent
+from winml.modelkit.build.verification_failure import explained_failure, refuse_outputs_by_value
 from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.node_tagger import NodeTagger
 from winml.modelkit.export.opset_conversion import lower_opset
 from winml.modelkit.export.preparation import FlatForward, prepared_for_export
 from winml.modelkit.export.tensors import to_numpy, to_torch
-from winml.modelkit.export.verification import VerificationInfo, compare_outputs
+from winml.modelkit.export.verification import VerificationInfo
 from winml.modelkit.graph.files import OutputFiles
 from winml.modelkit.graph.specs import OutputTensorSpec
 from winml.modelkit.graph.writing import write_model
@@ -61,7 +63,7 @@ from winml.modelkit.normalize.stamp import stamp
 from winml.modelkit.report.export_result import ExportResult, NodeRecord, WrittenFile
 from winml.modelkit.report.markdown import export_report
 from winml.modelkit.report.sidecar import sidecar_json
-from winml.modelkit.report.words import count_words, shape_words, verification_words
+from winml.modelkit.report.words import count_words, set_aside_notes, shape_words, verification_words
 from winml.modelkit.runtime.execution_providers import refuse_dynamic
 from winml.modelkit.runtime.feeds import make_feeds
 
@@ -79,6 +81,10 @@ STEPS = (
 )
 
 Tensors = Mapping[str, torch.Tensor]
+
+_LEAVE_IT_TO_DYNAMO = (
+    "Without --no-dynamo, dynamo is tried as well, which follows sizes that TorchScript takes as numbers. "
+)
 
 
 def export_pytorch(
@@ -207,6 +213,7 @@ class HTPExporter:
                     raise
                 again = self._make_graph(clock, loaded, forward, other)
                 if again.exporter != other:
+                    error.hint = f"{error.hint} Tried as well: {again.exporter.reason}."
                     raise
             return self._write(clock, loaded, forward, again, paths, started, overwrite=overwrite)
 
@@ -363,35 +370,45 @@ class HTPExporter:
         Raises:
             VerificationError: they disagree, or the comparison would show nothing.
         """
-        with with_values(loaded, forward) as (whole, whole_forward):
-            return self._compare(whole, whole_forward, _revalued(made, loaded, whole, whole_forward), model_path)
-
-    def _compare(
-        self, loaded: LoadedModel, forward: FlatForward, made: _TaggedGraph, model_path: Path
-    ) -> VerificationInfo:
-        first, tensors = made.draw, self._inputs(loaded, draw=2)
-        draws = (first, Draw(tensors, run_reference(loaded, forward, tensors), first.sizes))
+        made, second = self._answered(loaded, forward, made)
+        draws = (made.draw, second)
+        refuse_outputs_by_value(draws)
+        dtypes = dtypes_inside(loaded.model, made.draw.reference)
         answers = _answers(model_path, draws, loaded.model)
-        verification = compare_outputs([draw.reference for draw in draws], answers)
+        verification = compare_stable_draws(
+            draws,
+            answers,
+            loaded,
+            forward,
+            computed_in=dtypes,
+            # The third is for other sizes.
+            draw_inputs=lambda number: self._inputs(loaded, draw=number + 1),
+            ask=lambda fresh: _answers(model_path, fresh, loaded.model),
+        )
         if verification.is_verified:
             others = compare_at_other_sizes(
-                model_path, made.proof, first.sizes, loaded.inputs, made.graph, made.exporter.name
+                model_path,
+                made.proof,
+                made.draw.sizes,
+                loaded.inputs,
+                made.graph,
+                dtypes,
+                advice=_LEAVE_IT_TO_DYNAMO if self.config.exporter == "torchscript" else "",
             )
             return replace(verification, comparisons=(*verification.comparisons, *others))
-        again = compare_outputs([first.reference], [run_reference(loaded, forward, first.inputs)])
-        if not all(comparison.is_equal for comparison in again.comparisons):
-            raise VerificationError(
-                f"cannot verify: PyTorch itself gives another {again.worst.name!r} when run again on the same inputs",
-                hint="Make the model deterministic (fix its random numbers), or skip the comparison with --no-verify.",
-            )
-        if verification.has_signal:
-            hint = (
-                "The graph is not the model, so no file was written. Often a forward that decides by the values of "
-                "tensors (if, .item(), numpy), of which a trace keeps one way; --no-verify writes it all the same."
-            )
-        else:
-            hint = "Use real weights or other inputs (--input-specs), or skip the comparison with --no-verify."
-        raise VerificationError(verification_words(verification), hint=hint, is_graph_wrong=verification.has_signal)
+        with with_values(loaded, forward) as (whole, whole_forward):
+            raise explained_failure(verification, whole, whole_forward, draws)
+
+    def _answered(self, loaded: LoadedModel, forward: FlatForward, made: _TaggedGraph) -> tuple[_TaggedGraph, Draw]:
+        """Return what was made with PyTorch's answer to every draw, and a second draw at the traced sizes.
+
+        A model that was traced without its weights has them here only, so that ONNX Runtime finds the memory free.
+        """
+        tensors = self._inputs(loaded, draw=2)
+        with with_values(loaded, forward) as (whole, whole_forward):
+            if whole is not loaded:
+                made = _revalued(made, whole, whole_forward)
+            return made, Draw(tensors, run_reference(whole, whole_forward, tensors), made.draw.sizes)
 
     def _result(
         self,
@@ -421,7 +438,7 @@ class HTPExporter:
             exporter_reason=made.exporter.reason,
             opset_requested=self.config.opset_for(made.exporter.name),
             opset_produced=made.graph.opset_imports[""],
-            notes=(*loaded.notes, *made.notes, *skipped),
+            notes=(*loaded.notes, *made.notes, *set_aside_notes(verification), *skipped),
             dimensions=loaded.dimensions,
             checked_sizes=made.proof.other_sizes(made.draw.sizes) if verification else {},
         )
@@ -441,10 +458,8 @@ def _record(loaded: LoadedModel, forward: FlatForward, tensors: Tensors) -> tupl
     return trace, draw
 
 
-def _revalued(made: _TaggedGraph, loaded: LoadedModel, whole: LoadedModel, forward: FlatForward) -> _TaggedGraph:
-    """Return what was made with the model's answers to every draw, where they were not computed before."""
-    if whole is loaded:
-        return made
+def _revalued(made: _TaggedGraph, whole: LoadedModel, forward: FlatForward) -> _TaggedGraph:
+    """Return what was made with the answers of the model that has its weights."""
 
     def answered(draw: Draw) -> Draw:
         with unchanged_attributes(whole.model):
@@ -477,7 +492,7 @@ def _answers(model_path: Path, draws: Sequence[Draw], model: nn.Module) -> list[
 def _kernel_words(model: nn.Module) -> str:
     """Return what ONNX Runtime may lack for a model, and what helps."""
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
-    if small := " and ".join(sorted(dtypes & {"bfloat16", "float16"})):
+    if small := " and ".join(sorted(dtypes & {"bfloat16", "float16", "float64"})):
         return f"The weights are {small}, for which its CPU has few kernels: --dtype fp32 casts them"
     return "Its CPU kernels do not take every dtype and operator"
 

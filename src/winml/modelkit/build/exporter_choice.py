@@ -22,10 +22,22 @@ from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.load.records import LoadedModel
 from winml.modelkit.report.words import size_words
 
-__all__ = ["LARGE_WEIGHTS_BYTES", "ExporterUse", "capture_graph", "first_choice", "parameter_bytes", "second_choice"]
+__all__ = [
+    "LARGE_WEIGHTS_BYTES",
+    "SECOND_TRY_S",
+    "ExporterUse",
+    "capture_graph",
+    "first_choice",
+    "parameter_bytes",
+    "second_choice",
+]
 
 LARGE_WEIGHTS_BYTES = 2**31
 """Specified by issue and format alike: what one protobuf file can hold. TorchScript needs the weights in memory."""
+
+SECOND_TRY_S = 120.0
+"""How long dynamo may try what nobody asked it for. Chosen: ten times what a text encoder of 12 layers takes; with open
+sizes that a forward divides it can take hours."""
 
 _WORDS: Mapping[ExporterName, str] = {"torchscript": "TorchScript", "dynamo": "dynamo"}
 
@@ -37,6 +49,8 @@ class ExporterUse:
     name: ExporterName
     reason: str = ""
     """In a few words; empty where it is simply the first to be tried."""
+    time_limit_s: float | None = None
+    """How long it may take; None: as long as it wants."""
 
 
 def first_choice(config: WinMLExportConfig, weight_bytes: int) -> ExporterUse:
@@ -65,8 +79,8 @@ def second_choice(config: WinMLExportConfig, used: ExporterUse, error: Verificat
     """
     if config.exporter != "auto" or used.name != "torchscript" or not error.is_graph_wrong:
         return None
-    reason = error.message.removeprefix("cannot verify: ")
-    return ExporterUse("dynamo", f"the graph TorchScript made is wrong: {reason}")
+    reason = error.message.removeprefix("cannot verify: ").partition(". ")[0]
+    return ExporterUse("dynamo", f"the graph TorchScript made is wrong: {reason}", SECOND_TRY_S)
 
 
 def parameter_bytes(model: nn.Module) -> int:
@@ -99,7 +113,7 @@ def capture_graph(
         ExportError: none of the exporters that may be used can; tells the reason of each.
     """
     try:
-        return _capture(use.name, loaded, tensors, forward, tree, config), use
+        return _capture(use.name, loaded, tensors, forward, tree, config, use.time_limit_s), use
     except ExportError as error:
         if config.exporter != "auto":
             raise
@@ -119,6 +133,7 @@ def _capture(
     forward: FlatForward,
     tree: ModuleTree,
     config: WinMLExportConfig,
+    time_limit_s: float | None = None,
 ) -> Capture:
     if name == "torchscript" and loaded.stored is not None:
         return _capture_with_weights(loaded, tensors, forward, tree, config)
@@ -148,6 +163,7 @@ def _capture(
             dynamic_axes=axes,
             keep_stack_traces=config.keep_torch_metadata,
             weights=loaded.stored,
+            time_limit_s=time_limit_s,
         )
 
 

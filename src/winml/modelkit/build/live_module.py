@@ -9,8 +9,9 @@ from torch import nn
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.hierarchy.compiled_modules import uncompiled
 from winml.modelkit.load.dynamic_axes import fitting_example, open_axes
-from winml.modelkit.load.examples import name_examples, spec_of_example
+from winml.modelkit.load.examples import name_examples, refuse_uninitialized, refuse_without_values, spec_of_example
 from winml.modelkit.load.inputs import InputDecision, check_input_specs, decide_inputs, forward_keywords, known_meanings
 from winml.modelkit.load.records import LoadedModel, ModelInfo
 
@@ -30,7 +31,11 @@ def loaded_from_module(model: nn.Module, inputs: ExampleInputs | None, config: W
 
     Raises:
         UsageError: nothing says what the module takes, or a name is no parameter of its forward.
+        InputError: a parameter holds no values yet.
     """
+    model = uncompiled(model)
+    refuse_uninitialized(model, type(model).__name__)
+    refuse_without_values(model, type(model).__name__)
     example = None
     if inputs is not None:
         example = name_examples(inputs, model, "inputs")

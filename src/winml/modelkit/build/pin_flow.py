@@ -155,7 +155,11 @@ def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
             "name": value.name,
             "shape": [size if isinstance(size, int) else str(size) for size in value.shape or ()],
             "dtype": str(value.dtype.numpy()) if value.dtype is not None else "",
-            **{key: known[value.name][key] for key in ("value_range",) if key in known.get(value.name, {})},
+            **{
+                key: known[value.name][key]
+                for key in ("value_range", "first_values")
+                if key in known.get(value.name, {})
+            },
         }
         try:
             specs.append(InputTensorSpec.model_validate_json(json.dumps(record)))

@@ -16,16 +16,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from winml.modelkit.errors import ExportError, first_line
 from winml.modelkit.export.preparation import FlatForward, prepared_for_export
 from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.export.torch_messages import quiet_torch
 from winml.modelkit.hierarchy.tracing import module_of_error
 from winml.modelkit.load.records import LoadedModel
 from winml.modelkit.report.words import shape_words
 
-__all__ = ["copies_for", "run_reference", "with_values"]
+__all__ = ["copies_for", "dtypes_inside", "run_reference", "with_values"]
 
 
 def run_reference(
@@ -38,7 +40,8 @@ def run_reference(
     """
     try:
         # A forward may write into its inputs; the next to read them needs them as they were.
-        outputs = loaded.model(*copies_for(loaded.model, tensors).values())
+        with _as_exported(loaded.model):
+            outputs = loaded.model(*copies_for(loaded.model, tensors).values())
     except ExportError:
         raise
     except Exception as error:
@@ -60,6 +63,12 @@ def copies_for(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[st
     return {name: mode.from_tensor(tensor, static_shapes=True) for name, tensor in tensors.items()}
 
 
+def dtypes_inside(model: nn.Module, outputs: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+    """Return the dtypes of a model's parameters and outputs: what it computes in."""
+    parameters = (str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters())
+    return tuple(dict.fromkeys([*parameters, *(str(value.dtype) for value in outputs.values())]))
+
+
 @contextmanager
 def with_values(loaded: LoadedModel, forward: FlatForward) -> Iterator[tuple[LoadedModel, FlatForward]]:
     """Yield the prepared model as it is where its parameters hold values, else the same one loaded with its weights."""
@@ -70,6 +79,19 @@ def with_values(loaded: LoadedModel, forward: FlatForward) -> Iterator[tuple[Loa
     with prepared_for_export(whole.model, forward.input_names, loaded.forward_kwargs) as fresh:
         fresh.rename_outputs(forward.output_names)
         yield whole, fresh
+
+
+@contextmanager
+def _as_exported(model: nn.Module) -> Iterator[None]:
+    """Let a model without values go the way it goes under torch.export, which has none either; its log is not shown.
+
+    Forwards ask torch whether they are being exported, and leave out kernels that work with values only.
+    """
+    if _fake_mode(model) is None:
+        yield
+        return
+    with quiet_torch(), _compiling_state_context():
+        yield
 
 
 def _answer(tensor: torch.Tensor) -> NDArray[Any]:

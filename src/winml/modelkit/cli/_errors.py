@@ -15,6 +15,19 @@ __all__ = ["WinMLCommand", "report_click_error", "report_unexpected"]
 class WinMLCommand(click.Command):
     """A verb: the errors we name end it with their sentence and exit code."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line.
+
+        An empty text, as an unset variable of a shell leaves it, is no value of any option: who wrote it meant one.
+        """
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            value = ctx.params.get(param.name or "")
+            texts = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(text, str) and not text.strip() for text in texts):
+                raise click.BadParameter("the text is empty.", ctx, param)
+        return rest
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb."""
         try:

@@ -19,13 +19,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from winml.modelkit.errors import InternalError
+from winml.modelkit.errors import ExportError, InternalError
 from winml.modelkit.export.capture import Capture
 from winml.modelkit.export.captured_names import leave_open, name_by_module, place_operands
 from winml.modelkit.export.config import DYNAMO_OPSET
 from winml.modelkit.export.dynamo_failures import export_error
 from winml.modelkit.export.module_stacks import ModuleStacks, drop_exporter_metadata
 from winml.modelkit.export.preparation import FlatForward
+from winml.modelkit.export.time_limit import TimeIsUpError, time_limit
 from winml.modelkit.export.torch_messages import quiet_torch
 from winml.modelkit.export.transformers_patches import library_repairs
 from winml.modelkit.hierarchy.tree import ModuleTree
@@ -43,6 +44,7 @@ def capture_dynamo(
     dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
     keep_stack_traces: bool = False,
     weights: Mapping[str, ir.TensorProtocol] | None = None,
+    time_limit_s: float | None = None,
 ) -> Capture:
     """Export a prepared module and return its graph.
 
@@ -55,14 +57,16 @@ def capture_dynamo(
         dynamic_axes: Input → axis → name, for the sizes that are to be left open; the others become the graph's.
         keep_stack_traces: Leave on every node the lines of Python it came from; these are local paths.
         weights: Parameter or buffer → its values, for a model that has none itself.
+        time_limit_s: How long torch may take; None: as long as it wants.
 
     Raises:
-        ExportError: the module cannot be traced, a size cannot be left open, or the exporter lacks an operator; names
-        operator and module where known.
+        ExportError: the module cannot be traced, a size cannot be left open, the exporter lacks an operator, or the
+        time is up; names operator and module where known.
     """
     stacks = ModuleStacks(model)
     try:
         with (
+            time_limit(time_limit_s),
             quiet_torch(),
             _plain_forward(model, forward),
             _unused_sizes(model),
@@ -89,6 +93,11 @@ def capture_dynamo(
             )
             assert converted is not None  # no file was asked for
             repairs.repair_graph(converted)
+    except TimeIsUpError:
+        raise ExportError(
+            f"the dynamo exporter was stopped after {time_limit_s:.0f} s",
+            hint="Use --dynamo to let it take as long as it wants; what takes it long are open sizes that are divided.",
+        ) from None
     except Exception as error:
         raise export_error(error, model, stacks, _named_axes(forward, dynamic_axes or {})) from error
     # torch leaves functions where an operator has a body; inlined, every node has a module.

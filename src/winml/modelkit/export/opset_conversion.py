@@ -1,12 +1,13 @@
 """How does a graph get an older opset than it was built with?
 
 torch's dynamo exporter writes opset 18 at least. What 18 changed is said here in the words of 17, node by node, so that
-metadata and weights stay as they are; from 17 downwards onnx's own converter goes on, on a copy without weights. What
-has no older form leaves the graph as it was.
+metadata and weights stay as they are; from 17 downwards onnx's own converter goes on, on a copy without weights, as far
+as every operator has an older form.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 import onnx
@@ -19,6 +20,9 @@ _STEP_OPSET = 17
 """Specified: the opset before the oldest that the exporter builds."""
 _LARGEST_HELD_ELEMENTS = 1024
 """Chosen: above every list of axes or sizes, which the converter reads, and below every weight."""
+
+_REFUSED_OPERATOR = re.compile(r"^No (?:Previous Version of|Adapter \w+ Version \$?\d+ for) (\w+)")
+"""How onnx's converter names an operator it cannot bring to an older opset."""
 
 
 class _NoOlderFormError(Exception):
@@ -38,7 +42,7 @@ def lower_opset(model: ir.Model, wanted: int) -> tuple[ir.Model, str]:
     try:
         changes = [(node, change) for node in model.graph.all_nodes() if (change := _step_change(node)) is not None]
     except _NoOlderFormError as reason:
-        return model, f"The graph stays at opset {model.opset_imports['']}: {reason} has no form in {_STEP_OPSET}."
+        return model, _note(model.opset_imports[""], wanted, f"{reason} has no form in {_STEP_OPSET}")
     for node, change in changes:
         change(node)
     model.graph.opset_imports[""] = _STEP_OPSET
@@ -185,21 +189,40 @@ def _convert_further(model: ir.Model, wanted: int) -> tuple[ir.Model, str]:
         assert value.name is not None  # an initializer has a name
         del model.graph.initializers[value.name]
         model.graph.inputs.append(value)
-    try:
-        proto = version_converter.convert_version(ir.serde.serialize_model(model), wanted)
-        onnx.checker.check_model(proto)
-    except (RuntimeError, onnx.checker.ValidationError, version_converter.ConvertError) as error:
+    proto, reason = _oldest(ir.serde.serialize_model(model), wanted)
+    if proto is None:
         del model.graph.inputs[len(model.graph.inputs) - len(weights) :]
         for value in weights:
             model.graph.register_initializer(value)
-        reason = str(error).strip().splitlines()[0].rpartition("failed: ")[2]
-        return model, f"The graph stays at opset {_STEP_OPSET}, {wanted} is not to be had: {reason}."
+        return model, _note(_STEP_OPSET, wanted, reason)
     converted = ir.serde.deserialize_model(proto)
     _put_weights_back(converted.graph, weights)
     for node in converted.graph.all_nodes():
         for value in node.outputs:
             node.metadata_props.update(metadata.get(value.name or "", {}))
-    return converted, ""
+    return converted, _note(converted.opset_imports[""], wanted, reason) if reason else ""
+
+
+def _oldest(proto: onnx.ModelProto, wanted: int) -> tuple[onnx.ModelProto | None, str]:
+    """Return the model at the oldest opset the converter gets it to, None for the one it has, and why no older."""
+    reached = None
+    for version in range(_STEP_OPSET - 1, wanted - 1, -1):
+        try:
+            converted = version_converter.convert_version(proto if reached is None else reached, version)
+            onnx.checker.check_model(converted)
+        except (RuntimeError, onnx.checker.ValidationError, version_converter.ConvertError) as error:
+            text = str(error).strip().splitlines()[0].rpartition("failed: ")[2]
+            operator = _REFUSED_OPERATOR.search(text)
+            return reached, f"{operator[1]} has no form in {version} that onnx knows" if operator else text
+        reached = converted
+    return reached, ""
+
+
+def _note(reached: int, wanted: int, reason: str) -> str:
+    return (
+        f"The graph stays at opset {reached}: {reason}. --no-dynamo builds at {wanted} itself, where TorchScript has a "
+        "form of every operator."
+    )
 
 
 def _is_weight(value: ir.Value) -> bool:

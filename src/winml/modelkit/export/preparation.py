@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.script returns it
 
 from winml.modelkit.errors import ExportError
+from winml.modelkit.hierarchy.compiled_modules import without_compilation
 
 __all__ = ["FlatForward", "flatten_outputs", "prepared_for_export"]
 
@@ -61,7 +64,8 @@ class FlatForward:
                 f"the model returned no tensor, but {type(outputs).__name__}",
                 hint="An ONNX graph needs an output: return a tensor, or a tuple or mapping of tensors.",
             )
-        self.output_names = self._wanted_names or tuple(flat)
+        # Other outputs than those that were renamed are told apart by the names they have.
+        self.output_names = self._wanted_names if len(self._wanted_names) == len(flat) else tuple(flat)
         return tuple(flat.values())
 
     def rename_outputs(self, names: Sequence[str]) -> None:
@@ -75,16 +79,21 @@ def prepared_for_export(
 ) -> Iterator[FlatForward]:
     """Replace the forward of ``model`` by its :class:`FlatForward`; in place, undone at the end.
 
-    Evaluation mode is set and gradients are off inside the block. The training flag of every submodule, the forward
-    method and the gradient mode come back as they were, whatever happens in the block.
+    Evaluation mode is set and gradients are off inside the block, and modules that were compiled stand there as they
+    were before. The training flag of every submodule, the forward method, what was compiled and the gradient mode come
+    back as they were, whatever happens in the block.
+
+    Raises:
+        ExportError: a module is scripted, which no exporter can look into.
     """
+    _refuse_scripted(model)
     flat = FlatForward(model.forward, input_names, forward_options)
     own_forward = model.__dict__.get("forward")
     training = {module: module.training for module in model.modules()}
     model.forward = flat
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), without_compilation(model):
             yield flat
     finally:
         if own_forward is None:
@@ -93,6 +102,23 @@ def prepared_for_export(
             model.forward = own_forward
         for module, was_training in training.items():
             module.training = was_training
+
+
+def _refuse_scripted(model: nn.Module) -> None:
+    """Refuse a module that holds TorchScript instead of Python.
+
+    Raises:
+        ExportError: names the module.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, RecursiveScriptModule):
+            place = f"module {path!r} is" if path else "the model is"
+            raise ExportError(
+                f"{place} scripted ({module.original_name}, by torch.jit.script or torch.jit.load): torch's exporters "
+                "cannot look into it",
+                hint="Give it as the Python module it was before torch.jit.script, with the weights in its state_dict.",
+                module=path,
+            )
 
 
 def flatten_outputs(outputs: Any, taken: Sequence[str] = ()) -> dict[str, torch.Tensor]:
@@ -141,6 +167,9 @@ def _takes_names(forward: Callable[..., Any], names: Sequence[str]) -> bool:
     """Say whether ``forward`` can be called with these names as keywords."""
     parameters = inspect.signature(forward).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
+    rest = [name for name, parameter in parameters.items() if parameter.kind is inspect.Parameter.VAR_POSITIONAL]
+    if rest and any(re.fullmatch(rf"{rest[0]}_\d+", name) for name in names):
+        return False  # called so for their place in ``*rest``; the function behind it knows other names
     if inspect.Parameter.VAR_KEYWORD in kinds:
         return True
     positional_only = inspect.Parameter.POSITIONAL_ONLY

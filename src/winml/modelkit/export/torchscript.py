@@ -24,6 +24,9 @@ from winml.modelkit.export.capture import Capture
 from winml.modelkit.export.captured_names import leave_open, name_by_module, place_operands
 from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.export.scopes import ModuleScopes, operator_of_error
+from winml.modelkit.export.torchscript_operators import further_operators
+from winml.modelkit.export.traced_booleans import booleans_as_numbers
+from winml.modelkit.export.traced_rounding import tensors_rounded_as_numbers
 from winml.modelkit.hierarchy.tagging import STACK_TRACE_KEY
 from winml.modelkit.hierarchy.tracing import module_of_error
 from winml.modelkit.hierarchy.tree import ModuleTree
@@ -66,7 +69,13 @@ def capture_torchscript(
     scopes = ModuleScopes(model)
     buffer = io.BytesIO()
     try:
-        with scopes.applied(), warnings.catch_warnings(record=True) as caught:
+        with (
+            scopes.applied(),
+            further_operators(opset_version),
+            booleans_as_numbers(),
+            tensors_rounded_as_numbers(),
+            warnings.catch_warnings(record=True) as caught,
+        ):
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", _TracerWarning)
             torch.onnx.export(

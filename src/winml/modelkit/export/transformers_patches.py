@@ -51,8 +51,10 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
     onnx, dynamo, shared = exporters
     for part in parts:
         dynamo.register_cache_pytrees_for_model(part)
+    attention = nn.functional.scaled_dot_product_attention
     with ExitStack() as stack:
         stack.enter_context(shared.apply_patches("onnx"))
+        stack.enter_context(_attention_over_low_values(attention))
         stack.enter_context(shared.apply_patches("dynamo"))
         stack.enter_context(dynamo.reset_model_state(model))
         yield LibraryRepairs(
@@ -60,6 +62,35 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
             repair_program=lambda program: shared.apply_fx_node_fixes("onnx", program.graph_module),
             repair_graph=onnx.apply_onnx_ir_fixes,
         )
+
+
+@contextmanager
+def _attention_over_low_values(original: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Let attention over nothing but very low values stay what it is in torch; patches torch for the block.
+
+    transformers' patch answers a row of a mask of numbers, all of them the lowest, with zeros. torch does so for minus
+    infinity only, and averages the values otherwise: padding outside a sliding window is such a row.
+
+    Args:
+        original: torch's attention, without that patch.
+    """
+    patched = nn.functional.scaled_dot_product_attention
+
+    def attention(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None, *rest: Any,
+        **named: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        if attn_mask is None or attn_mask.dtype == torch.bool:
+            return patched(query, key, value, attn_mask, *rest, **named)
+        answer = original(query, key, value, attn_mask, *rest, **named)
+        attended = (attn_mask > -torch.inf).to(query.dtype).sum(-1, keepdim=True)
+        return torch.where(attended < 1, torch.zeros((), dtype=answer.dtype, device=answer.device), answer)
+
+    nn.functional.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        nn.functional.scaled_dot_product_attention = patched
 
 
 def _transformers_models(model: nn.Module) -> list[nn.Module]:

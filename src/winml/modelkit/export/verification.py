@@ -6,7 +6,7 @@ reference, and a reference that would hide a wrong answer is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ THRESHOLDS: Mapping[str, float] = {
     "float16": 1e-2,
     "bfloat16": 5e-2,
 }
-"""Largest accepted difference relative to the largest reference value, per dtype of the output.
+"""Largest accepted difference relative to the largest reference value, per dtype the output is computed in.
 
 Chosen about a hundred times above what correct exports show (2e-6 for float32, measured over 36 architectures) and a
 thousand times below what a wrong mask or a stray input does (0.9 to 1.4). Half precision: ten units in the last place
@@ -50,6 +50,8 @@ class OutputComparison:
     threshold: float
     """Largest accepted ``relative_diff``."""
     is_equal: bool
+    computed_in: str = ""
+    """The dtype whose rounding sets the threshold, where it is coarser than the output's own."""
     problem: str = ""
     """Why it is not equal, where that is not the difference: another shape, or NaN on one side only."""
 
@@ -61,6 +63,8 @@ class VerificationInfo:
     comparisons: tuple[OutputComparison, ...]
     has_signal: bool
     """Whether some output depends on the inputs by more than its threshold, so that a wrong answer would have shown."""
+    set_aside: tuple[OutputComparison, ...] = ()
+    """Of each draw that is not compared, the output of PyTorch that rounding moves most."""
 
     @property
     def is_verified(self) -> bool:
@@ -89,33 +93,48 @@ class VerificationInfo:
                     "relative_diff": _json_number(item.relative_diff),
                     "threshold": item.threshold,
                     "is_equal": item.is_equal,
+                    **({"computed_in": item.computed_in} if item.computed_in else {}),
                     **({"problem": item.problem} if item.problem else {}),
                 }
                 for item in self.comparisons
             ],
+            **({"set_aside": [_set_aside_record(item) for item in self.set_aside]} if self.set_aside else {}),
         }
 
 
 def compare_outputs(
-    reference: Sequence[Mapping[str, NDArray[Any]]], answers: Sequence[Mapping[str, NDArray[Any]]]
+    reference: Sequence[Mapping[str, NDArray[Any]]],
+    answers: Sequence[Mapping[str, NDArray[Any]]],
+    *,
+    computed_in: Iterable[str] = (),
 ) -> VerificationInfo:
     """Compare what PyTorch gave with what ONNX Runtime gave, draw by draw.
 
     Args:
         reference: PyTorch's outputs by name, one mapping per draw.
         answers: ONNX Runtime's outputs by name, in the same order of draws.
+        computed_in: Dtypes the model computes in: what half precision has rounded is not exact to float32 again for
+            being cast to it at the end.
     """
+    coarsest = max(computed_in, key=lambda dtype: THRESHOLDS.get(dtype, 0.0), default="")
     comparisons = tuple(
-        _compare(name, draw, expected, answer[name])
+        _compare(name, draw, expected, answer[name], coarsest)
         for draw, (wanted, answer) in enumerate(zip(reference, answers, strict=True), start=1)
         for name, expected in wanted.items()
     )
-    return VerificationInfo(comparisons, has_signal=_has_signal(reference))
+    return VerificationInfo(comparisons, has_signal=_has_signal(reference, coarsest))
 
 
-def _compare(name: str, draw: int, expected: NDArray[Any], actual: NDArray[Any]) -> OutputComparison:
+def _threshold(dtype: str, coarsest: str) -> float:
+    """Return the threshold of an output; integers stay exact whatever the model computes in."""
+    own = THRESHOLDS.get(dtype, 0.0)
+    return max(own, THRESHOLDS.get(coarsest, 0.0)) if own else 0.0
+
+
+def _compare(name: str, draw: int, expected: NDArray[Any], actual: NDArray[Any], coarsest: str) -> OutputComparison:
     dtype = str(expected.dtype)
-    threshold = THRESHOLDS.get(dtype, 0.0)
+    threshold = _threshold(dtype, coarsest)
+    computed_in = coarsest if threshold > THRESHOLDS.get(dtype, 0.0) else ""
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
         problem = f"PyTorch gives {dtype}{list(expected.shape)}, ONNX Runtime {actual.dtype}{list(actual.shape)}"
         return OutputComparison(name, draw, dtype, np.inf, 0.0, np.inf, threshold, is_equal=False, problem=problem)
@@ -128,7 +147,8 @@ def _compare(name: str, draw: int, expected: NDArray[Any], actual: NDArray[Any])
     difference = _largest_difference(expected[finite], actual[finite])
     scale = float(np.abs(left[finite]).max(initial=0.0))
     relative = difference / scale if scale else (0.0 if difference == 0 else np.inf)
-    return OutputComparison(name, draw, dtype, difference, scale, relative, threshold, is_equal=relative <= threshold)
+    is_equal = relative <= threshold
+    return OutputComparison(name, draw, dtype, difference, scale, relative, threshold, is_equal, computed_in)
 
 
 def _largest_difference(expected: NDArray[Any], actual: NDArray[Any]) -> float:
@@ -140,7 +160,7 @@ def _largest_difference(expected: NDArray[Any], actual: NDArray[Any]) -> float:
     return float(distances.max(initial=0))
 
 
-def _has_signal(reference: Sequence[Mapping[str, NDArray[Any]]]) -> bool:
+def _has_signal(reference: Sequence[Mapping[str, NDArray[Any]]], coarsest: str) -> bool:
     """Say whether some output changes between the draws by more than the comparison would forgive."""
     first, *others = reference
     for name, value in first.items():
@@ -153,12 +173,15 @@ def _has_signal(reference: Sequence[Mapping[str, NDArray[Any]]]) -> bool:
             if rival.shape != values.shape:
                 return True
             both = np.isfinite(values) & np.isfinite(rival)
-            if (
-                float(np.abs(values[both] - rival[both]).max(initial=0.0))
-                > THRESHOLDS.get(str(value.dtype), 0.0) * scale
-            ):
+            change = float(np.abs(values[both] - rival[both]).max(initial=0.0))
+            if change > _threshold(str(value.dtype), coarsest) * scale:
                 return True
     return False
+
+
+def _set_aside_record(item: OutputComparison) -> dict[str, Any]:
+    moved = _json_number(item.relative_diff)
+    return {"name": item.name, "draw": item.draw, "moved_by_rounding": moved, "threshold": item.threshold}
 
 
 def _comparable(value: NDArray[Any]) -> NDArray[np.float64]:

@@ -47,6 +47,9 @@ class InputTensorSpec(_TensorSpec):
     """Smallest and largest valid value, both included. None: standard normal for floats, 0..1 for integers."""
     last_value: int | None = None
     """Value of the last unmasked position of each row, where a model looks for one (an end-of-sequence token)."""
+    first_values: tuple[tuple[int, Annotated[int, pydantic.Field(ge=1)]], ...] = ()
+    """Values that each entry of the first axis begins with, as runs of a value and how often it comes: tokens that hold
+    the place of an image, or all there is, such as the size of a grid. Not elsewhere, unless in ``value_range``."""
 
     @pydantic.field_validator("value_range")
     @classmethod
@@ -56,11 +59,15 @@ class InputTensorSpec(_TensorSpec):
         return value
 
     def as_record(self) -> dict[str, Any]:
-        """Return the ``winml.io.inputs`` entry of FORMATS: name, shape, dtype and, where set, value_range."""
+        """Return the ``winml.io.inputs`` entry of FORMATS: name, shape, dtype and, where set, value_range and
+        first_values.
+        """
         record: dict[str, Any] = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
         if self.value_range is not None:
             is_float = "float" in self.dtype
             record["value_range"] = [bound if is_float else int(bound) for bound in self.value_range]
+        if self.first_values:
+            record["first_values"] = [list(run) for run in self.first_values]
         return record
 
 

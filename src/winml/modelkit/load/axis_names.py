@@ -107,9 +107,21 @@ class AxisNames:
                 f"{option}: the inputs of this model have no {what}: {self._known_inputs()}",
                 hint=f"Leave it out, or name the axes with {DYNAMIC_AXES_OPTION}.",
             )
+        self._refuse_fixed(option, axes)
         for key, axis in axes:
             if axis not in self.names:
                 self._give(axis, self._name_for(key), option)
+
+    def _refuse_fixed(self, option: str, axes: Sequence[tuple[str, Axis]]) -> None:
+        """Refuse an option that would leave open what cannot vary, and tell how to leave open the rest of it."""
+        fixed = next((key for key, _ in axes if self.bounds(key).fixed), None)
+        if fixed is None:
+            return
+        free = [f"{name}:{axis}={self._name_for(key)}" for key, (name, axis) in axes if not self.bounds(key).fixed]
+        raise UsageError(
+            f"{option}: {fixed} cannot be left open: {self.bounds(fixed).fixed}",
+            hint=f"{DYNAMIC_AXES_OPTION} '{' '.join(free)}' leaves open what can be." if free else "Leave it out.",
+        )
 
     def bring_along(self) -> list[str]:
         """Name the axes that mean the same as a named one; return notes that say which.

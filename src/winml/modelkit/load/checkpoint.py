@@ -10,14 +10,14 @@ import pickle
 import re
 import struct
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from winml.modelkit.errors import CheckpointError
-from winml.modelkit.load.weight_files import WeightFiles, stored_entries, tensor_shapes
+from winml.modelkit.load.weight_files import StoredEntry, WeightFiles, stored_entries, tensor_shapes
 
 __all__ = ["load_checkpoint"]
 
@@ -29,6 +29,8 @@ _OPTIONAL_PART = "pooler"
 
 _SMALL_FLOATS = ("float8", "f8", "f6", "f4")
 """How the names of float types begin that are too small to hold weights without a scale."""
+
+_INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
 _SHOWN = 3
 """Tensors named in a message; more would bury the rest of it."""
@@ -102,7 +104,8 @@ def load_checkpoint(
         raise _not_loaded(model_class, weights, error) from error
     _check_shapes(loading["mismatched_keys"], weights)
     _check_scales(loading["unexpected_keys"], weights)
-    notes = [*_missing(loading["missing_keys"], model, config, weights), *_left_over(loading["unexpected_keys"])]
+    notes = _missing(loading["missing_keys"], model, config, weights)
+    notes += [*_left_over(loading["unexpected_keys"]), *_cast(model, config, weights)]
     return model.eval(), tuple(notes)
 
 
@@ -166,20 +169,54 @@ def _missing(names: Iterable[str], model: torch.nn.Module, config: Any, weights:
     needed = [name for name in missing if name not in optional]
     if needed:
         total = len(model.state_dict())
-        trained_for = ", ".join(config.architectures or ())
-        hint = (
-            f"It was saved from {trained_for}: choose a --task of that, or"
-            if trained_for
-            else "Choose another --task, or"
-        )
         raise CheckpointError(
             f"{_names(weights.files)}: lacks {len(needed)} of the {total} tensors of {type(model).__name__}, "
             f"which would be random: {_list(needed)}",
-            hint=f"{hint} --random-weights if numbers do not matter.",
+            hint=f"{_why_missing(type(model).__name__, config.architectures or ())}; or --random-weights if numbers do "
+            "not matter.",
         )
     if optional:
         return [f"the checkpoint has no weights for the {_OPTIONAL_PART}: the pooled output is random"]
     return []
+
+
+def _why_missing(class_name: str, architectures: Sequence[str]) -> str:
+    """Return what may be the matter with a checkpoint that lacks tensors, and what helps."""
+    again = "the checkpoint is not whole: fetch or save it again"
+    if class_name in architectures:
+        return f"It was saved from {class_name} itself, so {again}"
+    if architectures:
+        return f"It was saved from {', '.join(architectures)}: choose a --task of that; or {again}"
+    return f"Either it was saved from another class: choose another --task; or {again}"
+
+
+def _cast(model: torch.nn.Module, config: Any, weights: WeightFiles) -> list[str]:
+    """Return a note where weights of a floating point type are stored as integers or as small floats.
+
+    They are taken as the numbers they are. Which they may be; more often somebody left out the scale.
+    """
+    if weights.format != "safetensors" or getattr(config, "quantization_config", None) is not None:
+        return []
+    stored = stored_entries(weights.files)
+    cast = {
+        name: entry.dtype
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if tensor.is_floating_point() and (entry := _entry(name, stored)) is not None and _is_unscaled(entry.dtype)
+    }
+    if not cast:
+        return []
+    dtypes = " and ".join(dict.fromkeys(cast.values()))
+    count = f"{len(cast)} tensor{'s are' if len(cast) > 1 else ' is'}"
+    return [f"{count} stored as {dtypes} and cast without a scale, so 100 stays 100: {_list([*cast])}"]
+
+
+def _entry(name: str, stored: Mapping[str, StoredEntry]) -> StoredEntry | None:
+    """Return where a tensor of the model lies; names in files may lack its first part."""
+    return stored.get(name) or stored.get(name.partition(".")[2])
+
+
+def _is_unscaled(dtype: str) -> bool:
+    return dtype.startswith(_SMALL_FLOATS) or dtype in _INTEGERS
 
 
 def _left_over(names: Iterable[str]) -> list[str]:

@@ -8,12 +8,41 @@ from typing import Any
 
 import pydantic
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.specs import DTYPES, InputTensorSpec
 from winml.modelkit.load.inputs import forward_parameters
 
-__all__ = ["name_examples", "spec_of_example"]
+__all__ = ["name_examples", "refuse_uninitialized", "refuse_without_values", "spec_of_example"]
+
+
+def refuse_uninitialized(model: torch.nn.Module, source: str) -> None:
+    """Refuse a live module some of whose parameters have no shape yet.
+
+    Raises:
+        InputError: names the first of them.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+            raise InputError(
+                f"{source}: {name!r} is not initialized; its shape comes with the first call",
+                hint="Call the model once before it is returned, with inputs like those it will get.",
+            )
+
+
+def refuse_without_values(model: torch.nn.Module, source: str) -> None:
+    """Refuse a live module some of whose parameters have a shape but no values.
+
+    Raises:
+        InputError: names the first of them.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise InputError(
+                f"{source}: {name!r} is on the meta device, where tensors have no values",
+                hint="Build the model on the CPU, or move it with to_empty() and load its weights.",
+            )
 
 
 def name_examples(examples: Any, model: torch.nn.Module, source: str) -> dict[str, torch.Tensor]:

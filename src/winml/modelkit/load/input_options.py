@@ -96,7 +96,7 @@ def parse_shape_config(text_or_path: str | os.PathLike[str]) -> ShapeConfig:
 def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensorSpec, ...]:
     """Read ``--input-specs``: the full manifest of the inputs, inline or in a file.
 
-    Either a list of ``{"name", "shape", "dtype", "value_range"?}`` objects, the form in which
+    Either a list of ``{"name", "shape", "dtype", "value_range"?, "first_values"?}`` objects, the form in which
     ``winml.io.inputs`` is written to the model, or one object whose keys are the names.
 
     Raises:

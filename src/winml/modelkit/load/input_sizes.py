@@ -7,8 +7,9 @@ decided in ``inputs.py``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.load.input_options import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION
 from winml.modelkit.load.processor_files import ProcessorInfo
 
-__all__ = ["InputSizes", "KeyedSize", "SizeBounds"]
+__all__ = ["InputSizes", "KeyedSize", "PatchGrid", "SizeBounds"]
 
 _DEFAULT_SEQUENCE = 128
 """Tokens per row unless the model takes fewer: chosen, long enough for masks and position buckets to matter."""
@@ -30,6 +31,9 @@ _DEFAULT_MEL_BINS = 80
 _DEFAULT_FRAMES = 256
 """Frames of audio features where the model takes any number: 2.56 s at the usual 100 frames per second."""
 _DEFAULT_VIDEO_FRAMES = 16
+_DEFAULT_PATCH = 16
+_USUAL_MEL_BINS = (80, 128)
+"""Features per frame of nearly all speech models, for those whose config does not say."""
 _FRAMES_PER_POSITION = 2
 """A spectrogram encoder with ``max_source_positions`` halves the frames once before it counts positions."""
 
@@ -37,6 +41,17 @@ _LIMITS = ("max_position_embeddings", "n_positions", "max_encoder_position_embed
 _DECODER_LIMITS = ("max_target_positions", "max_decoder_position_embeddings", "max_text_positions", *_LIMITS)
 _VOCABULARIES = ("vocab_size", "src_vocab_size")
 _DECODER_VOCABULARIES = ("decoder_vocab_size", "tgt_vocab_size", "vocab_size")
+
+
+_FRAME_FEATURES = ("input_feat_per_channel", "feature_projection_input_dim")
+_MEL_BINS = ("num_mel_bins", "input_feat_size", "input_dim", "feature_projection_input_dim", "feature_size")
+_PATCHES_MERGED = ("spatial_merge_size", "merge_size", "merge_kernel_size", "pooling_kernel_size", "downsample_factor")
+"""Names for how many patches per edge become one token; pictures are whole numbers of these."""
+
+_PLACE_TOKENS = tuple(
+    f"{medium}_token_{ending}" for medium in ("image", "video", "audio", "speech") for ending in ("id", "index")
+)
+"""Names for tokens that hold the place of something that is no text."""
 
 
 class KeyedSize(int):
@@ -61,6 +76,29 @@ class SizeBounds:
     """Why it cannot vary at all, as a clause (``the model takes 80 only``); empty where it can."""
 
 
+@dataclass(frozen=True)
+class PatchGrid:
+    """A picture as a row of patches."""
+
+    rows: int
+    columns: int
+    patch: int
+    """Pixels per edge of a patch."""
+    channels: int
+    depth: int
+    """Frames of a video that make one patch; a picture is repeated as often."""
+
+    @property
+    def count(self) -> int:
+        """Number of patches."""
+        return self.rows * self.columns
+
+    @property
+    def values(self) -> int:
+        """Numbers in one patch."""
+        return self.channels * self.depth * self.patch * self.patch
+
+
 class InputSizes:
     """Sizes of one model's inputs; remembers which of the user's keys meant something."""
 
@@ -82,9 +120,9 @@ class InputSizes:
         self.bounds: dict[str, SizeBounds] = {}
         """Bounds of the keys asked for so far, where there are any."""
         self._text = _part(config, "text_config", "text_encoder", "encoder")
-        self._decoder = _part(config, "decoder", "text_config")
+        self._decoder = _part(config, "decoder", "decoder_config", "text_config")
         self._vision = _part(config, "vision_config", "image_config", "encoder")
-        self._audio = _part(config, "audio_config", "encoder")
+        self._audio = _part(config, "audio_config", "encoder_config", "encoder")
 
     @property
     def has_text(self) -> bool:
@@ -96,6 +134,10 @@ class InputSizes:
         """Sentences for the user about the sizes asked for so far."""
         return tuple(dict.fromkeys(self._notes))
 
+    def tell(self, note: str) -> None:
+        """Add a sentence for the user."""
+        self._notes.append(note)
+
     @property
     def unused(self) -> tuple[str, ...]:
         """Keys the user gave and no input asked for."""
@@ -106,11 +148,23 @@ class InputSizes:
         self._used.add(key)
         return KeyedSize(self._given.get(key, default), key)
 
-    def sequence(self) -> int:
-        """Return the tokens per row of text."""
+    def sequence(self, places: int = 0) -> int:
+        """Return the tokens per row of text, ``places`` of which are held for something else.
+
+        Raises:
+            UsageError: the user or the model wants fewer than those and one more.
+        """
         limit = _first_int(self._text, _LIMITS)
         default = min(_DEFAULT_SEQUENCE, self._processor.max_tokens or _DEFAULT_SEQUENCE)
-        return self._within_positions("sequence_length", default, limit)
+        length = self._within_positions("sequence_length", places + default, limit)
+        if length > places:
+            bounds = self.bounds.get("sequence_length", SizeBounds())
+            self.bounds["sequence_length"] = replace(bounds, min=places + 1)
+            return length
+        reason = f"images and recordings take {places} tokens of each row"
+        if "sequence_length" in self._given:
+            self._refuse("sequence_length", reason)
+        raise UsageError(f"sequence_length {length}: {reason}", hint=f"Describe all inputs with {INPUT_SPECS_OPTION}.")
 
     def decoder_sequence(self) -> int:
         """Return the tokens per row given to the decoder; as many as the text's unless asked otherwise."""
@@ -123,6 +177,23 @@ class InputSizes:
         declared = _first_int(self._text, _VOCABULARIES) or _first_int(self._config, _VOCABULARIES)
         return declared or self._embedded_tokens()
 
+    def text_tokens(self, vocabulary: int) -> tuple[int, int]:
+        """Return the first and the last of the longest run of tokens that hold no place for something else."""
+        held = {getattr(self._config, name, None) for name in _PLACE_TOKENS}
+        edges = sorted(
+            {-1, vocabulary, *(token for token in held if isinstance(token, int) and 0 <= token < vocabulary)}
+        )
+        start, end = max(itertools.pairwise(edges), key=lambda pair: pair[1] - pair[0])
+        return start + 1, max(end - 1, start + 1)
+
+    def token_width(self) -> int | None:
+        """Return the size of the vector of a token, where the model says."""
+        structure: Any = self.structure()
+        try:
+            return int(structure.get_input_embeddings().weight.shape[-1])
+        except (AttributeError, NotImplementedError):
+            return None
+
     def decoder_vocabulary(self) -> int:
         """Return the number of tokens of the decoder, which may have a vocabulary of its own."""
         return _first_int(self._decoder, _DECODER_VOCABULARIES) or self.vocabulary()
@@ -134,7 +205,9 @@ class InputSizes:
 
     def image(self, task: str | None) -> tuple[int, ...]:
         """Return channels, height and width, with the frames before them for a video model."""
-        declared = _image_size(getattr(self._vision, "image_size", None))
+        backbone = _part(self._config, "backbone_config")
+        named = (_image_size(getattr(part, "image_size", None)) for part in (self._vision, backbone))
+        declared = next((size for size in named if size), None)
         fixed = declared if self._is_image_fixed(declared) else None
         height, width = fixed or self._processor.image_size or declared or (_DEFAULT_IMAGE, _DEFAULT_IMAGE)
         plane = (self.size("height", height), self.size("width", width))
@@ -150,44 +223,79 @@ class InputSizes:
             return (self.size("num_frames", frames or _DEFAULT_VIDEO_FRAMES), channels, *plane)
         return (channels, *plane)
 
-    def audio(self) -> tuple[int, ...]:
-        """Return the sizes of ``input_values`` after the batch: samples, or frames and features of a spectrogram."""
+    def audio_layouts(self) -> list[tuple[int, ...]]:
+        """Return the sizes that ``input_values`` may have after the batch, the likeliest first: samples of one or more
+        channels, or frames and features of a spectrogram.
+        """
         kernels = getattr(self._audio, "conv_kernel", None)
         if kernels is None and hasattr(self._audio, "num_mel_bins"):
             frames = self._exactly("num_frames", _first_int(self._audio, ("max_length",)), _DEFAULT_FRAMES)
-            return (frames, self.mel_bins())
+            return [(frames, self.mel_bins())]
         samples = self.size("audio_length", self._processor.sampling_rate_hz or _DEFAULT_SAMPLING_RATE_HZ)
         shortest = _receptive_field(kernels or (), getattr(self._audio, "conv_stride", ()))
         self.bounds["audio_length"] = SizeBounds(min=shortest)
         if samples < shortest:
             self._refuse("audio_length", f"the model's convolutions need at least {shortest} samples")
         channels = _first_int(self._audio, ("audio_channels",))
-        return (samples,) if channels is None else (channels, samples)
+        if channels is not None:
+            return [(channels, samples)]
+        return [(samples,)] if kernels is not None else [(samples,), (1, samples)]
 
-    def audio_features(self) -> tuple[int, ...]:
-        """Return the sizes of ``input_features`` after the batch.
+    def audio_feature_layouts(self) -> list[tuple[int, ...]]:
+        """Return the sizes that ``input_features`` may have after the batch, the likeliest first.
 
         Raises:
-            UsageError: the config does not say how features are laid out, or the model refuses the frames.
+            UsageError: the model refuses the frames or features the user wants.
         """
-        per_frame = _first_int(self._audio, ("input_feat_per_channel", "feature_projection_input_dim"))
+        frames = -(-_DEFAULT_FRAMES // self._frame_step()) * self._frame_step()
+        per_frame = _first_int(self._audio, _FRAME_FEATURES)
         if per_frame is not None:
-            features = per_frame * (_first_int(self._audio, ("input_channels",)) or 1)
-            return (self.size("num_frames", _DEFAULT_FRAMES), features)
+            return [(self.size("num_frames", frames), per_frame * (_first_int(self._audio, ("input_channels",)) or 1))]
         positions = _first_int(self._audio, ("max_source_positions",))
-        if positions is None:
-            raise UsageError(
-                "input_features: the config does not say how many frames and features the model takes",
-                hint=f"Describe all inputs with {INPUT_SPECS_OPTION}.",
-            )
-        return (self.mel_bins(), self._exactly("num_frames", _FRAMES_PER_POSITION * positions, _DEFAULT_FRAMES))
+        if positions is not None:
+            return [(self.mel_bins(), self._exactly("num_frames", _FRAMES_PER_POSITION * positions, frames))]
+        features = _declared_anywhere(self._config, _MEL_BINS)
+        square = _first_int(self._audio, ("spec_size",))
+        if features is not None and square is not None:
+            # The spectrogram is folded into a square picture.
+            return [(1, self.size("num_frames", square * max(square // features, 1)), features)]
+        stacked = _declared_anywhere(self._config, ("num_stacked_frames",)) or 1
+        layouts: list[tuple[int, ...]] = []
+        for count in [features] if features is not None else _USUAL_MEL_BINS:
+            bins = self._exactly("num_mel_bins", features, count) if stacked == 1 else stacked * count
+            layouts += [(self.size("num_frames", frames), bins), (bins, self.size("num_frames", frames))]
+        if features is not None and (several := self._frames_at_once(features)):
+            layouts.append((self.size("num_frames", frames), several))
+        return layouts
 
-    def audio_mask_length(self) -> int:
-        """Return the length of the mask over samples or frames."""
-        if "input_values" in self._parameters:
-            return self.audio()[-1]
-        is_frames_first = _first_int(self._audio, ("input_feat_per_channel", "feature_projection_input_dim"))
-        return self.audio_features()[0 if is_frames_first else -1]
+    def _frames_at_once(self, features: int) -> int | None:
+        """Return what the first projection takes, if it is several frames' features."""
+        layers = (layer for layer in self.structure().modules() if isinstance(layer, torch.nn.Linear))
+        first = next(layers, None)
+        return first.in_features if first is not None and first.in_features % features == 0 else None
+
+    def _frame_step(self) -> int:
+        """Return what the number of frames is a multiple of."""
+        window = _declared_anywhere(self._config, ("n_window",))
+        return 2 * window if window else 1
+
+    def patch_grid(self) -> PatchGrid:
+        """Return the picture of a model that takes a row of patches.
+
+        Raises:
+            UsageError: a height or width that is no whole number of patches, merged as the model merges them.
+        """
+        patch = _image_size(getattr(self._vision, "patch_size", None)) or (_DEFAULT_PATCH, _DEFAULT_PATCH)
+        merges = (_first_edge(part, _PATCHES_MERGED) for part in (self._vision, self._config))
+        unit = patch[0] * next((merged for merged in merges if merged), 1)
+        usual = max(_DEFAULT_IMAGE // unit, 1) * unit
+        edges = [self.size(key, usual) for key in ("height", "width")]
+        for edge in edges:
+            if edge % unit:
+                self._refuse(edge.key, f"the model takes multiples of {unit} only")
+        channels = _first_int(self._vision, ("num_channels", "in_channels", "in_chans")) or _DEFAULT_CHANNELS
+        depth = _first_int(self._vision, ("temporal_patch_size", "patch_temporal")) or 1
+        return PatchGrid(edges[0] // patch[0], edges[1] // patch[0], patch[0], channels, depth)
 
     def mel_bins(self) -> int:
         """Return the features per audio frame."""
@@ -227,12 +335,13 @@ class InputSizes:
         Some tables keep rows that no position uses: those up to the padding index, or the first ``offset``.
         """
         usable = []
-        for name, table in self._structure().named_modules():
-            if not isinstance(table, torch.nn.Embedding) or not _is_position_name(name):
+        for name, table in self.structure().named_modules():
+            weight, padding = getattr(table, "weight", None), getattr(table, "padding_idx", None)
+            if not isinstance(weight, torch.Tensor) or weight.dim() != 2 or not _is_position_name(name):
                 continue
             offset = int(getattr(table, "offset", 0))
-            if table.num_embeddings - offset == declared:
-                usable.append(declared - (0 if table.padding_idx is None else table.padding_idx + 1))
+            if len(weight) - offset == declared:
+                usable.append(declared - (0 if padding is None else padding + 1))
         return min(usable, default=None)
 
     def _is_image_fixed(self, declared: tuple[int, int] | None) -> bool:
@@ -244,12 +353,12 @@ class InputSizes:
         special = 2  # class and distillation tokens have positions of their own
         return any(
             len(values.shape) >= 2 and patches <= values.shape[-2] <= patches + special
-            for name, values in self._structure().named_parameters()
+            for name, values in self.structure().named_parameters()
             if _is_position_name(name.removesuffix(".weight"))
         )
 
     def _embedded_tokens(self) -> int:
-        structure: Any = self._structure()
+        structure: Any = self.structure()
         try:
             return int(structure.get_input_embeddings().num_embeddings)
         except (AttributeError, NotImplementedError):
@@ -262,11 +371,11 @@ class InputSizes:
             )
         return int(tables[0].num_embeddings)
 
-    def _structure(self) -> torch.nn.Module:
+    def structure(self) -> torch.nn.Module:
         """Return the model, or one without storage if there is only its class."""
         if isinstance(self._model, type):
             with torch.device("meta"):
-                self._model = self._model(self._config)
+                self._model = self._model(self._config).eval()
         return self._model
 
 
@@ -290,6 +399,20 @@ def _parts(config: Any, names: tuple[str, ...]) -> Iterator[Any]:
 def _first_int(config: Any, names: tuple[str, ...]) -> int | None:
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def _declared_anywhere(config: Any, names: tuple[str, ...]) -> int | None:
+    """Return the number under the first of these names that the config or any config in it has."""
+    parts = [config]
+    for part in parts:
+        parts += [value for value in vars(part).values() if hasattr(value, "model_type")]
+    return next((value for name in names for part in parts if (value := _first_int(part, (name,)))), None)
+
+
+def _first_edge(config: Any, names: tuple[str, ...]) -> int | None:
+    """Return the first number, or the first of a pair of numbers, under these names."""
+    pairs = (_image_size(getattr(config, name, None)) for name in names)
+    return next((pair[0] for pair in pairs if pair), None)
 
 
 def _image_size(value: Any) -> tuple[int, int] | None:

@@ -21,7 +21,9 @@ from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.input_options import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION, ShapeConfig
 from winml.modelkit.load.input_sizes import InputSizes, KeyedSize, SizeBounds
+from winml.modelkit.load.modalities import AUDIO, IMAGE, MODALITIES, SAMPLES, Draft, Modality, TakenMedium, take_medium
 from winml.modelkit.load.processor_files import ProcessorInfo, read_processor_files
+from winml.modelkit.load.shape_run import run_on_shapes
 from winml.modelkit.options import nearest
 
 __all__ = [
@@ -44,8 +46,8 @@ _FIXED_KEYWORDS = {"use_cache": False, "return_dict": True}
 """What every forward is called with where it knows the word: no cache goes in or out, outputs carry names."""
 
 
-_Draft = dict[str, Any]
-"""What an :class:`InputTensorSpec` is made from; its sizes still know which keys they are."""
+_KINDS_OF_TOKENS = "mm_token_type_ids"
+"""Parameter that says which tokens hold the place of an image."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,62 @@ def decide_inputs(
     sizes = InputSizes(model, config, processor, given, frozenset(parameters))
     chosen = _choose(parameters, config, processor, task)
     floats = _float_dtype(model, config)
-    drafts = [_draft(name, config, sizes, task, floats) for name in chosen]
+    media = _take_media(chosen, config, sizes, task, floats)
+    taken = {name for medium in media for name in medium.drafts}
+    chosen = [name for name in chosen if name in taken or not _is_of_medium(name)]
+    drafts = [_draft(name, config, sizes, task, floats, media) for name in chosen]
+    if "position_ids" in parameters:
+        drafts = _with_positions(drafts, sizes, list(parameters))
     specs = tuple(InputTensorSpec(**draft) for draft in drafts)
-    _check_required(model, parameters, chosen)
+    _check_required(model, parameters, [spec.name for spec in specs])
     return InputDecision(specs, (*sizes.notes, *_unused(given, sizes, chosen)), _meanings(drafts, sizes))
 
 
-def _meanings(drafts: Sequence[_Draft], sizes: InputSizes) -> AxisMeanings:
+def _take_media(
+    chosen: Sequence[str], config: Any, sizes: InputSizes, task: str | None, floats: str
+) -> list[TakenMedium]:
+    """Return what carries images and recordings, of those parameters that are given."""
+    media: list[TakenMedium] = []
+    for modality in MODALITIES:
+        names = [name for name in chosen if name in modality.carriers]
+        if names:
+            own = [*names, *(name for name in chosen if name in modality.companions)]
+            rest = [name for name in chosen if name not in own]
+
+            def others(rest: Sequence[str] = rest) -> dict[str, Draft]:
+                return {name: _draft(name, config, sizes, task, floats, media) for name in rest}
+
+            media.append(take_medium(modality, config, sizes, own, others, task=task, floats=floats))
+    return media
+
+
+def _with_positions(drafts: list[Draft], sizes: InputSizes, order: Sequence[str]) -> list[Draft]:
+    """Return the drafts with positions in place of the kinds of tokens, where the model makes the one of the other.
+
+    It does so in Python, row by row, from the values of masks and grids: a graph would keep the positions of one draw.
+    """
+    named = {draft["name"]: draft for draft in drafts}
+    kinds = named.pop(_KINDS_OF_TOKENS, None)
+    method = getattr(sizes.structure(), "get_rope_index", None) if kinds is not None else None
+    if kinds is None or method is None:
+        return drafts
+    known = inspect.signature(method).parameters
+    specs = {draft["name"]: InputTensorSpec(**draft) for draft in drafts if draft["name"] in known}
+    found = run_on_shapes(method, {name: spec for name, spec in specs.items() if name != "attention_mask"})
+    if found is None:
+        return drafts
+    rows, length = kinds["shape"]
+    shape = (len(found[0]), rows, length)
+    named["position_ids"] = Draft(name="position_ids", shape=shape, dtype="int64", value_range=_indices(length))
+    sizes.tell("position_ids: computed outside of the graph, as get_rope_index of the model does")
+    return [named[name] for name in order if name in named]
+
+
+def _is_of_medium(name: str) -> bool:
+    return any(name in (*modality.carriers, *modality.companions) for modality in MODALITIES)
+
+
+def _meanings(drafts: Sequence[Draft], sizes: InputSizes) -> AxisMeanings:
     keyed = [size for draft in drafts for size in draft["shape"] if isinstance(size, KeyedSize)]
     return AxisMeanings(
         keys={draft["name"]: tuple(getattr(size, "key", None) for size in draft["shape"]) for draft in drafts},
@@ -208,22 +259,39 @@ def _choose(
 ) -> list[str]:
     """Return the parameters that are inputs, in the order of the signature."""
     has_text = "input_ids" in parameters
-    has_audio = "input_values" in parameters or "input_features" in parameters
+    media = {name for modality in MODALITIES for name in _given_of(modality, parameters, config)}
+    has_audio = bool(media & {*AUDIO.carriers, *SAMPLES.carriers})
 
     def wanted(name: str) -> bool:
-        if name in ("input_ids", "bbox", "pixel_values", "input_values", "input_features"):
+        if name in media or name in ("input_ids", "bbox"):
             return True
         if name == "attention_mask":
             # Of a vision model it masks patches and is no input a processor makes.
             return has_text or (has_audio and processor.makes_audio_mask is True)
         if name == "token_type_ids":
             return has_text and _takes_token_types(config, processor)
+        if name == _KINDS_OF_TOKENS:
+            return bool(media & {*IMAGE.carriers})
         if name in ("decoder_input_ids", "decoder_input_values"):
             is_required = parameters[name].default is inspect.Parameter.empty
             return is_required or (bool(getattr(config, "is_encoder_decoder", False)) and _gives_decoder(task))
         return False
 
     return [name for name in parameters if wanted(name)]
+
+
+def _given_of(modality: Modality, parameters: Mapping[str, inspect.Parameter], config: Any) -> list[str]:
+    """Return the parameters of a modality that are inputs."""
+    carrier = next((name for name in modality.carriers if name in parameters), None)
+    companions = [name for name in modality.companions if name in parameters and _describes(name, parameters)]
+    if carrier is None or modality.is_absent(config) or (carrier == "hidden_states" and "grid_thw" not in companions):
+        return []
+    return [carrier, *companions]
+
+
+def _describes(name: str, parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Say whether a description of an image is asked for, not merely allowed."""
+    return name != "pixel_attention_mask" or "spatial_shapes" in parameters
 
 
 def _gives_decoder(task: str | None) -> bool:
@@ -244,42 +312,63 @@ def _float_dtype(model: torch.nn.Module | type[torch.nn.Module], config: Any) ->
     return str(dtype or torch.float32).removeprefix("torch.")
 
 
-def _draft(name: str, config: Any, sizes: InputSizes, task: str | None, floats: str) -> _Draft:
-    """Return what one input is made from. The table of all inputs known here."""
+def _draft(
+    name: str, config: Any, sizes: InputSizes, task: str | None, floats: str, media: Sequence[TakenMedium]
+) -> Draft:
+    """Return what one input is made from. With those of ``modalities.py`` the table of all inputs known here."""
+    for medium in media:
+        if name in medium.drafts:
+            return medium.drafts[name]
     rows: tuple[int, ...] = (sizes.size("batch_size", 1),)
-    if name == "pixel_values":
-        return _Draft(name=name, shape=(*rows, *sizes.image(task)), dtype=floats)
-    if name == "input_values":
-        return _Draft(name=name, shape=(*rows, *sizes.audio()), dtype=floats)
-    if name == "input_features":
-        return _Draft(name=name, shape=(*rows, *sizes.audio_features()), dtype=floats)
     if name == "decoder_input_values":
         shape = (*rows, sizes.decoder_sequence(), sizes.mel_bins())
-        return _Draft(name=name, shape=shape, dtype=floats)
+        return Draft(name=name, shape=shape, dtype=floats)
     if name == "attention_mask" and not sizes.has_text:
-        return _Draft(name=name, shape=(*rows, sizes.audio_mask_length()), dtype="int64", value_range=(0, 1))
-    return _text_draft(name, config, sizes, rows, task)
+        length = _length(media)
+        return Draft(name=name, shape=(*rows, length), dtype="int64", value_range=(0, 1))
+    return _text_draft(name, config, sizes, rows, task, media)
 
 
-def _text_draft(name: str, config: Any, sizes: InputSizes, rows: tuple[int, ...], task: str | None) -> _Draft:
+def _length(media: Sequence[TakenMedium]) -> KeyedSize:
+    """Return the number of frames or samples of a recording."""
+    sizes = (size for medium in media for draft in medium.drafts.values() for size in draft["shape"])
+    keyed = (size for size in sizes if isinstance(size, KeyedSize))
+    return next(size for size in keyed if size.key in ("num_frames", "audio_length"))
+
+
+def _text_draft(
+    name: str, config: Any, sizes: InputSizes, rows: tuple[int, ...], task: str | None, media: Sequence[TakenMedium]
+) -> Draft:
     if name == "decoder_input_ids":
         shape = (*rows, sizes.decoder_sequence())
         vocabulary = sizes.decoder_vocabulary()
-        return _Draft(name=name, shape=shape, dtype="int64", value_range=_indices(vocabulary))
+        return Draft(name=name, shape=shape, dtype="int64", value_range=_indices(vocabulary))
     if task == "multiple-choice":
         rows = (*rows, sizes.size("num_choices", 4))
-    shape = (*rows, sizes.sequence())
+    places = tuple((medium.token, medium.count) for medium in media if medium.count)
+    shape = (*rows, sizes.sequence(sum(count for _, count in places)))
     if name == "attention_mask":
-        return _Draft(name=name, shape=shape, dtype="int64", value_range=(0, 1))
+        return Draft(name=name, shape=shape, dtype="int64", value_range=(0, 1))
+    if name == _KINDS_OF_TOKENS:
+        # Text is 0, a picture 1.
+        pictured = tuple(
+            (1, medium.count) for medium in media if medium.count and not medium.drafts.keys() & {*AUDIO.carriers}
+        )
+        return Draft(name=name, shape=shape, dtype="int64", value_range=(0, 0), first_values=pictured)
     if name == "token_type_ids":
         types = getattr(config, "type_vocab_size", 0)
-        return _Draft(name=name, shape=shape, dtype="int64", value_range=_indices(types))
+        return Draft(name=name, shape=shape, dtype="int64", value_range=_indices(types))
     if name == "bbox":
-        places = getattr(config, "max_2d_position_embeddings", 1024)
-        return _Draft(name=name, shape=(*shape, 4), dtype="int64", value_range=_indices(places))
+        corners = getattr(config, "max_2d_position_embeddings", 1024)
+        return Draft(name=name, shape=(*shape, 4), dtype="int64", value_range=_indices(corners))
     vocabulary = sizes.vocabulary()
-    return _Draft(
-        name=name, shape=shape, dtype="int64", value_range=_indices(vocabulary), last_value=sizes.end_token(vocabulary)
+    return Draft(
+        name=name,
+        shape=shape,
+        dtype="int64",
+        value_range=sizes.text_tokens(vocabulary),
+        last_value=sizes.end_token(vocabulary),
+        first_values=places,
     )
 
 

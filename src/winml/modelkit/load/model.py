@@ -12,6 +12,7 @@ import torch
 from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.checkpoint import load_checkpoint
+from winml.modelkit.load.examples import refuse_without_values
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.random_weights import build_random_model, calibrate_batch_norms
 from winml.modelkit.load.records import LoadedModel, ModelInfo
@@ -48,9 +49,11 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
 
     Raises:
         CheckpointError: the weights cannot be read or are not those of the model.
+        InputError: what a factory returned holds no values.
     """
     tell = progress or (lambda _words: None)
     if resolved.checkpoint is None or resolved.decision is None:
+        refuse_without_values(resolved.model, resolved.source.name)
         return LoadedModel(
             model=resolved.model,
             inputs=resolved.inputs,

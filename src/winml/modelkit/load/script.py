@@ -21,7 +21,8 @@ import torch
 
 from winml.modelkit.errors import InputError, ModelPathError
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.examples import name_examples, spec_of_example
+from winml.modelkit.hierarchy.compiled_modules import uncompiled
+from winml.modelkit.load.examples import name_examples, refuse_uninitialized, spec_of_example
 from winml.modelkit.load.source import Source
 from winml.modelkit.options import nearest
 
@@ -61,6 +62,8 @@ def load_script(source: Source, *, wants_example: bool) -> ScriptModel:
                 f"{source.name}: returned {type(model).__name__}, expected a torch.nn.Module",
                 hint="Let the factory return the model itself.",
             )
+        model = uncompiled(model)
+        refuse_uninitialized(model, source.name)
         maker = getattr(module, EXAMPLE_INPUTS, None) if wants_example else None
         returned = None if maker is None else _call(maker, f"{EXAMPLE_INPUTS}() of {source.name}", module)
     if maker is None:

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from winml.modelkit.errors import CheckpointError
@@ -68,7 +68,7 @@ def find_weights(folder: Path) -> WeightFiles | None:
     """Return the weight files transformers would load from ``folder``, or None if there are none.
 
     Raises:
-        CheckpointError: an index is malformed, or names a shard that is missing.
+        CheckpointError: an index is malformed, names a shard that is missing, or one outside of the folder.
     """
     for kind, single, index in FORMATS:
         if (folder / single).is_file():
@@ -100,6 +100,24 @@ def check_index(folder: Path) -> None:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
+    """Return tensor → file, which is to lie in the folder of the index.
+
+    Raises:
+        CheckpointError: the index is malformed, or leads out of its folder; names the entry.
+    """
+    entries = _index_entries(index)
+    for tensor, file in entries.items():
+        place = PureWindowsPath(file)  # which knows the separators of every system
+        if place.anchor or ".." in place.parts:
+            raise CheckpointError(
+                f"{index}: says that tensor {tensor!r} is in {file!r}, which is outside of the checkpoint's folder; it "
+                "was not read",
+                hint="Put that file beside the index and name it without a folder, or fetch the checkpoint again.",
+            )
+    return entries
+
+
+def _index_entries(index: Path) -> dict[str, str]:
     try:
         return {
             str(name): str(file) for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()

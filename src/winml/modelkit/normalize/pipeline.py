@@ -15,6 +15,7 @@ from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
 from winml.modelkit.normalize.constant_folding import ConstantFoldingPass
 from winml.modelkit.normalize.identity_removal import IdentityRemovalPass
 from winml.modelkit.normalize.node_naming import UniqueNodeNamesPass
+from winml.modelkit.normalize.padding_separation import PaddingSeparationPass
 from winml.modelkit.normalize.shape_inference import InferredShapesPass
 from winml.modelkit.normalize.unused_removal import UnusedInitializerRemovalPass
 from winml.modelkit.normalize.weight_transposition import WeightTranspositionPass
@@ -77,6 +78,8 @@ def _pipeline(options: NormalizeOptions) -> tuple[PassStep, ...]:
         # After folding, which leaves what it computed as Constant nodes, and no-ops as identities.
         PassStep(common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0), "keeps"),
         PassStep(IdentityRemovalPass(), "keeps"),
+        # Where nothing stands between a padding and its reader any more.
+        PassStep(PaddingSeparationPass(), "keeps"),
         # After all that takes uses away.
         PassStep(common.RemoveUnusedNodesPass(), "keeps"),
         PassStep(UnusedInitializerRemovalPass(), "keeps"),

@@ -12,7 +12,7 @@ __all__ = ["NORMALIZED_KEY", "is_normalized", "stamp"]
 
 NORMALIZED_KEY = "winml.normalized"
 """Key of the model's metadata (FORMATS): JSON with ``version`` and ``fingerprint``."""
-NORMALIZER_VERSION = 1
+NORMALIZER_VERSION = 2
 """Counts up when the plain form changes, so that graphs in an older one are normalized again."""
 
 

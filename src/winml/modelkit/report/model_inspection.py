@@ -19,6 +19,9 @@ __all__ = ["print_model_inspection", "print_tasks"]
 
 Row = tuple[str, str]
 
+_FIRST_SHOWN = 4
+"""Chosen: runs of first values shown; a grid has three."""
+
 
 def print_model_inspection(record: InspectedModel, console: Console, *, verbose: bool = False) -> None:
     """Print what an export of a model will be, and its module tree if there is one.
@@ -77,7 +80,10 @@ def _tensor_rows(record: InspectedModel) -> Iterator[Row]:
 
 def _range_words(spec: InputTensorSpec) -> str:
     bounds = spec.as_record().get("value_range")
-    return "" if bounds is None else f", values {bounds[0]} to {bounds[1]}"
+    words = "" if bounds is None else f", values {bounds[0]} to {bounds[1]}"
+    shown = [f"{count} times {value}" if count > 1 else str(value) for value, count in spec.first_values[:_FIRST_SHOWN]]
+    more = ", …" if len(spec.first_values) > _FIRST_SHOWN else ""
+    return f"{words}, first {', '.join(shown)}{more}" if shown else words
 
 
 def _weight_rows(record: InspectedModel, *, verbose: bool) -> Iterator[Row]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from winml.modelkit.export.verification import VerificationInfo
 from winml.modelkit.graph.dimensions import DynamicDimension
 
-__all__ = ["count_words", "dimension_words", "shape_words", "size_words", "verification_words"]
+__all__ = ["count_words", "dimension_words", "set_aside_notes", "shape_words", "size_words", "verification_words"]
 
 
 def size_words(size_bytes: int) -> str:
@@ -64,6 +64,8 @@ def verification_words(verification: VerificationInfo | None) -> str:
     if worst.problem:
         return f"not equal: output {worst.name!r}, draw {worst.draw}: {worst.problem}"
     bound = f"largest difference {worst.relative_diff:.1e} of scale, accepted {worst.threshold:.0e}"
+    if worst.computed_in:
+        bound = f"{bound} for {worst.computed_in} inside"
     if worst.threshold == 0:
         bound = "equal" if worst.is_equal else f"largest difference {worst.max_abs_diff:g}, accepted none"
     if not verification.has_signal:
@@ -76,3 +78,12 @@ def verification_words(verification: VerificationInfo | None) -> str:
         else f"not equal: output {worst.name!r}, draw {worst.draw}"
     )
     return f"{outcome} ({bound})"
+
+
+def set_aside_notes(verification: VerificationInfo | None) -> tuple[str, ...]:
+    """Return why draws of the inputs are not compared, a sentence for each."""
+    return tuple(
+        f"Draw {item.draw} of the inputs is not compared: rounding alone moves PyTorch's own {item.name!r} by "
+        f"{item.relative_diff:.1e} of scale. Another draw stands in for it."
+        for item in (verification.set_aside if verification else ())
+    )

@@ -35,7 +35,8 @@ def make_feeds(
     The same seed gives the same values on every platform, and an input keeps its values when others come or go.
     Integers are uniform in the value range (0..1 without one), floats uniform in it (standard normal without one).
     An integer or bool input named ``…mask`` is a mask: each row a run of ones, then at least one zero if the row is
-    longer than one. An input named ``bbox`` holds boxes, corners in order.
+    longer than one; all alike where its value range is one value. An input named ``bbox`` holds boxes, corners in
+    order. First values stand where the row begins, and are not masked.
 
     Args:
         specs: The inputs.
@@ -48,9 +49,11 @@ def make_feeds(
     """
     feeds = {spec.name: _draw(spec, seed, sizes or {}) for spec in specs}
     for spec in specs:
+        mask = feeds.get(spec.name.removesuffix("input_ids") + "attention_mask")
+        if spec.first_values:
+            _begin_rows(feeds[spec.name], spec.first_values, mask)
         if spec.last_value is not None:
-            mask_name = spec.name.removesuffix("input_ids") + "attention_mask"
-            _end_rows(feeds[spec.name], spec.last_value, feeds.get(mask_name))
+            _end_rows(feeds[spec.name], spec.last_value, mask)
     return feeds
 
 
@@ -62,6 +65,8 @@ def _draw(spec: InputTensorSpec, seed: int, sizes: Mapping[str, int]) -> Array:
     if "float" in spec.dtype:
         return _floats(generator, shape, dtype, spec)
     if spec.name.endswith("mask"):
+        if spec.value_range is not None and spec.value_range[0] == spec.value_range[1]:
+            return np.full(shape, spec.value_range[0], dtype)
         return _mask(generator, shape, is_plane=spec.name.startswith("pixel")).astype(dtype)
     values = _integers(generator, shape, dtype, spec)
     return np.sort(values.reshape(*shape[:-1], 2, 2), axis=-2).reshape(shape) if _holds_boxes(spec, shape) else values
@@ -148,6 +153,15 @@ def _mask(generator: np.random.Generator, shape: tuple[int, ...], *, is_plane: b
 
 def _holds_boxes(spec: InputTensorSpec, shape: tuple[int, ...]) -> bool:
     return spec.name == "bbox" and bool(shape) and shape[-1] == 4
+
+
+def _begin_rows(values: Array, runs: Sequence[tuple[int, int]], mask: Array | None) -> None:
+    """Write the first values in place, and make a mask of the same size show them and one more position."""
+    first = np.repeat([value for value, _ in runs], [count for _, count in runs])
+    rows = values.reshape(len(values), -1)
+    rows[:, : len(first)] = first[: rows.shape[1]]
+    if mask is not None and mask.shape == values.shape:
+        mask.reshape(rows.shape)[:, : len(first) + 1] = 1
 
 
 def _end_rows(values: Array, last_value: int, mask: Array | None) -> None:

@@ -63,6 +63,8 @@ class GraphInput:
     """Sizes; an open dimension is its name, or None where the file does not name it."""
     value_range: tuple[float, float] | None = None
     """Smallest and largest valid value, where the file says."""
+    first_values: tuple[tuple[int, int], ...] = ()
+    """Runs of values that each entry of the first axis begins with, where the file says."""
 
     @property
     def keys(self) -> tuple[int | str, ...]:
@@ -109,9 +111,12 @@ def _dtype_of(array: Array) -> str:
 
 def graph_inputs(session: Session) -> tuple[GraphInput, ...]:
     """Return the inputs of an open graph, in order."""
-    ranges = _value_ranges(session.metadata.get(INPUTS_KEY, ""))
+    told = session.metadata.get(INPUTS_KEY, "")
+    ranges, beginnings = _value_ranges(told), _first_values(told)
     return tuple(
-        GraphInput(name, _element_type(words), _sizes(session.input_shapes[name]), ranges.get(name))
+        GraphInput(
+            name, _element_type(words), _sizes(session.input_shapes[name]), ranges.get(name), beginnings.get(name, ())
+        )
         for name, words in session.inputs.items()
     )
 
@@ -138,6 +143,19 @@ def _value_ranges(text: str) -> dict[str, tuple[float, float]]:
             record["name"]: (float(record["value_range"][0]), float(record["value_range"][1]))
             for record in records
             if record.get("value_range")
+        }
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return {}
+
+
+def _first_values(text: str) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Read the first values a file states; one that is damaged states none."""
+    try:
+        records = json.loads(text) if text else []
+        return {
+            record["name"]: tuple((int(value), int(count)) for value, count in record["first_values"] if count > 0)
+            for record in records
+            if record.get("first_values")
         }
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return {}
@@ -222,7 +240,12 @@ def draw_feeds(inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int
     specs = [
         # Names and sizes are as foreign files have them, which the rules for our own would refuse.
         InputTensorSpec.model_construct(
-            name=item.name, shape=item.keys, dtype=item.dtype, value_range=item.value_range, last_value=None
+            name=item.name,
+            shape=item.keys,
+            dtype=item.dtype,
+            value_range=item.value_range,
+            last_value=None,
+            first_values=item.first_values,
         )
         for item in inputs
     ]

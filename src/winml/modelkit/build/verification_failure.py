@@ -1,0 +1,81 @@
+"""Why does a file not answer as the model does?
+
+Asked after a comparison failed. Looks for what is at fault besides the graph: a model that answers differently each
+time, weights that are no numbers, or outputs that depend on values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from winml.modelkit.build.dynamic_proof import Draw
+from winml.modelkit.build.reference_run import run_reference
+from winml.modelkit.errors import VerificationError
+from winml.modelkit.export.preparation import FlatForward
+from winml.modelkit.export.verification import VerificationInfo, compare_outputs
+from winml.modelkit.load.records import LoadedModel
+from winml.modelkit.report.words import verification_words
+
+__all__ = ["explained_failure", "refuse_outputs_by_value"]
+
+_WRONG_GRAPH = (
+    "The graph is not the model, so no file was written. Often a forward that decides by the values of tensors (if, "
+    ".item(), numpy), of which a trace keeps one way; --no-verify writes it all the same."
+)
+
+
+def refuse_outputs_by_value(draws: Sequence[Draw]) -> None:
+    """Refuse to compare where it depends on the values of the inputs which outputs a model returns.
+
+    Raises:
+        VerificationError: names the outputs of both draws.
+    """
+    first, second = (", ".join(draw.reference) for draw in draws)
+    if first != second:
+        raise VerificationError(
+            f"cannot verify: for other values of the inputs the model returns other outputs ({first}; then {second})",
+            hint="Let the forward return the same outputs whatever it is given; a graph cannot do otherwise.",
+        )
+
+
+def explained_failure(
+    verification: VerificationInfo, loaded: LoadedModel, forward: FlatForward, draws: Sequence[Draw]
+) -> VerificationError:
+    """Return the error that tells why a comparison failed, as far as that can be found out.
+
+    Args:
+        verification: The comparison.
+        loaded: The prepared model, with values.
+        forward: Its flat forward.
+        draws: What was compared.
+    """
+    first = draws[0]
+    again = compare_outputs([first.reference], [run_reference(loaded, forward, first.inputs)])
+    if not all(comparison.is_equal for comparison in again.comparisons):
+        return VerificationError(
+            f"cannot verify: PyTorch itself gives another {again.worst.name!r} when run again on the same inputs",
+            hint="Make the model deterministic (fix its random numbers), or skip the comparison with --no-verify.",
+        )
+    words = verification_words(verification)
+    if place := _not_a_number(loaded.model):
+        return VerificationError(
+            f"{words}; {place}",
+            hint="The weights are damaged, or training broke them: get them again. --no-verify writes the file.",
+        )
+    if not verification.has_signal:
+        return VerificationError(
+            words, hint="Use real weights or other inputs (--input-specs), or skip the comparison with --no-verify."
+        )
+    return VerificationError(words, hint=_WRONG_GRAPH, is_graph_wrong=True)
+
+
+def _not_a_number(model: nn.Module) -> str:
+    """Return which parameter holds NaN or infinity, the first one, in words; empty where none does."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            what = "NaN" if torch.isnan(parameter).any() else "infinity"
+            return f"parameter {name!r} holds {what}"
+    return ""

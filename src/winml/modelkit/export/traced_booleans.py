@@ -1,0 +1,62 @@
+"""What does TorchScript's tracer make of a Python bool where torch takes a number?
+
+An operator of a signature that does not exist, over which it stumbles with an internal error. Here such a bool becomes
+the number it stands for, where the answer is the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["booleans_as_numbers"]
+
+_OF_TENSORS = (
+    *("fill_", "fill_diagonal_", "index_fill", "index_fill_", "masked_fill", "masked_fill_", "new_full"),
+    *("scatter", "scatter_"),
+)
+_OF_TORCH = ("full", "full_like", "index_fill", "masked_fill", "scatter")
+"""Specified, with those above: functions that put a number into a tensor; all but ``full`` go by the tensor's dtype."""
+_NAMES_OF_NUMBERS = ("fill_value", "value")
+
+
+@contextmanager
+def booleans_as_numbers() -> Iterator[None]:
+    """Hand 1 and 0 on for True and False to the functions above, for the time of the block; patches torch."""
+    with ExitStack() as stack:
+        for name in _OF_TENSORS:
+            stack.enter_context(_taking_numbers(torch.Tensor, name))
+        for name in _OF_TORCH:
+            stack.enter_context(_taking_numbers(torch, name))
+        yield
+
+
+@contextmanager
+def _taking_numbers(owner: Any, name: str) -> Iterator[None]:
+    original: Callable[..., Any] = getattr(owner, name)
+    is_own = name in vars(owner)
+
+    @functools.wraps(original)
+    def call(*args: Any, **named: Any) -> Any:
+        numbers = {key: named[key] for key in _NAMES_OF_NUMBERS if key in named}
+        if name == "full" and any(isinstance(value, bool) for value in (*args, *numbers.values())):
+            # The only one that goes by the kind of the number.
+            named["dtype"] = named.get("dtype") or torch.bool
+        return original(*map(_number, args), **{**named, **{key: _number(value) for key, value in numbers.items()}})
+
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, bool) else value

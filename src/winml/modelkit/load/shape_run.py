@@ -1,0 +1,130 @@
+"""What shapes come out of a forward of which nobody has the weights?
+
+Runs Python of a model on tensors without storage; only whole numbers and truth values that follow from sizes are
+computed, since forwards use them as sizes in turn (the grid of an image, the length of a recording). Knows no model.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from winml.modelkit.graph.specs import InputTensorSpec
+
+__all__ = ["run_on_shapes"]
+
+_REFUSALS = (
+    ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
+)  # fmt: skip
+"""What Python of models raises when it is given what it does not take, or asks for a value there is not."""
+
+_META = torch.device("meta")
+_CPU = torch.device("cpu")
+
+
+def run_on_shapes(call: Callable[..., Any], inputs: Mapping[str, InputTensorSpec], **keywords: Any) -> Any | None:
+    """Call Python of a model with inputs of these specifications, and return its result; None where it does not run.
+
+    Tensors of whole numbers hold their first values, and the smallest valid value behind them. A value nobody has is
+    equal to no other; whatever else is asked of it is taken to be so.
+
+    Args:
+        call: Bound to a model whose parameters may be on the ``meta`` device; no parameter is written or read.
+        inputs: Of fixed sizes.
+        keywords: Passed on.
+    """
+    tensors = {name: _tensor(spec) for name, spec in inputs.items()}
+    with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        # About tensors without elements; whether the forward runs is all that is asked.
+        warnings.simplefilter("ignore")
+        try:
+            with _MadeWithValues(), _ShapesOnly():
+                return call(**tensors, **keywords)
+        except _REFUSALS:
+            return None
+
+
+def _tensor(spec: InputTensorSpec) -> torch.Tensor:
+    sizes = [int(size) for size in spec.shape]
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if dtype.is_floating_point:
+        return torch.empty(sizes, dtype=dtype, device=_META)
+    values = torch.full(sizes, int((spec.value_range or (0, 1))[0]), dtype=dtype)
+    first = [value for value, count in spec.first_values for _ in range(count)]
+    rows = values.view(sizes[0], -1) if sizes else values
+    if first:
+        rows[:, : len(first)] = torch.tensor(first[: rows.shape[1]], dtype=dtype)
+    return values
+
+
+class _MadeWithValues(TorchFunctionMode):
+    """Keeps the values of tensors that are made from Python's numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor):
+            kwargs.pop("device", None)
+        return func(*args, **kwargs)
+
+
+class _ShapesOnly(TorchDispatchMode):
+    """Computes whole numbers on the CPU and leaves everything else without values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves, structure = tree_flatten((args, kwargs or {}))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if any(tensor.is_meta for tensor in tensors):
+            if func in _CHOOSING:
+                return _chosen(func, args)
+            args, kwargs = tree_unflatten([_without_values(leaf) for leaf in leaves], structure)
+            return tree_map(_taken_to_be(func not in _EQUAL), func(*args, **kwargs))
+        leaves = [_CPU if isinstance(leaf, torch.device) else leaf for leaf in leaves]
+        args, kwargs = tree_unflatten(leaves, structure)
+        result = func(*args, **kwargs)
+        # What is made from nothing is a mask or a row of positions where it is whole, and a value like others if not.
+        return result if tensors else tree_map(_if_whole, result)
+
+
+_aten = torch.ops.aten
+_EQUAL = (_aten.eq.Scalar, _aten.eq.Tensor)
+_CHOOSING = (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default)
+"""What picks by truth values; the size of the result, or of the places, is the number of those that are true."""
+
+
+def _taken_to_be(truth: bool) -> Callable[[Any], Any]:
+    """Return what gives truth values nobody has the value ``truth``, and leaves anything else."""
+
+    def known(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.is_meta and leaf.dtype == torch.bool:
+            return torch.full(leaf.shape, truth)
+        return leaf
+
+    return known
+
+
+def _chosen(func: Any, args: Any) -> Any:
+    subject, choices, *others = args
+    places = [place for choice in choices for place in _places(choice)]
+    return func(_without_values(subject), places, *map(_without_values, others))
+
+
+def _places(choice: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
+    """Return a choice as the places it chooses."""
+    if choice is None or choice.is_meta or choice.dtype not in (torch.bool, torch.uint8):
+        return [_without_values(choice)]
+    return choice.nonzero().to(_META).unbind(1)
+
+
+def _without_values(leaf: Any) -> Any:
+    return leaf.to(_META) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _if_whole(leaf: Any) -> Any:
+    is_float = isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+    return leaf.to(_META) if is_float else leaf

@@ -1,0 +1,42 @@
+"""Does work without end come to one?"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+
+from winml.modelkit.export.time_limit import TimeIsUpError, time_limit
+
+
+def test_work_beyond_the_limit_is_stopped_though_it_catches_every_exception() -> None:
+    """Libraries that try another way on any error do not go on."""
+    started = time.monotonic()
+
+    def go_on() -> None:
+        with time_limit(0.05):
+            while time.monotonic() - started < 30:
+                with contextlib.suppress(Exception):
+                    sum(range(1000))
+
+    with pytest.raises(TimeIsUpError):
+        go_on()
+    assert time.monotonic() - started < 30
+
+
+def test_work_within_the_limit_is_left_alone_then_and_later() -> None:
+    """The clock is stopped at the end of the block, whether there was a limit or none."""
+    for seconds in (0.05, None):
+        with time_limit(seconds):
+            result = sum(range(10))
+        assert 45 == result
+    time.sleep(0.1)
+
+
+def test_time_that_is_up_at_the_very_end_does_not_reach_beyond_the_block() -> None:
+    """Either the block ends with it or it never arrives."""
+    for _ in range(50):
+        with contextlib.suppress(TimeIsUpError), time_limit(0.001):
+            time.sleep(0.001)
+        sum(range(1000))
