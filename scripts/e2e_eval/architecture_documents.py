@@ -26,10 +26,12 @@ Written by `scripts/e2e_eval/run_eval.py --docs` from [architectures.json](archi
 Another run is `python scripts/e2e_eval/run_eval.py`; on two cores it takes an hour or two.
 
 Every model type transformers has a base model for is taken. Its default config is cut down by rules that know no
-model – narrower, fewer layers of each kind, shorter vocabulary – and built with seeded random weights, and its inputs
+model – narrower, fewer layers of each kind, shorter vocabulary – and, where a class refuses its own default,
+filled with what every checkpoint says; it is built with seeded random weights, and its inputs
 are those `winml export` decides. What PyTorch runs then is *attempted*: it is exported with `--random-weights` on that
 config, each in a process of its own (at most {seconds:.0f} s, {gigabytes:g} GiB). *Exported* means: the file agrees
-with PyTorch in ONNX Runtime on two draws of inputs, every node of it carries a tag, and every tag is that of a module
+with PyTorch in ONNX Runtime on two draws of inputs (images keep their size and place in the text, masks over audio
+frames hide nothing), every node of it carries a tag, and every tag is that of a module
 that ran. Base models are exported, as a config without `architectures` asks for; heads add few operators of their own.
 """
 

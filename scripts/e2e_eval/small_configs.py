@@ -48,7 +48,8 @@ MOST_POSITIONS_OF_PARTS = 4096
 """Chosen: an image or a recording takes places, a thousand in some, alone or in front of the text."""
 MOST_QUERIES = 16
 """Chosen: as many things are looked for in an image, and a small one has few places for them."""
-MOST_EXPERTS = 4
+MOST_EXPERTS = 8
+"""Chosen: some are not chosen by the traced inputs, so that a loop over those that were shows."""
 MOST_WINDOW = 16
 """Chosen: shorter than the sequence, so that a window that is forgotten shows."""
 IMAGE_PATCHES = 4

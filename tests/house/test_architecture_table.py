@@ -12,8 +12,8 @@ from architecture_documents import document
 from house.sources import REPOSITORY
 
 _FOLDER = REPOSITORY / "docs" / "reference"
-_LEAST_SHARE = 0.93
-"""Measured; 0.95 is aimed at."""
+_LEAST_SHARE = 0.95
+"""Specified: what is promised of it."""
 _LEAST_COUNT = 100
 
 

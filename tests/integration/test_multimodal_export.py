@@ -36,7 +36,7 @@ def _quiet() -> Iterator[None]:
 
 
 def test_export_of_text_and_image_is_one_graph_that_remembers_its_places(tmp_path: Path) -> None:
-    """The graph agrees with PyTorch, inspect announces its inputs, and values drawn for the file hold the image's places."""
+    """It agrees with PyTorch, inspect announces its inputs, and values drawn for it hold the places of the image."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAVA), encoding="utf-8")
     request = ModelRequest(str(config), random_weights=True)

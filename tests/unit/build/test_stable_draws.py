@@ -81,7 +81,7 @@ def compared(model: nn.Module, firsts: Sequence[float], change: Change) -> Verif
 
     with prepared(model) as (loaded, forward):
 
-        def draw_inputs(number: int) -> dict[str, torch.Tensor]:
+        def draw_inputs(number: int, _replaced: Draw | None = None) -> dict[str, torch.Tensor]:
             return inputs(firsts[number - 1], number)
 
         first_two = [draw_inputs(1), draw_inputs(2)]

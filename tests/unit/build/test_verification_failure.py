@@ -36,6 +36,14 @@ class ByValue(nn.Module):
         return (values + 1, values) if float(values[0]) == 7.0 else (values + 1,)
 
 
+class Masked(nn.Module):
+    """Looks at its mask only where that hides something."""
+
+    def forward(self, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Decide by the mask."""
+        return values * 2 if bool(mask.all()) else values * mask
+
+
 class Scaled(nn.Module):
     """Multiplies by its weight."""
 
@@ -75,8 +83,29 @@ def test_weight_that_is_no_number_is_named(number: float, word: str, tmp_path: P
     assert "get them again" in error.hint
 
 
+def test_outputs_that_are_partly_nan_are_noted(tmp_path: Path) -> None:
+    """One bad weight spoils a column on both sides alike, which are equal then."""
+    model = Scaled(1.0)
+    with torch.no_grad():
+        model.inner.weight[0, 0] = float("nan")
+    result = HTPExporter(TORCHSCRIPT).export(model, tmp_path / "model.onnx", {"values": torch.randn(3, 2)})
+    assert result.verification is not None
+    assert [3, 3] == [item.nan_count for item in result.verification.comparisons]
+    assert any(note.startswith("Output 'output' holds NaN (3 values for draw 1") for note in result.notes)
+
+
 def test_outputs_that_depend_on_values_are_not_compared(tmp_path: Path) -> None:
     """Both draws' outputs are named, and what to do."""
     error = export_error(ByValue(), torch.tensor([7.0, 1.0]), tmp_path)
     assert "returns other outputs (output_0, output_1; then output_0)" in error.message
     assert "same outputs" in error.hint
+
+
+@pytest.mark.parametrize("hidden", [0, 2], ids=["traced without padding", "traced with padding"])
+def test_mask_that_decides_the_way_is_tried_with_and_without_padding(hidden: int, tmp_path: Path) -> None:
+    """One of the two draws hides something, the other nothing, whatever the traced inputs were."""
+    mask = torch.ones(2, 6, dtype=torch.int64)
+    mask[:, 6 - hidden :] = 0
+    with pytest.raises(VerificationError, match="not equal: output 'output', draw 2") as caught:
+        HTPExporter(TORCHSCRIPT).export(Masked(), tmp_path / "model.onnx", {"values": torch.randn(2, 6), "mask": mask})
+    assert f"where the mask hides {'nothing' if hidden else 'something'}" in caught.value.hint

@@ -199,3 +199,19 @@ def test_flat_forward_gives_what_is_named_for_its_place_by_position() -> None:
 
     flat = FlatForward(wrapper, ["inputs_0", "inputs_1"], {"power": 2})
     assert torch.equal(torch.ones(2), flat(torch.full((2,), 3.0), torch.full((2,), 2.0))[0])
+
+
+def test_complex_answer_is_refused_with_what_to_return_instead() -> None:
+    """ONNX Runtime has no such numbers; the output is named."""
+
+    class Spectrum(nn.Module):
+        def forward(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"spectrum": torch.fft.rfft(values)}
+
+    model = Spectrum()
+    with (
+        prepared_for_export(model, ["values"]),
+        pytest.raises(ExportError, match=r"complex numbers \(spectrum: complex64\)") as caught,
+    ):
+        model(torch.ones(2, 8))
+    assert "torch.view_as_real" in caught.value.hint

@@ -118,6 +118,192 @@ def test_as_strided_of_a_tensor_with_gaps_is_refused() -> None:
         written(lambda values: values[:, ::2].as_strided((2, 2), (2, 1)), COUNTS)
 
 
+@pytest.mark.parametrize("opset_version", [11, OPSET])
+def test_repeat_interleave_leaves_the_number_of_its_axis_alone(opset_version: int) -> None:
+    """The -1 of one operator is that of every other; torch's own form adds the rank to it."""
+
+    def pairs_turned(values: Values) -> Values:
+        repeated = values.repeat_interleave(2, dim=-1)
+        return torch.stack((repeated, values.repeat_interleave(2, -1) * 2), dim=-1).flatten(-2)
+
+    with further_operators(opset_version):
+        model = written(pairs_turned, COUNTS, opset_version)
+    assert torch.equal(pairs_turned(COUNTS), answer(model, COUNTS))
+
+
+@pytest.mark.parametrize("opset_version", [11, OPSET])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda values: values.repeat_interleave(3),
+        lambda values: values.repeat_interleave(torch.tensor([2, 1]), dim=0),
+        lambda values: values.repeat_interleave(torch.tensor([2, 0, 1, 3]), dim=-1),
+        lambda values: values.repeat_interleave(values[0] - 3, dim=1),
+        lambda values: values.repeat_interleave(values.flatten().to(torch.int32)),
+        lambda values: values.repeat_interleave(values[0, :1], dim=0),
+    ],
+    ids=["flat", "counts", "counts from behind", "counts of values", "counts of all", "one count"],
+)
+def test_repeat_interleave_is_that_of_torch(function: Callable[[Values], Values], opset_version: int) -> None:
+    """Without an axis, and with a count for each place, which may be 0; also of other values than it is made with."""
+    with further_operators(opset_version):
+        model = written(function, COUNTS, opset_version)
+    for values in (COUNTS, COUNTS.flip(1) + 3):
+        assert torch.equal(function(values), answer(model, values))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32], ids=str)
+def test_cumsum_is_that_of_torch(dtype: torch.dtype) -> None:
+    """Booleans and short whole numbers are counted in 64 bits."""
+    values = COUNTS.to(dtype)
+    with further_operators(OPSET):
+        model = written(lambda values: values.cumsum(-1), values)
+    expected, actual = values.cumsum(-1), answer(model, values)
+    assert expected.dtype == actual.dtype
+    assert torch.equal(expected, actual)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_shares_heads_of_key_and_value(masked: bool) -> None:
+    """Six heads of the query over two of key and value, in groups of three neighbours."""
+
+    def attended(values: Values) -> Values:
+        heads = values.reshape(1, 8, 3, 2).transpose(1, 2).repeat(1, 2, 1, 1)
+        mask = torch.ones(8, 8, dtype=torch.bool).tril() if masked else None
+        return nn.functional.scaled_dot_product_attention(
+            heads, values[..., :2, :].transpose(1, 2), values[..., 1:, :].transpose(1, 2), mask, enable_gqa=True
+        )
+
+    with further_operators(OPSET):
+        model = written(attended, TOKENS)
+    # Sums of 8 products of numbers below 4, in another order.
+    torch.testing.assert_close(answer(model, TOKENS), attended(TOKENS), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("bins", "lowest", "highest"), [(4, 0.0, 3.0), (7, 0.0, 6.0), (5, -1.5, 2.0)])
+def test_histc_counts_as_torch(bins: int, lowest: float, highest: float) -> None:
+    """Values on the ends, between them and beyond; whole numbers as experts are counted."""
+    numbers = torch.randn(400, generator=torch.Generator().manual_seed(1)) * 3
+    values = torch.cat([torch.arange(-1.0, 9.0), numbers, torch.tensor([lowest, highest, highest])])
+    with further_operators(OPSET):
+        model = written(lambda values: torch.histc(values, bins=bins, min=lowest, max=highest), values)
+    assert torch.equal(torch.histc(values, bins=bins, min=lowest, max=highest), answer(model, values))
+
+
+def test_histc_over_a_range_of_its_own_is_refused() -> None:
+    """What range the values have is not known while the graph is made."""
+    with pytest.raises(UnsupportedOperatorError, match="aten::histc"), further_operators(OPSET):
+        written(lambda values: torch.histc(values, bins=3), SMALL)
+
+
+@pytest.mark.parametrize("counts", [[2, 3, 1, 2], [0, 8, 0, 0], [0, 0, 4, 4]], ids=str)
+def test_grouped_product_takes_for_each_row_the_matrix_of_its_group(counts: list[int]) -> None:
+    """Groups may be empty; the graph is made with other groups than it is run with."""
+    matrices = torch.randn(4, 12, 4, generator=torch.Generator().manual_seed(2))
+
+    def multiplied(values: Values) -> Values:
+        ends = values[:4, 0].cumsum(0).to(torch.int32)
+        return nn.functional.grouped_mm(values, matrices.transpose(1, 2), offs=ends)
+
+    def with_counts(counts: list[int]) -> Values:
+        rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(3))
+        rows[:4, 0] = torch.tensor(counts)
+        return rows
+
+    with further_operators(OPSET):
+        model = written(multiplied, with_counts([2, 2, 2, 2]))
+    values = with_counts(counts)
+    # Sums of 4 products of numbers below 30, in another order.
+    torch.testing.assert_close(answer(model, values), multiplied(values), rtol=1e-5, atol=1e-5)
+
+
+def test_grouped_product_of_columns_is_refused() -> None:
+    """Groups of columns of one matrix are another product."""
+    values = torch.randn(4, 16, generator=torch.Generator().manual_seed(6))
+    ends = torch.tensor([4, 16], dtype=torch.int32)
+    with pytest.raises(UnsupportedOperatorError, match="_grouped_mm"), further_operators(OPSET):
+        written(lambda values: nn.functional.grouped_mm(values, values.T, offs=ends), values)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("wanted", [(3, 4), (9, 5), (6, 12)], ids=str)
+def test_resizing_without_jagged_edges_is_that_of_torch(mode: str, aligned: bool, wanted: tuple[int, int]) -> None:
+    """Smaller, larger and along one axis only."""
+    images = torch.randn(2, 3, 6, 8, generator=torch.Generator().manual_seed(4))
+
+    def resized(values: Values) -> Values:
+        return nn.functional.interpolate(values, size=wanted, mode=mode, align_corners=aligned, antialias=True)
+
+    with further_operators(OPSET):
+        model = written(resized, images)
+    # Sums of at most 8 x 6 products of weights below 2, in another order.
+    torch.testing.assert_close(answer(model, images), resized(images), rtol=1e-5, atol=1e-5)
+
+
+def test_resizing_by_factors_is_that_of_torch() -> None:
+    """A factor that gives no whole size is the one that is used."""
+    images = torch.randn(1, 2, 7, 9, generator=torch.Generator().manual_seed(5))
+
+    def resized(values: Values) -> Values:
+        return nn.functional.interpolate(values, scale_factor=(0.4, 1.3), mode="bilinear", antialias=True)
+
+    with further_operators(OPSET):
+        model = written(resized, images)
+    # Sums of at most 9 x 7 products of weights below 1, in another order.
+    torch.testing.assert_close(answer(model, images), resized(images), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("axes", [(0, -2, -1, 1), (-1, -2, -3, -4), (0, 1, -2, -1)], ids=str)
+def test_permute_takes_axes_counted_from_behind(axes: tuple[int, ...]) -> None:
+    """In any order."""
+    with further_operators(OPSET):
+        model = written(lambda values: values.permute(axes) * 1, TOKENS)
+    assert torch.equal(TOKENS.permute(axes), answer(model, TOKENS))
+
+
+def test_nothing_may_be_put_nowhere() -> None:
+    """With torch's own form the process ends here, with SIGFPE."""
+    nowhere = torch.zeros(0, dtype=torch.int64)
+    with further_operators(OPSET):
+        model = written(lambda values: values.index_put((nowhere,), values[:0]), SMALL)
+    assert torch.equal(SMALL, answer(model, SMALL))
+
+
+def test_places_may_be_found_where_there_were_none() -> None:
+    """The graph is made where the forward finds none."""
+
+    def marked(values: Values) -> Values:
+        flat = values.flatten().clone()
+        places = torch.nonzero(flat > 8).flatten()
+        flat[places] = flat[places] + 1
+        return flat
+
+    with further_operators(OPSET):
+        model = written(marked, COUNTS - 5)
+    for values in (COUNTS - 5, COUNTS, COUNTS + 5):
+        assert torch.equal(marked(values), answer(model, values))
+
+
+def test_nothing_added_up_anywhere_is_refused() -> None:
+    """Only what takes the place of values is put by a form of ours."""
+    nowhere = torch.zeros(0, dtype=torch.int64)
+    with pytest.raises(UnsupportedOperatorError, match="index_put"), further_operators(OPSET):
+        written(lambda values: values.index_put((nowhere,), values[:0], accumulate=True), SMALL)
+
+
+def test_values_there_are_none_of_take_the_shape_that_is_asked_for() -> None:
+    """A size of 0 is none of those that stand for another."""
+
+    def padded(values: Values) -> Values:
+        nothing = values[:, 4:].reshape(2, 1, 2, 0).reshape(1, 4, 0)
+        return torch.cat([nothing.view(2, 0), values], dim=-1)
+
+    with further_operators(OPSET):
+        model = written(padded, COUNTS)
+    assert torch.equal(padded(COUNTS), answer(model, COUNTS))
+
+
 def test_further_operators_are_gone_after_the_block() -> None:
     """After the block the exporter knows as much as before it, also when it ends in a failure."""
     with pytest.raises(UnsupportedOperatorError, match="bessel_j0"), further_operators(OPSET):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,7 +158,7 @@ def test_media_size_decides_the_places() -> None:
     ("kind", "shape", "words"),
     [
         ("grid", {"height": 20}, "height 20: the model takes multiples of 8 only"),
-        ("grid", {}, "sequence_length 256: images and recordings take 784 tokens of each row"),
+        ("grid", {}, "images and recordings take 784 tokens of each row, and the model takes 256 (max_position_embed"),
         ("llava", {"sequence_length": 16}, "sequence_length 16: images and recordings take 16 tokens of each row"),
     ],
 )
@@ -192,6 +194,139 @@ def test_media_without_a_part_of_the_model_are_no_input() -> None:
     model = build(class_name, config)
     model.config.vision_config = None
     assert {"input_ids": (1, 128), "attention_mask": (1, 128)} == shapes(decide_inputs(model, model.config))
+
+
+def test_media_that_leave_no_room_for_text_can_be_made_smaller() -> None:
+    """Where no config declares the size of the image, a smaller one is offered."""
+    class_name, config = MULTIMODAL["grid"]
+    model = build(class_name, config)
+    with pytest.raises(UsageError) as caught:
+        decide_inputs(model, model.config)
+    assert "Give a smaller height and width with --shape-config" in (caught.value.hint or "")
+    decide_inputs(model, model.config, shape=ShapeConfig(height=16, width=32))
+    class_name, config = MULTIMODAL["llava"]
+    model = build(class_name, {**config, "text_config": {**TEXT, "max_position_embeddings": 12}})
+    with pytest.raises(UsageError) as caught:
+        decide_inputs(model, model.config)
+    assert "Describe all inputs" in (caught.value.hint or "")
+
+
+SPEECH = {"num_mel_bins": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
+HEADS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]], tuple[tuple[int, int], ...]]] = {
+    "positions of the part": (
+        "Qwen2VLForConditionalGeneration",
+        {**MULTIMODAL["grid"][1], "text_config": {**QWEN_TEXT, "max_position_embeddings": 2048}},
+        {"input_ids": (1, 912), "attention_mask": (1, 912), "position_ids": (3, 1, 912), "pixel_values": (3136, 96),
+         "image_grid_thw": (1, 3)},
+        ((80, 784),),
+    ),
+    "image marked by types": (
+        "Gemma3ForConditionalGeneration",
+        {"text_config": {**TEXT, "model_type": "gemma3_text", "head_dim": 8, "pad_token_id": 0},
+         "vision_config": {**VISION, "model_type": "siglip_vision_model"}, "mm_tokens_per_image": 4,
+         "image_token_index": 60, "boi_token_index": 61, "eoi_token_index": 62},
+        {"input_ids": (1, 132), "pixel_values": (1, 3, 32, 32), "attention_mask": (1, 132),
+         "token_type_ids": (1, 132)},
+        ((60, 4),),
+    ),
+    "features of the part": (
+        "VoxtralForConditionalGeneration",
+        {"text_config": TEXT, "audio_token_id": 70,
+         "audio_config": {**SPEECH, "model_type": "voxtral_encoder", "hidden_size": 32, "intermediate_size": 128,
+                          "max_source_positions": 16}},
+        {"input_ids": (1, 132), "input_features": (1, 16, 32), "attention_mask": (1, 132)},
+        ((70, 4),),
+    ),
+    "mask over features": (
+        "GraniteSpeechForConditionalGeneration",
+        {"text_config": {**TEXT, "model_type": "granite"}, "audio_token_index": 70, "has_lora_adapter": False,
+         "window_size": 15, "downsample_rate": 5,
+         "encoder_config": {"model_type": "granite_speech_encoder", "input_dim": 16, "num_layers": 1, "hidden_dim": 32,
+                            "num_heads": 4, "dim_head": 8, "output_dim": 20, "context_size": 20, "max_pos_emb": 32},
+         "projector_config": {"model_type": "blip_2_qformer", "hidden_size": 32, "num_hidden_layers": 1,
+                              "num_attention_heads": 4, "intermediate_size": 48, "encoder_hidden_size": 32}},
+        {"input_ids": (1, 182), "input_features": (1, 256, 16), "input_features_mask": (1, 54),
+         "attention_mask": (1, 182)},
+        ((70, 54),),
+    ),
+    "no method for features": (
+        "Qwen2AudioForConditionalGeneration",
+        {"text_config": {**TEXT, "model_type": "qwen2"}, "audio_token_index": 70,
+         "audio_config": {"model_type": "qwen2_audio_encoder", "d_model": 32, "encoder_layers": 1,
+                          "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "num_mel_bins": 16,
+                          "max_source_positions": 20}},
+        {"input_ids": (1, 138), "input_features": (1, 16, 40), "attention_mask": (1, 138),
+         "feature_attention_mask": (1, 40)},
+        ((70, 10),),
+    ),
+    "places in a mask": (
+        "Kosmos2ForConditionalGeneration",
+        {"text_config": {"vocab_size": 90, "embed_dim": 32, "layers": 1, "ffn_dim": 48, "attention_heads": 4,
+                         "max_position_embeddings": 256}, "vision_config": VISION, "latent_query_num": 4},
+        {"pixel_values": (1, 3, 32, 32), "input_ids": (1, 132), "image_embeds_position_mask": (1, 132),
+         "attention_mask": (1, 132)},
+        (),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_media_of_a_head_are_as_its_base_model_takes_them(kind: str) -> None:
+    """What a head leaves to a part of it is asked of that part, and a real forward takes every draw."""
+    class_name, config, expected, places = HEADS[kind]
+    model = build(class_name, config)
+    decision = decide_inputs(model, model.config)
+    assert expected == shapes(decision)
+    assert places == next(spec for spec in decision.inputs if spec.name == "input_ids").first_values
+    for seed in (0, 1):
+        assert torch.isfinite(run(model, decision.inputs, seed)[0]).all()
+    assert decision == decide_inputs(type(model), model.config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("image marked by types", "token_type_ids"), ("places in a mask", "image_embeds_position_mask")],
+)
+def test_media_marked_in_the_text_stand_where_the_image_does(kind: str, name: str) -> None:
+    """Text is 0, and the first tokens are 1."""
+    class_name, config, _, _ = HEADS[kind]
+    model = build(class_name, config)
+    spec = next(spec for spec in decide_inputs(model, model.config).inputs if spec.name == name)
+    assert (((1, 4),), (0, 0)) == (spec.first_values, spec.value_range)
+
+
+def test_media_marked_by_types_of_tokens_are_no_matter_of_the_tokenizer(tmp_path: Path) -> None:
+    """Which tokens are an image's the processor says, whatever its tokenizer makes."""
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"model_input_names": ["input_ids", "attention_mask"]}), encoding="utf-8"
+    )
+    class_name, config, expected, _ = HEADS["image marked by types"]
+    model = build(class_name, config)
+    assert expected == shapes(decide_inputs(model, model.config, tmp_path))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_media_of_codebooks_have_as_many_rows_for_each(rows: int) -> None:
+    """Tokens of an audio codec come from several codebooks; a row of them is not taken for another sample."""
+    config = {"vocab_size": 90, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "ffn_dim": 48,
+              "num_codebooks": 2, "max_position_embeddings": 64, "pad_token_id": 89, "bos_token_id": 89}  # fmt: skip
+    model = build("MusicgenForCausalLM", config)
+    decision = decide_inputs(model, model.config, batch_size=rows)
+    assert {"input_ids": (2 * rows, 64), "attention_mask": (rows, 64)} == shapes(decision)
+    assert (rows, 2, 64) == tuple(run(model, decision.inputs)[0].reshape(rows, 2, 64, -1).shape[:3])
+    with pytest.raises(UsageError, match="one row for every codebook"):
+        open_axes(decision, DynamicRequest(batch=True))
+
+
+def test_media_of_a_config_that_says_input_size_are_of_that_size() -> None:
+    """Not every model calls it the size of an image."""
+    config = {**SMALL_ENCODER, "vocab_size": 90, "input_size": 32, "patch_size": 8, "coordinate_size": 6,
+              "shape_size": 4, "max_2d_position_embeddings": 64, "max_position_embeddings": 64,
+              "pad_token_id": 1}  # fmt: skip
+    model = build("LayoutLMv3Model", config)
+    decision = decide_inputs(model, model.config)
+    assert (1, 3, 32, 32) == shapes(decision)["pixel_values"]
+    run(model, decision.inputs)
 
 
 SMALL_ENCODER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}

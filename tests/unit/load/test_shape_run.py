@@ -52,6 +52,32 @@ def test_shape_run_picks_by_masks_that_are_known() -> None:
     assert ((4, 3), (6, 3)) == (tuple(shorter.shape), tuple(shown.shape))
 
 
+def test_shape_run_refuses_values_that_do_not_fit_the_places_picked() -> None:
+    """As many vectors are put in place as there are places."""
+
+    def forward(text: torch.Tensor, features: torch.Tensor, mask: torch.Tensor) -> Any:
+        text[mask.bool()] = features
+        return text
+
+    specs = {"text": _spec("text", (1, 8, 3)), "features": _spec("features", (4, 3))}
+    for count, runs in ((4, True), (3, False)):
+        mask = _spec("mask", (1, 8), "int64", value_range=(0, 0), first_values=((1, count),))
+        assert runs == (run_on_shapes(forward, {**specs, "mask": mask}) is not None)
+
+
+def test_shape_run_of_parameters_alone_is_where_all_the_rest_is() -> None:
+    """What is made of weights alone meets what is made of inputs."""
+    query = torch.nn.Parameter(torch.zeros(1, 4, 8))
+    project = torch.nn.Linear(8, 8)
+
+    def forward(images: torch.Tensor) -> Any:
+        images = images.to(query.device)
+        return torch.nn.functional.scaled_dot_product_attention(project(query), images, images)
+
+    made = run_on_shapes(forward, {"images": _spec("images", (1, 9, 8))})
+    assert (1, 4, 8) == tuple(getattr(made, "shape", ()))
+
+
 def test_shape_run_takes_a_value_nobody_has_for_equal_to_no_other() -> None:
     """An image is not padding, and what is asked for is there."""
 

@@ -68,6 +68,14 @@ def test_find_weights_prefers_safetensors(tmp_path: Path) -> None:
     assert "safetensors" == getattr(find_weights(tmp_path), "format", None)
 
 
+def test_find_weights_index_without_entries_is_refused(tmp_path: Path) -> None:
+    """An index that names no file is damaged."""
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}', encoding="utf-8")
+    for look in (find_weights, check_index):
+        with pytest.raises(CheckpointError, match="its weight_map is empty"):
+            look(tmp_path)
+
+
 def test_find_weights_sharded_lists_each_file_once(tmp_path: Path) -> None:
     """The index maps many tensors to few files."""
     index = {"weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}}

@@ -1,4 +1,4 @@
-"""Every node has a name of its own."""
+"""Every value and every node has a name of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 
 from graphs import answer, parse, tags
 from winml.modelkit.graph.stage import all_nodes
-from winml.modelkit.normalize.node_naming import UniqueNodeNamesPass
+from winml.modelkit.normalize.node_naming import UniqueNodeNamesPass, ValueNamesPass
+from winml.modelkit.normalize.pipeline import normalize
 
 BODY = """
 m (float[2] x, bool c) => (float[2] y)
@@ -33,3 +34,36 @@ def test_unique_names_stay() -> None:
     before = [node.name for node in all_nodes(model)]
     assert not UniqueNodeNamesPass()(model).modified
     assert before == [node.name for node in all_nodes(model)]
+
+
+WITH_A_GAP = """
+m (float[4] x) => (float[n] y, int64[4] i)
+{ y, first, i = Unique (x) }
+"""
+
+
+def test_output_that_is_left_out_stays_so() -> None:
+    """Naming it would undo what the removal of unused outputs did, round after round."""
+    model = parse(WITH_A_GAP)
+    feeds = {"x": np.array([2, 1, 2, 3], np.float32)}
+    before = answer(model, **feeds)
+    unique = model.graph.node(0)
+    unique.outputs[1].name = ""
+    assert not ValueNamesPass()(model).modified
+    assert ["y", "", "i"] == [value.name for value in unique.outputs]
+    assert before == answer(model, **feeds)
+
+
+def test_normalization_settles_where_an_output_is_left_out() -> None:
+    """One round removes the name, the next finds nothing to do."""
+    result = normalize(parse(WITH_A_GAP))
+    assert ["y", "", "i"] == [value.name for value in result.model.graph.node(0).outputs]
+    assert not any("still found something" in note for note in result.notes)
+
+
+def test_values_without_a_name_get_one() -> None:
+    """Those are used."""
+    model = parse(BODY)
+    model.graph.node(0).outputs[0].name = None
+    assert ValueNamesPass()(model).modified
+    assert model.graph.node(0).outputs[0].name

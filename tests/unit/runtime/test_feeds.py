@@ -52,6 +52,15 @@ def test_feeds_mask_hides_the_end_of_every_row(dtype: str, length: int) -> None:
     assert (rows[:, -1] == 0).all()
 
 
+def test_feeds_without_padding_hide_nothing_and_are_otherwise_the_same() -> None:
+    """Other inputs are drawn as ever."""
+    specs = [_spec("input_ids", (2, 8), value_range=(0, 99)), _spec("attention_mask", (2, 8), value_range=(0, 1))]
+    padded, whole = make_feeds(specs, 0), make_feeds(specs, 0, with_padding=False)
+    assert (whole["attention_mask"] == 1).all()
+    assert not (padded["attention_mask"] == 1).all()
+    assert (whole["input_ids"] == padded["input_ids"]).all()
+
+
 def test_feeds_mask_of_length_one_is_valid() -> None:
     """A row of one position cannot be hidden."""
     assert [[1], [1]] == make_feeds([_spec("attention_mask", (2, 1))], 0)["attention_mask"].tolist()

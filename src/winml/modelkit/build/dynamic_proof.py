@@ -61,6 +61,12 @@ class Draw:
     sizes: Sizes
     """Size of every open dimension."""
 
+    @property
+    def has_padding(self) -> bool:
+        """Whether some mask among the inputs hides something."""
+        masks = (mask for name, mask in self.inputs.items() if name.endswith("mask") and not mask.is_floating_point())
+        return any(bool((mask == 0).any()) for mask in masks)
+
 
 @dataclass(frozen=True)
 class DynamicProof:

@@ -63,7 +63,7 @@ from winml.modelkit.normalize.stamp import stamp
 from winml.modelkit.report.export_result import ExportResult, NodeRecord, WrittenFile
 from winml.modelkit.report.markdown import export_report
 from winml.modelkit.report.sidecar import sidecar_json
-from winml.modelkit.report.words import count_words, set_aside_notes, shape_words, verification_words
+from winml.modelkit.report.words import count_words, shape_words, verification_notes, verification_words
 from winml.modelkit.runtime.execution_providers import refuse_dynamic
 from winml.modelkit.runtime.feeds import make_feeds
 
@@ -294,18 +294,23 @@ class HTPExporter:
         again = normalize(lowered, options)
         return again.model, (*again.notes, *((note,) if note else ()))
 
-    def _inputs(self, loaded: LoadedModel, draw: int, sizes: Mapping[str, int] | None = None) -> Tensors:
+    def _inputs(
+        self, loaded: LoadedModel, draw: int, sizes: Mapping[str, int] | None = None, *, with_padding: bool = True
+    ) -> Tensors:
         """Return one set of inputs on the model's device: the user's own first, then random draws.
 
         Args:
             loaded: The model.
             draw: Which set, from 1.
             sizes: Size of every open dimension; None: as traced.
+            with_padding: Whether random masks hide something.
         """
         if draw == 1 and loaded.example is not None:
             tensors = dict(loaded.example)
         else:
-            feeds = make_feeds(loaded.inputs, seed=self.seed + draw, sizes=sizes or loaded.trace_sizes)
+            feeds = make_feeds(
+                loaded.inputs, seed=self.seed + draw, sizes=sizes or loaded.trace_sizes, with_padding=with_padding
+            )
             tensors = {name: to_torch(value) for name, value in feeds.items()}
         device = next((parameter.device for parameter in loaded.model.parameters()), torch.device("cpu"))
         return {spec.name: tensors[spec.name].to(device) for spec in loaded.inputs}
@@ -382,7 +387,7 @@ class HTPExporter:
             forward,
             computed_in=dtypes,
             # The third is for other sizes.
-            draw_inputs=lambda number: self._inputs(loaded, draw=number + 1),
+            draw_inputs=lambda number, other: self._inputs(loaded, draw=number + 1, with_padding=other.has_padding),
             ask=lambda fresh: _answers(model_path, fresh, loaded.model),
         )
         if verification.is_verified:
@@ -402,9 +407,12 @@ class HTPExporter:
     def _answered(self, loaded: LoadedModel, forward: FlatForward, made: _TaggedGraph) -> tuple[_TaggedGraph, Draw]:
         """Return what was made with PyTorch's answer to every draw, and a second draw at the traced sizes.
 
+        Where masks hide something in the traced inputs they hide nothing in the second draw, and the other way round:
+        many a model goes another way when there is no padding.
+
         A model that was traced without its weights has them here only, so that ONNX Runtime finds the memory free.
         """
-        tensors = self._inputs(loaded, draw=2)
+        tensors = self._inputs(loaded, draw=2, with_padding=not made.draw.has_padding)
         with with_values(loaded, forward) as (whole, whole_forward):
             if whole is not loaded:
                 made = _revalued(made, whole, whole_forward)
@@ -438,7 +446,7 @@ class HTPExporter:
             exporter_reason=made.exporter.reason,
             opset_requested=self.config.opset_for(made.exporter.name),
             opset_produced=made.graph.opset_imports[""],
-            notes=(*loaded.notes, *made.notes, *set_aside_notes(verification), *skipped),
+            notes=(*loaded.notes, *made.notes, *verification_notes(verification), *skipped),
             dimensions=loaded.dimensions,
             checked_sizes=made.proof.other_sizes(made.draw.sizes) if verification else {},
         )

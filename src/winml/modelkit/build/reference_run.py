@@ -49,10 +49,20 @@ def run_reference(
         given = ", ".join(f"{spec.name} {shape_words(spec.dtype, tensors[spec.name].shape)}" for spec in loaded.inputs)
         raise ExportError(
             f"the model refused {given}, in module {path or '(the root)'}: {type(error).__name__}: {first_line(error)}",
-            hint="Give shapes it takes with --shape-config, or all inputs with --input-specs.",
+            hint="\n".join(
+                [
+                    "Give shapes it takes with --shape-config, or all inputs with --input-specs.",
+                    *map(_noted, loaded.notes),
+                ]
+            ),
             module=path,
         ) from error
     return {name: _answer(value) for name, value in zip(forward.output_names, outputs, strict=True)}
+
+
+def _noted(note: str) -> str:
+    """Return what was noted while the model was loaded as a sentence: mostly, how its inputs were decided."""
+    return f"Note: {note.removesuffix('.')}."
 
 
 def copies_for(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

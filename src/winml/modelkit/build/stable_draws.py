@@ -44,7 +44,7 @@ def compare_stable_draws(
     forward: FlatForward,
     *,
     computed_in: Sequence[str],
-    draw_inputs: Callable[[int], Mapping[str, torch.Tensor]],
+    draw_inputs: Callable[[int, Draw], Mapping[str, torch.Tensor]],
     ask: Callable[[Sequence[Draw]], Sequence[Answers]],
 ) -> VerificationInfo:
     """Compare, and set aside draws of which PyTorch's own answer is as uncertain as the file's is different.
@@ -55,7 +55,7 @@ def compare_stable_draws(
         loaded: The prepared model.
         forward: Its flat forward.
         computed_in: Dtypes the model computes in.
-        draw_inputs: Number → further inputs.
+        draw_inputs: Number, and the draw they are to stand in for → further inputs.
         ask: Draws → the file's answers.
 
     Returns:
@@ -80,8 +80,8 @@ def compare_stable_draws(
             if len(aside) > MOST_SET_ASIDE:
                 raise _uncertain_error(list(aside.values()))
             fresh = []
-            for number in range(len(draws) + 1, len(draws) + 1 + len(failed)):
-                tensors = draw_inputs(number)
+            for number, replaced in enumerate(failed, start=len(draws) + 1):
+                tensors = draw_inputs(number, draws[replaced - 1])
                 fresh.append(Draw(tensors, run_reference(whole, whole_forward, tensors), draws[0].sizes))
         draws += fresh
         answers += ask(fresh)

@@ -21,9 +21,16 @@ from winml.modelkit.report.words import verification_words
 
 __all__ = ["explained_failure", "refuse_outputs_by_value"]
 
+_OTHER_WAY = {
+    False: "It fails where the mask hides nothing: the model goes another way there than with padding, and a graph "
+    "keeps one way.",
+    True: "It fails where the mask hides something: the model goes another way there than without padding, and a graph "
+    "keeps one way.",
+}
+_NO_FILE = "No file was written; --no-verify writes it all the same."
 _WRONG_GRAPH = (
-    "The graph is not the model, so no file was written. Often a forward that decides by the values of tensors (if, "
-    ".item(), numpy), of which a trace keeps one way; --no-verify writes it all the same."
+    "The graph is not the model. Often a forward that decides by the values of tensors (if, .item(), numpy), of which "
+    f"a trace keeps one way. {_NO_FILE}"
 )
 
 
@@ -57,7 +64,8 @@ def explained_failure(
     if not all(comparison.is_equal for comparison in again.comparisons):
         return VerificationError(
             f"cannot verify: PyTorch itself gives another {again.worst.name!r} when run again on the same inputs",
-            hint="Make the model deterministic (fix its random numbers), or skip the comparison with --no-verify.",
+            hint="Make the model deterministic (fix its random numbers, keep nothing on it from call to call), or skip "
+            "the comparison with --no-verify.",
         )
     words = verification_words(verification)
     if place := _not_a_number(loaded.model):
@@ -69,7 +77,11 @@ def explained_failure(
         return VerificationError(
             words, hint="Use real weights or other inputs (--input-specs), or skip the comparison with --no-verify."
         )
-    return VerificationError(words, hint=_WRONG_GRAPH, is_graph_wrong=True)
+    failed = draws[verification.worst.draw - 1]
+    # Draws are looked at in order: the first was equal, or said nothing.
+    is_other_way = first.has_padding != failed.has_padding
+    hint = f"{_OTHER_WAY[failed.has_padding]} {_NO_FILE}" if is_other_way else _WRONG_GRAPH
+    return VerificationError(words, hint=hint, is_graph_wrong=True)
 
 
 def _not_a_number(model: nn.Module) -> str:

@@ -23,6 +23,7 @@ __all__ = ["export_error"]
 _FIXED_AXIS = re.compile(r"(?:L\['(\w+)'\]\.size\(\)|inputs\['(\w+)'\]\.shape)\[(\d+)\]")
 """How torch names a size in what it says about constraints."""
 _MISSING_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
+_COMPLEX = re.compile(r"complex-valued|complex64|complex128")
 _DATA_DEPENDENT = re.compile(r"data-dependent|DataDependent|unbacked symint|GuardOnDataDependent", re.IGNORECASE)
 _T = TypeVar("_T")
 _LIBRARIES = frozenset({"torch", "winml", "onnxscript", "onnx_ir"})
@@ -52,9 +53,14 @@ def export_error(
     place = f" in module {module or '(the root)'}" if module is not None else ""
     if (missing := _first(_MISSING_OPERATOR.search(str(link)) for link in chain)) is not None:
         operator = missing[1].replace(".", "::")
+        is_complex = any(_COMPLEX.search(str(link)) for link in chain)
         return ExportError(
-            f"the dynamo exporter has no ONNX form of {operator}{place}",
-            hint="Replace the operator in that module's forward by others.",
+            f"the dynamo exporter has no ONNX form of {operator}{' on complex numbers' if is_complex else ''}{place}",
+            hint=(
+                "Compute with real and imaginary parts there (torch.view_as_real)."
+                if is_complex
+                else "Replace the operator in that module's forward by others."
+            ),
             operator=operator,
             module=module,
         )

@@ -64,6 +64,13 @@ class FlatForward:
                 f"the model returned no tensor, but {type(outputs).__name__}",
                 hint="An ONNX graph needs an output: return a tensor, or a tuple or mapping of tensors.",
             )
+        for name, tensor in flat.items():
+            if tensor.is_complex():
+                raise ExportError(
+                    f"the model returns complex numbers ({name}: {str(tensor.dtype).removeprefix('torch.')}), which "
+                    "ONNX Runtime does not have",
+                    hint="Return real and imaginary parts: torch.view_as_real(output), or its abs() and angle().",
+                )
         # Other outputs than those that were renamed are told apart by the names they have.
         self.output_names = self._wanted_names if len(self._wanted_names) == len(flat) else tuple(flat)
         return tuple(flat.values())

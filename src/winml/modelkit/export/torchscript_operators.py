@@ -12,12 +12,20 @@ from typing import Any
 
 import torch
 from torch.onnx import symbolic_helper
-from torch.onnx._internal.torchscript_exporter import symbolic_opset9, symbolic_opset13, symbolic_opset14
+from torch.onnx._internal.torchscript_exporter import (
+    symbolic_opset9,
+    symbolic_opset11,
+    symbolic_opset13,
+    symbolic_opset14,
+)
 from torch.onnx._internal.torchscript_exporter._type_utils import JitScalarType
 from torch.onnx._internal.torchscript_exporter.registration import registry
 from torch.onnx.errors import UnsupportedOperatorError
 
 __all__ = ["further_operators"]
+
+_SHORT = (JitScalarType.BOOL, JitScalarType.UINT8, JitScalarType.INT8, JitScalarType.INT16, JitScalarType.INT)
+"""Specified: what torch adds up in 64 bits."""
 
 _END = torch.iinfo(torch.int64).max
 """Specified: what Slice takes for the end of any axis."""
@@ -63,6 +71,14 @@ def _diff(graph: Any, values: Any, times: int, axis: int, before: Any, after: An
     return differences
 
 
+def _cumsum(graph: Any, values: Any, axis: Any, dtype: Any = None) -> Any:
+    """Like torch's own form, which leaves booleans and short integers what they are; torch counts in 64 bits."""
+    kind = JitScalarType.from_value(values, JitScalarType.UNDEFINED)
+    if (dtype is None or symbolic_helper._is_none(dtype)) and kind in _SHORT:
+        values = graph.op("Cast", values, to_i=JitScalarType.INT64.onnx_type())
+    return symbolic_opset11.cumsum(graph, values, axis, dtype)
+
+
 @symbolic_helper.parse_args("v")
 def _expm1(graph: Any, values: Any) -> Any:
     """``tanh(x / 2) * (exp(x) + 1)``: equal to ``exp(x) - 1``, and exact near 0, where that cancels."""
@@ -94,22 +110,63 @@ def _fills_memory(axes: Sequence[tuple[int, int]]) -> bool:
     return True
 
 
+@symbolic_helper.parse_args("v", "is")
+def _permute(graph: Any, values: Any, axes: Sequence[int]) -> Any:
+    """Like torch's own form, which writes axes counted from behind as they are; ONNX has none."""
+    return symbolic_opset9.permute(graph, values, [axis % len(axes) for axis in axes])
+
+
+@symbolic_helper.quantized_args(True)
+def _reshape(graph: Any, values: Any, shape: Any) -> Any:
+    """Like torch's own form, in which a size of 0 stands for that of the values, also where it means what it says."""
+    wanted = symbolic_helper._maybe_get_const(shape, "is")
+    if symbolic_helper._is_value(wanted):
+        parts = symbolic_helper._unpack_list(wanted) if symbolic_helper._is_packed_list(wanted) else ()
+        wanted = [symbolic_helper._maybe_get_const(part, "i") for part in parts]
+    return symbolic_helper._reshape_helper(graph, values, shape, allowzero=int(graph.opset >= 14 and 0 in wanted))
+
+
 def _repeat_interleave(graph: Any, values: Any, repeats: Any, axis: Any = None, *size: Any) -> Any:
     """Like torch's own form, which turns a negative axis into a positive one wherever else its number stands."""
     own = symbolic_opset13 if graph.opset >= 13 else symbolic_opset9
-    if axis is not None and not symbolic_helper._is_none(axis):
-        number = symbolic_helper._get_const(axis, "i", "dim")
-        axis = graph.op("Constant", value_t=torch.tensor(number))
+    number = None if axis is None or symbolic_helper._is_none(axis) else symbolic_helper._get_const(axis, "i", "dim")
+    if (symbolic_helper._get_tensor_sizes(repeats) or [None])[0] not in (None, 1):
+        return _repeated_by_counts(graph, values, repeats, number)
+    axis = axis if number is None else graph.op("Constant", value_t=torch.tensor(number))
     return own.repeat_interleave(graph, values, repeats, axis, *size)
+
+
+def _repeated_by_counts(graph: Any, values: Any, counts: Any, axis: int | None) -> Any:
+    """Repeat each place as often as its count says; torch's own form repeats once what is to be left out."""
+    integer = JitScalarType.INT64.onnx_type()
+    first, step = (graph.op("Constant", value_t=torch.tensor(number)) for number in (0, 1))
+    counts = graph.op("Cast", counts, to_i=integer)
+    total = symbolic_helper._reducesum_helper(graph, counts, axes_i=[0], keepdims_i=0)
+    column = symbolic_helper._unsqueeze_helper(graph, graph.op("Range", first, total, step), [1])
+    is_over = graph.op("Not", graph.op("Greater", graph.op("CumSum", counts, first), column))
+    places = symbolic_helper._reducesum_helper(graph, graph.op("Cast", is_over, to_i=integer), axes_i=[1], keepdims_i=0)
+    flat = symbolic_helper._reshape_helper(graph, values, [-1]) if axis is None else values
+    return graph.op("Gather", flat, places, axis_i=axis or 0)
+
+
+def _index_put(graph: Any, values: Any, places: Any, given: Any, adds: Any = None) -> Any:
+    """Like torch's own form, which ends the process where nothing is given (it divides by the number of elements)."""
+    indices = symbolic_helper._unpack_list(places)
+    if 0 not in (given.type().sizes() or ()):
+        return symbolic_opset11.index_put(graph, values, places, given, *(() if adds is None else (adds,)))
+    kind = JitScalarType.from_value(indices[0], JitScalarType.UNDEFINED)
+    is_plain = len(indices) == 1 and symbolic_helper._get_tensor_rank(indices[0]) == 1 and kind == JitScalarType.INT64
+    if not is_plain or symbolic_helper._maybe_get_const(adds, "b"):
+        raise UnsupportedOperatorError("aten::index_put", graph.opset, None)
+    return graph.op("ScatterND", values, symbolic_helper._unsqueeze_helper(graph, indices[0], [-1]), given)
 
 
 def _attention(graph: Any, query: Any, key: Any, value: Any, *options: Any) -> Any:
     """Like torch's own form, which does not know that several heads of the query may share one of key and value."""
-    *options, are_grouped = options
-    if symbolic_helper._get_const(are_grouped, "b", "enable_gqa"):
+    if symbolic_helper._get_const(options[-1], "b", "enable_gqa"):
         heads = symbolic_helper._get_tensor_dim_size(query, -3)
         key, value = (_with_heads(graph, part, heads) for part in (key, value))
-    return symbolic_opset14.scaled_dot_product_attention(graph, query, key, value, *options)
+    return symbolic_opset14.scaled_dot_product_attention(graph, query, key, value, *options[:-1])
 
 
 def _with_heads(graph: Any, values: Any, heads: int | None) -> Any:
@@ -123,7 +180,7 @@ def _with_heads(graph: Any, values: Any, heads: int | None) -> Any:
 
 @symbolic_helper.parse_args("v", "i", "f", "f")
 def _histc(graph: Any, values: Any, bins: int, lowest: float, highest: float) -> Any:
-    """How many values lie in each of ``bins`` equal parts of a range, which must be known; the same steps as torch's."""
+    """How many values lie in each of ``bins`` equal parts of a range that must be known; by the steps torch takes."""
     if lowest >= highest:
         # Taken from the values.
         raise UnsupportedOperatorError("aten::histc", graph.opset, None)
@@ -132,8 +189,9 @@ def _histc(graph: Any, values: Any, bins: int, lowest: float, highest: float) ->
     parts = graph.op("Mul", graph.op("Sub", column, bottom), _number(graph, float(bins), values))
     scaled = graph.op("Div", parts, _number(graph, highest - lowest, values))
     # The end of the range belongs to the last part.
-    part = graph.op("Where", graph.op("Equal", column, top), _number(graph, bins - 1.0, values), graph.op("Floor", scaled))
-    part = graph.op("Where", graph.op("Greater", column, top), _number(graph, -1.0, values), part)
+    last, none = (_number(graph, place, values) for place in (bins - 1.0, -1.0))
+    part = graph.op("Where", graph.op("Equal", column, top), last, graph.op("Floor", scaled))
+    part = graph.op("Where", graph.op("Greater", column, top), none, part)
     numbers = graph.op("Constant", value_t=torch.arange(bins).to(JitScalarType.from_value(values).dtype()))
     counted = graph.op("Cast", graph.op("Equal", part, numbers), to_i=JitScalarType.from_value(values).onnx_type())
     return symbolic_helper._reducesum_helper(graph, counted, axes_i=[0], keepdims_i=0)
@@ -142,7 +200,9 @@ def _histc(graph: Any, values: Any, bins: int, lowest: float, highest: float) ->
 def _grouped_product(graph: Any, rows: Any, matrices: Any, ends: Any, *options: Any) -> Any:
     """Multiply rows in order of their groups each by the matrix of its group; ``ends`` says where a group ends."""
     groups = symbolic_helper._get_tensor_dim_size(matrices, 0)
-    if groups is None or symbolic_helper._is_none(ends) or not all(map(symbolic_helper._is_none, options)):
+    ranks = [symbolic_helper._get_tensor_rank(part) for part in (rows, matrices)]
+    if ranks != [2, 3] or groups is None or not all(map(symbolic_helper._is_none, options)):
+        # Groups of columns, as many rows in each group, or a dtype of its own.
         raise UnsupportedOperatorError("aten::_grouped_mm", graph.opset, None)
     first = graph.op("Constant", value_t=torch.tensor([0]))
     bounds = graph.op("Concat", first, graph.op("Cast", ends, to_i=JitScalarType.INT64.onnx_type()), axis_i=0)
@@ -151,9 +211,35 @@ def _grouped_product(graph: Any, rows: Any, matrices: Any, ends: Any, *options: 
     products = []
     for group in range(groups):
         members = graph.op("Slice", rows, bounds[group], bounds[group + 1], first)
-        matrix = symbolic_helper._select_helper(graph, matrices, 0, graph.op("Constant", value_t=torch.tensor(group)))
+        matrix = graph.op("Gather", matrices, graph.op("Constant", value_t=torch.tensor(group)), axis_i=0)
         products.append(graph.op("MatMul", members, matrix))
     return graph.op("Concat", *products, axis_i=0)
+
+
+def _smoothly_resized(kind: str) -> Callable[..., Any]:
+    """Return the form of torch's resizing without jagged edges, from and to sizes that are known.
+
+    Each row, and then each column, is a product with a matrix; torch itself makes that, of the identity.
+    """
+    name = f"_upsample_{kind}2d_aa"
+
+    @symbolic_helper.parse_args("v", "is", "b", "fs")
+    def resized(
+        graph: Any, images: Any, sizes: Sequence[int] | None, aligned: bool, factors: Sequence[float] | None
+    ) -> Any:
+        operator, dtype = getattr(torch.ops.aten, name), JitScalarType.from_value(images).dtype()
+        matrices = []
+        for axis in (-2, -1):
+            size = symbolic_helper._get_tensor_dim_size(images, axis)
+            if size is None:
+                raise UnsupportedOperatorError(f"aten::{name}", graph.opset, None)
+            wanted, factor = ([sizes[axis], size] if sizes else None), ([factors[axis], 1.0] if factors else None)
+            matrix = operator(torch.eye(size)[None, None], wanted, aligned, factor)[0, 0]
+            matrices.append(matrix.to(dtype))
+        rows, columns = (graph.op("Constant", value_t=matrix) for matrix in (matrices[0], matrices[1].T.contiguous()))
+        return graph.op("MatMul", rows, graph.op("MatMul", images, columns))
+
+    return resized
 
 
 def _number(graph: Any, value: float, like: Any) -> Any:
@@ -162,11 +248,18 @@ def _number(graph: Any, value: float, like: Any) -> Any:
 
 _FORMS: Mapping[str, Callable[..., Any]] = {
     "aten::_grouped_mm": _grouped_product,
+    "aten::_upsample_bicubic2d_aa": _smoothly_resized("bicubic"),
+    "aten::_upsample_bilinear2d_aa": _smoothly_resized("bilinear"),
     "aten::as_strided": _as_strided,
+    "aten::cumsum": _cumsum,
     "aten::diff": _diff,
     "aten::expm1": _expm1,
     "aten::histc": _histc,
+    "aten::index_put": _index_put,
+    "aten::permute": _permute,
     "aten::repeat_interleave": _repeat_interleave,
+    "aten::reshape": _reshape,
     "aten::scaled_dot_product_attention": _attention,
+    "aten::view": _reshape,
     "transformers::grouped_mm_fallback": _grouped_product,
 }

@@ -52,6 +52,8 @@ class OutputComparison:
     is_equal: bool
     computed_in: str = ""
     """The dtype whose rounding sets the threshold, where it is coarser than the output's own."""
+    nan_count: int = 0
+    """Values that are NaN, in PyTorch as in ONNX Runtime."""
     problem: str = ""
     """Why it is not equal, where that is not the difference: another shape, or NaN on one side only."""
 
@@ -94,6 +96,7 @@ class VerificationInfo:
                     "threshold": item.threshold,
                     "is_equal": item.is_equal,
                     **({"computed_in": item.computed_in} if item.computed_in else {}),
+                    **({"nan_count": item.nan_count} if item.nan_count else {}),
                     **({"problem": item.problem} if item.problem else {}),
                 }
                 for item in self.comparisons
@@ -147,8 +150,8 @@ def _compare(name: str, draw: int, expected: NDArray[Any], actual: NDArray[Any],
     difference = _largest_difference(expected[finite], actual[finite])
     scale = float(np.abs(left[finite]).max(initial=0.0))
     relative = difference / scale if scale else (0.0 if difference == 0 else np.inf)
-    is_equal = relative <= threshold
-    return OutputComparison(name, draw, dtype, difference, scale, relative, threshold, is_equal, computed_in)
+    is_equal, nan_count = relative <= threshold, int(np.isnan(left).sum())
+    return OutputComparison(name, draw, dtype, difference, scale, relative, threshold, is_equal, computed_in, nan_count)
 
 
 def _largest_difference(expected: NDArray[Any], actual: NDArray[Any]) -> float:

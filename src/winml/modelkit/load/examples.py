@@ -75,12 +75,16 @@ def name_examples(examples: Any, model: torch.nn.Module, source: str) -> dict[st
 def spec_of_example(name: str, value: torch.Tensor, source: str) -> InputTensorSpec:
     """Describe an example tensor; indices are valid between the smallest and the largest of the example.
 
+    A mask that hides nothing may hide something.
+
     Raises:
         UsageError: its shape or dtype cannot be that of a graph input.
     """
     dtype = str(value.dtype).removeprefix("torch.")
     is_index = dtype in DTYPES and not value.is_floating_point() and dtype != "bool" and value.numel() > 0
     value_range = (float(value.min()), float(value.max())) if is_index else None
+    if name.endswith("mask") and value_range == (1.0, 1.0):
+        value_range = (0.0, 1.0)
     try:
         return InputTensorSpec(name=name, shape=tuple(value.shape), dtype=dtype, value_range=value_range)
     except pydantic.ValidationError as error:

@@ -41,7 +41,8 @@ _LIMITS = ("max_position_embeddings", "n_positions", "max_encoder_position_embed
 _DECODER_LIMITS = ("max_target_positions", "max_decoder_position_embeddings", "max_text_positions", *_LIMITS)
 _VOCABULARIES = ("vocab_size", "src_vocab_size")
 _DECODER_VOCABULARIES = ("decoder_vocab_size", "tgt_vocab_size", "vocab_size")
-
+_MEDIUM_SIZES = ("height", "width", "num_frames", "audio_length")
+"""Keys that the number of tokens of an image or a recording follows from."""
 
 _FRAME_FEATURES = ("input_feat_per_channel", "feature_projection_input_dim")
 _MEL_BINS = ("num_mel_bins", "input_feat_size", "input_dim", "feature_projection_input_dim", "feature_size")
@@ -116,6 +117,7 @@ class InputSizes:
         self._given = given
         self._parameters = parameters
         self._used: set[str] = set()
+        self._declared: set[str] = set()
         self._notes: list[str] = []
         self.bounds: dict[str, SizeBounds] = {}
         """Bounds of the keys asked for so far, where there are any."""
@@ -127,7 +129,11 @@ class InputSizes:
     @property
     def has_text(self) -> bool:
         """Whether the model reads tokens."""
-        return "input_ids" in self._parameters
+        return self.takes("input_ids")
+
+    def takes(self, parameter: str) -> bool:
+        """Say whether the forward has a parameter."""
+        return parameter in self._parameters
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -164,7 +170,13 @@ class InputSizes:
         reason = f"images and recordings take {places} tokens of each row"
         if "sequence_length" in self._given:
             self._refuse("sequence_length", reason)
-        raise UsageError(f"sequence_length {length}: {reason}", hint=f"Describe all inputs with {INPUT_SPECS_OPTION}.")
+        limits = (name for name in _LIMITS if _first_int(self._text, (name,)))
+        free = [key for key in _MEDIUM_SIZES if key in self._used - self._declared]
+        smaller = f"Give a smaller {' and '.join(free)} with {SHAPE_CONFIG_OPTION}, or describe" if free else "Describe"
+        raise UsageError(
+            f"{reason}, and the model takes {length} ({', '.join(itertools.islice(limits, 1))}), with text among them",
+            hint=f"{smaller} all inputs with {INPUT_SPECS_OPTION}.",
+        )
 
     def decoder_sequence(self) -> int:
         """Return the tokens per row given to the decoder; as many as the text's unless asked otherwise."""
@@ -194,6 +206,11 @@ class InputSizes:
         except (AttributeError, NotImplementedError):
             return None
 
+    def codebooks(self) -> int | None:
+        """Return how many tokens of an audio codec make one, where the config says that it is several."""
+        count = _declared_anywhere(self._config, ("num_codebooks",))
+        return count if count is not None and count > 1 else None
+
     def decoder_vocabulary(self) -> int:
         """Return the number of tokens of the decoder, which may have a vocabulary of its own."""
         return _first_int(self._decoder, _DECODER_VOCABULARIES) or self.vocabulary()
@@ -206,11 +223,14 @@ class InputSizes:
     def image(self, task: str | None) -> tuple[int, ...]:
         """Return channels, height and width, with the frames before them for a video model."""
         backbone = _part(self._config, "backbone_config")
-        named = (_image_size(getattr(part, "image_size", None)) for part in (self._vision, backbone))
+        parts = [(self._vision, "image_size"), (backbone, "image_size"), (self._vision, "input_size")]
+        named = (_image_size(getattr(part, name, None)) for part, name in parts)
         declared = next((size for size in named if size), None)
         fixed = declared if self._is_image_fixed(declared) else None
         height, width = fixed or self._processor.image_size or declared or (_DEFAULT_IMAGE, _DEFAULT_IMAGE)
         plane = (self.size("height", height), self.size("width", width))
+        if declared is not None:
+            self._declared |= {"height", "width"}
         if fixed is not None:
             reason = f"the model takes images of {fixed[0]}x{fixed[1]} pixels only"
             self.bounds |= {key: SizeBounds(fixed=reason) for key in ("height", "width")}
@@ -305,6 +325,7 @@ class InputSizes:
         """Return the size the config declares, which the user may repeat but not change; else theirs or a default."""
         if declared is None:
             return self.size(key, default)
+        self._declared.add(key)
         self.bounds[key] = SizeBounds(fixed=f"the model takes {declared} only")
         size = self.size(key, declared)
         if size != declared:

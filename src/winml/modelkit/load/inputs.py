@@ -21,7 +21,17 @@ from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.input_options import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION, ShapeConfig
 from winml.modelkit.load.input_sizes import InputSizes, KeyedSize, SizeBounds
-from winml.modelkit.load.modalities import AUDIO, IMAGE, MODALITIES, SAMPLES, Draft, Modality, TakenMedium, take_medium
+from winml.modelkit.load.modalities import (
+    AUDIO,
+    IMAGE,
+    MODALITIES,
+    SAMPLES,
+    Draft,
+    Modality,
+    TakenMedium,
+    find_method,
+    take_medium,
+)
 from winml.modelkit.load.processor_files import ProcessorInfo, read_processor_files
 from winml.modelkit.load.shape_run import run_on_shapes
 from winml.modelkit.options import nearest
@@ -47,7 +57,8 @@ _FIXED_KEYWORDS = {"use_cache": False, "return_dict": True}
 
 
 _KINDS_OF_TOKENS = "mm_token_type_ids"
-"""Parameter that says which tokens hold the place of an image."""
+_PLACES = (_KINDS_OF_TOKENS, IMAGE.place_mask)
+"""Parameters that say which tokens hold the place of an image."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,7 @@ def decide_inputs(
     drafts = [_draft(name, config, sizes, task, floats, media) for name in chosen]
     if "position_ids" in parameters:
         drafts = _with_positions(drafts, sizes, list(parameters))
+    drafts = _with_codebooks(drafts, sizes)
     specs = tuple(InputTensorSpec(**draft) for draft in drafts)
     _check_required(model, parameters, [spec.name for spec in specs])
     return InputDecision(specs, (*sizes.notes, *_unused(given, sizes, chosen)), _meanings(drafts, sizes))
@@ -127,8 +139,8 @@ def _take_media(
             own = [*names, *(name for name in chosen if name in modality.companions)]
             rest = [name for name in chosen if name not in own]
 
-            def others(rest: Sequence[str] = rest) -> dict[str, Draft]:
-                return {name: _draft(name, config, sizes, task, floats, media) for name in rest}
+            def others(*more: TakenMedium, rest: Sequence[str] = rest) -> dict[str, Draft]:
+                return {name: _draft(name, config, sizes, task, floats, [*media, *more]) for name in rest}
 
             media.append(take_medium(modality, config, sizes, own, others, task=task, floats=floats))
     return media
@@ -141,7 +153,7 @@ def _with_positions(drafts: list[Draft], sizes: InputSizes, order: Sequence[str]
     """
     named = {draft["name"]: draft for draft in drafts}
     kinds = named.pop(_KINDS_OF_TOKENS, None)
-    method = getattr(sizes.structure(), "get_rope_index", None) if kinds is not None else None
+    method = find_method(sizes.structure(), "get_rope_index") if kinds is not None else None
     if kinds is None or method is None:
         return drafts
     known = inspect.signature(method).parameters
@@ -154,6 +166,41 @@ def _with_positions(drafts: list[Draft], sizes: InputSizes, order: Sequence[str]
     named["position_ids"] = Draft(name="position_ids", shape=shape, dtype="int64", value_range=_indices(length))
     sizes.tell("position_ids: computed outside of the graph, as get_rope_index of the model does")
     return [named[name] for name in order if name in named]
+
+
+def _with_codebooks(drafts: list[Draft], sizes: InputSizes) -> list[Draft]:
+    """Return the drafts with the tokens of every codebook, where the model takes no other."""
+    count = sizes.codebooks()
+    named = {draft["name"]: draft for draft in drafts}
+    tokens = named.get("decoder_input_ids") or named.get("input_ids")
+    if count is None or tokens is None:
+        return drafts
+    rows, *rest = tokens["shape"]
+    single = [_of_one_row(draft) for draft in drafts]
+    layouts = {(1, *rest): (rows, *rest), (count, *rest): (rows * count, *rest)}
+    layouts |= {(1, *rest, count): (rows, *rest, count), (1, count, *rest): (rows, count, *rest)}
+    taken = next((one for one in layouts if _runs(_laid_out(single, tokens["name"], one), sizes)), (1, *rest))
+    if taken == (1, *rest):
+        return drafts
+    if taken[0] != 1:
+        sizes.bounds["batch_size"] = SizeBounds(fixed="each row of tokens is one row for every codebook")
+    sizes.tell(f"{tokens['name']}: tokens of {count} codebooks")
+    return _laid_out(drafts, tokens["name"], layouts[taken])
+
+
+def _of_one_row(draft: Draft) -> Draft:
+    """Return a draft of which the batch is 1, where a forward cannot take one row for another's codebook."""
+    shape = tuple(1 if getattr(size, "key", None) == "batch_size" else size for size in draft["shape"])
+    return Draft(draft, shape=shape)
+
+
+def _laid_out(drafts: Sequence[Draft], name: str, shape: tuple[int, ...]) -> list[Draft]:
+    return [Draft(draft, shape=shape) if draft["name"] == name else draft for draft in drafts]
+
+
+def _runs(drafts: Sequence[Draft], sizes: InputSizes) -> bool:
+    """Say whether the forward runs as a whole."""
+    return run_on_shapes(sizes.structure(), {draft["name"]: InputTensorSpec(**draft) for draft in drafts}) is not None
 
 
 def _is_of_medium(name: str) -> bool:
@@ -260,6 +307,7 @@ def _choose(
     """Return the parameters that are inputs, in the order of the signature."""
     has_text = "input_ids" in parameters
     media = {name for modality in MODALITIES for name in _given_of(modality, parameters, config)}
+    has_image = bool(media & {*IMAGE.carriers})
     has_audio = bool(media & {*AUDIO.carriers, *SAMPLES.carriers})
 
     def wanted(name: str) -> bool:
@@ -269,9 +317,9 @@ def _choose(
             # Of a vision model it masks patches and is no input a processor makes.
             return has_text or (has_audio and processor.makes_audio_mask is True)
         if name == "token_type_ids":
-            return has_text and _takes_token_types(config, processor)
-        if name == _KINDS_OF_TOKENS:
-            return bool(media & {*IMAGE.carriers})
+            return has_text and (_takes_token_types(config, processor) or (has_image and _marks_images(config)))
+        if name in _PLACES:
+            return has_image
         if name in ("decoder_input_ids", "decoder_input_values"):
             is_required = parameters[name].default is inspect.Parameter.empty
             return is_required or (bool(getattr(config, "is_encoder_decoder", False)) and _gives_decoder(task))
@@ -303,6 +351,11 @@ def _takes_token_types(config: Any, processor: ProcessorInfo) -> bool:
     if processor.text_inputs is not None:
         return "token_type_ids" in processor.text_inputs and bool(types)
     return types is not None and types >= 2
+
+
+def _marks_images(config: Any) -> bool:
+    """Say whether types of tokens have no vectors of their own, and say which tokens hold the place of an image."""
+    return getattr(config, "type_vocab_size", None) is None and IMAGE.token(config) is not None
 
 
 def _float_dtype(model: torch.nn.Module | type[torch.nn.Module], config: Any) -> str:
@@ -345,11 +398,10 @@ def _text_draft(
         return Draft(name=name, shape=shape, dtype="int64", value_range=_indices(vocabulary))
     if task == "multiple-choice":
         rows = (*rows, sizes.size("num_choices", 4))
-    places = tuple((medium.token, medium.count) for medium in media if medium.count)
-    shape = (*rows, sizes.sequence(sum(count for _, count in places)))
+    shape = (*rows, sizes.sequence(sum(medium.count for medium in media)))
     if name == "attention_mask":
         return Draft(name=name, shape=shape, dtype="int64", value_range=(0, 1))
-    if name == _KINDS_OF_TOKENS:
+    if name in _PLACES or (name == "token_type_ids" and _marks_images(config)):
         # Text is 0, a picture 1.
         pictured = tuple(
             (1, medium.count) for medium in media if medium.count and not medium.drafts.keys() & {*AUDIO.carriers}
@@ -368,7 +420,9 @@ def _text_draft(
         dtype="int64",
         value_range=sizes.text_tokens(vocabulary),
         last_value=sizes.end_token(vocabulary),
-        first_values=places,
+        first_values=tuple(
+            (medium.token, medium.count) for medium in media if medium.count and medium.token is not None
+        ),
     )
 
 

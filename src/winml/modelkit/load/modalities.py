@@ -11,23 +11,27 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.input_options import INPUT_SPECS_OPTION
 from winml.modelkit.load.input_sizes import InputSizes, KeyedSize, PatchGrid, SizeBounds
 from winml.modelkit.load.shape_run import run_on_shapes
 
-__all__ = ["AUDIO", "IMAGE", "MODALITIES", "SAMPLES", "Modality", "TakenMedium", "take_medium"]
+__all__ = ["AUDIO", "IMAGE", "MODALITIES", "SAMPLES", "Modality", "TakenMedium", "find_method", "take_medium"]
 
 Draft = dict[str, Any]
 """What an :class:`InputTensorSpec` is made from; its sizes still know which keys they are."""
 
 _MOST_TILES = 8
 """Chosen: more than the largest set of resolutions of a tiled model has for a square picture."""
+_MOST_COUNTS = 4
+"""Chosen: after the vectors of a medium only those of tokens and their positions are made."""
 _ALL_VALID = (1, 1)
 """Values of a mask that hides nothing: what is hidden takes no tokens, and their number is fixed."""
 
@@ -50,6 +54,8 @@ class Modality:
     """For people."""
     varying: tuple[str, ...]
     """Keys of the sizes that the number of places follows from."""
+    place_mask: str = ""
+    """Parameter that says which tokens hold a place for it, where no token of its own does."""
 
     def is_absent(self, config: Any) -> bool:
         """Say whether a config switches the modality off."""
@@ -66,6 +72,7 @@ _POSITIONS = ("image_position_ids", "pixel_position_ids")
 _EDGES = ("spatial_shapes", "target_sizes")
 """Companions that say how a row of patches was a picture: frames, rows and columns of each, the
 place of each patch, or rows and columns alone."""
+_FEATURES_MASK = "input_features_mask"
 
 IMAGE = Modality(
     carriers=("pixel_values", "hidden_states"),
@@ -75,10 +82,11 @@ IMAGE = Modality(
     part="vision_config",
     words="an image",
     varying=("height", "width"),
+    place_mask="image_embeds_position_mask",
 )
 AUDIO = Modality(
     carriers=("input_features", "audio_mel"),
-    companions=("input_features_mask", "audio_mel_mask", "is_longer"),
+    companions=(_FEATURES_MASK, "feature_attention_mask", "audio_mel_mask", "is_longer"),
     method="get_audio_features",
     tokens=("audio_token_id", "audio_token_index"),
     part="audio_config",
@@ -105,7 +113,7 @@ class TakenMedium:
     drafts: Mapping[str, Draft]
     """Parameter → what its specification is made from."""
     token: int | None = None
-    """The token that holds a place for it."""
+    """The token that holds a place for it; None where any does."""
     count: int = 0
     """How many of them each row of text has; 0 where the model needs none, or that is not known."""
 
@@ -115,7 +123,7 @@ def take_medium(
     config: Any,
     sizes: InputSizes,
     names: Sequence[str],
-    others: Callable[[], Mapping[str, Draft]],
+    others: Callable[..., Mapping[str, Draft]],
     *,
     task: str | None,
     floats: str,
@@ -127,7 +135,8 @@ def take_medium(
         config: The model's config.
         sizes: Sizes of its inputs.
         names: Its parameters that are given of this modality.
-        others: Makes the drafts of its other inputs, for a forward that has to run as a whole.
+        others: Makes the drafts of its other inputs, for a forward that has to run as a whole, where it holds places
+            for the media it is given.
         task: Canonical task.
         floats: Dtype of what is no index.
 
@@ -135,19 +144,24 @@ def take_medium(
         UsageError: a size the model does not take.
     """
     token = modality.token(config) if sizes.has_text else None
-    layouts = _layouts(names, sizes, token is not None, task, floats)
+    has_places = token is not None or sizes.takes(modality.place_mask)
+    layouts = _layouts(names, sizes, has_places, task, floats)
     first = next(layouts)
     second = next(layouts, None)
-    if second is None and token is None:
+    if second is None and not has_places:
         return TakenMedium(modality, first)
-    method = getattr(sizes.structure(), modality.method, None) if sizes.has_text else None
+    method = find_method(sizes.structure(), modality.method) if sizes.has_text else None
     for drafts in itertools.chain([first], [second] if second else [], layouts):
-        features = _run(sizes.structure(), method, drafts, others)
-        if features is not None:
-            count = _places(features, sizes, config) if token is not None and method is not None else 0
+        if method is not None:
+            features = _run(method, drafts)
+            count = None if features is None else _places(features, sizes, config) if has_places else 0
+        else:
+            medium = TakenMedium(modality, drafts, token)
+            count = _count_places(medium, config, sizes, others, has_places=has_places)
+        if count is not None:
             _fix_sizes(modality, sizes, drafts, count)
-            return TakenMedium(modality, drafts, token, count)
-    if token is not None:
+            return TakenMedium(modality, _over_features(drafts, method, count), token, count)
+    if has_places:
         sizes.tell(
             f"{names[0]}: in which layout the model takes it, and how many tokens hold a place for it, is not known; "
             f"{INPUT_SPECS_OPTION} says it"
@@ -155,17 +169,70 @@ def take_medium(
     return TakenMedium(modality, first)
 
 
-def _run(
-    model: torch.nn.Module,
-    method: Callable[..., Any] | None,
-    drafts: Mapping[str, Draft],
-    others: Callable[[], Mapping[str, Draft]],
-) -> Any | None:
-    """Return what a model makes of tensors laid out in this way, as shapes; None where it does not take them."""
-    if method is None:
-        return run_on_shapes(model, _specs({**others(), **drafts}))
-    known = inspect.signature(method).parameters
-    return run_on_shapes(method, _specs({name: draft for name, draft in drafts.items() if name in known}))
+def find_method(model: torch.nn.Module, name: str) -> Callable[..., Any] | None:
+    """Return a method of a model, else of the first part of it that has one; None where none has.
+
+    One that passes on whatever it is given does not say what it takes; that of the part it passes it to does.
+    """
+    found = [getattr(module, name) for module in model.modules() if hasattr(module, name)]
+    return next((method for method in found if not _takes_anything(method)), next(iter(found), None))
+
+
+def _takes_anything(method: Callable[..., Any]) -> bool:
+    kinds = {parameter.kind for parameter in inspect.signature(method).parameters.values()}
+    return inspect.Parameter.VAR_POSITIONAL in kinds
+
+
+def _over_features(drafts: Mapping[str, Draft], method: Callable[..., Any] | None, count: int) -> dict[str, Draft]:
+    """Return the drafts with a mask over what is made of a recording, where the code that makes it takes no mask.
+
+    The forward then chooses among the features by it.
+    """
+    mask = drafts.get(_FEATURES_MASK)
+    if mask is None or method is None or not count or _FEATURES_MASK in _taken(method, drafts):
+        return {**drafts}
+    return {**drafts, _FEATURES_MASK: Draft(mask, shape=(mask["shape"][0], count), dtype="bool")}
+
+
+def _run(method: Callable[..., Any], drafts: Mapping[str, Draft]) -> Any | None:
+    """Return what a method makes of tensors laid out in this way, as shapes; None where it does not take them."""
+    return run_on_shapes(method, _specs(_taken(method, drafts)))
+
+
+def _taken(method: Callable[..., Any], drafts: Mapping[str, Draft]) -> dict[str, Draft]:
+    known = drafts if _takes_anything(method) else inspect.signature(method).parameters
+    return {name: draft for name, draft in drafts.items() if name in known}
+
+
+def _count_places(
+    medium: TakenMedium,
+    config: Any,
+    sizes: InputSizes,
+    others: Callable[..., Mapping[str, Draft]],
+    *,
+    has_places: bool,
+) -> int | None:
+    """Return how many vectors a forward as a whole puts in place of tokens; None where it does not take the medium.
+
+    One that misses places has made the vectors by then: they are what one of the last parts to run made, that with
+    which it runs.
+    """
+    model, made = sizes.structure(), list[Any]()
+    hooks = [part.register_forward_hook(lambda _, __, out: made.append(out)) for part in model.modules()]
+    try:
+        if run_on_shapes(model, _specs({**others(), **medium.drafts})) is not None:
+            return 0
+    finally:
+        for hook in hooks:
+            hook.remove()
+    vectors = (out[0] if isinstance(out, tuple) and out else out for out in reversed(made if has_places else []))
+    counts = dict.fromkeys(count for out in vectors if (count := _places(out, sizes, config)))
+    for count in itertools.islice(counts, _MOST_COUNTS):
+        with suppress(UsageError):  # more than a row takes
+            inputs = _specs({**others(replace(medium, count=count)), **medium.drafts})
+            if run_on_shapes(model, inputs) is not None:
+                return count
+    return None
 
 
 def _fix_sizes(modality: Modality, sizes: InputSizes, drafts: Mapping[str, Draft], count: int) -> None:
@@ -193,7 +260,7 @@ def _places(features: Any, sizes: InputSizes, config: Any) -> int:
     parts = [
         part for part in (found if isinstance(found, (list, tuple)) else [found]) if isinstance(part, torch.Tensor)
     ]
-    if {part.shape[-1] for part in parts} <= {sizes.token_width()}:
+    if {part.shape[-1] for part in parts if part.dim()} <= {sizes.token_width()}:
         return sum(part.shape[:-1].numel() for part in parts) // sizes.size("batch_size", 1)
     return int(getattr(config, "num_query_tokens", None) or 0)
 
@@ -261,7 +328,8 @@ def _audio_companions(names: Sequence[str], rows: int, shape: Sequence[int]) -> 
     """Return what says how long the recording in the features is."""
     frames = next((size for size in shape if getattr(size, "key", "") == "num_frames"), shape[0])
     table = {
-        "input_features_mask": Draft(shape=(rows, frames), dtype="int64"),
+        _FEATURES_MASK: Draft(shape=(rows, frames), dtype="int64"),
+        "feature_attention_mask": Draft(shape=(rows, frames), dtype="int64"),
         # The other way around: true is what is hidden.
         "audio_mel_mask": Draft(shape=(rows, frames), dtype="bool", value_range=(0, 0)),
         "is_longer": Draft(shape=(rows, 1), dtype="bool"),

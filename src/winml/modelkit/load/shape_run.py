@@ -79,10 +79,12 @@ class _ShapesOnly(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves, structure = tree_flatten((args, kwargs or {}))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if any(tensor.is_meta for tensor in tensors):
+        # Parameters have none here, also where they do: what is made of them alone goes where all the rest is.
+        if any(tensor.is_meta or isinstance(tensor, torch.nn.Parameter) for tensor in tensors):
             if func in _CHOOSING:
                 return _chosen(func, args)
-            args, kwargs = tree_unflatten([_without_values(leaf) for leaf in leaves], structure)
+            leaves = [_META if isinstance(leaf, torch.device) else _without_values(leaf) for leaf in leaves]
+            args, kwargs = tree_unflatten(leaves, structure)
             return tree_map(_taken_to_be(func not in _EQUAL), func(*args, **kwargs))
         leaves = [_CPU if isinstance(leaf, torch.device) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(leaves, structure)
@@ -109,9 +111,11 @@ def _taken_to_be(truth: bool) -> Callable[[Any], Any]:
 
 
 def _chosen(func: Any, args: Any) -> Any:
-    subject, choices, *others = args
-    places = [place for choice in choices for place in _places(choice)]
-    return func(_without_values(subject), places, *map(_without_values, others))
+    subject, *others = map(_without_values, (args[0], *args[2:]))
+    places = [place for choice in args[1] for place in _places(choice)]
+    if others:
+        others[0].expand(_aten.index.Tensor(subject, places).shape)  # raises, where torch would with values
+    return func(subject, places, *others)
 
 
 def _places(choice: torch.Tensor | None) -> Sequence[torch.Tensor | None]:

@@ -103,9 +103,11 @@ def _weight_map(index: Path) -> dict[str, str]:
     """Return tensor → file, which is to lie in the folder of the index.
 
     Raises:
-        CheckpointError: the index is malformed, or leads out of its folder; names the entry.
+        CheckpointError: the index is malformed or empty, or leads out of its folder; names the entry.
     """
     entries = _index_entries(index)
+    if not entries:
+        raise CheckpointError(f"{index}: its weight_map is empty: it names no tensor and no file", hint=_RESAVE)
     for tensor, file in entries.items():
         place = PureWindowsPath(file)  # which knows the separators of every system
         if place.anchor or ".." in place.parts:

@@ -1,12 +1,38 @@
-"""What is every node called?"""
+"""What is every value and every node called?"""
 
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir.passes.common import NameFixPass
 
 from winml.modelkit.hierarchy.coverage import all_nodes
 
-__all__ = ["UniqueNodeNamesPass"]
+__all__ = ["UniqueNodeNamesPass", "ValueNamesPass"]
+
+_LEFT_OUT = "\0left out "
+"""Chosen: begins with what no name holds."""
+
+
+class ValueNamesPass(ir.passes.InPlacePass):
+    """Give every value a name of its own, and leave out what is left out. Works in place.
+
+    onnx_ir's ``NameFixPass`` does so, and names the outputs besides that a node does not have, which in ONNX are those
+    with an empty name (the second of ``Unique``): the next pass that looks for unused ones takes the name away again.
+
+    Tags: keeps.
+
+    Why it is safe: nothing reads a value that is left out.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Name what has none, and of several equal names all but one."""
+        left_out = [value for node in all_nodes(model) for value in node.outputs if value.name == ""]
+        for position, value in enumerate(left_out):
+            value.name = f"{_LEFT_OUT}{position}"
+        modified = NameFixPass()(model).modified
+        for value in left_out:
+            value.name = ""
+        return ir.passes.PassResult(model, modified)
 
 
 class UniqueNodeNamesPass(ir.passes.InPlacePass):

@@ -14,7 +14,7 @@ from winml.modelkit.graph.stage import PassStep, StageResult, run_passes
 from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
 from winml.modelkit.normalize.constant_folding import ConstantFoldingPass
 from winml.modelkit.normalize.identity_removal import IdentityRemovalPass
-from winml.modelkit.normalize.node_naming import UniqueNodeNamesPass
+from winml.modelkit.normalize.node_naming import UniqueNodeNamesPass, ValueNamesPass
 from winml.modelkit.normalize.padding_separation import PaddingSeparationPass
 from winml.modelkit.normalize.shape_inference import InferredShapesPass
 from winml.modelkit.normalize.unused_removal import UnusedInitializerRemovalPass
@@ -73,7 +73,7 @@ def _pipeline(options: NormalizeOptions) -> tuple[PassStep, ...]:
     )
     return (
         # First: what follows finds values again by name.
-        PassStep(common.NameFixPass(), "keeps"),
+        PassStep(ValueNamesPass(), "keeps"),
         *(folding if options.fold_constants else ()),
         # After folding, which leaves what it computed as Constant nodes, and no-ops as identities.
         PassStep(common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0), "keeps"),
@@ -88,7 +88,7 @@ def _pipeline(options: NormalizeOptions) -> tuple[PassStep, ...]:
         # On the values that are left.
         PassStep(InferredShapesPass(), "keeps"),
         # Last: passes above make values and nodes.
-        PassStep(common.NameFixPass(), "keeps"),
+        PassStep(ValueNamesPass(), "keeps"),
         PassStep(UniqueNodeNamesPass(), "keeps"),
     )
 

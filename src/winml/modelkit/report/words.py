@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from winml.modelkit.export.verification import VerificationInfo
 from winml.modelkit.graph.dimensions import DynamicDimension
 
-__all__ = ["count_words", "dimension_words", "set_aside_notes", "shape_words", "size_words", "verification_words"]
+__all__ = ["count_words", "dimension_words", "shape_words", "size_words", "verification_notes", "verification_words"]
 
 
 def size_words(size_bytes: int) -> str:
@@ -80,10 +80,21 @@ def verification_words(verification: VerificationInfo | None) -> str:
     return f"{outcome} ({bound})"
 
 
-def set_aside_notes(verification: VerificationInfo | None) -> tuple[str, ...]:
-    """Return why draws of the inputs are not compared, a sentence for each."""
-    return tuple(
+def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]:
+    """Return what is to be known about a comparison besides its outcome, a sentence for each."""
+    if verification is None:
+        return ()
+    aside = [
         f"Draw {item.draw} of the inputs is not compared: rounding alone moves PyTorch's own {item.name!r} by "
         f"{item.relative_diff:.1e} of scale. Another draw stands in for it."
-        for item in (verification.set_aside if verification else ())
+        for item in verification.set_aside
+    ]
+    not_numbers = {item.name: item for item in reversed(verification.comparisons) if item.nan_count}
+    return (
+        *aside,
+        *(
+            f"Output {name!r} holds NaN ({count_words(item.nan_count)} values for draw {item.draw} of the inputs), in "
+            "PyTorch as in the file: look at the weights."
+            for name, item in sorted(not_numbers.items())
+        ),
     )

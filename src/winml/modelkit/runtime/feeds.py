@@ -28,7 +28,11 @@ DRAWN_BYTES = 8
 
 
 def make_feeds(
-    specs: Sequence[InputTensorSpec], seed: int, *, sizes: Mapping[str, int] | None = None
+    specs: Sequence[InputTensorSpec],
+    seed: int,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    with_padding: bool = True,
 ) -> dict[str, Array]:
     """Draw one array per input.
 
@@ -42,12 +46,13 @@ def make_feeds(
         specs: The inputs.
         seed: Not negative. Another seed gives another draw.
         sizes: Sizes of the dynamic dimensions, by name.
+        with_padding: Whether masks hide something; otherwise they are all ones.
 
     Raises:
         UsageError: a dynamic dimension has no size, sizes are beyond any memory, or a value range holds no value of
             the dtype.
     """
-    feeds = {spec.name: _draw(spec, seed, sizes or {}) for spec in specs}
+    feeds = {spec.name: _draw(spec, seed, sizes or {}, with_padding) for spec in specs}
     for spec in specs:
         mask = feeds.get(spec.name.removesuffix("input_ids") + "attention_mask")
         if spec.first_values:
@@ -57,7 +62,7 @@ def make_feeds(
     return feeds
 
 
-def _draw(spec: InputTensorSpec, seed: int, sizes: Mapping[str, int]) -> Array:
+def _draw(spec: InputTensorSpec, seed: int, sizes: Mapping[str, int], with_padding: bool) -> Array:
     shape = _sized(spec, sizes)
     # One generator per input: a draw does not depend on which other inputs there are.
     generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
@@ -67,6 +72,8 @@ def _draw(spec: InputTensorSpec, seed: int, sizes: Mapping[str, int]) -> Array:
     if spec.name.endswith("mask"):
         if spec.value_range is not None and spec.value_range[0] == spec.value_range[1]:
             return np.full(shape, spec.value_range[0], dtype)
+        if not with_padding:
+            return np.ones(shape, dtype)
         return _mask(generator, shape, is_plane=spec.name.startswith("pixel")).astype(dtype)
     values = _integers(generator, shape, dtype, spec)
     return np.sort(values.reshape(*shape[:-1], 2, 2), axis=-2).reshape(shape) if _holds_boxes(spec, shape) else values
