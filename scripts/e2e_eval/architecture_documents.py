@@ -23,7 +23,7 @@ _LONGEST_REASON = 160
 _HEAD = """# Architectures
 
 Written by `scripts/e2e_eval/run_eval.py --docs` from [architectures.json](architectures.json), the summary of one run.
-Another run is `python scripts/e2e_eval/run_eval.py`; on two cores it takes an hour or two.
+Another run is `python scripts/e2e_eval/run_eval.py`; on two cores it takes half an hour.
 
 Every model type transformers has a base model for is taken. Its default config is cut down by rules that know no
 model – narrower, fewer layers of each kind, shorter vocabulary – and, where a class refuses its own default,

@@ -16,13 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from winml.modelkit.errors import ExportError, first_line
 from winml.modelkit.export.preparation import FlatForward, prepared_for_export
 from winml.modelkit.export.tensors import to_numpy
-from winml.modelkit.export.torch_messages import quiet_torch
 from winml.modelkit.hierarchy.tracing import module_of_error
 from winml.modelkit.load.records import LoadedModel
 from winml.modelkit.report.words import shape_words
@@ -100,6 +98,11 @@ def _as_exported(model: nn.Module) -> Iterator[None]:
     if _fake_mode(model) is None:
         yield
         return
+    # torch.export takes seconds to import: by those who use it only.
+    from torch._export.utils import _compiling_state_context
+
+    from winml.modelkit.export.torch_messages import quiet_torch
+
     with quiet_torch(), _compiling_state_context():
         yield
 
