@@ -7,6 +7,8 @@ import importlib.util
 import os
 import socket
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -51,6 +53,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("no CUDA device")
     if item.get_closest_marker("network") and not _hub_is_reachable():
         pytest.skip("the Hugging Face Hub cannot be reached")
+
+
+@pytest.fixture
+def libraries_may_warn() -> Iterator[None]:
+    """Keep warnings of torch and transformers about themselves from failing what is tested here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @pytest.fixture(autouse=True)

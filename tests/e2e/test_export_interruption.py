@@ -12,23 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from e2e.workplace import Workplace
+from e2e.workplace import WITH_A_LIMIT, Workplace
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="this system has no POSIX signals and limits to stop a process with"
 )
 
 _EARLIER = {"model.onnx": b"earlier model", "model_htp_metadata.json": b"{}"}
-
-_LIMITED = """
-import resource, signal, sys
-# As a full disk does, the limit makes writing fail; Python would otherwise be killed by the signal.
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from winml.modelkit.cli.main import main
-limit = int(sys.argv.pop(1))
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-main()
-"""
 
 _OUTSIDE = """
 import os, resource, signal, sys
@@ -123,7 +113,7 @@ def test_full_disk_ends_the_export_and_changes_no_file(
     busy: Workplace, nets: Path, limit_bytes: int, options: tuple[str, ...]
 ) -> None:
     """A disk that is full from the start, in the model or in the sidecar: the output is named, earlier files stay."""
-    limited = replace(busy, program=(sys.executable, "-c", _LIMITED, str(limit_bytes)))
+    limited = replace(busy, program=(sys.executable, "-c", WITH_A_LIMIT, str(limit_bytes)))
     words = ("cannot write", str(Path("here") / "model"), "choose another output path")
     arguments = ("-m", f"{nets}:good", "-o", "model.onnx", "--overwrite", "--no-verify", *options)
     outcome = limited.refuse(*arguments, code=1, words=words)

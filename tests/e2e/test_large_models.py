@@ -14,21 +14,11 @@ import onnx
 import pytest
 
 from checkpoints import TEXT
-from e2e.workplace import Workplace
+from e2e.workplace import WITH_A_LIMIT, Workplace
 
 _POSIX = pytest.mark.skipif(
     sys.platform == "win32", reason="this system has no POSIX signals and limits to stop a process with"
 )
-
-_LIMITED = """
-import resource, signal, sys
-# As a full disk does, the limit makes writing fail; Python would otherwise be killed by the signal.
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from winml.modelkit.cli.main import main
-limit = int(sys.argv.pop(1))
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-main()
-"""
 
 _INTERRUPTED_WHILE_WRITING = """
 import glob, os, signal, threading, time
@@ -204,7 +194,7 @@ def test_disk_that_is_full_half_way_changes_no_file(workplace: Workplace, tied: 
     """Some megabytes of the weights are written when it is."""
     (workplace.folder / "model.onnx").write_bytes(b"earlier")
     limit = _weight_bytes(tied) // 2
-    limited = replace(workplace, program=(sys.executable, "-c", _LIMITED, str(limit)))
+    limited = replace(workplace, program=(sys.executable, "-c", WITH_A_LIMIT, str(limit)))
     outcome = limited.refuse(
         *_export(tied, "--no-verify", "--overwrite"), code=1, words=("cannot write", str(Path("here") / "model.onnx"))
     )

@@ -10,8 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Outcome", "Workplace"]
+__all__ = ["WITH_A_LIMIT", "Outcome", "Workplace"]
 
+WITH_A_LIMIT = """
+import resource, signal, sys
+# As a full disk does, the limit makes writing fail; Python would otherwise be killed by the signal.
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from winml.modelkit.cli.main import main
+limit = int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+main()
+"""
+"""Runs the command, its first argument taken for the largest file it may write, in bytes."""
 _PROGRESS = re.compile(r"^\[\d/\d\] ")
 
 

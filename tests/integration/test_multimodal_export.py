@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ from winml.modelkit.load.source import ModelRequest
 from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
+pytestmark = pytest.mark.usefixtures("libraries_may_warn")
+
 PART = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
 TEXT = {**PART, "model_type": "llama", "vocab_size": 90, "max_position_embeddings": 64}
 LLAVA = {
@@ -25,14 +25,6 @@ LLAVA = {
     "text_config": TEXT, "vision_feature_layer": -1,
     "vision_config": {**PART, "model_type": "clip_vision_model", "image_size": 16, "patch_size": 4},
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Keep warnings of torch and transformers about themselves from failing what is tested here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def test_export_of_text_and_image_is_one_graph_that_remembers_its_places(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,8 @@ from winml.modelkit.load.model import load_model
 from winml.modelkit.load.source import ModelRequest
 from winml.modelkit.runtime.feeds import make_feeds
 
+pytestmark = pytest.mark.usefixtures("libraries_may_warn")
+
 WHISPER = {
     "model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "vocab_size": 120, "d_model": 32,
     "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
@@ -42,14 +42,6 @@ MIXTRAL = {
     "num_local_experts": 4, "max_position_embeddings": 64,
 }  # fmt: skip
 """Its experts are chosen by values."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Keep warnings of torch and transformers about themselves from failing what is tested here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def write_config(folder: Path, content: dict[str, Any]) -> Path:

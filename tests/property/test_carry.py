@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from foreign_tools import (
+    Tool,
+    dynamic_quantization,
+    float16,
+    onnxscript_fusions,
+    onnxsim,
+    onnxslim,
+    opset_21,
+    ort_level,
+    ort_transformers,
+)
 from winml.modelkit.graph.foreign_reading import load_foreign
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.carry import carry_tags
@@ -128,77 +136,17 @@ def tagged_models(draw: st.DrawFn) -> ir.Model:
     return maker.finish([values[-1]])
 
 
-def ort_level(level: str) -> Callable[[Path, Path], None]:
-    """Return ONNX Runtime's offline optimizer at a level."""
-
-    def run(source: Path, target: Path) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
-        options.optimized_model_filepath = str(target)
-        onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
-
-    return run
-
-
-def onnxslim(source: Path, target: Path) -> None:
-    """Slim."""
-    onnx.save(importlib.import_module("onnxslim").slim(str(source)), target)
-
-
-def onnxsim(source: Path, target: Path) -> None:
-    """Simplify."""
-    onnx.save(importlib.import_module("onnxsim").simplify(str(source))[0], target)
-
-
-def ort_transformers(source: Path, target: Path) -> None:
-    """Fuse with the optimizer for transformer models."""
-    from onnxruntime.transformers.optimizer import optimize_model
-
-    model = optimize_model(str(source), model_type="bert", opt_level=0, use_gpu=False)
-    model.save_model_to_file(str(target))
-
-
-def float16(source: Path, target: Path) -> None:
-    """Convert to half precision."""
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
-
-
-def dynamic_quantization(source: Path, target: Path) -> None:
-    """Quantize weights to 8 bits."""
-    from onnxruntime.quantization import quantize_dynamic
-
-    quantize_dynamic(str(source), str(target))
-
-
-def opset_conversion(source: Path, target: Path) -> None:
-    """Convert to a later opset."""
-    from onnx import version_converter
-
-    onnx.save(version_converter.convert_version(onnx.load(source), 21), target)
-
-
-def onnxscript_fusions(source: Path, target: Path) -> None:
-    """Fuse with onnxscript's rules."""
-    from onnxscript.rewriter.ort_fusions import optimize_for_ort
-
-    result: Any = optimize_for_ort(ir.load(source))
-    ir.save(result[0] if isinstance(result, tuple) else result, target)
-
-
-TOOLS: Mapping[str, Callable[[Path, Path], None]] = {
+TOOLS: Mapping[str, Tool] = {
     "ORT disabled": ort_level("DISABLE_ALL"),
     "ORT basic": ort_level("ENABLE_BASIC"),
     "ORT extended": ort_level("ENABLE_EXTENDED"),
     "ORT all": ort_level("ENABLE_ALL"),
     "onnxslim": onnxslim,
     **({"onnxsim": onnxsim} if sys.version_info >= (3, 11) else {}),
-    "onnxruntime.transformers": ort_transformers,
+    "onnxruntime.transformers": ort_transformers(0),
     "float16": float16,
     "dynamic quantization": dynamic_quantization,
-    "opset conversion": opset_conversion,
+    "opset conversion": opset_21,
     "onnxscript fusions": onnxscript_fusions,
 }
 """What the environment of the tests holds; onnxsim asks for Python 3.11."""
@@ -215,7 +163,7 @@ def quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def tool_result(run: Callable[[Path, Path], None], model: ir.Model) -> ir.Model:
+def tool_result(run: Tool, model: ir.Model) -> ir.Model:
     """Give a model to a tool."""
     with tempfile.TemporaryDirectory() as folder, quiet():
         source, target = Path(folder, "source.onnx"), Path(folder, "target.onnx")

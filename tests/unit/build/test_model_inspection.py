@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,8 @@ from winml.modelkit.load.source import ModelRequest
 from winml.modelkit.report.console import console_for
 from winml.modelkit.report.inspected_model import InspectedModel
 from winml.modelkit.report.model_inspection import print_model_inspection
+
+pytestmark = pytest.mark.usefixtures("libraries_may_warn")
 
 SCRIPT = """
 import torch
@@ -40,14 +40,6 @@ def build():
 def example_inputs():
     return {"rows": torch.ones(3, 4)}
 """
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Keep warnings of torch and transformers about themselves from failing what is tested here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @pytest.fixture

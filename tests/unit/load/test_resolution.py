@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +14,9 @@ from winml.modelkit.load.resolution import resolve_checkpoint, resolve_model
 from winml.modelkit.load.source import ModelRequest
 from winml.modelkit.load.weight_files import StoredSize, stored_sizes
 
+pytestmark = pytest.mark.usefixtures("libraries_may_warn")
+
 OWN_CODE = {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}}
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Keep warnings of torch and transformers about themselves from failing what is tested here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @pytest.fixture

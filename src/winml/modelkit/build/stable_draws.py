@@ -62,15 +62,18 @@ def compare_stable_draws(
         The comparison of as many draws as came in, and what was set aside.
 
     Raises:
-        VerificationError: a draw differs on which PyTorch is certain, or there are too many of the others.
+        VerificationError: the answers show nothing, a draw differs on which PyTorch is certain, or there are too many
+        of the others.
     """
     draws, answers, aside = list(draws), list(answers), dict[int, OutputComparison]()
     while True:
         info = _compared(draws, answers, aside, computed_in)
         failed = sorted({comparison.draw for comparison in info.comparisons if not comparison.is_equal})
-        if not failed or not info.has_signal:
+        if not failed and info.has_signal:
             return replace(info, set_aside=tuple(aside.values()))
         with with_values(loaded, forward) as (whole, whole_forward):
+            if not info.has_signal:
+                raise explained_failure(info, whole, whole_forward, draws)
             for number in failed:
                 moved = _moved_outputs(whole, whole_forward, draws[number - 1], computed_in)
                 differing = tuple(item for item in info.comparisons if item.draw == number and not item.is_equal)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._streams import stdout_kept_for_the_answer
 from winml.modelkit.errors import UsageError
@@ -55,9 +56,7 @@ def show_module_perf(request: PerfRequest, options: Mapping[str, Any]) -> None:
         on_step = None if options["quiet"] else show_step
         result = measure_modules(request, options["module"], on_step=on_step, progress=progress)
     if options["format_"] == "json":
-        import json
-
-        click.echo(json.dumps(result.as_record(), indent=2, ensure_ascii=False))
+        print_json(result.as_record())
     else:
         from winml.modelkit.report.console import console_for
         from winml.modelkit.report.module_perf import print_module_perf

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import NonEmptyPath
 from winml.modelkit.cli._streams import stdout_kept_for_the_answer
@@ -113,9 +114,7 @@ def show_by_module(request: PerfRequest, options: Mapping[str, Any]) -> None:
         measured = profile_modules(request, on_step=None if options["quiet"] else show_step, progress=progress)
         written = _write(measured, options)
     if options["format_"] == "json":
-        import json
-
-        click.echo(json.dumps(measured.as_record(depth=options["depth"]), indent=2, ensure_ascii=False))
+        print_json(measured.as_record(depth=options["depth"]))
         return
     from winml.modelkit.report.console import console_for
     from winml.modelkit.report.module_times import print_module_times

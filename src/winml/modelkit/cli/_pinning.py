@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._streams import hear_no_warnings
 from winml.modelkit.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -42,10 +42,7 @@ def pin(options: Mapping[str, Any]) -> None:
                 hint="Leave it out, or export the PyTorch model anew.",
             )
     sizes = sizes_by_name(options)
-    import warnings
-
-    if not options["debug"]:
-        warnings.simplefilter("ignore")
+    hear_no_warnings(debug=options["debug"])
     from winml.modelkit.build.pin_flow import pin_model
 
     result = pin_model(
@@ -94,9 +91,7 @@ def sizes_by_name(options: Mapping[str, Any]) -> dict[str, int]:
 
 def _show(result: PinnedModel, options: Mapping[str, Any]) -> None:
     if options["format_"] == "json":
-        import json
-
-        click.echo(json.dumps(result.as_record(), indent=2, ensure_ascii=False))
+        print_json(result.as_record())
         return
     if options["quiet"]:
         return

@@ -1,4 +1,7 @@
-"""Who may write on stdout? Only the answer: whatever libraries and the user's own code print goes to stderr."""
+"""Who may write on stdout? Only the answer: whatever libraries and the user's own code print goes to stderr.
+
+Their warnings go nowhere, unless somebody looks for a mistake.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,19 @@ import contextlib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 
-__all__ = ["stdout_kept_for_the_answer"]
+__all__ = ["hear_no_warnings", "stdout_kept_for_the_answer"]
+
+
+def hear_no_warnings(*, debug: bool) -> None:
+    """Keep Python's warnings from the user for the rest of the command.
+
+    Libraries warn about their own future; what a user can act on comes as a note or an error of ours.
+    """
+    if not debug:
+        warnings.simplefilter("ignore")
 
 
 @contextlib.contextmanager

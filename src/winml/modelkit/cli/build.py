@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     NonEmptyPath,
@@ -21,7 +22,7 @@ from winml.modelkit.cli._options import (
     source_options,
 )
 from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._streams import stdout_kept_for_the_answer
+from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import LEVELS
 
@@ -191,11 +192,7 @@ def _refuse_early(plan: BuildPlan, options: Mapping[str, Any]) -> None:
 
 def _run(plan: BuildPlan, options: Mapping[str, Any], kept: list[str]) -> BuildResult:
     """Build; the names of stages whose results are there go to ``kept``."""
-    import warnings
-
-    if not options["debug"]:
-        # Libraries warn about their own future; what a user can act on comes as a note or an error of ours.
-        warnings.simplefilter("ignore")
+    hear_no_warnings(debug=options["debug"])
     from winml.modelkit.build.build_flow import BuildListener, run_build
     from winml.modelkit.build.build_model import build_in_cache
     from winml.modelkit.cli._progress import show_step
@@ -220,9 +217,7 @@ def _run(plan: BuildPlan, options: Mapping[str, Any], kept: list[str]) -> BuildR
 
 def _show(result: BuildResult, options: Mapping[str, Any]) -> None:
     if options["format_"] == "json":
-        import json
-
-        click.echo(json.dumps(result.as_record(), indent=2, ensure_ascii=False))
+        print_json(result.as_record())
         return
     if options["quiet"]:
         return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml.modelkit.cli._answers import json_text, print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     NonEmptyPath,
@@ -20,7 +21,7 @@ from winml.modelkit.cli._options import (
     source_options,
 )
 from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._streams import stdout_kept_for_the_answer
+from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def command(**options: Any) -> None:
     if options["output"] is not None and options["model"] is None:
         raise UsageError("--output is for the config of a model", hint="Give the model with -m, or leave -o out.")
     if options["schema"]:
-        _print_json(_schema())
+        print_json(_schema())
     elif options["check"] is not None:
         _check(options["check"])
     elif options["model"] is None:
@@ -113,10 +114,7 @@ def _write(options: dict[str, Any]) -> None:
     if output is not None:
         refuse_inputs([output], source.files)
         refuse_existing([output], overwrite=options["overwrite"])
-    if not options["debug"]:
-        import warnings
-
-        warnings.simplefilter("ignore")
+    hear_no_warnings(debug=options["debug"])
     from winml.modelkit.build.config_resolution import resolve_build_config
 
     with stdout_kept_for_the_answer():
@@ -124,10 +122,10 @@ def _write(options: dict[str, Any]) -> None:
     for note in notes:
         click.echo(f"note: {note}", err=True)
     if output is None:
-        _print_json(resolved.as_record())
+        print_json(resolved.as_record())
         return
     with OutputFiles() as files:
-        files.stage(output).write_text(f"{_as_json(resolved.as_record())}\n", encoding="utf-8")
+        files.stage(output).write_text(f"{json_text(resolved.as_record())}\n", encoding="utf-8")
         files.commit()
     click.echo(f"wrote {output}", err=True)
 
@@ -156,13 +154,3 @@ def _asked_for(options: dict[str, Any]) -> WinMLBuildConfig:
     }
     config: WinMLBuildConfig = parse_build_config(given, "options")[0]
     return config
-
-
-def _print_json(record: dict[str, Any]) -> None:
-    click.echo(_as_json(record))
-
-
-def _as_json(record: dict[str, Any]) -> str:
-    import json
-
-    return json.dumps(record, indent=2, ensure_ascii=False)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, dtype_option, dynamic_options, model_options, output_options
 from winml.modelkit.cli._pinning import is_pinning, pin
 from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._streams import stdout_kept_for_the_answer
+from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
 from winml.modelkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -113,13 +114,9 @@ def _export_config(options: dict[str, Any]) -> WinMLExportConfig:
 
 
 def _run(request: ModelRequest, config: WinMLExportConfig, options: dict[str, Any]) -> ExportResult:
-    import warnings
-
     from winml.modelkit.cli._progress import show_step
 
-    if not options["debug"]:
-        # Libraries warn about their own future; what a user can act on comes as a note or an error of ours.
-        warnings.simplefilter("ignore")
+    hear_no_warnings(debug=options["debug"])
     from winml.modelkit.build.export_flow import HTPExporter
 
     exporter = HTPExporter(config, seed=options["seed"], on_step=None if options["quiet"] else show_step)
@@ -131,9 +128,7 @@ def _run(request: ModelRequest, config: WinMLExportConfig, options: dict[str, An
 
 def _show(result: ExportResult, options: dict[str, Any]) -> None:
     if options["format_"] == "json":
-        import json
-
-        click.echo(json.dumps(result.as_record(), indent=2, ensure_ascii=False))
+        print_json(result.as_record())
         return
     if options["quiet"]:
         return

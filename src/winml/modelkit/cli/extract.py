@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     NonEmptyPath,
@@ -18,7 +19,7 @@ from winml.modelkit.cli._options import (
     source_options,
 )
 from winml.modelkit.cli._runnable_models import runnable_model
-from winml.modelkit.cli._streams import stdout_kept_for_the_answer
+from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
 from winml.modelkit.hierarchy.selector import Selector
 
 __all__ = ["command"]
@@ -60,10 +61,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     from winml.modelkit.graph.files import refuse_existing
 
     refuse_existing([options["output"] / EXTRACT_MANIFEST], overwrite=options["overwrite"])
-    import warnings
-
-    if not options["debug"]:
-        warnings.simplefilter("ignore")
+    hear_no_warnings(debug=options["debug"])
     from winml.modelkit.build.extract_flow import extract_modules
     from winml.modelkit.build.perf_flow import PerfRequest
     from winml.modelkit.cli._progress import show_step
@@ -78,9 +76,7 @@ def command(context: click.Context, /, **options: Any) -> None:
             on_step=None if options["quiet"] else show_step,
         )
     if options["format_"] == "json":
-        import json
-
-        click.echo(json.dumps({"folder": str(result.folder), **result.as_record()}, indent=2, ensure_ascii=False))
+        print_json({"folder": str(result.folder), **result.as_record()})
     elif not options["quiet"]:
         from winml.modelkit.report.console import console_for
         from winml.modelkit.report.extract_result import extract_lines

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     debug_option,
@@ -17,7 +18,7 @@ from winml.modelkit.cli._options import (
     source_options,
     verbose_option,
 )
-from winml.modelkit.cli._streams import stdout_kept_for_the_answer
+from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
 from winml.modelkit.errors import UsageError
 
 __all__ = ["command"]
@@ -98,7 +99,7 @@ def _inspect_file(path: Path, options: dict[str, Any]) -> None:
     inspection = inspect_onnx(path, selector=options["module"])
     with_hierarchy = options["hierarchy"] or options["module"] is not None
     if options["format_"] == "json":
-        _print_json(inspection.as_record(with_hierarchy=with_hierarchy, with_weights=options["verbose"]))
+        print_json(inspection.as_record(with_hierarchy=with_hierarchy, with_weights=options["verbose"]))
         return
     from winml.modelkit.report.console import console_for
     from winml.modelkit.report.onnx_inspection import print_onnx_inspection
@@ -108,17 +109,9 @@ def _inspect_file(path: Path, options: dict[str, Any]) -> None:
     )
 
 
-def _print_json(record: dict[str, Any]) -> None:
-    import json
-
-    click.echo(json.dumps(record, indent=2, ensure_ascii=False))
-
-
 def _inspect_model(model: str | None, options: dict[str, Any]) -> None:
     if options["module"] is not None:
         raise UsageError("--module works on ONNX files only", hint="Use --hierarchy to see the module tree.")
-    import warnings
-
     from winml.modelkit.cli._requests import model_request
     from winml.modelkit.load.source import resolve_source
 
@@ -126,9 +119,7 @@ def _inspect_model(model: str | None, options: dict[str, Any]) -> None:
     if model is not None:
         # What can be refused by looking at names and paths is refused before torch is imported, which takes seconds.
         resolve_source(request, needs_weights=False)
-    if not options["debug"]:
-        # Libraries warn about their own future; what a user can act on comes as a note or an error of ours.
-        warnings.simplefilter("ignore")
+    hear_no_warnings(debug=options["debug"])
     from winml.modelkit.build.model_inspection import inspect_model, list_tasks
     from winml.modelkit.report.console import console_for
     from winml.modelkit.report.model_inspection import print_model_inspection, print_tasks
@@ -137,13 +128,13 @@ def _inspect_model(model: str | None, options: dict[str, Any]) -> None:
         with stdout_kept_for_the_answer():
             tasks = list_tasks(request, model_type=options["model_type"])
         if options["format_"] == "json":
-            _print_json({"kind": "tasks", "tasks": {task: list(classes) for task, classes in tasks.items()}})
+            print_json({"kind": "tasks", "tasks": {task: list(classes) for task, classes in tasks.items()}})
         else:
             print_tasks(tasks, console_for(sys.stdout))
         return
     with stdout_kept_for_the_answer():
         inspection = inspect_model(request, model_type=options["model_type"], hierarchy=options["hierarchy"])
     if options["format_"] == "json":
-        _print_json(inspection.as_record())
+        print_json(inspection.as_record())
     else:
         print_model_inspection(inspection, console_for(sys.stdout), verbose=options["verbose"])

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
 from winml.modelkit.cli._progress import show_step
+from winml.modelkit.cli._streams import hear_no_warnings
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVEL_WORDS, LEVELS
 
@@ -155,10 +157,7 @@ def _optimize(asked: OptimizeOptions, options: dict[str, Any]) -> None:
     refuse_existing([paths.model, paths.data], overwrite=options["overwrite"])
     if not options["model"].is_file():
         raise UsageError(f"{options['model']}: no such file", hint="Give the path of an ONNX file.")
-    if not options["debug"]:
-        import warnings
-
-        warnings.simplefilter("ignore")
+    hear_no_warnings(debug=options["debug"])
     from winml.modelkit.build.optimize_flow import optimize_onnx
     from winml.modelkit.cli._streams import stdout_kept_for_the_answer
 
@@ -173,9 +172,7 @@ def _optimize(asked: OptimizeOptions, options: dict[str, Any]) -> None:
             on_step=None if options["quiet"] else show_step,
         )
     if options["format_"] == "json":
-        import json
-
-        click.echo(json.dumps(result.as_record(), indent=2, ensure_ascii=False))
+        print_json(result.as_record())
         return
     if options["quiet"]:
         return

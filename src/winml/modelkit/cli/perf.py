@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._measuring import live_progress, measuring_options, provider_options
 from winml.modelkit.cli._module_perf import check_module, module_option, show_module_perf
@@ -20,7 +21,7 @@ from winml.modelkit.cli._options import (
     source_options,
 )
 from winml.modelkit.cli._runnable_models import runnable_model
-from winml.modelkit.cli._streams import stdout_kept_for_the_answer
+from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
 
 if TYPE_CHECKING:
     from winml.modelkit.build.perf_flow import PerfRequest
@@ -63,10 +64,7 @@ def command(**options: Any) -> None:
     check_module(options)
     check_by_module(options)
     request = _request(options)
-    import warnings
-
-    if not options["debug"]:
-        warnings.simplefilter("ignore")
+    hear_no_warnings(debug=options["debug"])
     if options["module"] is not None:
         show_module_perf(request, options)
         return
@@ -79,9 +77,7 @@ def command(**options: Any) -> None:
     with stdout_kept_for_the_answer(), live_progress(quiet=options["quiet"]) as progress:
         result = measure_model(request, on_step=None if options["quiet"] else show_step, progress=progress)
     if options["format_"] == "json":
-        import json
-
-        click.echo(json.dumps(result.as_record(), indent=2, ensure_ascii=False))
+        print_json(result.as_record())
         return
     from winml.modelkit.report.console import console_for
     from winml.modelkit.report.perf import print_perf

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option
 
@@ -54,9 +55,7 @@ def command(**options: Any) -> None:
 
     result = retag_model(options["before"], options["after"], options["output"], overwrite=options["overwrite"])
     if options["format_"] == "json":
-        import json
-
-        click.echo(json.dumps(result.as_record(), indent=2, ensure_ascii=False))
+        print_json(result.as_record())
     elif not options["quiet"]:
         _show(result)
 

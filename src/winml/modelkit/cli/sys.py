@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import debug_option, format_option
 
@@ -31,9 +32,7 @@ def command(**options: Any) -> None:
 
     machine = look_at_machine()
     if options["format_"] == "json":
-        import json
-
-        click.echo(json.dumps(machine.as_record(), indent=2, ensure_ascii=False))
+        print_json(machine.as_record())
         return
     from winml.modelkit.report.console import console_for
     from winml.modelkit.report.machine import print_machine

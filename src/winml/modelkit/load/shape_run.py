@@ -28,7 +28,7 @@ _META = torch.device("meta")
 _CPU = torch.device("cpu")
 
 
-def run_on_shapes(call: Callable[..., Any], inputs: Mapping[str, InputTensorSpec], **keywords: Any) -> Any | None:
+def run_on_shapes(call: Callable[..., Any], inputs: Mapping[str, InputTensorSpec]) -> Any | None:
     """Call Python of a model with inputs of these specifications, and return its result; None where it does not run.
 
     Tensors of whole numbers hold their first values, and the smallest valid value behind them. A value nobody has is
@@ -37,7 +37,6 @@ def run_on_shapes(call: Callable[..., Any], inputs: Mapping[str, InputTensorSpec
     Args:
         call: Bound to a model whose parameters may be on the ``meta`` device; no parameter is written or read.
         inputs: Of fixed sizes.
-        keywords: Passed on.
     """
     tensors = {name: _tensor(spec) for name, spec in inputs.items()}
     with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -45,7 +44,7 @@ def run_on_shapes(call: Callable[..., Any], inputs: Mapping[str, InputTensorSpec
         warnings.simplefilter("ignore")
         try:
             with _MadeWithValues(), _ShapesOnly():
-                return call(**tensors, **keywords)
+                return call(**tensors)
         except _REFUSALS:
             return None
 

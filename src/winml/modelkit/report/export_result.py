@@ -31,6 +31,10 @@ class StepTiming:
     summary: str
     """What it did, in a few words."""
 
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {"name": self.name, "milliseconds": round(self.seconds * 1000, 1), "summary": self.summary}
+
 
 @dataclass(frozen=True)
 class NodeRecord:
@@ -50,6 +54,10 @@ class WrittenFile:
 
     path: Path
     size_bytes: int
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {"path": str(self.path), "size_bytes": self.size_bytes}
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,7 @@ class ExportResult:
         """Return a JSON-ready summary: sizes in bytes, times in milliseconds."""
         return {
             "model_path": str(self.model_path),
-            "files": [{"path": str(file.path), "size_bytes": file.size_bytes} for file in self.files],
+            "files": [file.as_record() for file in self.files],
             "model": self.model.as_record(),
             "exporter": self.exporter,
             "exporter_reason": self.exporter_reason,
@@ -124,9 +132,6 @@ class ExportResult:
                 "sources": dict(self.coverage.sources),
             },
             "verification": self.verification.as_record() if self.verification else None,
-            "steps": [
-                {"name": step.name, "milliseconds": round(step.seconds * 1000, 1), "summary": step.summary}
-                for step in self.steps
-            ],
+            "steps": [step.as_record() for step in self.steps],
             "notes": list(self.notes),
         }

@@ -103,7 +103,7 @@ class OptimizedFile:
         return {
             "source": str(self.source),
             "model_path": str(self.model_path),
-            "files": [{"path": str(file.path), "size_bytes": file.size_bytes} for file in self.files],
+            "files": [file.as_record() for file in self.files],
             "is_copy": self.is_copy,
             "normalizations": self.normalizations,
             "enabled": list(self.enabled),
@@ -120,10 +120,7 @@ class OptimizedFile:
                 "sources": dict(self.coverage.sources),
             },
             "verification": self.verification.as_record() if self.verification else None,
-            "steps": [
-                {"name": step.name, "milliseconds": round(step.seconds * 1000, 1), "summary": step.summary}
-                for step in self.steps
-            ],
+            "steps": [step.as_record() for step in self.steps],
             "notes": list(self.notes),
         }  # fmt: skip
 

@@ -1,0 +1,22 @@
+"""How does a record become the answer for a program? One JSON object on stdout, in one form for all verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+__all__ = ["json_text", "print_json"]
+
+
+def print_json(record: Mapping[str, Any]) -> None:
+    """Write a record on stdout."""
+    click.echo(json_text(record))
+
+
+def json_text(record: Mapping[str, Any]) -> str:
+    """Return a record as indented JSON; letters of all languages stay readable."""
+    import json
+
+    return json.dumps(record, indent=2, ensure_ascii=False)
