@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.build.config import SCHEMA_VERSION, WinMLBuildConfig
+from winml.modelkit.builds.config import SCHEMA_VERSION, WinMLBuildConfig
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "build_config.md"
 

@@ -6,7 +6,7 @@ import json
 from importlib import resources
 from pathlib import Path
 
-from winml.modelkit.report.build_manifest import BuildManifest
+from winml.modelkit.results.build_manifest import BuildManifest
 
 
 def schema_text() -> str:

@@ -11,7 +11,7 @@ from torch import nn
 
 from oracle import OPERATOR_FAMILY, ForwardOracle, hierarchy_module
 from winml.modelkit.hierarchy.tagging import read_tag
-from winml.modelkit.report.export_result import ExportResult
+from winml.modelkit.results.export_result import ExportResult
 
 COUNTED = frozenset({"MatMul", "Softmax", "LayerNormalization", "Conv"})
 """Operators that stand in the graph of any architecture exactly as often as the forward pass called for them."""

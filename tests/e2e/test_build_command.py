@@ -164,7 +164,7 @@ def test_name_that_is_too_long_is_refused(place: Workplace, output: str) -> None
 
 _INTERRUPTED = """
 import dataclasses, sys
-from winml.modelkit.build import build_flow, build_stages
+from winml.modelkit.builds import build_flow, build_stages
 from winml.modelkit.cli.main import main
 
 def stop(task):

@@ -12,7 +12,7 @@ import pytest
 
 import graphs
 from e2e.workplace import Workplace
-from winml.modelkit.graph.writing import write_model
+from winml.modelkit.graph.files.writing import write_model
 
 ZEROS = ", ".join("0" * 256)
 BODY = f"""g (float[8,16] x) => (float[8,16] y)

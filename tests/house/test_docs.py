@@ -68,7 +68,7 @@ def test_winml_commands_in_documents_use_real_options() -> None:
     for document in _documents():
         text = (REPOSITORY / document).read_text(encoding="utf-8").replace("\\\n", " ")
         for verb, rest in re.findall(r"(?:^[ $]*|`)winml (\w+)([^`\n]*)", text, re.MULTILINE):
-            command = importlib.import_module(f"winml.modelkit.cli.{verb}").command
+            command = importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command
             known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
             used = re.findall(r"(?<!\S)--?[a-z][\w-]*", rest)
             unknown += [f"{document}: winml {verb} {option}" for option in used if option not in known]

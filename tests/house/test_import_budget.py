@@ -43,9 +43,9 @@ import json
 print(json.dumps({"code": code or 0, "modules": sorted({name.partition(".")[0] for name in sys.modules})}))
 """
 VERBS = [
-    module.name.removeprefix("cli.")
+    module.name.removeprefix("cli.verbs.")
     for module in modules()
-    if module.name.startswith("cli.") and not module.name.startswith(("cli._", "cli.main"))
+    if module.name.startswith("cli.verbs.") and not module.name.startswith("cli.verbs._")
 ]
 """One file per verb, so a new verb joins these tests by being written."""
 

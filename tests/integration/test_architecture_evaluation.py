@@ -16,7 +16,7 @@ TYPES = ("bert", "detr", "time_series_transformer")
 
 def evaluate(folder: Path) -> tuple[str, dict[str, Any]]:
     """Run the script and return what it printed, and what it keeps of each model type."""
-    command = [sys.executable, "scripts/e2e_eval/run_eval.py", *TYPES, "--jobs", "1", "--output", str(folder)]
+    command = [sys.executable, "scripts/architecture_eval.py", *TYPES, "--jobs", "1", "--output", str(folder)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, encoding="utf-8", check=True)
     content = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     return done.stdout, {item["model_type"]: item for item in content["architectures"]}

@@ -21,16 +21,16 @@ from onnxruntime.quantization import quantize_dynamic
 
 from checkpoints import save_checkpoint
 from winml.modelkit import BuildResult, InputTensorSpec, build_hf_model, build_onnx_model
-from winml.modelkit.build.build_flow import run_build
-from winml.modelkit.build.build_plan import BuildPlan, plan_build
-from winml.modelkit.build.cached_export import exported_model
-from winml.modelkit.build.config import WinMLBuildConfig, parse_build_config
+from winml.modelkit.builds.build import run_build
+from winml.modelkit.builds.cached_export import exported_model
+from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
+from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.errors import ConfigError, InputError, OutputExistsError, StageError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.graph.dimensions import DynamicRequest
-from winml.modelkit.load.input_options import parse_shape_config
-from winml.modelkit.load.source import ModelRequest
-from winml.modelkit.report.build_manifest import manifest_schema
+from winml.modelkit.load.inputs.options import parse_shape_config
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.results.build_manifest import manifest_schema
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.sessions import run_onnx
 
@@ -250,13 +250,13 @@ def test_resolved_config_repeats_what_options_asked_of_the_inputs(bert: Path, tm
 _KILLED = """
 import dataclasses, os, signal, sys
 from pathlib import Path
-from winml.modelkit.build.build_flow import run_build
-from winml.modelkit.build.build_plan import plan_build
-from winml.modelkit.build.build_stages import STAGES
-from winml.modelkit.build.config import parse_build_config
+from winml.modelkit.builds.build import run_build
+from winml.modelkit.builds.plan import plan_build
+from winml.modelkit.builds.stages import STAGES
+from winml.modelkit.builds.config import parse_build_config
 from winml.modelkit.graph.dimensions import DynamicRequest
-from winml.modelkit.load.input_options import parse_shape_config
-from winml.modelkit.load.source import ModelRequest
+from winml.modelkit.load.inputs.options import parse_shape_config
+from winml.modelkit.load.request import ModelRequest
 
 def die(task):
     (task.output.parent / ".winml-partial-abandoned").mkdir()

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from checkpoints import build_model, save_checkpoint
 from winml.modelkit import HTPExporter
-from winml.modelkit.load.input_options import ShapeConfig
-from winml.modelkit.load.source import ModelRequest
+from winml.modelkit.load.inputs.options import ShapeConfig
+from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.runtime.sessions import Session
 
 LENGTH = 9

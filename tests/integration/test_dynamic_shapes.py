@@ -18,13 +18,13 @@ import torch
 from checkpoints import build_model, save_checkpoint
 from dynamic_matrix import CASES, Case, Refused
 from winml.modelkit import HTPExporter, UsageError, WinMLExportConfig
-from winml.modelkit.build.config import WinMLBuildConfig, parse_build_config
-from winml.modelkit.build.config_resolution import resolve_build_config
+from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
+from winml.modelkit.builds.config_resolution import resolve_build_config
 from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest
-from winml.modelkit.load.input_options import ShapeConfig
+from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
-from winml.modelkit.load.records import LoadedModel
-from winml.modelkit.load.source import ModelRequest
+from winml.modelkit.load.parts import LoadedModel
+from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.sessions import Session
 

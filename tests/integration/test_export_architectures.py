@@ -15,7 +15,7 @@ from oracle import ForwardOracle, observe
 from tag_checks import check_file
 from winml.modelkit import HTPExporter
 from winml.modelkit.load.model import load_model
-from winml.modelkit.load.source import ModelRequest
+from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.report.sidecar import sidecar_schema
 from winml.modelkit.runtime.feeds import make_feeds
 

@@ -17,18 +17,18 @@ from checkpoints import CONFIGS, build_model, make_distinct, save_checkpoint
 from oracle import OPERATOR_FAMILY
 from tag_checks import COUNTED
 from winml.modelkit import HTPExporter, WinMLExportConfig
-from winml.modelkit.build.live_module import loaded_from_module
 from winml.modelkit.export.capture import Capture
 from winml.modelkit.export.dynamo import capture_dynamo
 from winml.modelkit.export.node_tagger import NodeTagger
 from winml.modelkit.export.preparation import prepared_for_export
 from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.export.torchscript import capture_torchscript
+from winml.modelkit.flows.export.live_module import loaded_from_module
 from winml.modelkit.hierarchy.coverage import measure_coverage
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
-from winml.modelkit.load.source import ModelRequest
+from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.runtime.feeds import make_feeds
 

@@ -16,17 +16,17 @@ import pytest
 import torch
 
 from checkpoints import build_model, save_checkpoint
-from winml.modelkit.build.export_flow import HTPExporter
-from winml.modelkit.build.extract_flow import extract_modules
-from winml.modelkit.build.perf_flow import PerfRequest
 from winml.modelkit.errors import InputError
 from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.flows.export.export import HTPExporter
+from winml.modelkit.flows.modules.extract import extract_modules
 from winml.modelkit.graph.dimensions import DynamicRequest
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.hierarchy.carry import carry_tags
-from winml.modelkit.load.source import ModelRequest
-from winml.modelkit.report.extract_result import ExtractedModule, ExtractResult
+from winml.modelkit.hierarchy.carry.carrying import carry_tags
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.results.extract_result import ExtractedModule, ExtractResult
 from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.runtime.opened_model import RunOptions
 
 Exporter = Callable[..., Path]
 
@@ -56,7 +56,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
 
 
 def _extract(path: Path, folder: Path, selector: str = "**", **options: Any) -> ExtractResult:
-    return extract_modules(PerfRequest(model=path, shown=path.name, **options), selector, folder, with_inputs=True)
+    return extract_modules(path, selector, folder, options=RunOptions(shown=path.name, **options), with_inputs=True)
 
 
 def _draw(path: Path, folder: Path) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from torch import nn
 
 import graphs
 from winml.modelkit import WinMLExportConfig, export_pytorch
-from winml.modelkit.build.module_profile_flow import ProfiledModules, profile_modules
-from winml.modelkit.build.perf_flow import PerfRequest
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.writing import write_model
+from winml.modelkit.flows.modules.profile import ProfiledModules, profile_modules
+from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.measure.latency import LatencyOptions
 from winml.modelkit.report.module_page import module_page
+from winml.modelkit.runtime.opened_model import RunOptions
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 
@@ -56,7 +56,7 @@ def _profiled(path: Path, iterations: int = 3, **feeds: NDArray[Any]) -> Profile
     values = path.with_suffix(".npz")
     np.savez(values, **feeds)  # type: ignore[arg-type]  # its stub takes the keywords for options
     options = LatencyOptions(iterations=iterations, warmup=1)
-    return profile_modules(PerfRequest(path, path.name, options, input_data=values))
+    return profile_modules(path, RunOptions(path.name, input_data=values), options)
 
 
 X = {"x": np.random.default_rng(0).standard_normal((1, 16, 32)).astype(np.float32)}

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from winml.modelkit import HTPExporter
-from winml.modelkit.build.model_inspection import inspect_model
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.load.source import ModelRequest
+from winml.modelkit.flows.inspect import inspect_model
+from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 

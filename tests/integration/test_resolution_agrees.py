@@ -11,15 +11,15 @@ import torch
 
 from checkpoints import CONFIGS, save_checkpoint
 from winml.modelkit import HTPExporter
-from winml.modelkit.build.config import WinMLBuildConfig, parse_build_config
-from winml.modelkit.build.config_resolution import resolve_build_config
-from winml.modelkit.build.model_inspection import RANDOM_WEIGHTS, WEIGHTLESS, inspect_model
+from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
+from winml.modelkit.builds.config_resolution import resolve_build_config
 from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.flows.inspect import RANDOM_WEIGHTS, WEIGHTLESS, inspect_model
 from winml.modelkit.graph.dimensions import DynamicRequest
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.load.model import load_model
-from winml.modelkit.load.source import ModelRequest
+from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.runtime.feeds import make_feeds
 
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from winml.modelkit.graph.cutting import Cut, Cutter, cut_model
 from winml.modelkit.graph.module_parts import ModuleParts
-from winml.modelkit.hierarchy.tagging import TREE_KEY, NodeTag, read_tag, write_tag
+from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
+from winml.modelkit.metadata_keys import TREE_KEY
 from winml.modelkit.runtime.sessions import run_onnx
 
 UNARY = ("Relu", "Neg", "Tanh", "Identity")

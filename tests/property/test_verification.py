@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from winml.modelkit.export.verification import MINIMUM_SCALE, THRESHOLDS, compare_outputs
+from winml.modelkit.compare.outputs import MINIMUM_SCALE, THRESHOLDS, compare_outputs
 
 Array = np.ndarray[Any, Any]
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from winml.modelkit.version import __version__
+
 if TYPE_CHECKING:
-    from winml.modelkit.build.auto_model import WinMLAutoModel
-    from winml.modelkit.build.build_model import build_hf_model, build_onnx_model
-    from winml.modelkit.build.config import WinMLBuildConfig
-    from winml.modelkit.build.export_flow import HTPExporter, export_pytorch
-    from winml.modelkit.build.optimize_flow import optimize_onnx, run_optimize_analyze_loop
+    from winml.modelkit.builds.build_model import build_hf_model, build_onnx_model
+    from winml.modelkit.builds.config import WinMLBuildConfig
     from winml.modelkit.errors import (
         CheckpointError,
         ConfigError,
@@ -26,9 +25,12 @@ if TYPE_CHECKING:
         WinMLError,
     )
     from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.flows.export.export import HTPExporter, export_pytorch
+    from winml.modelkit.flows.optimize import optimize_onnx, run_optimize_analyze_loop
     from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
-    from winml.modelkit.report.build_result import BuildResult
-    from winml.modelkit.report.export_result import ExportResult
+    from winml.modelkit.inference.auto_model import WinMLAutoModel
+    from winml.modelkit.results.build_result import BuildResult
+    from winml.modelkit.results.export_result import ExportResult
 
 __all__ = [
     "BuildResult",
@@ -55,40 +57,37 @@ __all__ = [
     "run_optimize_analyze_loop",
 ]
 
-__version__ = "0.1.0"
-"""Read by the build too, so the distribution and the package cannot disagree."""
-
 _INFERENCE_PREFIX = "WinMLModelFor"
 
 _HOMES = {
-    "BuildResult": "report.build_result",
+    "BuildResult": "results.build_result",
     "CheckpointError": "errors",
     "ConfigError": "errors",
     "ExportError": "errors",
-    "ExportResult": "report.export_result",
-    "HTPExporter": "build.export_flow",
+    "ExportResult": "results.export_result",
+    "HTPExporter": "flows.export.export",
     "InputError": "errors",
     "InputTensorSpec": "graph.specs",
     "OutputTensorSpec": "graph.specs",
     "StageError": "errors",
     "UsageError": "errors",
     "VerificationError": "errors",
-    "WinMLAutoModel": "build.auto_model",
-    "WinMLBuildConfig": "build.config",
+    "WinMLAutoModel": "inference.auto_model",
+    "WinMLBuildConfig": "builds.config",
     "WinMLError": "errors",
     "WinMLExportConfig": "export.config",
-    "build_hf_model": "build.build_model",
-    "build_onnx_model": "build.build_model",
-    "export_pytorch": "build.export_flow",
-    "optimize_onnx": "build.optimize_flow",
-    "run_optimize_analyze_loop": "build.optimize_flow",
+    "build_hf_model": "builds.build_model",
+    "build_onnx_model": "builds.build_model",
+    "export_pytorch": "flows.export.export",
+    "optimize_onnx": "flows.optimize",
+    "run_optimize_analyze_loop": "flows.optimize",
 }
 
 
 def __getattr__(name: str) -> object:
     if name.startswith(_INFERENCE_PREFIX):
         # One for each entry of the task table, which stands in one place.
-        classes = importlib.import_module(f"{__name__}.build.auto_model").INFERENCE_CLASSES
+        classes = importlib.import_module(f"{__name__}.inference.auto_model").INFERENCE_CLASSES
         if name in classes:
             return classes[name]
     if name not in _HOMES:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 @pytest.mark.parametrize("verb", ["export", "config", "optimize", "build", "extract", "retag"])
 def test_empty_output_is_refused_by_every_verb(verb: str, path: str) -> None:
     """An unset variable of a shell leaves an empty text, which would mean the current folder."""
-    command: click.Command = importlib.import_module(f"winml.modelkit.cli.{verb}").command
+    command: click.Command = importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command
     outcome = CliRunner().invoke(command, ["-o", path])
     assert 2 == outcome.exit_code
     assert "'--output': the path is empty" in outcome.output

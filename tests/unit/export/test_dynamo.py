@@ -18,11 +18,11 @@ from checkpoints import make_distinct
 from winml.modelkit.errors import ExportError, InternalError
 from winml.modelkit.export.capture import Capture
 from winml.modelkit.export.dynamo import capture_dynamo
-from winml.modelkit.export.module_stacks import CLASSES_KEY, SCOPES_KEY, ModuleStacks
+from winml.modelkit.export.module_stacks import ModuleStacks
 from winml.modelkit.export.preparation import prepared_for_export
-from winml.modelkit.hierarchy.tagging import STACK_TRACE_KEY
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
+from winml.modelkit.metadata_keys import CLASSES_KEY, SCOPES_KEY, STACK_TRACE_KEY
 
 
 class Leaf(nn.Module):

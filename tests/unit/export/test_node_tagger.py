@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from winml.modelkit.export.node_tagger import NodeTagger, neighbours, shared_scope
-from winml.modelkit.hierarchy.tagging import NAMESPACE_KEY, read_tag
+from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
+from winml.modelkit.metadata_keys import NAMESPACE_KEY
 
 ROOT = ("",)
 BLOCK = ("", "block")

@@ -12,9 +12,9 @@ from checkpoints import make_distinct
 from winml.modelkit.export.capture import Capture
 from winml.modelkit.export.preparation import prepared_for_export
 from winml.modelkit.export.torchscript import capture_torchscript
-from winml.modelkit.hierarchy.tagging import STACK_TRACE_KEY
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
+from winml.modelkit.metadata_keys import STACK_TRACE_KEY
 
 
 class Leaf(nn.Module):

@@ -11,7 +11,8 @@ import pytest
 from graphs import parse
 from winml.modelkit.graph.cutting import Cut, Refusal
 from winml.modelkit.graph.module_parts import ModuleCall, ModuleParts
-from winml.modelkit.hierarchy.tagging import TREE_KEY, NodeTag, clear_tag, write_tag
+from winml.modelkit.hierarchy.tagging import NodeTag, clear_tag, write_tag
+from winml.modelkit.metadata_keys import TREE_KEY
 
 WEIGHTS = "{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}"
 """Of more elements than an operand has."""

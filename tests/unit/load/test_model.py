@@ -27,10 +27,10 @@ from winml.modelkit.errors import (
     WinMLError,
 )
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.input_options import ShapeConfig
+from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
-from winml.modelkit.load.records import LoadedModel, ModelInfo
-from winml.modelkit.load.source import ModelRequest
+from winml.modelkit.load.parts import LoadedModel, ModelInfo
+from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.runtime.feeds import make_feeds
 
 OWN_CODE = """

@@ -10,9 +10,9 @@ import torch
 
 from checkpoints import save_checkpoint
 from winml.modelkit.errors import CheckpointError, RemoteCodeError, TaskError, UsageError
+from winml.modelkit.load.checkpoints.weight_files import StoredSize, stored_sizes
+from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_checkpoint, resolve_model
-from winml.modelkit.load.source import ModelRequest
-from winml.modelkit.load.weight_files import StoredSize, stored_sizes
 
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")
 

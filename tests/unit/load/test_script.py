@@ -10,8 +10,8 @@ import torch
 from winml.modelkit.errors import InputError, ModelPathError, UsageError, WinMLError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.model import load_model
-from winml.modelkit.load.records import LoadedModel
-from winml.modelkit.load.source import ModelRequest
+from winml.modelkit.load.parts import LoadedModel
+from winml.modelkit.load.request import ModelRequest
 
 MODULE = """
 import torch

@@ -11,7 +11,7 @@ import torch
 from onnx_ir import tensor_adapters
 
 from graphs import answer, operators, parse, tags
-from winml.modelkit.graph.stored_tensors import StoredTensor, StoredValues
+from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.normalize.weight_transposition import WeightTranspositionPass
 
 TWICE = """

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from winml.modelkit import ExportResult, export_pytorch
-from winml.modelkit.export.verification import compare_outputs
+from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.report.console import console_for, print_export, print_tree
 from winml.modelkit.report.markdown import export_report

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from winml.modelkit.build.steps import StepEvent
+    from winml.modelkit.progress import StepEvent
 
 __all__ = ["show_step"]
 

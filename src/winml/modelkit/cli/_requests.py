@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from winml.modelkit.load.source import ModelRequest
+    from winml.modelkit.load.request import ModelRequest
 
 __all__ = ["model_request"]
 
@@ -21,8 +21,8 @@ def model_request(options: Mapping[str, Any]) -> ModelRequest:
         ConfigError: ``--input-specs``, ``--shape-config`` or ``--dynamic-axes`` is malformed.
     """
     from winml.modelkit.graph.dimensions import DynamicRequest, parse_dynamic_axes
-    from winml.modelkit.load.input_options import parse_input_specs, parse_shape_config
-    from winml.modelkit.load.source import ModelRequest
+    from winml.modelkit.load.inputs.options import parse_input_specs, parse_shape_config
+    from winml.modelkit.load.request import ModelRequest
 
     dynamic = DynamicRequest(
         batch=options.get("dynamic_batch", False),

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml.modelkit.errors import UsageError
 
-__all__ = ["runnable_model"]
+if TYPE_CHECKING:
+    from winml.modelkit.builds.found_models import FoundModel
+
+__all__ = ["files_read", "runnable_model"]
 
 FOR_CHECKPOINTS = ("task", "revision", "trust_remote_code", "input_specs", "random_weights")
 """Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
 
 
-def runnable_model(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a ``PerfRequest`` has to know of the model and of the values it is fed.
+def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
+    """Return the model, and the fields of its ``RunOptions`` that say what it is fed.
 
     What can be refused by looking at names and paths is refused here, before anything heavy is imported.
 
@@ -34,7 +37,7 @@ def runnable_model(options: Mapping[str, Any]) -> dict[str, Any]:
             hint="Give one: an ONNX file, the folder of a build, a Hub id, a checkpoint folder or file.py:factory.",
         )
     name = given[0]
-    from winml.modelkit.build.model_files import onnx_file
+    from winml.modelkit.builds.found_models import FoundModel, onnx_file
 
     common = {
         "shown": name,
@@ -44,16 +47,16 @@ def runnable_model(options: Mapping[str, Any]) -> dict[str, Any]:
     path = onnx_file(name)
     if path is None:
         from winml.modelkit.cli._requests import model_request
-        from winml.modelkit.load.source import resolve_source
+        from winml.modelkit.load.request import resolve_source
 
         model = model_request({**options, "model": name})
         resolve_source(model)
-        return {"model": model, **common}
+        return FoundModel(name, request=model), {"is_exported": True, **common}
     _refuse_checkpoint_options(path, options)
-    from winml.modelkit.cli._pinning import sizes_by_name
+    from winml.modelkit.cli.verbs._pinning import sizes_by_name
 
     sizes = sizes_by_name({**options, "batch_size": None})
-    return {"model": path, "sizes": sizes, "batch_size": options["batch_size"], **common}
+    return FoundModel(name, path), {"sizes": sizes, "batch_size": options["batch_size"], **common}
 
 
 def _refuse_checkpoint_options(path: Path, options: Mapping[str, Any]) -> None:
@@ -63,3 +66,13 @@ def _refuse_checkpoint_options(path: Path, options: Mapping[str, Any]) -> None:
                 f"{parameter.opts[-1]} has no meaning for an ONNX file, and {path} is one",
                 hint="Leave it out, or name the checkpoint the file was made from.",
             )
+
+
+def files_read(model: FoundModel, options: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Return the files a verb reads: those of the model and those its options name; none of them may be replaced.
+
+    Raises:
+        WinMLError: the model names nothing that can be used.
+    """
+    given = (options[name] for name in ("input_data", "shape_config", "input_specs"))
+    return (*model.files_read(), *(Path(value) for value in given if value))

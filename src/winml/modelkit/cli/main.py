@@ -45,7 +45,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"winml.modelkit.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"winml.modelkit.cli.verbs.{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -55,7 +55,7 @@ class _LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from winml.modelkit import __version__
+        from winml.modelkit.version import __version__
 
         click.echo(f"winml {__version__}")
         ctx.exit()

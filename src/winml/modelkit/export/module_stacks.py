@@ -19,16 +19,18 @@ import onnx_ir as ir
 from torch import nn
 from torch.fx.experimental.proxy_tensor import _AttrProxy, _ModuleStackTracer
 
-from winml.modelkit.hierarchy.tagging import STACK_TRACE_KEY
+from winml.modelkit.metadata_keys import (
+    CLASSES_KEY,
+    FX_NODE_KEY,
+    ONNXSCRIPT_PREFIX,
+    SCOPES_KEY,
+    STACK_TRACE_KEY,
+    TORCH_PREFIX,
+)
 
 __all__ = ["CLASSES_KEY", "SCOPES_KEY", "ModuleStacks", "drop_exporter_metadata"]
 
-SCOPES_KEY = "pkg.torch.onnx.name_scopes"
-"""Python list of the paths of the modules a node ran in, outermost first, and the node's own name."""
-CLASSES_KEY = "pkg.torch.onnx.class_hierarchy"
-"""Python list of the classes of those modules, and the operator."""
-FX_NODE_KEY = "pkg.torch.onnx.fx_node"
-_TORCH_PREFIXES = ("pkg.torch.", "pkg.onnxscript.")
+_TORCH_PREFIXES = (TORCH_PREFIX, ONNXSCRIPT_PREFIX)
 _CALL_COUNTER = re.compile(r"@\d+$")
 """torch appends it to the path of a module that is called again."""
 

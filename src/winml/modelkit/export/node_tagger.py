@@ -13,8 +13,9 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from winml.modelkit.hierarchy.tagging import NAMESPACE_KEY, NodeTag, write_tag
+from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 from winml.modelkit.hierarchy.tree import ModuleTree
+from winml.modelkit.metadata_keys import NAMESPACE_KEY
 
 __all__ = ["NodeTagger", "neighbours", "shared_scope"]
 

@@ -27,9 +27,9 @@ from winml.modelkit.export.scopes import ModuleScopes, operator_of_error
 from winml.modelkit.export.torchscript_operators import further_operators
 from winml.modelkit.export.traced_booleans import booleans_as_numbers
 from winml.modelkit.export.traced_rounding import tensors_rounded_as_numbers
-from winml.modelkit.hierarchy.tagging import STACK_TRACE_KEY
 from winml.modelkit.hierarchy.tracing import module_of_error
 from winml.modelkit.hierarchy.tree import ModuleTree
+from winml.modelkit.metadata_keys import STACK_TRACE_KEY
 
 __all__ = ["capture_torchscript"]
 

@@ -19,7 +19,8 @@ import onnx_ir as ir
 from winml.modelkit.graph.cutting import Cut, Cutter, Refusal, node_words
 from winml.modelkit.graph.fingerprint import OPERAND_LIMIT_ELEMENTS
 from winml.modelkit.hierarchy import address
-from winml.modelkit.hierarchy.tagging import TREE_KEY, read_tag
+from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.metadata_keys import TREE_KEY
 
 __all__ = ["ModuleCall", "ModuleParts", "Signature"]
 

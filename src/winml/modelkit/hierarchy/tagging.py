@@ -11,22 +11,19 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from winml.modelkit.hierarchy import address
+from winml.modelkit.metadata_keys import (
+    DEPTH_KEY,
+    MODULE_KEY,
+    MODULES_KEY,
+    NAMESPACE_KEY,
+    OUR_PREFIX,
+    SOURCE_KEY,
+    TAG_KEY,
+    TORCH_PREFIX,
+)
 
 __all__ = ["HasMetadata", "NodeTag", "Source", "clear_tag", "read_tag", "write_tag"]
 
-TAG_KEY = "winml.hierarchy.tag"
-DEPTH_KEY = "winml.hierarchy.depth"
-MODULE_KEY = "winml.hierarchy.module"
-SOURCE_KEY = "winml.hierarchy.source"
-MODULES_KEY = "winml.hierarchy.modules"
-"""Key of the modules a merged node stands for, as a JSON list of module paths, where they are several."""
-NAMESPACE_KEY = "namespace"
-"""Key of the scope in the form Model Explorer groups by; torch's own."""
-TREE_KEY = "winml.hierarchy.tree"
-STACK_TRACE_KEY = "pkg.torch.onnx.stack_trace"
-"""Key of the lines of Python a node came from, as torch's dynamo exporter names it."""
-TORCH_PREFIX = "pkg.torch."
-OUR_PREFIX = "winml."
 
 Source = Literal["direct", "parent", "operation", "root", "merged", "inherited"]
 """How a tag was won: the first four at export, in the order tried; the last two by later stages."""

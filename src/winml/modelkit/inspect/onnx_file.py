@@ -14,16 +14,16 @@ from typing import Any
 
 import onnx
 
-from winml.modelkit.graph.reading import read_structure
+from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import select
-from winml.modelkit.hierarchy.tagging import OUR_PREFIX, TREE_KEY
 from winml.modelkit.inspect.data_files import find_data_files
 from winml.modelkit.inspect.module_costs import ModuleCost, charge_modules, count_node_macs
 from winml.modelkit.inspect.onnx_contents import Contents, PlacedNode, Weight, dtype_name, qualified_name, read_contents
 from winml.modelkit.inspect.onnx_inspection import FileInfo, NodeInfo, OnnxInspection, ValueInfo, WeightSummary
 from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
 from winml.modelkit.inspect.value_shapes import declared_shape, read_shapes
+from winml.modelkit.metadata_keys import OUR_PREFIX, TREE_KEY
 
 __all__ = ["inspect_onnx"]
 

@@ -19,15 +19,20 @@ import onnx
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.hierarchy.name_scopes import name_scope, scope_path
-from winml.modelkit.hierarchy.tagging import MODULE_KEY, NAMESPACE_KEY, SOURCE_KEY, TAG_KEY, TREE_KEY
+from winml.modelkit.metadata_keys import (
+    CLASSES_KEY,
+    MODULE_KEY,
+    NAMESPACE_KEY,
+    SCOPES_KEY,
+    SOURCE_KEY,
+    TAG_KEY,
+    TREE_KEY,
+)
 
 __all__ = ["OnnxModule", "OnnxTree", "TreeSource", "read_tree"]
 
 TreeSource = Literal["winml tags", "pkg.torch.onnx metadata", "namespace", "node names", "none"]
 
-SCOPES_KEY = "pkg.torch.onnx.name_scopes"
-CLASSES_KEY = "pkg.torch.onnx.class_hierarchy"
-"""Keys of torch's dynamo exporter: Python lists of the module paths and of the classes a node ran in, its own last."""
 
 Scope = tuple[tuple[str, str], ...]
 """Module path and class of the modules a node ran in, outermost first; a class is ``""`` where nobody says."""

@@ -11,13 +11,13 @@ import torch
 
 from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.checkpoint import load_checkpoint
-from winml.modelkit.load.examples import refuse_without_values
+from winml.modelkit.load.checkpoints.random_weights import build_random_model, calibrate_batch_norms
+from winml.modelkit.load.checkpoints.weights import load_checkpoint
+from winml.modelkit.load.inputs.examples import refuse_without_values
 from winml.modelkit.load.library_messages import quiet_libraries
-from winml.modelkit.load.random_weights import build_random_model, calibrate_batch_norms
-from winml.modelkit.load.records import LoadedModel, ModelInfo
+from winml.modelkit.load.parts import LoadedModel, ModelInfo
+from winml.modelkit.load.request import ModelRequest, Source
 from winml.modelkit.load.resolution import ResolvedModel, asked_dtype, input_decision, resolve_model, with_plain_outputs
-from winml.modelkit.load.source import ModelRequest, Source
 from winml.modelkit.runtime.feeds import make_feeds
 
 __all__ = ["dtype_notes", "load_model", "load_resolved", "model_info"]

@@ -18,18 +18,25 @@ from typing import Any
 import torch
 
 from winml.modelkit.errors import CheckpointError, UsageError
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.config import CheckpointConfig, build_error, default_config, load_config, own_class
-from winml.modelkit.load.dynamic_axes import fitting_example, open_axes
-from winml.modelkit.load.hub import snapshot_folder
-from winml.modelkit.load.input_options import INPUT_SPECS_OPTION
-from winml.modelkit.load.inputs import InputDecision, check_input_specs, decide_inputs, forward_keywords, known_meanings
+from winml.modelkit.load.checkpoints.config import CheckpointConfig, build_error, default_config, load_config, own_class
+from winml.modelkit.load.checkpoints.hub import snapshot_folder
+from winml.modelkit.load.checkpoints.task import TaskDecision, resolve_custom_task, resolve_task
+from winml.modelkit.load.checkpoints.weight_files import find_weights, stored_sizes
+from winml.modelkit.load.inputs.decision import (
+    InputDecision,
+    check_input_specs,
+    decide_inputs,
+    forward_keywords,
+    known_meanings,
+)
+from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
+from winml.modelkit.load.inputs.options import INPUT_SPECS_OPTION
 from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.load.request import Dtype, ModelRequest, Source, check_folder, resolve_source
 from winml.modelkit.load.script import EXAMPLE_INPUTS, load_script
-from winml.modelkit.load.source import CONFIG_NAME, Dtype, ModelRequest, Source, check_folder, resolve_source
-from winml.modelkit.load.task import TaskDecision, resolve_custom_task, resolve_task
-from winml.modelkit.load.weight_files import find_weights, stored_sizes
 
 __all__ = [
     "_BUILD_ERRORS",
@@ -212,7 +219,7 @@ def _read_config(source: Source, request: ModelRequest) -> CheckpointConfig:
     if source.kind == "type":
         return default_config(source.name)
     assert source.path is not None  # _on_disk saw to it
-    path = source.path if source.kind == "config" else source.path / CONFIG_NAME
+    path = source.path if source.kind == "config" else source.path / CHECKPOINT_CONFIG_NAME
     return load_config(path, source.name, trust_remote_code=request.trust_remote_code)
 
 

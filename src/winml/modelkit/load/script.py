@@ -22,8 +22,8 @@ import torch
 from winml.modelkit.errors import InputError, ModelPathError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.compiled_modules import uncompiled
-from winml.modelkit.load.examples import name_examples, refuse_uninitialized, spec_of_example
-from winml.modelkit.load.source import Source
+from winml.modelkit.load.inputs.examples import name_examples, refuse_uninitialized, spec_of_example
+from winml.modelkit.load.request import Source
 from winml.modelkit.options import nearest
 
 __all__ = ["ScriptModel", "load_script"]

@@ -7,11 +7,10 @@ import json
 import onnx_ir as ir
 
 from winml.modelkit.graph.fingerprint import fingerprint
+from winml.modelkit.metadata_keys import NORMALIZED_KEY
 
-__all__ = ["NORMALIZED_KEY", "is_normalized", "stamp"]
+__all__ = ["is_normalized", "stamp"]
 
-NORMALIZED_KEY = "winml.normalized"
-"""Key of the model's metadata (FORMATS): JSON with ``version`` and ``fingerprint``."""
 NORMALIZER_VERSION = 2
 """Counts up when the plain form changes, so that graphs in an older one are normalized again."""
 

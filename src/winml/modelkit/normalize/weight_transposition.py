@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import tensor_adapters
 
-from winml.modelkit.graph.stored_tensors import StoredTensor
+from winml.modelkit.graph.files.stored_tensors import StoredTensor
 
 __all__ = ["WeightTranspositionPass"]
 

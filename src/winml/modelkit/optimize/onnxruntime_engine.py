@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.errors import OptimizeError, StageError, first_line
-from winml.modelkit.graph.foreign_reading import load_foreign
-from winml.modelkit.hierarchy.carry import carry_tags
+from winml.modelkit.graph.files.foreign_reading import load_foreign
+from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.optimize.capabilities import CAPABILITIES, UNUSED_TRANSFORMERS, Capability
 from winml.modelkit.runtime.offline_optimization import rewrite_file
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxscript import version_converter
 
 from winml.modelkit.errors import OptimizeError, UsageError, first_line
-from winml.modelkit.hierarchy.carry import carry_tags
+from winml.modelkit.hierarchy.carry.carrying import carry_tags
 
 __all__ = ["OLDEST_OPSET", "convert_opset", "refuse_unknown_opset"]
 

@@ -9,7 +9,7 @@ from onnx_ir.passes import common
 
 from winml.modelkit.errors import OptimizeError
 from winml.modelkit.graph.stage import PassStep, run_passes
-from winml.modelkit.hierarchy.carry import carry_tags
+from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.optimize.attention_fusion import AttentionFusionPass
 from winml.modelkit.optimize.capabilities import Capability
 

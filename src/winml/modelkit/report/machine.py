@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 
-from winml.modelkit.report.words import size_words
 from winml.modelkit.runtime.machine import Machine
+from winml.modelkit.words import size_words
 
 __all__ = ["print_machine"]
 

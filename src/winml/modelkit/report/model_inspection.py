@@ -11,9 +11,9 @@ from rich.tree import Tree
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.tracing import TracedModule
 from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
-from winml.modelkit.load.weight_files import StoredSize
-from winml.modelkit.report.inspected_model import InspectedModel
-from winml.modelkit.report.words import count_words, shape_words, size_words
+from winml.modelkit.load.checkpoints.weight_files import StoredSize
+from winml.modelkit.results.inspected_model import InspectedModel
+from winml.modelkit.words import count_words, shape_words, size_words
 
 __all__ = ["print_model_inspection", "print_tasks"]
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from winml.modelkit.report.module_perf_result import MeasuredModule, ModulePerfResult
 from winml.modelkit.report.perf import COLUMNS, time_words
+from winml.modelkit.results.module_perf_result import MeasuredModule, ModulePerfResult
 
 __all__ = ["print_module_perf"]
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from winml.modelkit.hierarchy import address
 from winml.modelkit.inspect.module_costs import Cost, ModuleCost
 from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
-from winml.modelkit.report.words import count_words, shape_words, size_words
+from winml.modelkit.words import count_words, shape_words, size_words
 
 __all__ = ["print_onnx_inspection"]
 

@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from winml.modelkit.report.optimized_model import ModuleChange, OptimizedFile, equality_words
-from winml.modelkit.report.words import size_words
+from winml.modelkit.compare.words import equality_words
+from winml.modelkit.results.optimized_model import ModuleChange, OptimizedFile
+from winml.modelkit.words import size_words
 
 __all__ = ["print_optimization"]
 

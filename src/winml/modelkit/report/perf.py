@@ -11,8 +11,8 @@ from rich.table import Table
 
 from winml.modelkit.measure.latency import LatencyResult
 from winml.modelkit.measure.statistics import Ratio
-from winml.modelkit.report.perf_result import PerfResult
-from winml.modelkit.report.words import size_words
+from winml.modelkit.results.perf_result import PerfResult
+from winml.modelkit.words import size_words
 
 __all__ = ["COLUMNS", "print_perf", "ratio_words", "time_words"]
 

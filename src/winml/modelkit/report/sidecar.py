@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from winml.modelkit.hierarchy.tree import ModuleNode
-from winml.modelkit.report.export_result import ExportResult
+from winml.modelkit.results.export_result import ExportResult
 
 __all__ = ["sidecar_json", "sidecar_schema"]
 

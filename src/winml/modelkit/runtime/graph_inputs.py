@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, resolve_names
 from winml.modelkit.graph.specs import DTYPES, InputTensorSpec
+from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.options import nearest
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.sessions import Session
@@ -28,8 +29,6 @@ __all__ = ["GraphInput", "Sizes", "array_words", "batch_of", "draw_feeds", "grap
 Array = NDArray[Any]
 Size = int | str | None
 
-INPUTS_KEY = "winml.io.inputs"
-"""Key of the model's metadata; specified in FORMATS."""
 
 _ELEMENT_TYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's words that are not numpy's."""

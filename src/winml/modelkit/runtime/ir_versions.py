@@ -12,8 +12,8 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
-from winml.modelkit.graph.reading import read_structure
-from winml.modelkit.graph.wire import varint
+from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.files.wire import varint
 from winml.modelkit.runtime.sessions import CPU, ORT_ERRORS, SEVERITY_FATAL
 
 __all__ = ["newest_ir_version", "runnable"]

@@ -19,9 +19,9 @@ from typing import Any
 import onnxruntime as ort
 import psutil
 
-from winml.modelkit import __version__
 from winml.modelkit.runtime.devices import present_providers
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, short_name
+from winml.modelkit.version import __version__
 
 __all__ = ["LIBRARIES", "DeviceInfo", "Machine", "ProviderInfo", "look_at_machine"]
 

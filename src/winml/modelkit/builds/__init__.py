@@ -1,0 +1,1 @@
+"""What was built already, and what must be built again?"""

@@ -1,0 +1,159 @@
+"""How is a model built from Python, or on behalf of the command?
+
+Finds the folder a build goes to, in the cache or where the caller says, and hands over to ``build_flow``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.builds.build import BuildListener, run_build
+from winml.modelkit.builds.cache import cache_root, digest, library_versions
+from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, parse_build_config
+from winml.modelkit.builds.identity import identify_model, identify_onnx
+from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
+from winml.modelkit.builds.stage_store import StageStore
+from winml.modelkit.builds.stages import STAGES, Stage
+from winml.modelkit.errors import UsageError
+from winml.modelkit.load.request import Dtype, ModelRequest
+from winml.modelkit.options import read_json
+from winml.modelkit.results.build_manifest import MANIFEST_VERSION
+from winml.modelkit.results.build_result import BuildResult
+from winml.modelkit.version import __version__
+
+__all__ = ["build_hf_model", "build_in_cache", "build_onnx_model", "read_build_config"]
+
+_SLUG_LENGTH = 40
+"""Characters of the model's name in the name of a folder of the cache; the digest behind it tells entries apart."""
+
+
+def build_hf_model(
+    model: str,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    task: str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    random_weights: bool = False,
+    seed: int = 0,
+    dtype: Dtype | None = None,
+    verify: bool = True,
+    rebuild: bool = False,
+    listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
+) -> BuildResult:
+    """Build a PyTorch or Hugging Face model: export it, optimize it, and write down what was done.
+
+    Results of earlier builds in the folder are reused stage by stage, as long as model, options and libraries are the
+    same.
+
+    Args:
+        model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``.
+        output: Folder to build in; None: a folder of the cache, one for each model and config.
+        config: What every stage is to do: a config, its JSON object, or the path of a file with one.
+        task: What the model is for; None: decided from its config.
+        revision: Branch, tag or commit of a Hub id.
+        trust_remote_code: Allow code that comes with the checkpoint to run.
+        random_weights: Build from the config alone, with seeded random weights.
+        seed: Seed of random weights and inputs.
+        dtype: Floating point type the weights are cast to; None: that of the checkpoint.
+        verify: Compare what each stage makes with what it was made from.
+        rebuild: Run every stage, whatever is there.
+        listener: Who is told about progress.
+
+    Raises:
+        UsageError: the request is wrong, or the folder holds files no build wrote.
+        InputError: model files, the Hub, or the user's code did not deliver.
+        StageError: a stage failed; finished stages are kept for the next build.
+        VerificationError: a stage's result does not answer as its input does.
+    """
+    request = ModelRequest(
+        model=model,
+        task=task,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        random_weights=random_weights,
+        seed=seed,
+        dtype=dtype,
+    )
+    return _build(plan_build(_config(config), request, verify=verify), output, rebuild=rebuild, listener=listener)
+
+
+def build_onnx_model(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    verify: bool = True,
+    rebuild: bool = False,
+    listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
+) -> BuildResult:
+    """Build from an ONNX file, whoever made it; see :func:`build_hf_model` for the arguments and errors."""
+    request = ModelRequest(model=os.fspath(model))
+    if Path(request.model).suffix.lower() != ".onnx":
+        raise UsageError(f"{request.model}: does not end in .onnx", hint="build_hf_model builds PyTorch models.")
+    return _build(plan_build(_config(config), request, verify=verify), output, rebuild=rebuild, listener=listener)
+
+
+def build_in_cache(
+    plan: BuildPlan,
+    *,
+    rebuild: bool = False,
+    stages: Sequence[Stage] = STAGES,
+    listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
+) -> BuildResult:
+    """Build in the cache, in the folder that belongs to this model, config, and versions of the libraries.
+
+    Raises:
+        WinMLError: as :func:`~winml.modelkit.builds.build.run_build`.
+    """
+    identity = identify_onnx(plan.onnx_path) if plan.onnx_path is not None else identify_model(plan.request)
+    libraries = sorted({name for stage in stages for name in stage.libraries})
+    parts = {
+        "manifest_version": MANIFEST_VERSION,
+        "model": identity.record,
+        "request": request_record(plan.request),
+        "config": plan.config.model_dump(mode="json"),
+        "skipped": [name for name in SECTIONS if getattr(plan.config, name) is None],
+        "skip_pre_normalization": plan.skip_pre_normalization,
+        "verify": plan.verify,
+        "versions": {"winml-modelkit": __version__, **library_versions(libraries)},
+    }
+    folder = cache_root() / "builds" / f"{_slug(plan.request.model)}-{digest(parts)[:16]}"
+    store = StageStore(cache_root())
+    return run_build(plan, folder, identity=identity, rebuild=rebuild, store=store, stages=stages, listener=listener)
+
+
+def read_build_config(text_or_path: str | os.PathLike[str], option: str) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
+    """Read a config, and what was changed in it to be of the present version.
+
+    Raises:
+        ConfigError: it cannot be read, or is no valid config.
+    """
+    return parse_build_config(*read_json(text_or_path, option))
+
+
+def _build(
+    plan: BuildPlan, output: str | os.PathLike[str] | None, *, rebuild: bool, listener: BuildListener
+) -> BuildResult:
+    if output is None:
+        return build_in_cache(plan, rebuild=rebuild, listener=listener)
+    return run_build(plan, Path(output), rebuild=rebuild, listener=listener)
+
+
+def _config(config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> WinMLBuildConfig:
+    if config is None:
+        return WinMLBuildConfig()
+    if isinstance(config, WinMLBuildConfig):
+        return config
+    if isinstance(config, Mapping):
+        return parse_build_config(dict(config), "config")[0]
+    return read_build_config(config, "config")[0]
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", Path(name).name or name).strip("-.")[:_SLUG_LENGTH] or "model"

@@ -1,0 +1,114 @@
+"""Where are finished results kept, and by which key are they found again?
+
+A key is a digest of everything a result depends on: options, contents, versions of the libraries that make it. A file's
+content is hashed once; its size and time of change say whether that hash still holds. Imports no model library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from winml.modelkit.file_names import STAGING_PREFIX
+
+__all__ = ["CACHE_VARIABLE", "cache_root", "digest", "file_digest", "hash_file", "library_versions", "write_atomically"]
+
+CACHE_VARIABLE = "WINML_CACHE"
+"""Environment variable that names another folder for the cache."""
+
+_SETTLED_SECONDS = 2.0
+"""Files changed less than this ago are hashed each time: within one tick of a clock (2 s on FAT, specified) a file may
+change again without a new time."""
+_BLOCK_BYTES = 1 << 20
+
+
+def cache_root() -> Path:
+    """Return the folder of the cache: ``WINML_CACHE``, else the platform's place for caches. It need not exist."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("winml", appauthor=False)
+
+
+def digest(record: Any) -> str:
+    """Return the SHA-256 of a JSON value, the same whatever the order of its keys.
+
+    >>> digest({"a": 1, "b": [2]}) == digest({"b": [2], "a": 1})
+    True
+    """
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's content.
+
+    It is remembered in the cache beside the file's size and time of change, so that a checkpoint is read once.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    path = path.resolve()
+    state = _state(path)
+    note = cache_root() / "digests" / f"{digest(str(path))}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        known = json.loads(note.read_text(encoding="utf-8"))
+        if known["state"] == state:
+            return str(known["sha256"])
+    found = hash_file(path)
+    # A cache that cannot be written to only costs time.
+    if _state(path) == state and abs(time.time_ns() - path.stat().st_mtime_ns) > _SETTLED_SECONDS * 1e9:
+        with contextlib.suppress(OSError):
+            write_atomically(note, json.dumps({"path": str(path), "state": state, "sha256": found}))
+    return found
+
+
+def _state(path: Path) -> list[int]:
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ino]
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file's content, read now.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    hasher = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            hasher.update(block)
+    return hasher.hexdigest()
+
+
+def library_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the installed versions of distributions, without importing them; those not installed are left out."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file that is read while others write it: a reader finds the earlier content or this one, whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Not tempfile, whose files nobody else may read.
+    place = path.with_name(f"{STAGING_PREFIX}{uuid.uuid4().hex}")
+    try:
+        place.write_text(text, encoding="utf-8")
+        place.replace(path)
+    finally:
+        place.unlink(missing_ok=True)

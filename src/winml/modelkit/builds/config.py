@@ -1,0 +1,191 @@
+"""What is to be done with a model, in one file? The config of a build, its versions, and its JSON Schema.
+
+Says what every stage is to do; a section that is null skips its stage. Validates and writes itself; what is left out is
+decided elsewhere (``config_resolution.py``). Imports no model library.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal
+
+import pydantic
+
+from winml.modelkit.errors import ConfigError
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.load.request import Dtype
+from winml.modelkit.optimize.options import OptimizeOptions
+from winml.modelkit.options import Options, parse_options
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "SECTIONS",
+    "CompileSection",
+    "EvalSection",
+    "LoaderSection",
+    "OptimSection",
+    "QuantSection",
+    "WinMLBuildConfig",
+    "parse_build_config",
+]
+
+SCHEMA_VERSION: Final = 1
+"""Raised when a key changes its name or meaning; :data:`MIGRATIONS` then learns how to read the version before."""
+
+SECTIONS = ("loader", "export", "optim", "quant", "compile", "eval")
+"""Keys that may be null, in the order of the stages."""
+
+Device = Literal["cpu", "gpu", "npu"]
+Precision = Annotated[str, pydantic.Field(pattern=r"^(auto|fp32|fp16|bf16|int8|int4|w\d+a\d+)$")]
+ProviderName = Annotated[str, pydantic.Field(min_length=1)]
+
+
+class LoaderSection(Options):
+    """Which model it is."""
+
+    model: str | None = None
+    """Hub id, checkpoint folder, `config.json`, `file.py:factory` or `package.module:factory`."""
+    task: str | None = None
+    """What the model is for. Null: decided from its config."""
+    model_class: str | None = None
+    """Class that was found for the task when this was written."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id."""
+    trust_remote_code: bool = False
+    """Allow code that comes with the checkpoint to run."""
+    random_weights: bool = False
+    """Build from the config alone, with seeded random weights."""
+    seed: int = 0
+    """Seed of random weights and inputs."""
+    dtype: Dtype | None = None
+    """Floating point type the weights are cast to. Null: that of the checkpoint."""
+
+
+class OptimSection(OptimizeOptions):
+    """What the optimizer does. A capability that is null is on or off as the level says."""
+
+
+class QuantSection(Options):
+    """How few bits the numbers take."""
+
+    precision: Precision | None = None
+    """`fp32`, `fp16`, `bf16`, `int8`, `int4`, bits of weights and activations (`w8a16`), or `auto`. Null: `auto`."""
+    device: Device | None = None
+    """Kind of device it will run on. Null: any."""
+    ep: ProviderName | None = None
+    """Execution provider it will run on. Null: any of the device."""
+
+
+class CompileSection(Options):
+    """What the model is frozen for."""
+
+    device: Device | None = None
+    """Kind of device. Null: any."""
+    ep: ProviderName | None = None
+    """Execution provider. Null: any of the device."""
+
+
+class EvalSection(Options):
+    """How the result is judged. Has no keys yet."""
+
+
+class WinMLBuildConfig(Options):
+    """What is to be done with a model. A section that is null skips its stage."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    """Version of this layout. Files of earlier versions are read; left out, it is the current one."""
+    loader: LoaderSection | None = LoaderSection()
+    """Which model it is."""
+    export: WinMLExportConfig | None = WinMLExportConfig()
+    """How the ONNX graph is made; also understood by `winml export --export-config`."""
+    optim: OptimSection | None = OptimSection()
+    """What the optimizer does."""
+    quant: QuantSection | None = QuantSection()
+    """How the model is quantized."""
+    compile: CompileSection | None = CompileSection()
+    """What the model is compiled for."""
+    eval: EvalSection | None = None
+    """How the result is judged."""
+    auto: bool = True
+    """Decide from the model what is left out here. Without it, everything a stage needs must be written."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the JSON object, from which the same config is read: null sections stay, other nulls are left out."""
+        record: dict[str, Any] = {"schema_version": self.schema_version}
+        for name in SECTIONS:
+            section = getattr(self, name)
+            record[name] = None if section is None else _without_nulls(section.model_dump(mode="json"))
+        if self.export is not None and self.export.input_tensors is not None:
+            record["export"]["input_tensors"] = [_input_record(spec) for spec in self.export.input_tensors]
+        return {**record, "auto": self.auto}
+
+
+def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
+    """Validate parsed JSON, of this version or an earlier one.
+
+    Args:
+        value: As read.
+        source: Where it was read from, for messages.
+
+    Returns:
+        The config, and what was changed in it to be of this version, one sentence each.
+
+    Raises:
+        ConfigError: an unknown key (names the nearest), a value of the wrong kind, or a version newer than this.
+    """
+    migrated, notes = _migrate(value, source)
+    return parse_options(WinMLBuildConfig, migrated, source), notes
+
+
+def _optimize_becomes_optim(config: dict[str, Any]) -> list[str]:
+    if "optimize" not in config:
+        return []
+    config["optim"] = config.pop("optimize")
+    return ["section optimize is now called optim"]
+
+
+def _model_id_becomes_model(config: dict[str, Any]) -> list[str]:
+    loader = config.get("loader")
+    if not isinstance(loader, dict) or "model_id" not in loader:
+        return []
+    loader["model"] = loader.pop("model_id")
+    return ["loader.model_id is now called loader.model"]
+
+
+Migration = Callable[[dict[str, Any]], list[str]]
+
+MIGRATIONS: Mapping[int, tuple[Migration, ...]] = {
+    0: (_optimize_becomes_optim, _model_id_becomes_model),
+}
+"""Version → what makes the next version of it, in place; each says what it did."""
+
+
+def _migrate(value: Any, source: str) -> tuple[Any, tuple[str, ...]]:
+    """Return a copy in the layout of this version, and what was changed."""
+    if not isinstance(value, dict):
+        return value, ()
+    version = value.get("schema_version", SCHEMA_VERSION)
+    if not isinstance(version, int) or isinstance(version, bool) or version < min(MIGRATIONS):
+        raise ConfigError(f"{source}: schema_version {version!r}: expected a number from 0 to {SCHEMA_VERSION}")
+    if version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"{source}: schema_version {version}: newer than {SCHEMA_VERSION}, which this winml reads",
+            hint="Update winml, or write the config again.",
+        )
+    config = copy.deepcopy(value)
+    notes = [
+        note for step in range(version, SCHEMA_VERSION) for migrate in MIGRATIONS[step] for note in migrate(config)
+    ]
+    return {**config, "schema_version": SCHEMA_VERSION}, tuple(notes)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def _input_record(spec: Any) -> dict[str, Any]:
+    ending = {} if spec.last_value is None else {"last_value": spec.last_value}
+    return {**spec.as_record(), **ending}

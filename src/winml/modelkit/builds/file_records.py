@@ -1,0 +1,51 @@
+"""Are the files of a build as they were written? Their digests, each file read once per build."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from winml.modelkit.builds.cache import hash_file
+from winml.modelkit.results.build_manifest import FileRecord
+
+__all__ = ["FileRecords"]
+
+
+class FileRecords:
+    """The files of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start without having read any."""
+        self._folder = folder
+        self._known: dict[tuple[int, int, int, int], str] = {}
+
+    def of(self, paths: Iterable[Path]) -> tuple[FileRecord, ...]:
+        """Return the records of files in the folder, as they are now.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        return tuple(
+            FileRecord(name=path.name, size_bytes=path.stat().st_size, sha256=self._digest(self._folder / path.name))
+            for path in paths
+        )
+
+    def first_changed(self, records: Sequence[FileRecord]) -> str:
+        """Return the name of the first file that is missing or not as recorded, or an empty string."""
+        for record in records:
+            path = self._folder / record.name
+            try:
+                is_same = path.stat().st_size == record.size_bytes and self._digest(path) == record.sha256
+            except OSError:
+                is_same = False
+            if not is_same:
+                return record.name
+        return ""
+
+    def _digest(self, path: Path) -> str:
+        # Several names of one file, as hard links make them, are read once.
+        found = path.stat()
+        state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        if state not in self._known:
+            self._known[state] = hash_file(path)
+        return self._known[state]

@@ -1,0 +1,241 @@
+"""Which files in a folder belong to a build, and who may change them now?
+
+One build at a time holds a folder, by a lock of the operating system that ends with its process. Names are ours only if
+the manifest lists them: whatever else is there is never touched. Knows no stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pydantic
+
+from winml.modelkit.builds.cache import write_atomically
+from winml.modelkit.errors import OutputExistsError, UsageError
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, STAGING_PREFIX
+from winml.modelkit.graph.files.output_files import refuse_existing, write_error
+from winml.modelkit.results.build_manifest import MANIFEST_VERSION, BuildManifest
+
+__all__ = ["BuildFolder", "held_folder", "refuse_input_as_output"]
+
+LOCK_NAME = ".winml-build.lock"
+
+
+class BuildFolder:
+    """What is in the folder of a build. Only who holds it (:func:`held_folder`) may change it.
+
+    Attributes:
+        path: The folder.
+        manifest: Of the build before; None where there was none, or none of this version.
+        notes: What is to be said about what was found, one sentence each.
+    """
+
+    def __init__(self, path: Path, names: Iterable[str], *, is_cache: bool) -> None:
+        """Look at what is there.
+
+        Args:
+            path: The folder.
+            names: Every name a build may write.
+            is_cache: Whether nobody but this tool writes into it, so that even a damaged manifest leaves no doubt.
+
+        Raises:
+            OutputExistsError: a file of one of these names is there and no build wrote it.
+        """
+        self.path = path
+        self.manifest: BuildManifest | None = None
+        self.notes: list[str] = []
+        self._names = tuple(names)
+        self._owned: set[str] = set()
+        self._was_built = (path / BUILD_MANIFEST_NAME).exists()
+        self._read(is_cache=is_cache)
+        foreign = [name for name in self._names if name not in self._owned and os.path.lexists(path / name)]
+        if foreign and not is_cache:
+            raise OutputExistsError(
+                f"output {path / foreign[0]} exists already, and no build wrote it",
+                hint="Move it away, or choose another folder.",
+            )
+
+    def _read(self, *, is_cache: bool) -> None:
+        path = self.path / BUILD_MANIFEST_NAME
+        if not path.exists():
+            return
+        version, files = _version_and_files(path)
+        if version is None and not is_cache:
+            raise OutputExistsError(
+                f"{path} is damaged: which files beside it belong to builds is not known",
+                hint="Delete the folder, or choose another.",
+            )
+        self._owned = {BUILD_MANIFEST_NAME, *files} if version is not None else set(self._names)
+        if version == MANIFEST_VERSION:
+            with contextlib.suppress(pydantic.ValidationError):
+                self.manifest = BuildManifest.model_validate_json(path.read_bytes())
+        if self.manifest is None:
+            what = (
+                "is damaged"
+                if version in (None, MANIFEST_VERSION)
+                else f"is of version {version}, this winml reads {MANIFEST_VERSION}"
+            )
+            self.notes.append(f"{path} {what}: nothing of the earlier build is used again.")
+
+    def remove_leftovers(self) -> None:
+        """Remove what a build that was killed could not; only for who holds the folder."""
+        if self.manifest is None or self.manifest.status == "done":
+            return
+        for folder in self.path.glob(f"{STAGING_PREFIX}*"):
+            if folder.is_dir():
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                folder.unlink(missing_ok=True)
+
+    def announce(self) -> None:
+        """Write down that every name of a build is ours from now on; a kill at any moment leaves no doubt about it.
+
+        Raises:
+            WriteError: the manifest cannot be written.
+        """
+        earlier = self.manifest or BuildManifest(status="unfinished", files=())
+        self.save(earlier.model_copy(update={"status": "unfinished", "files": self.owned_names()}))
+
+    def save(self, manifest: BuildManifest) -> None:
+        """Write the manifest.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        path = self.path / BUILD_MANIFEST_NAME
+        try:
+            write_atomically(path, json.dumps(manifest.as_record(), indent=2, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise write_error(path, error) from error
+        self.manifest = manifest
+        self._owned = {BUILD_MANIFEST_NAME, *manifest.files}
+
+    def remove_all_but(self, kept: Iterable[str]) -> None:
+        """Remove the files of earlier builds that this one did not make."""
+        for name in self._owned - {BUILD_MANIFEST_NAME, *kept}:
+            (self.path / name).unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """Take back what :meth:`announce` wrote, where nothing came of it and nothing was there before."""
+        if not self._was_built:
+            (self.path / BUILD_MANIFEST_NAME).unlink(missing_ok=True)
+
+    def owned_names(self) -> tuple[str, ...]:
+        """Return every name that is ours."""
+        return tuple(sorted({*self._owned, *self._names}))
+
+
+def _version_and_files(path: Path) -> tuple[int | None, tuple[str, ...]]:
+    """Return what every version of a manifest tells; no version where it is damaged."""
+    try:
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
+        version, files = value["manifest_version"], value["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, ()
+    if not isinstance(version, int) or not isinstance(files, list) or not all(isinstance(name, str) for name in files):
+        return None, ()
+    # Names with a folder in them would lead out of this one; no build writes such.
+    return version, tuple(name for name in files if name and Path(name).name == name)
+
+
+def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable[str]) -> None:
+    """Refuse a folder in which a build would write over its own input.
+
+    Args:
+        folder: Where the build is to go.
+        inputs: Files and folders the model is read from.
+        names: Every name a build may write.
+
+    Raises:
+        UsageError: the folder is the checkpoint itself, or holds the input under one of the names.
+        WriteError: it cannot be written to.
+    """
+    place = folder.resolve()
+    if _is_there(folder) and not folder.is_dir():
+        raise UsageError(f"output {folder} is a file", hint="Name a folder: a build writes several files.")
+    for source in inputs:
+        if source.resolve() == place:
+            raise UsageError(f"output {folder} is the model itself", hint="Choose another folder.")
+        written = {place / name for name in names}
+        if source.resolve() in written or source.absolute() in written:
+            raise UsageError(
+                f"output {folder} holds the input {source}, which the build would replace",
+                hint="Choose another folder.",
+            )
+    refuse_existing([folder / BUILD_MANIFEST_NAME], overwrite=True)
+
+
+def _is_there(folder: Path) -> bool:
+    try:
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise write_error(folder, error) from error
+    return True
+
+
+@contextmanager
+def held_folder(
+    path: Path, names: Iterable[str], *, is_cache: bool, tell: Callable[[str], None]
+) -> Iterator[BuildFolder]:
+    """Hold a folder for one build; made if it is missing, and removed again if nothing was put into it.
+
+    Args:
+        path: The folder.
+        names: Every name a build may write.
+        is_cache: Whether nobody but this tool writes into it.
+        tell: Told in words that another build is waited for.
+
+    Raises:
+        OutputExistsError: see :class:`BuildFolder`.
+        WriteError: the folder cannot be made or written to.
+    """
+    made = [parent for parent in (path, *path.parents) if not parent.exists()]
+    try:
+        lock = _acquired(path, tell)
+        try:
+            folder = BuildFolder(path, names, is_cache=is_cache)
+            folder.remove_leftovers()
+            yield folder
+        finally:
+            _release(lock)
+    finally:
+        for parent in made:
+            with contextlib.suppress(OSError):
+                parent.rmdir()  # where it is still empty
+
+
+def _acquired(path: Path, tell: Callable[[str], None]) -> filelock.BaseFileLock:
+    """Return the lock of a folder, held by us; the folder is made if it is missing."""
+    lock = filelock.FileLock(path / LOCK_NAME)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            tell(f"another build works in {path}: waiting for it to end")
+            # Whom we wait for takes the folder away where it made it and put nothing into it.
+            with contextlib.suppress(FileNotFoundError):
+                lock.acquire()
+            path.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+    except OSError as error:
+        raise write_error(path, error) from error
+    return lock
+
+
+def _release(lock: filelock.BaseFileLock) -> None:
+    if sys.platform != "win32":
+        # While it is still held: whoever waits for it sees that the file has lost its name, and takes a new one.
+        Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release(force=True)

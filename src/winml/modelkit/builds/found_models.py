@@ -1,0 +1,117 @@
+"""Which ONNX file does a name mean? A file, the model in the folder of a build, or the export of a PyTorch model.
+
+The last is in the cache: exported the first time, found there the next. Flows take paths; this is where a name becomes
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml.modelkit.errors import ModelPathError
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, BUILT_MODEL_NAME, CHECKPOINT_CONFIG_NAME
+from winml.modelkit.load.request import ModelRequest, resolve_source
+from winml.modelkit.progress import StepEvent
+
+__all__ = ["FoundModel", "exported_model", "onnx_file"]
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """What a name means, for a verb that runs ONNX files."""
+
+    name: str
+    """As the user wrote it."""
+    path: Path | None = None
+    """The ONNX file; None where it is still to be exported."""
+    request: ModelRequest | None = None
+    """The PyTorch model, where the name means one."""
+
+    def onnx_path(self, on_step: Callable[[StepEvent], None] | None = None) -> Path:
+        """Return the ONNX file, exporting the model if nobody has.
+
+        Raises:
+            WinMLError: whatever the export raises.
+        """
+        if self.path is not None:
+            return self.path
+        assert self.request is not None
+        return exported_model(self.request, WinMLExportConfig(), on_step)
+
+    def files_read(self) -> tuple[Path, ...]:
+        """Return the files it is made of; nothing of this may be replaced by what is made from it.
+
+        Raises:
+            WinMLError: the name means nothing that can be used.
+        """
+        if self.request is not None:
+            return resolve_source(self.request).files
+        from winml.modelkit.graph.files.output_paths import files_of_model
+
+        assert self.path is not None
+        return files_of_model(self.path)
+
+
+def onnx_file(name: str) -> Path | None:
+    """Return the ONNX file a name means; None where it means a model that is still to be exported.
+
+    Raises:
+        ModelPathError: there is no such file, or a folder of a build lacks its model.
+    """
+    path = Path(name.strip()).expanduser()
+    if path.is_dir():
+        return _built_model(path)
+    if path.suffix.lower() != ".onnx":
+        return None
+    if not path.is_file():
+        raise ModelPathError(f"{path}: no such file", hint="Give the path of an ONNX file.")
+    return path
+
+
+def _built_model(folder: Path) -> Path | None:
+    model, is_built = folder / BUILT_MODEL_NAME, (folder / BUILD_MANIFEST_NAME).is_file()
+    if model.is_file():
+        # A checkpoint may hold an export beside its weights; the weights are the model then.
+        return None if (folder / CHECKPOINT_CONFIG_NAME).is_file() and not is_built else model
+    if is_built:
+        raise ModelPathError(
+            f"{folder}: is the folder of a build and has no {BUILT_MODEL_NAME}", hint="Build it again: winml build."
+        )
+    return None
+
+
+def exported_model(
+    request: ModelRequest,
+    config: WinMLExportConfig,
+    on_step: Callable[[StepEvent], None] | None = None,
+) -> Path:
+    """Return the ONNX file of a model, exporting it where the cache does not hold it.
+
+    It is found again by the content of the model's files, by everything the request and the config say, and by the
+    versions of this tool and the libraries. What a user's factory returns is exported each time.
+
+    Args:
+        request: The model.
+        config: How it is exported.
+        on_step: Called when a step of an export starts and when it ends.
+
+    Raises:
+        UsageError: the request is wrong.
+        InputError: files, the Hub, or the user's code did not deliver.
+        ExportError: the model cannot be exported.
+        VerificationError: ONNX Runtime and PyTorch disagree.
+        WriteError: the cache cannot be written to.
+    """
+    from winml.modelkit.builds.build import BuildListener
+    from winml.modelkit.builds.build_model import build_in_cache
+    from winml.modelkit.builds.config import WinMLBuildConfig
+    from winml.modelkit.builds.plan import plan_build
+    from winml.modelkit.builds.stages import STAGES
+
+    stages = tuple(stage for stage in STAGES if stage.makes_graph)
+    export_only = WinMLBuildConfig(export=config, optim=None, quant=None, compile=None)
+    result = build_in_cache(plan_build(export_only, request), stages=stages, listener=BuildListener(on_step=on_step))
+    return result.folder / stages[-1].file

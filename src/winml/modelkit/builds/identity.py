@@ -1,0 +1,119 @@
+"""Is it still the same model? Everything an export reads from disk, as digests.
+
+Looks at files only: no model library is imported, no weight becomes a tensor. What a user's factory does cannot be
+told from files, so its models are never taken for the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.builds.cache import file_digest
+from winml.modelkit.errors import InputError
+from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.load.checkpoints.hub import snapshot_folder
+from winml.modelkit.load.checkpoints.weight_files import find_weights
+from winml.modelkit.load.request import ModelRequest, Source, resolve_source
+
+__all__ = ["ModelIdentity", "identify_model", "identify_onnx"]
+
+_READ_SUFFIXES = (".json", ".txt")
+"""Config, tokenizer and processor files, by which class, sizes and inputs are decided."""
+
+
+class ModelIdentity:
+    """What a model is made from.
+
+    Files are read in the background: an export that has nothing to compare itself with need not wait for it.
+
+    Attributes:
+        is_repeatable: Whether equal records mean equal models; a factory may return another one each time.
+        places: Files and folders on this disk that nothing may be written over.
+    """
+
+    def __init__(self, find: Callable[[], dict[str, Any]], *, is_repeatable: bool, places: tuple[Path, ...]) -> None:
+        """Start to find out the record."""
+        self.is_repeatable = is_repeatable
+        self.places = places
+        self._found: Future[dict[str, Any]] = Future()
+        # A daemon: whoever interrupts a build does not wait for gigabytes to be read.
+        threading.Thread(target=self._find, args=(find,), name="model identity", daemon=True).start()
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the model is made from, JSON-ready; equal for equal models. Waits until it is known.
+
+        Raises:
+            InputError: a file cannot be read.
+        """
+        return self._found.result()
+
+    def _find(self, find: Callable[[], dict[str, Any]]) -> None:
+        try:
+            self._found.set_result(find())
+        except Exception as error:
+            self._found.set_exception(error)
+
+
+def identify_model(request: ModelRequest) -> ModelIdentity:
+    """Return what a request stands for at this moment; of a Hub id, what is missing in its cache is fetched.
+
+    Raises:
+        UsageError: the request is wrong.
+        InputError: a file cannot be read, or the Hub did not deliver.
+    """
+    source = resolve_source(request)
+    if source.kind == "script":
+        places = (source.path,) if source.path else ()
+        return ModelIdentity(lambda: {"factory": source.name}, is_repeatable=False, places=places)
+    folder = _folder(source, request)
+    named = {"hub_id": source.name, "commit": folder.name} if source.kind == "hub" else {}
+    files = tuple(_files(source, folder, request))
+    return ModelIdentity(lambda: {**named, "files": _digests(files)}, is_repeatable=True, places=(folder,))
+
+
+def identify_onnx(path: Path) -> ModelIdentity:
+    """Return what an ONNX file and its data files are at this moment.
+
+    Raises:
+        ModelPathError: there is no such file.
+        InputError: it is no ONNX file, or a data file is missing or cannot be read.
+    """
+    files = (path, *external_files(path))
+    return ModelIdentity(lambda: {"files": _digests(files)}, is_repeatable=True, places=files)
+
+
+def _digests(files: Iterable[Path]) -> dict[str, str]:
+    found = {}
+    for path in files:
+        try:
+            found[path.name] = file_digest(path)
+        except OSError as error:  # noqa: PERF203 - one of a few files
+            raise InputError(f"{path}: cannot be read: {error.strerror}", hint="Mend its permissions.") from error
+    return found
+
+
+def _folder(source: Source, request: ModelRequest) -> Path:
+    if source.kind == "hub":
+        return snapshot_folder(
+            source.name,
+            request.revision,
+            needs_weights=not request.random_weights,
+            needs_code=request.trust_remote_code,
+        )
+    assert source.path is not None  # a folder or a config file
+    return source.path
+
+
+def _files(source: Source, folder: Path, request: ModelRequest) -> Iterator[Path]:
+    if source.kind == "config":
+        yield folder
+        return
+    suffixes = (*_READ_SUFFIXES, ".py") if request.trust_remote_code else _READ_SUFFIXES
+    yield from (path for path in sorted(folder.iterdir()) if path.suffix in suffixes and path.is_file())
+    weights = None if request.random_weights else find_weights(folder)
+    yield from weights.files if weights is not None else ()

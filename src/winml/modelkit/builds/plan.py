@@ -1,0 +1,125 @@
+"""What is a build asked to do? The config, the model it is for, and what of it counts for which stage.
+
+Plain data, decided before anything is loaded. Does not know how a stage works.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.builds.config import LoaderSection, WinMLBuildConfig
+from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
+from winml.modelkit.load.request import ModelRequest
+
+__all__ = ["BuildPlan", "is_onnx_path", "plan_build", "request_record"]
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """One build."""
+
+    config: WinMLBuildConfig
+    """What every stage is to do; a section that is None skips its stage."""
+    request: ModelRequest
+    """The model. Of an ONNX file only its name counts."""
+    onnx_path: Path | None = None
+    """The model where it is an ONNX file already."""
+    switched_off: Mapping[str, str] = field(default_factory=dict)
+    """Section of the config → the option that took it out."""
+    skip_pre_normalization: bool = False
+    """Leave an ONNX file as it is where the optimizer is asked for nothing."""
+    verify: bool = True
+    """Compare what each stage makes with what it was made from."""
+
+
+def is_onnx_path(model: str) -> bool:
+    """Say whether a model is named by the path of an ONNX file."""
+    return model.strip().lower().endswith(".onnx")
+
+
+def plan_build(
+    config: WinMLBuildConfig,
+    request: ModelRequest,
+    *,
+    switched_off: Mapping[str, str] | None = None,
+    skip_pre_normalization: bool = False,
+    verify: bool = True,
+) -> BuildPlan:
+    """Put together what a build is to do.
+
+    Args:
+        config: What every stage is to do. Its ``loader`` is replaced by what ``request`` says.
+        request: The model.
+        switched_off: Sections that are to be left out, and the option that says so.
+        skip_pre_normalization: See :class:`BuildPlan`.
+        verify: See :class:`BuildPlan`; the export section may leave out its own comparison alone.
+
+    Raises:
+        ModelPathError: an ONNX file that does not exist.
+        UsageError: an option of a PyTorch model beside an ONNX file.
+        ConfigError: the config must hold everything (``auto`` false) and does not, or lacks the export section that the
+            model needs.
+    """
+    off = dict(switched_off or {})
+    config = config.model_copy(update={"loader": _loader(request), **dict.fromkeys(off)})
+    if is_onnx_path(request.model):
+        path = Path(request.model.strip()).expanduser()
+        if not path.is_file():
+            raise ModelPathError(f"{path}: no such file", hint="Give the path of an ONNX file.")
+        _refuse_torch_options(request)
+        return BuildPlan(config.model_copy(update={"export": None}), request, path, off, skip_pre_normalization, verify)
+    if config.export is None:
+        raise ConfigError(
+            f"export: null skips the export, and {request.model} is no ONNX file",
+            hint="Give the export section, or build from the .onnx file of an earlier export.",
+        )
+    if not config.auto and config.export.input_tensors is None:
+        raise ConfigError(
+            "auto is false, and export.input_tensors is not written", hint="winml config writes everything it decides."
+        )
+    if config.export.input_tensors is not None and request.input_specs is None:
+        request = dataclasses.replace(request, input_specs=config.export.input_tensors)
+    request = dataclasses.replace(request, dynamic=request.dynamic.joined(config.export.dynamic))
+    if not verify:
+        config = config.model_copy(update={"export": config.export.model_copy(update={"verify": False})})
+    return BuildPlan(config, request, None, off, skip_pre_normalization, verify)
+
+
+def request_record(request: ModelRequest) -> dict[str, Any]:
+    """Return a request as JSON values: all of it decides what an export makes."""
+    record = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
+    record["dynamic"] = request.dynamic.model_dump(mode="json")
+    if request.shape_config is not None:
+        record["shape_config"] = request.shape_config.model_dump(mode="json", exclude_none=True)
+    if request.input_specs is not None:
+        record["input_specs"] = [spec.model_dump(mode="json", exclude_none=True) for spec in request.input_specs]
+    return {key: value for key, value in record.items() if value is not None}
+
+
+def _loader(request: ModelRequest) -> LoaderSection:
+    asked = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
+    return LoaderSection(**{name: asked[name] for name in LoaderSection.model_fields if name in asked})
+
+
+def _refuse_torch_options(request: ModelRequest) -> None:
+    given = {
+        "--task": request.task,
+        "--revision": request.revision,
+        "--trust-remote-code": request.trust_remote_code,
+        "--random-weights": request.random_weights,
+        "--input-specs": request.input_specs,
+        "--shape-config": request.shape_config,
+        "--batch-size": request.batch_size,
+        "--dtype": request.dtype,
+        "--dynamic-batch and the like": not request.dynamic.is_empty,
+    }
+    for option, value in given.items():
+        if value:
+            raise UsageError(
+                f"{option} has no meaning for {request.model}, which is an ONNX file",
+                hint="Leave it out, or build from the PyTorch model.",
+            )

@@ -1,0 +1,1 @@
+"""Which verbs are there? One file for each."""

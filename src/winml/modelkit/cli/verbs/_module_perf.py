@@ -1,0 +1,75 @@
+"""``winml perf --module``: how fast is each module on its own?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._measuring import live_progress
+from winml.modelkit.cli._streams import stdout_kept_for_the_answer
+from winml.modelkit.errors import UsageError
+from winml.modelkit.hierarchy.selector import Selector
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.found_models import FoundModel
+    from winml.modelkit.measure.latency import LatencyOptions
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+__all__ = ["check_module", "module_option", "show_module_perf"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def module_option(command: _F) -> _F:
+    """Add the option that measures modules in place of the whole model."""
+    return click.option(
+        "--module", metavar="SELECTOR", help="Cut out each module it names, and measure it alone on real activations."
+    )(command)
+
+
+def check_module(options: Mapping[str, Any]) -> None:
+    """Refuse what does not go together.
+
+    Raises:
+        UsageError: an empty selector, or an option that speaks of the whole model.
+    """
+    if options["module"] is None:
+        return
+    Selector(options["module"])
+    for name in ("by_module", "baseline"):
+        if options[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{flag} measures the whole model, and --module {options['module']} parts of it",
+                hint="Give one of them, or cut the modules out first: winml extract.",
+            )
+
+
+def show_module_perf(
+    model: FoundModel, run_options: RunOptions, latency: LatencyOptions, options: Mapping[str, Any]
+) -> None:
+    """Measure, show the tables, and leave with exit code 1 where an instance failed."""
+    from winml.modelkit.cli._progress import show_step
+    from winml.modelkit.flows.modules.perf import measure_modules
+
+    with stdout_kept_for_the_answer(), live_progress(quiet=options["quiet"]) as progress:
+        on_step = None if options["quiet"] else show_step
+        result = measure_modules(
+            model.onnx_path(on_step), options["module"], run_options, latency, on_step=on_step, progress=progress
+        )
+    if options["format_"] == "json":
+        print_json(result.as_record())
+    else:
+        from winml.modelkit.report.console import console_for
+        from winml.modelkit.report.module_perf import print_module_perf
+
+        print_module_perf(result, console_for(sys.stdout))
+    if result.failed or not result.instances:
+        count = len(result.failed)
+        what = f"{count} of {len(result.instances)} instances could not be measured" if count else "nothing to measure"
+        click.echo(f"error: {what}", err=True)
+        click.get_current_context().exit(1)

@@ -1,0 +1,145 @@
+"""``winml perf --by-module``: which module takes the time, as a table and as files for other tools."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._measuring import live_progress
+from winml.modelkit.cli._options import NonEmptyPath
+from winml.modelkit.cli._runnable_models import files_read
+from winml.modelkit.cli._streams import stdout_kept_for_the_answer
+from winml.modelkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.found_models import FoundModel
+    from winml.modelkit.flows.modules.profile import ProfiledModules
+    from winml.modelkit.measure.latency import LatencyOptions
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+__all__ = ["by_module_options", "check_by_module", "show_by_module"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+FILES = ("report", "node_data", "trace")
+"""Options that name a file to write."""
+_ONLY_BY_MODULE = ("depth", "top", "group", *FILES, "overwrite")
+
+
+def by_module_options(command: _F) -> _F:
+    """Add the options that break the time down by module."""
+    path = NonEmptyPath()
+    for option in reversed(
+        (
+            click.option(
+                "--by-module", is_flag=True, help="Show which module takes the time, in one profiled session."
+            ),
+            click.option("--depth", type=click.IntRange(min=1), help="Levels of the module tree to show."),
+            click.option("--top", type=click.IntRange(min=1), help="Show only so many, those with the most own time."),
+            click.option("--group", type=click.Choice(["class"]), help="Show all modules of a class together."),
+            click.option("--report", type=path, help="Also write a page with chart and table, to open in a browser."),
+            click.option("--node-data", type=path, help="Also write node data for Model Explorer (JSON)."),
+            click.option("--trace", type=path, help="Also write a Chrome trace with module frames (JSON)."),
+            click.option("--overwrite", is_flag=True, help="Replace files that are there already."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def check_by_module(options: Mapping[str, Any]) -> None:
+    """Refuse what does not go together, before anything is measured.
+
+    Raises:
+        UsageError: an option needs ``--by-module``, or cannot be used with it; or a library is missing.
+    """
+    if not options["by_module"]:
+        for name in _ONLY_BY_MODULE:
+            if options[name]:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"{flag} says how times by module are shown", hint=f"Add --by-module, or leave {flag} out."
+                )
+        return
+    if options["baseline"]:
+        raise UsageError(
+            f"--baseline {options['baseline']}: profiling slows both down differently, so --by-module compares nothing",
+            hint="Compare in a run of its own, without --by-module.",
+        )
+    for name in ("group", "top"):
+        if options["depth"] is not None and options[name] is not None:
+            raise UsageError(
+                f"--depth {options['depth']} is for the tree, and --{name} {options[name]} shows a list in its place",
+                hint="Give one of them.",
+            )
+    if options["report"]:
+        from winml.modelkit.report.module_page import require_page_libraries
+
+        require_page_libraries()
+    paths = [options[name] for name in FILES if options[name]]
+    if len({path.absolute() for path in paths}) < len(paths):
+        raise UsageError("two of --report, --node-data and --trace name one file", hint="Give each a file of its own.")
+
+
+def _refuse_outputs(model: FoundModel, options: Mapping[str, Any]) -> None:
+    """Refuse files that may not be written, before anything is measured.
+
+    Raises:
+        UsageError: one is what is measured, or what is fed to it.
+        OutputExistsError: one is there already.
+    """
+    from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
+
+    paths = [options[name] for name in FILES if options[name]]
+    if paths:
+        refuse_inputs(paths, files_read(model, options))
+        refuse_existing(paths, overwrite=options["overwrite"])
+
+
+def show_by_module(
+    model: FoundModel, run_options: RunOptions, latency: LatencyOptions, options: Mapping[str, Any]
+) -> None:
+    """Measure, write the files, and show where the time goes.
+
+    Raises:
+        UsageError: a file to write is what is measured, or there already.
+    """
+    from winml.modelkit.cli._progress import show_step
+    from winml.modelkit.flows.modules.profile import profile_modules
+
+    _refuse_outputs(model, options)
+    with stdout_kept_for_the_answer(), live_progress(quiet=options["quiet"]) as progress:
+        path = model.onnx_path(None if options["quiet"] else show_step)
+        measured = profile_modules(path, run_options, latency, progress=progress)
+        written = _write(measured, options)
+    if options["format_"] == "json":
+        print_json(measured.as_record(depth=options["depth"]))
+        return
+    from winml.modelkit.report.console import console_for
+    from winml.modelkit.report.module_times import print_module_times
+    from winml.modelkit.report.perf import print_perf
+
+    console = console_for(sys.stdout)
+    print_perf(measured.result, console)
+    console.print()
+    is_grouped = options["group"] == "class"
+    print_module_times(measured.profile, console, depth=options["depth"], top=options["top"], group=is_grouped)
+    for path in written:
+        console.print(f"[bold]wrote[/bold]         {path}", highlight=False, markup=True)
+
+
+def _write(measured: ProfiledModules, options: Mapping[str, Any]) -> list[Path]:
+    from winml.modelkit.graph.files.output_files import OutputFiles
+
+    writers = {"report": measured.page, "node_data": measured.node_data, "trace": measured.trace}
+    with OutputFiles() as files:
+        for name, text in writers.items():
+            if options[name]:
+                files.stage(options[name]).write_text(text(), encoding="utf-8")
+        files.commit(overwrite=options["overwrite"])
+    return [options[name] for name in FILES if options[name]]

@@ -1,0 +1,229 @@
+"""``winml build``: a model becomes a folder with everything that was made of it, stage by stage."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._options import (
+    NonEmptyPath,
+    dtype_option,
+    dynamic_options,
+    input_options,
+    model_option,
+    output_options,
+    random_options,
+    source_options,
+)
+from winml.modelkit.cli._requests import model_request
+from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
+from winml.modelkit.errors import UsageError
+from winml.modelkit.optimize.capabilities import LEVELS
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.config import WinMLBuildConfig
+    from winml.modelkit.builds.plan import BuildPlan
+    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.results.build_result import BuildResult
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml build -m sentence-transformers/all-MiniLM-L6-v2 -o built --level basic
+  winml config -m ./checkpoint -o config.json && winml build -c config.json -o built
+  winml build -m model.onnx -o built --level extended --ep cpu
+  winml build -m ./checkpoint --use-cache --format json
+"""
+
+SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
+"""Option that leaves a stage out → section of the config."""
+
+
+@click.command(name="build", cls=WinMLCommand, epilog=EPILOG)
+@model_option(
+    required=False,
+    help="Hub id, checkpoint folder, config.json, file.py:factory, package.module:factory, or an .onnx file.",
+)
+@click.option("-c", "--config", metavar="JSON", help="What to do, as winml config writes it; a file or text.")
+@click.option("-o", "--output", type=NonEmptyPath(), help="The folder to build in.")
+@click.option("--use-cache", is_flag=True, help="Build in the cache: one folder for each model and config.")
+@click.option("--rebuild", is_flag=True, help="Run every stage again; files no build wrote stay.")
+@click.option("--optimize/--no-optimize", default=True, help="Optimize the graph, or not.  [default: optimize]")
+@click.option("--quant/--no-quant", default=True, help="Quantize the model, or not.  [default: quant]")
+@click.option("--compile/--no-compile", default=True, help="Compile the model, or not.  [default: compile]")
+@click.option("--level", type=click.Choice(LEVELS), help="How much the optimizer does; winml optimize --list.")
+@click.option("--ep", metavar="NAME", help="Execution provider the model is for, such as qnn.")
+@click.option(
+    "--dynamo/--no-dynamo",
+    default=None,
+    help="Use torch's dynamo exporter, or TorchScript.  [default: TorchScript, and dynamo for what it cannot do]",
+)
+@click.option(
+    "--skip-pre-normalization", is_flag=True, help="Leave an .onnx file as it is where no optimization is asked for."
+)
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    help="Compare what each stage makes with what it was made from, or not.  [default: verify]",
+)
+@source_options
+@dtype_option
+@random_options
+@input_options
+@dynamic_options
+@output_options
+@click.pass_context
+def command(context: click.Context, /, **options: Any) -> None:
+    """Build a model: export, optimize, quantize, compile; one ONNX file for each stage, and model.onnx for the last.
+
+    Stages whose result is there already are not run again. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a stage's
+    result does not answer as its input does.
+    """
+    plan = _plan(context, options)
+    _refuse_early(plan, options)
+    kept: list[str] = []
+    try:
+        result = _run(plan, options, kept)
+    except KeyboardInterrupt:
+        ending = f"kept: {', '.join(kept)}; the same command goes on from there" if kept else "no stage had ended"
+        click.echo(f"interrupted: {ending}", err=True)
+        context.exit(1)
+    _show(result, options)
+
+
+def _plan(context: click.Context, options: dict[str, Any]) -> BuildPlan:
+    from winml.modelkit.builds.plan import plan_build
+
+    if (options["output"] is None) == (not options["use_cache"]):
+        both = "-o and --use-cache name two places" if options["use_cache"] else "nothing says where to build"
+        raise UsageError(both, hint="Give a folder with -o, or --use-cache.")
+    config = _config(options)
+    request = model_request(_with_loader(context, options, config))
+    off = {section: f"--no-{name}" for name, section in SWITCHES.items() if not options[name]}
+    return plan_build(
+        _with_flags(config, options, off),
+        request,
+        switched_off=off,
+        skip_pre_normalization=options["skip_pre_normalization"],
+        verify=options["verify"],
+    )
+
+
+def _config(options: Mapping[str, Any]) -> WinMLBuildConfig:
+    from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
+    from winml.modelkit.options import read_json
+
+    if options["config"] is None:
+        return WinMLBuildConfig()
+    config, notes = parse_build_config(*read_json(options["config"], "--config"))
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    return config
+
+
+def _with_loader(context: click.Context, options: dict[str, Any], config: WinMLBuildConfig) -> dict[str, Any]:
+    """Return the options, with what the command line leaves open taken from the config.
+
+    Raises:
+        UsageError: neither says which model.
+    """
+    known = config.loader.model_dump() if config.loader is not None else {}
+    open_ = [name for name in known if context.get_parameter_source(name) is ParameterSource.DEFAULT]
+    merged = {**options, **{name: known[name] for name in open_}}
+    if not merged["model"]:
+        raise UsageError("no model was given", hint="Give one with -m, or a config whose loader names one.")
+    return merged
+
+
+def _with_flags(config: WinMLBuildConfig, options: Mapping[str, Any], off: Mapping[str, str]) -> WinMLBuildConfig:
+    """Return the config with what the options say of stages; an option wins.
+
+    Raises:
+        UsageError: an option speaks of a stage that is left out.
+    """
+    from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
+
+    sections: dict[str, dict[str, Any]] = {"export": {}, "optim": {}, "quant": {}, "compile": {}}
+    if options["level"] is not None:
+        if "optim" in off:
+            raise UsageError("--level has no meaning with --no-optimize", hint="Leave one of them out.")
+        sections["optim"]["level"] = options["level"]
+    if options["ep"] is not None:
+        provider = short_name(find_execution_provider(options["ep"]).name)
+        for given in sections.values():
+            given["ep"] = provider
+    if options["dynamo"] is not None:
+        sections["export"]["exporter"] = "dynamo" if options["dynamo"] else "torchscript"
+    if options["allow_dynamic"]:
+        sections["export"]["allow_dynamic"] = True
+    changed = {}
+    for name, given in sections.items():
+        section = getattr(config, name)
+        if given and section is not None:
+            # Not made anew: what was left out of the config is to stay left out.
+            changed[name] = section.model_copy(update=given)
+    return config.model_copy(update=changed)
+
+
+def _refuse_early(plan: BuildPlan, options: Mapping[str, Any]) -> None:
+    """Refuse what can be refused by looking at names and paths, before anything heavy is imported."""
+    from winml.modelkit.builds.folder import BuildFolder, refuse_input_as_output
+    from winml.modelkit.builds.stages import STAGES, names_of
+    from winml.modelkit.load.request import resolve_source
+    from winml.modelkit.runtime.execution_providers import refuse_dynamic
+
+    places = [plan.onnx_path] if plan.onnx_path is not None else []
+    if plan.config.export is not None:
+        config, request = plan.config.export, plan.request
+        refuse_dynamic(config.ep, is_dynamic=request.is_dynamic, allow_dynamic=config.allow_dynamic)
+        source = resolve_source(request)
+        places += [source.path] if source.path is not None else []
+    if options["output"] is not None:
+        refuse_input_as_output(options["output"], places, names_of(STAGES))
+        BuildFolder(options["output"], names_of(STAGES), is_cache=False)
+
+
+def _run(plan: BuildPlan, options: Mapping[str, Any], kept: list[str]) -> BuildResult:
+    """Build; the names of stages whose results are there go to ``kept``."""
+    hear_no_warnings(debug=options["debug"])
+    from winml.modelkit.builds.build import BuildListener, run_build
+    from winml.modelkit.builds.build_model import build_in_cache
+    from winml.modelkit.cli._progress import show_step
+
+    def show_finished(event: StepEvent) -> None:
+        # The line of the running stage would stand between those of its steps.
+        if event.finished is not None:
+            show_step(event)
+
+    verbose, quiet = options["verbose"], options["quiet"]
+    listener = BuildListener(
+        on_stage=None if quiet else show_finished if verbose else show_step,
+        on_step=show_step if verbose and not quiet else None,
+        on_kept=kept.append,
+        tell=lambda words: click.echo(words, err=True),
+    )
+    with stdout_kept_for_the_answer():
+        if options["use_cache"]:
+            return build_in_cache(plan, rebuild=options["rebuild"], listener=listener)
+        return run_build(plan, options["output"], rebuild=options["rebuild"], listener=listener)
+
+
+def _show(result: BuildResult, options: Mapping[str, Any]) -> None:
+    if options["format_"] == "json":
+        print_json(result.as_record())
+        return
+    if options["quiet"]:
+        return
+    from winml.modelkit.report.console import console_for
+    from winml.modelkit.results.build_result import build_lines
+
+    console = console_for(sys.stdout)
+    for name, value in build_lines(result):
+        console.print(f"{name:<10}  {value}", highlight=False, markup=False)

@@ -1,0 +1,141 @@
+"""``winml export``: a model becomes an ONNX file that remembers its modules."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._options import NonEmptyPath, dtype_option, dynamic_options, model_options, output_options
+from winml.modelkit.cli._requests import model_request
+from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
+from winml.modelkit.cli.verbs._pinning import is_pinning, pin
+from winml.modelkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.results.export_result import ExportResult
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml export -m sentence-transformers/all-MiniLM-L6-v2 -o model.onnx -v
+  winml export -m ./checkpoint -o model.onnx --shape-config '{"sequence_length": 64}' --with-report
+  winml export -m ./checkpoint -o model.onnx --dynamic-batch --dynamic-seq-len
+  winml export -m model.py:build -o model.onnx --input-specs inputs.json
+  winml export -m dynamic.onnx -o static.onnx --shape-config '{"batch": 1, "sequence": 128}'
+"""
+
+
+@click.command(name="export", cls=WinMLCommand, epilog=EPILOG)
+@model_options
+@dtype_option
+@dynamic_options
+@click.option("--ep", metavar="NAME", help="Execution provider the file is for, such as qnn.")
+@click.option("-o", "--output", required=True, type=NonEmptyPath(), help="The .onnx file to write.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@click.option("--export-config", metavar="JSON", help='Options such as {"opset_version": 17}; a file or text.')
+@click.option(
+    "--dynamo/--no-dynamo",
+    default=None,
+    help="Use torch's dynamo exporter, or TorchScript.  [default: TorchScript, and dynamo for what it cannot do]",
+)
+@click.option("--torch-module", metavar="CLASSES", help="torch.nn classes to show as modules: Linear,LayerNorm or all.")
+@click.option(
+    "--hierarchy/--no-hierarchy",
+    default=None,
+    help="Write the module tags, or leave no trace of them.  [default: write]",
+)
+@click.option("--clean-onnx", is_flag=True, hidden=True, help="Deprecated: --no-hierarchy.")
+@click.option("--keep-torch-metadata", is_flag=True, help="Keep the Python lines each node came from (local paths).")
+@click.option("--operation-fallback", is_flag=True, help="Tag nodes without a known scope by their neighbours.")
+@click.option(
+    "--verify/--no-verify", default=None, help="Compare with PyTorch before writing, or not.  [default: verify]"
+)
+@click.option("--with-report", is_flag=True, help="Also write a Markdown report.")
+@output_options
+def command(**options: Any) -> None:
+    """Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.
+
+    The file is compared with PyTorch in ONNX Runtime before it is put in place; every node names the module it came
+    from. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the file does not answer as the model does.
+    """
+    if is_pinning(options):
+        pin(options)
+        return
+    config = _export_config(options)
+    request = model_request(options)
+    request = dataclasses.replace(request, dynamic=request.dynamic.joined(config.dynamic))
+    # What can be refused by looking at names and paths is refused before torch is imported, which takes seconds.
+    from winml.modelkit.graph.files.output_paths import ExportPaths
+    from winml.modelkit.load.request import resolve_source
+    from winml.modelkit.runtime.execution_providers import refuse_dynamic
+
+    paths = ExportPaths.for_output(options["output"], with_sidecar=config.hierarchy, with_report=options["with_report"])
+    paths.refuse_existing(overwrite=options["overwrite"])
+    refuse_dynamic(config.ep, is_dynamic=request.is_dynamic, allow_dynamic=config.allow_dynamic)
+    resolve_source(request)
+    if options["clean_onnx"] and not options["quiet"]:
+        click.echo("warning: --clean-onnx is deprecated; use --no-hierarchy", err=True)
+    _show(_run(request, config, options), options)
+
+
+def _export_config(options: dict[str, Any]) -> WinMLExportConfig:
+    """Merge the JSON config with the flags; a flag wins."""
+    from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.options import parse_options, read_json
+
+    config = WinMLExportConfig()
+    if options["export_config"]:
+        value, source = read_json(options["export_config"], "--export-config")
+        if isinstance(value, dict) and "export" in value:
+            raise ConfigError(f"{source}: a whole build config", hint='Give its "export" section alone.')
+        config = parse_options(WinMLExportConfig, value, source)
+    given: dict[str, Any] = {}
+    if options["torch_module"]:
+        given["torch_module"] = tuple(name.strip() for name in options["torch_module"].split(",") if name.strip())
+    if options["hierarchy"] is not None or options["clean_onnx"]:
+        given["hierarchy"] = bool(options["hierarchy"]) and not options["clean_onnx"]
+    if options["dynamo"] is not None:
+        given["exporter"] = "dynamo" if options["dynamo"] else "torchscript"
+    if options["verify"] is not None:
+        given["verify"] = options["verify"]
+    flags = ("keep_torch_metadata", "operation_fallback", "allow_dynamic")
+    given.update({name: True for name in flags if options[name]})
+    if options["ep"] is not None:
+        given["ep"] = options["ep"]
+    return config.model_copy(update=given)
+
+
+def _run(request: ModelRequest, config: WinMLExportConfig, options: dict[str, Any]) -> ExportResult:
+    from winml.modelkit.cli._progress import show_step
+
+    hear_no_warnings(debug=options["debug"])
+    from winml.modelkit.flows.export.export import HTPExporter
+
+    exporter = HTPExporter(config, seed=options["seed"], on_step=None if options["quiet"] else show_step)
+    with stdout_kept_for_the_answer():
+        return exporter.export_checkpoint(
+            request, options["output"], overwrite=options["overwrite"], with_report=options["with_report"]
+        )
+
+
+def _show(result: ExportResult, options: dict[str, Any]) -> None:
+    if options["format_"] == "json":
+        print_json(result.as_record())
+        return
+    if options["quiet"]:
+        return
+    from winml.modelkit.report.console import console_for, print_export, print_tree
+
+    console = console_for(sys.stdout)
+    if options["verbose"] and result.coverage.tagged:
+        print_tree(result, console)
+        console.print()
+    print_export(result, console)

@@ -1,0 +1,96 @@
+"""``winml extract``: modules of a model become models of their own."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._options import (
+    NonEmptyPath,
+    debug_option,
+    format_option,
+    input_options,
+    model_option,
+    random_options,
+    source_options,
+)
+from winml.modelkit.cli._runnable_models import files_read, runnable_model
+from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
+from winml.modelkit.hierarchy.selector import Selector
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml extract model.onnx --module BertAttention -o attention
+  winml extract model.onnx --module 'encoder.layer.0.*' -o layer0 --with-inputs
+  winml extract -m ./checkpoint --module '/BertModel/**/BertLayer.*' -o layers --format json
+"""
+
+
+@click.command(name="extract", cls=WinMLCommand, epilog=EPILOG)
+@click.argument("target", required=False, metavar="[MODEL]")
+@model_option(
+    required=False, help="ONNX file, folder of a build, Hub id, checkpoint folder, file.py:factory; or as argument."
+)
+@click.option("--module", required=True, metavar="SELECTOR", help="Modules to cut out, by class, path or tag.")
+@click.option("-o", "--output", required=True, type=NonEmptyPath(), help="The folder to write to.")
+@click.option("--with-inputs", is_flag=True, help="Also write what flowed in and out, as .npz files.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@source_options
+@random_options
+@input_options
+@click.option("--input-data", metavar="FILE", help="Values for the whole model: an .npz file with an array per input.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@format_option
+@debug_option
+@click.pass_context
+def command(context: click.Context, /, **options: Any) -> None:
+    """Cut modules out of a model, each as an ONNX model of its own that answers as it does inside.
+
+    A model that is not an ONNX file yet is exported first, once. Exit codes: 0 done, 1 failed or some module could
+    not be cut out, 2 wrong usage, 3 a cut model does not answer as the whole model does.
+    """
+    Selector(options["module"])
+    model, run_options = runnable_model(options)
+    from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
+    from winml.modelkit.graph.files.output_files import refuse_existing
+
+    refuse_existing([options["output"] / EXTRACT_MANIFEST_NAME], overwrite=options["overwrite"])
+    hear_no_warnings(debug=options["debug"])
+    from winml.modelkit.cli._progress import show_step
+    from winml.modelkit.flows.modules.extract import extract_modules
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+    with stdout_kept_for_the_answer():
+        on_step = None if options["quiet"] else show_step
+        result = extract_modules(
+            model.onnx_path(on_step),
+            options["module"],
+            options["output"],
+            options=RunOptions(**run_options),
+            protected=files_read(model, options),
+            with_inputs=options["with_inputs"],
+            overwrite=options["overwrite"],
+            on_step=on_step,
+        )
+    if options["format_"] == "json":
+        print_json({"folder": str(result.folder), **result.as_record()})
+    elif not options["quiet"]:
+        from winml.modelkit.report.console import console_for
+        from winml.modelkit.results.extract_result import extract_lines
+
+        console = console_for(sys.stdout)
+        for name, value in extract_lines(result):
+            console.print(f"{name:<9}  {value}", highlight=False, markup=False, soft_wrap=True)
+    if result.refused or not result.modules:
+        count = len(result.refused)
+        what = (
+            f"{count} module{'' if count == 1 else 's'} could not be cut out" if count else "nothing was there to cut"
+        )
+        click.echo(f"error: {what}; the others were written" if result.modules else f"error: {what}", err=True)
+        context.exit(1)

@@ -1,0 +1,140 @@
+"""``winml inspect``: what is in a model, before any weight is read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._options import (
+    debug_option,
+    format_option,
+    input_options,
+    model_option,
+    source_options,
+    verbose_option,
+)
+from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
+from winml.modelkit.errors import UsageError
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml inspect model.onnx -H
+  winml inspect model.onnx --module 'encoder.layer.0.**'
+  winml inspect -m sentence-transformers/all-MiniLM-L6-v2 --hierarchy
+  winml inspect --model-type bert --list-tasks
+"""
+
+FOR_CHECKPOINTS = (
+    "model_type", "task", "list_tasks", "revision", "trust_remote_code", "input_specs", "shape_config", "batch_size",
+)  # fmt: skip
+"""Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
+
+
+@click.command(name="inspect", cls=WinMLCommand, epilog=EPILOG)
+@click.argument("target", required=False, metavar="[MODEL]")
+@model_option(
+    required=False, help="ONNX file, Hub id, checkpoint folder, config.json, file.py:factory; or as argument."
+)
+@click.option("--model-type", help="Architecture such as bert, in place of a model.")
+@source_options
+@click.option("--list-tasks", is_flag=True, help="List the tasks the architecture can be exported for.")
+@click.option("-H", "--hierarchy", is_flag=True, help="Show the module tree.")
+@click.option("--module", metavar="SELECTOR", help="Show the modules it names, and their nodes. ONNX files only.")
+@input_options
+@verbose_option("Tell more: every operator and initializer.")
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Show what is in a model; no weight is read.
+
+    Of an ONNX file: inputs and outputs, operators, sizes, and the module tree its nodes remember. Of anything else:
+    what an export of it will be. Exit codes: 0 done, 1 the files are wrong, 2 wrong usage.
+    """
+    model = _model(options)
+    if model is not None and model.lower().endswith(".onnx"):
+        _inspect_file(Path(model), options)
+    else:
+        _inspect_model(model, options)
+
+
+def _model(options: dict[str, Any]) -> str | None:
+    """Return the model, however it was given.
+
+    Raises:
+        UsageError: there is none, or two.
+    """
+    given = [value for value in (options["target"], options["model"]) if value is not None]
+    if len(given) > 1:
+        raise UsageError(f"two models were given: {given[0]!r} and, with -m, {given[1]!r}", hint="Give one of them.")
+    if given and options["model_type"]:
+        raise UsageError(
+            f"--model-type {options['model_type']} stands in place of a model, and {given[0]!r} is one",
+            hint="Give one of them.",
+        )
+    if not given and not options["model_type"]:
+        raise UsageError(
+            "no model was given",
+            hint="Give an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:factory; or --model-type.",
+        )
+    return given[0] if given else None
+
+
+def _inspect_file(path: Path, options: dict[str, Any]) -> None:
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if parameter.name in FOR_CHECKPOINTS and options[parameter.name]:
+            raise UsageError(
+                f"{parameter.opts[-1]} has no meaning for an ONNX file, and {path} is one",
+                hint="Leave it out, or inspect the checkpoint the file was made from.",
+            )
+    from winml.modelkit.inspect.onnx_file import inspect_onnx
+
+    inspection = inspect_onnx(path, selector=options["module"])
+    with_hierarchy = options["hierarchy"] or options["module"] is not None
+    if options["format_"] == "json":
+        print_json(inspection.as_record(with_hierarchy=with_hierarchy, with_weights=options["verbose"]))
+        return
+    from winml.modelkit.report.console import console_for
+    from winml.modelkit.report.onnx_inspection import print_onnx_inspection
+
+    print_onnx_inspection(
+        inspection, console_for(sys.stdout), with_hierarchy=with_hierarchy, verbose=options["verbose"]
+    )
+
+
+def _inspect_model(model: str | None, options: dict[str, Any]) -> None:
+    if options["module"] is not None:
+        raise UsageError("--module works on ONNX files only", hint="Use --hierarchy to see the module tree.")
+    from winml.modelkit.cli._requests import model_request
+    from winml.modelkit.load.request import resolve_source
+
+    request = model_request({**options, "model": model or ""})
+    if model is not None:
+        # What can be refused by looking at names and paths is refused before torch is imported, which takes seconds.
+        resolve_source(request, needs_weights=False)
+    hear_no_warnings(debug=options["debug"])
+    from winml.modelkit.flows.inspect import inspect_model, list_tasks
+    from winml.modelkit.report.console import console_for
+    from winml.modelkit.report.model_inspection import print_model_inspection, print_tasks
+
+    if options["list_tasks"]:
+        with stdout_kept_for_the_answer():
+            tasks = list_tasks(request, model_type=options["model_type"])
+        if options["format_"] == "json":
+            print_json({"kind": "tasks", "tasks": {task: list(classes) for task, classes in tasks.items()}})
+        else:
+            print_tasks(tasks, console_for(sys.stdout))
+        return
+    with stdout_kept_for_the_answer():
+        inspection = inspect_model(request, model_type=options["model_type"], hierarchy=options["hierarchy"])
+    if options["format_"] == "json":
+        print_json(inspection.as_record())
+    else:
+        print_model_inspection(inspection, console_for(sys.stdout), verbose=options["verbose"])

@@ -1,0 +1,182 @@
+"""``winml optimize``: makes an ONNX file cheaper with the same answer, and keeps its tags."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
+from winml.modelkit.cli._progress import show_step
+from winml.modelkit.cli._streams import hear_no_warnings
+from winml.modelkit.errors import UsageError
+from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVEL_WORDS, LEVELS
+
+if TYPE_CHECKING:
+    from winml.modelkit.optimize.options import OptimizeOptions
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml optimize -m model.onnx -o fast.onnx --level full
+  winml optimize -m model.onnx -o npu.onnx --level full --ep qnn
+  winml optimize -m model.onnx -o gelu.onnx --enable-gelu-fusion
+  winml optimize -m model.onnx -o model21.onnx --opset 21
+  winml optimize --list
+"""
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _capability_options(command: _F) -> _F:
+    """Add a pair of options per capability, in the order of the registry."""
+    for entry in reversed(list(CAPABILITIES.values())):
+        option = click.option(
+            f"--enable-{entry.flag}/--disable-{entry.flag}", entry.name, default=None, help=f"{entry.words}."
+        )
+        command = option(command)
+    return command
+
+
+@click.command(name="optimize", cls=WinMLCommand, epilog=EPILOG)
+@click.option("-m", "--model", type=NonEmptyPath(), help="ONNX file; it stays as it is.")
+@click.option("-o", "--output", type=NonEmptyPath(), help="File to write.")
+@click.option(
+    "--level",
+    type=click.Choice(LEVELS),
+    help=f"How much is done by default; none where left out. {'; '.join(f'{k}: {v}' for k, v in LEVEL_WORDS.items())}.",
+)
+@click.option("--ep", metavar="NAME", help="Execution provider it is for: leaves out what it has no operators for.")
+@click.option("--opset", type=click.IntRange(min=7), help="Convert to this version of ONNX's operators first.")
+@click.option("-c", "--config", metavar="JSON", help="A build config, or its optim section; options win over it.")
+@click.option("--list", "list_", is_flag=True, help="List the capabilities, with what they do and where they are on.")
+@_capability_options
+@click.option(
+    "--external-data/--no-external-data",
+    default=None,
+    help="Keep weights in a file of their own, or inside; by default large ones go outside, which loads faster.",
+)
+@click.option("--verify/--no-verify", default=True, help="Compare the result with the source in ONNX Runtime.")
+@click.option("--overwrite", is_flag=True, help="Replace the output if it is there already.")
+@verbose_option("Tell more: the change of every module.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Make an ONNX file cheaper with the same answer; its nodes go on naming their modules.
+
+    Without a level or an enabled capability, the graph is only brought into its plain form; a file that is in it
+    already gets the output as a second name (a hard link, or a copy where links fail). Exit codes: 0 done, 1 the files
+    are wrong, 2 wrong usage, 3 the result does not answer as the source does.
+    """
+    asked = _options(options)
+    if options["list_"]:
+        _list(asked, options)
+        return
+    for name in ("model", "output"):
+        if options[name] is None:
+            raise UsageError(f"no {name} was given", hint=f"Give one with --{name}; --list shows what can be done.")
+    _optimize(asked, options)
+
+
+def _options(options: dict[str, Any]) -> OptimizeOptions:
+    """Return what is asked for: the config's section, with options of the command on top.
+
+    Raises:
+        UsageError: an execution provider nobody knows, or one that lacks the operators of an enabled capability.
+        ConfigError: the config is wrong.
+    """
+    from winml.modelkit.optimize.options import OptimizeOptions
+    from winml.modelkit.options import parse_options
+
+    given = {name: options[name] for name in ("level", "ep", "opset", *CAPABILITIES) if options[name] is not None}
+    section = _section(options["config"]) if options["config"] is not None else {}
+    asked = parse_options(OptimizeOptions, {**section, **given}, "options")
+    list(asked.enabled())
+    return asked
+
+
+def _section(place: str) -> dict[str, Any]:
+    from winml.modelkit.builds.config import SECTIONS, parse_build_config
+    from winml.modelkit.options import read_json
+
+    value, source = read_json(place, "--config")
+    if isinstance(value, dict) and not {"schema_version", *SECTIONS} & set(value):
+        value = {"optim": value}
+    config, notes = parse_build_config(value, source)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    return config.optim.model_dump(exclude_none=True) if config.optim is not None else {}
+
+
+def _list(asked: OptimizeOptions, options: dict[str, Any]) -> None:
+    if options["format_"] == "json":
+        import json
+
+        rows = [
+            {
+                "name": entry.name,
+                "does": entry.words,
+                "on_from": entry.level,
+                "execution_providers": list(entry.providers),
+                "standard_operators": bool(entry.transformers),
+                "engine": entry.engine,
+                "enabled": asked.is_enabled(entry),
+            }
+            for entry in CAPABILITIES.values()
+        ]
+        click.echo(json.dumps({"level": asked.level, "ep": asked.ep, "capabilities": rows}, indent=2))
+        return
+    from rich.table import Table
+
+    from winml.modelkit.report.console import console_for
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("capability", "on", "on from", "suits", "does"):
+        table.add_column(column, no_wrap=True)
+    for entry in CAPABILITIES.values():
+        suits = ", ".join(entry.providers) or "any"
+        suits += " (others: with operators of ONNX)" if entry.providers and entry.transformers else ""
+        table.add_row(
+            entry.name, "yes" if asked.is_enabled(entry) else "", entry.level or "by name", suits, entry.words
+        )
+    console_for(sys.stdout).print(table)
+
+
+def _optimize(asked: OptimizeOptions, options: dict[str, Any]) -> None:
+    from winml.modelkit.graph.files.output_files import refuse_existing
+    from winml.modelkit.graph.files.output_paths import ExportPaths
+
+    # What can be refused by looking at paths is refused before a model library is imported.
+    paths = ExportPaths.for_output(options["output"], with_sidecar=False, with_report=False)
+    refuse_existing([paths.model, paths.data], overwrite=options["overwrite"])
+    if not options["model"].is_file():
+        raise UsageError(f"{options['model']}: no such file", hint="Give the path of an ONNX file.")
+    hear_no_warnings(debug=options["debug"])
+    from winml.modelkit.cli._streams import stdout_kept_for_the_answer
+    from winml.modelkit.flows.optimize import optimize_onnx
+
+    with stdout_kept_for_the_answer():
+        result = optimize_onnx(
+            options["model"],
+            options["output"],
+            options=asked,
+            overwrite=options["overwrite"],
+            verify=options["verify"],
+            external_data=options["external_data"],
+            on_step=None if options["quiet"] else show_step,
+        )
+    if options["format_"] == "json":
+        print_json(result.as_record())
+        return
+    if options["quiet"]:
+        return
+    from winml.modelkit.report.console import console_for
+    from winml.modelkit.report.optimization_summary import print_optimization
+
+    print_optimization(result, console_for(sys.stdout), verbose=options["verbose"])

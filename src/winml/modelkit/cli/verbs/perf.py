@@ -1,0 +1,126 @@
+"""``winml perf``: how fast is a model, and how much memory does it take?"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._measuring import (
+    latency_options,
+    live_progress,
+    measuring_options,
+    parse_ep_options,
+    provider_options,
+    refuse_unknown_ep,
+)
+from winml.modelkit.cli._options import (
+    debug_option,
+    format_option,
+    input_options,
+    model_option,
+    random_options,
+    source_options,
+)
+from winml.modelkit.cli._runnable_models import runnable_model
+from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
+from winml.modelkit.cli.verbs._module_perf import check_module, module_option, show_module_perf
+from winml.modelkit.cli.verbs._module_times import by_module_options, check_by_module, show_by_module
+from winml.modelkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.found_models import FoundModel
+    from winml.modelkit.flows.perf.whole_model import Baseline
+
+__all__ = ["command"]
+
+_PYTORCH = "pytorch"
+
+EPILOG = """\b
+Examples:
+  winml perf model.onnx
+  winml perf model.onnx --shape-config '{"batch": 8, "sequence": 128}' --duration 10
+  winml perf model.onnx --by-module --depth 4 --report time.html
+  winml perf model.onnx --module 'encoder.layer.*' --iterations 50
+  winml perf -m ./checkpoint --baseline pytorch
+  winml perf optimized.onnx --baseline model.onnx --format json
+"""
+
+
+@click.command(name="perf", cls=WinMLCommand, epilog=EPILOG)
+@click.argument("target", required=False, metavar="[MODEL]")
+@model_option(
+    required=False, help="ONNX file, folder of a build, Hub id, checkpoint folder, file.py:factory; or as argument."
+)
+@source_options
+@random_options
+@input_options
+@click.option("--input-data", metavar="FILE", help="Values for the inputs: an .npz file with an array for each.")
+@provider_options
+@measuring_options
+@by_module_options
+@module_option
+@click.option("--baseline", metavar="pytorch|FILE", help="Measure this too, in turns, and compare.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Measure how fast a model is, and how much memory it takes.
+
+    A model that is not an ONNX file yet is exported first, once. Exit codes: 0 done, 1 failed, 2 wrong usage.
+    """
+    check_module(options)
+    check_by_module(options)
+    model, known = runnable_model(options)
+    refuse_unknown_ep(options["ep"])
+    known["ep_options"] = parse_ep_options(options["ep_options"])
+    latency, baseline = latency_options(options), _baseline(options["baseline"], model)
+    hear_no_warnings(debug=options["debug"])
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+    run_options = RunOptions(**known, **{key: options[key] for key in ("ep", "device", "threads")})
+    # Before an export, which may take minutes.
+    run_options.choose_provider()
+    if options["module"] is not None:
+        show_module_perf(model, run_options, latency, options)
+        return
+    if options["by_module"]:
+        show_by_module(model, run_options, latency, options)
+        return
+    from winml.modelkit.cli._progress import show_step
+    from winml.modelkit.flows.perf.whole_model import PerfOptions, measure_model
+
+    with stdout_kept_for_the_answer(), live_progress(quiet=options["quiet"]) as progress:
+        path = model.onnx_path(None if options["quiet"] else show_step)
+        result = measure_model(path, PerfOptions(run_options, latency, baseline), progress=progress)
+    if options["format_"] == "json":
+        print_json(result.as_record())
+        return
+    from winml.modelkit.report.console import console_for
+    from winml.modelkit.report.perf import print_perf
+
+    print_perf(result, console_for(sys.stdout))
+
+
+def _baseline(name: str | None, model: FoundModel) -> Baseline | None:
+    """Return what ``--baseline`` names.
+
+    Raises:
+        UsageError: there is no such baseline.
+    """
+    if name is None:
+        return None
+    from winml.modelkit.builds.found_models import onnx_file
+    from winml.modelkit.flows.perf.whole_model import Baseline
+
+    if name == _PYTORCH:
+        return Baseline(name, request=model.request)
+    path = onnx_file(name)
+    if path is None:
+        raise UsageError(
+            f"--baseline {name}: neither {_PYTORCH} nor an ONNX file", hint=f"Give --baseline {_PYTORCH}, or a file."
+        )
+    return Baseline(name, path)

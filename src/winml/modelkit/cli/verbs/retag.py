@@ -1,0 +1,77 @@
+"""``winml retag``: a file that another tool made gets its tags back."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from winml.modelkit.flows.retag import RetaggedModel
+    from winml.modelkit.hierarchy.carry.carrying import Way
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml retag model.onnx optimized.onnx -o optimized_tagged.onnx
+  winml retag model.onnx optimized.onnx --overwrite
+"""
+
+WAY_WORDS: Mapping[Way, str] = {
+    "kept": "still carried it",
+    "name": "same node",
+    "output": "same value",
+    "fused": "name of a fused node",
+    "replaced": "what it replaced",
+    "neighbours": "new, from its neighbours",
+    "root": "unknown, root",
+}
+"""How a tag was won, in words."""
+
+
+@click.command(name="retag", cls=WinMLCommand, epilog=EPILOG)
+@click.argument("before")
+@click.argument("after")
+@click.option("-o", "--output", type=NonEmptyPath(), help="ONNX file to write; else AFTER itself, with --overwrite.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Carry the tags of BEFORE to AFTER, which another tool made from it.
+
+    Everything but the metadata of AFTER is copied as it is; no weight is read. Exit codes: 0 done, 1 the files are
+    wrong, 2 wrong usage.
+    """
+    from winml.modelkit.flows.retag import retag_model
+
+    result = retag_model(options["before"], options["after"], options["output"], overwrite=options["overwrite"])
+    if options["format_"] == "json":
+        print_json(result.as_record())
+    elif not options["quiet"]:
+        _show(result)
+
+
+def _show(result: RetaggedModel) -> None:
+    from winml.modelkit.report.console import console_for
+    from winml.modelkit.words import size_words
+
+    coverage, ways = result.coverage, result.report.by_way
+    rows = [
+        ("hierarchy", f"{coverage.tagged} of {coverage.nodes} nodes tagged"),
+        *(("", f"{ways[way]} {words}") for way, words in WAY_WORDS.items() if ways.get(way)),
+        *([("repaired", f"{result.repaired} nodes whose keys stood there twice")] if result.repaired else []),
+        ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),
+        *(("note", note) for note in result.notes),
+    ]
+    console = console_for(sys.stdout)
+    for name, value in rows:
+        console.print(f"{name:<9}  {value}", highlight=False, markup=False, soft_wrap=True)

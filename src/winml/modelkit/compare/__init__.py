@@ -1,0 +1,1 @@
+"""Do two answers agree, and where do they part?"""

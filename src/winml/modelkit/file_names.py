@@ -1,0 +1,35 @@
+"""What are the files called that winml writes? Every name is spelled here and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["data_path", "report_path", "sidecar_path"]
+
+BUILT_MODEL_NAME = "model.onnx"
+"""The result of the last stage of a build of one part."""
+BUILD_CONFIG_NAME = "winml_build_config.json"
+BUILD_MANIFEST_NAME = "build_manifest.json"
+EXTRACT_MANIFEST_NAME = "extract_manifest.json"
+"""Names the models in a folder of cut out modules."""
+SIDECAR_SUFFIX = "_htp_metadata.json"
+REPORT_SUFFIX = "_htp_export_report.md"
+STAGING_PREFIX = ".winml-partial-"
+"""Start of the name of a hidden folder of files being written; one that a killed process left can be deleted."""
+CHECKPOINT_CONFIG_NAME = "config.json"
+"""The name transformers gives the config of a checkpoint."""
+
+
+def data_path(model: Path) -> Path:
+    """Return where the weights of a model go when they are kept outside: ``<name>.onnx.data`` beside it."""
+    return model.with_name(f"{model.name}.data")
+
+
+def sidecar_path(model: Path) -> Path:
+    """Return where the module tree and the tags of a model are written: ``<stem>_htp_metadata.json`` beside it."""
+    return model.with_name(f"{model.stem}{SIDECAR_SUFFIX}")
+
+
+def report_path(model: Path) -> Path:
+    """Return where the Markdown report of an export is written: ``<stem>_htp_export_report.md`` beside it."""
+    return model.with_name(f"{model.stem}{REPORT_SUFFIX}")

@@ -1,0 +1,1 @@
+"""What does one verb do, from path to path?"""

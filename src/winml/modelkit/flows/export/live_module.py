@@ -1,0 +1,102 @@
+"""What does a live module need to be exported like a loaded one? Its inputs, found in what the caller gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.hierarchy.compiled_modules import uncompiled
+from winml.modelkit.load.inputs.decision import (
+    InputDecision,
+    check_input_specs,
+    decide_inputs,
+    forward_keywords,
+    known_meanings,
+)
+from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
+from winml.modelkit.load.inputs.examples import (
+    name_examples,
+    refuse_uninitialized,
+    refuse_without_values,
+    spec_of_example,
+)
+from winml.modelkit.load.parts import LoadedModel, ModelInfo
+
+__all__ = ["ExampleInputs", "loaded_from_module"]
+
+ExampleInputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+"""Example tensors: by name, in the order of the forward's parameters, or a single one."""
+
+
+def loaded_from_module(model: nn.Module, inputs: ExampleInputs | None, config: WinMLExportConfig) -> LoadedModel:
+    """Describe a live module as if it had been loaded; the module itself is not touched.
+
+    Args:
+        model: The module.
+        inputs: Example tensors; they win over everything else.
+        config: ``input_tensors`` in it come next; a transformers model's own config comes last.
+
+    Raises:
+        UsageError: nothing says what the module takes, or a name is no parameter of its forward.
+        InputError: a parameter holds no values yet.
+    """
+    model = uncompiled(model)
+    refuse_uninitialized(model, type(model).__name__)
+    refuse_without_values(model, type(model).__name__)
+    example = None
+    if inputs is not None:
+        example = name_examples(inputs, model, "inputs")
+        specs = tuple(spec_of_example(name, tensor, "inputs") for name, tensor in example.items())
+        check_input_specs(model, specs, "inputs")
+    elif config.input_tensors is not None:
+        specs = config.input_tensors
+        check_input_specs(model, specs, "input_tensors")
+    elif _has_transformers_config(model):
+        decision = open_axes(decide_inputs(model, model.config), config.dynamic)
+        return _loaded(model, decision, None)
+    else:
+        raise UsageError(
+            f"nothing says what inputs {type(model).__name__} takes",
+            hint="Pass inputs= with example tensors, or WinMLExportConfig(input_tensors=(InputTensorSpec(…),)).",
+        )
+    decision = InputDecision(specs)
+    if _has_transformers_config(model):
+        decision = InputDecision(specs, meanings=known_meanings(model, model.config, specs))
+    return _loaded(model, open_axes(decision, config.dynamic, are_sizes_firm=True), example)
+
+
+def _loaded(model: nn.Module, decision: InputDecision, example: Mapping[str, torch.Tensor] | None) -> LoadedModel:
+    return LoadedModel(
+        model=model,
+        inputs=decision.inputs,
+        info=_info(model),
+        forward_kwargs=forward_keywords(model),
+        example=fitting_example(example, decision),
+        notes=decision.notes,
+        dimensions=decision.dimensions,
+    )
+
+
+def _has_transformers_config(model: nn.Module) -> bool:
+    # Only a process that imported transformers can hold one of its models; importing it here would cost a second.
+    return hasattr(model, "config") and any(cls.__module__.startswith("transformers.") for cls in type(model).__mro__)
+
+
+def _info(model: nn.Module) -> ModelInfo:
+    library = "transformers" if _has_transformers_config(model) else "torch"
+    version = str(torch.__version__)
+    if library == "transformers":
+        import transformers
+
+        version = transformers.__version__
+    return ModelInfo(
+        name_or_path=str(getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__),
+        class_name=type(model).__name__,
+        library=library,
+        library_version=version,
+        model_type=getattr(getattr(model, "config", None), "model_type", None),
+    )

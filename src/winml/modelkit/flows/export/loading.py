@@ -1,0 +1,67 @@
+"""How is a model loaded for the exporter that will make its graph?
+
+With its weights for TorchScript, which traces values; without them for dynamo, which does not look at any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from winml.modelkit.errors import ExportError
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.export.exporter_choice import ExporterUse, first_choice, parameter_bytes
+from winml.modelkit.export.preparation import prepared_for_export
+from winml.modelkit.export.tensors import to_torch
+from winml.modelkit.load.model import load_resolved
+from winml.modelkit.load.parts import LoadedModel
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.load.resolution import resolve_model
+from winml.modelkit.load.weightless import load_weightless
+from winml.modelkit.runtime.available_memory import available_bytes
+from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.verify.memory_check import refuse_verification_beyond_memory
+from winml.modelkit.verify.reference_run import run_reference
+
+__all__ = ["load_for_export"]
+
+
+def load_for_export(request: ModelRequest, config: WinMLExportConfig) -> tuple[LoadedModel, ExporterUse]:
+    """Load a model as the exporter that is chosen for it needs it.
+
+    Args:
+        request: What the user asked for.
+        config: Options of the export.
+
+    Returns:
+        The model, and the exporter to begin with.
+
+    Raises:
+        UsageError: the request is wrong.
+        InputError: files, the Hub, or the user's code did not deliver.
+        ExportError: the answer is to be compared with PyTorch's, and memory cannot hold the weights.
+    """
+    resolved = resolve_model(request, needs_weights=not request.random_weights)
+    weight_bytes = parameter_bytes(resolved.model)
+    use = first_choice(config, weight_bytes)
+    if use.name == "torchscript":
+        return load_resolved(resolved, request), use
+    if config.verify:
+        refuse_verification_beyond_memory(weight_bytes, available_bytes())
+    loaded = load_weightless(resolved, request)
+    if loaded.stored is not None and (refusal := _refusal(loaded)) is not None:
+        note = f"The weights were loaded: without them the model does not run ({refusal.module or 'the root'})."
+        loaded = replace(load_resolved(resolved, request), notes=(*loaded.notes, note))
+    return loaded, use
+
+
+def _refusal(loaded: LoadedModel) -> ExportError | None:
+    """Return why a model cannot run without values, such as a forward that reads them; None where it can."""
+    names = [spec.name for spec in loaded.inputs]
+    feeds = make_feeds(loaded.inputs, seed=0, sizes=loaded.trace_sizes)
+    tensors = {name: to_torch(feeds[name]) for name in names}
+    with prepared_for_export(loaded.model, names, loaded.forward_kwargs) as forward:
+        try:
+            run_reference(loaded, forward, tensors)
+        except ExportError as error:
+            return error
+    return None

@@ -1,0 +1,250 @@
+"""What will an export of this model be? Composes load, inspect and export; reads no weight.
+
+Where a forward needs values, and its module tree is wanted, random weights stand in if they are few.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from winml.modelkit.errors import CheckpointError, InputError, first_line
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.export.exporter_choice import first_choice, parameter_bytes
+from winml.modelkit.export.preparation import FlatForward, prepared_for_export
+from winml.modelkit.export.tensors import to_torch
+from winml.modelkit.export.weightless_outputs import output_specs_of
+from winml.modelkit.graph.dimensions import DynamicDimension
+from winml.modelkit.graph.specs import OutputTensorSpec
+from winml.modelkit.hierarchy.tracing import CallTrace, TracedModule, module_of_error, record_calls
+from winml.modelkit.hierarchy.tree import build_tree
+from winml.modelkit.inspect.weightless import WeightlessRun, run_weightless
+from winml.modelkit.load.checkpoints.processor_classes import ProcessorClass, find_processor_classes
+from winml.modelkit.load.checkpoints.task import inference_class, tasks_for
+from winml.modelkit.load.checkpoints.weight_files import (
+    StoredSize,
+    WeightFiles,
+    check_safetensors,
+    find_weights,
+    stored_sizes,
+)
+from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.load.model import load_resolved, model_info
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.load.resolution import ResolvedModel, resolve_checkpoint, resolve_model
+from winml.modelkit.results.inspected_model import InspectedModel, WeightsOnDisk
+from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.words import count_words, size_words
+
+__all__ = ["inspect_model", "list_tasks"]
+
+WEIGHTLESS = "a forward without weights"
+RANDOM_WEIGHTS = "a forward with random weights"
+
+MOST_STAND_IN_BYTES = 2 * 10**9
+"""Chosen: random weights up to this size are made where a forward needs values; a laptop has room for them twice."""
+
+_CONTAINERS = {"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"}
+"""Classes of ``torch.nn`` that are never called."""
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """What one forward showed."""
+
+    trace: CallTrace | None
+    outputs: tuple[OutputTensorSpec, ...] | None
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+def inspect_model(
+    request: ModelRequest, *, model_type: str | None = None, hierarchy: bool = False, opset_version: int | None = None
+) -> InspectedModel:
+    """Find out what an export of a model will be.
+
+    Of a Hub id only small files are fetched. A factory is called, and whatever it makes is made.
+
+    Args:
+        request: What the user asked for.
+        model_type: transformers' model type, in place of ``request.model``: no checkpoint at all.
+        hierarchy: Whether the module tree is wanted.
+        opset_version: Of the export; None is its default.
+
+    Raises:
+        UsageError: the request is wrong, or asks for a size or task this model does not have.
+        InputError: config files, the Hub, or the user's code did not deliver; or the module tree is wanted and the
+            forward needs more random weights than can be made.
+    """
+    resolved = resolve_model(request, model_type=model_type)
+    defaults = WinMLExportConfig()
+    with quiet_libraries() if resolved.checkpoint is not None else nullcontext():
+        forward = _run_forward(resolved, request, hierarchy=hierarchy)
+    found = _weights(resolved)
+    named = _named_type(resolved)
+    return InspectedModel(
+        info=model_info(resolved, request),
+        tasks=tasks_for(named) if named else {},
+        inference_class=_inference_class(resolved),
+        processors=_processors(resolved),
+        inputs=resolved.inputs,
+        outputs=forward.outputs,
+        opset_version=opset_version or defaults.opset_for(first_choice(defaults, parameter_bytes(resolved.model)).name),
+        parameters=_parameters(resolved.model),
+        weights=found[0],
+        modules=sum(1 for _ in resolved.model.modules()),
+        tree=build_tree(forward.trace) if hierarchy and forward.trace is not None else None,
+        never_ran=tuple(_never_ran(forward.trace)) if hierarchy and forward.trace is not None else (),
+        tree_source=forward.source if hierarchy else "",
+        notes=(*resolved.notes, *found[1], *forward.notes),
+    )
+
+
+def list_tasks(request: ModelRequest, *, model_type: str | None = None) -> Mapping[str, tuple[str, ...]]:
+    """Return every task an architecture has, with the classes that serve it; empty for a factory.
+
+    Raises:
+        UsageError: the request is wrong.
+        InputError: config files or the Hub did not deliver.
+    """
+    checkpoint = resolve_checkpoint(request, model_type=model_type)
+    return {} if checkpoint is None else tasks_for(checkpoint.config.model_type)
+
+
+def _named_type(resolved: ResolvedModel) -> str | None:
+    return resolved.checkpoint.config.model_type if resolved.checkpoint else None
+
+
+def _inference_class(resolved: ResolvedModel) -> str | None:
+    if resolved.decision is None:
+        return None
+    return inference_class(resolved.decision.task, resolved.decision.model_class_name, _named_type(resolved) or "")
+
+
+def _processors(resolved: ResolvedModel) -> tuple[ProcessorClass, ...]:
+    checkpoint = resolved.checkpoint
+    if checkpoint is None:
+        return ()
+    names = [spec.name for spec in resolved.inputs]
+    return find_processor_classes(checkpoint.root, checkpoint.config.model_type, names)
+
+
+def _run_forward(resolved: ResolvedModel, request: ModelRequest, *, hierarchy: bool) -> _Forward:
+    """Run the model as an export would, without weights; where that fails and the tree is wanted, with random ones."""
+    names = [spec.name for spec in resolved.inputs]
+    sizes = _trace_sizes(resolved.dimensions)
+    with prepared_for_export(resolved.model, names, resolved.forward_kwargs) as forward:
+
+        def run_at(sizes: Mapping[str, int]) -> WeightlessRun:
+            return run_weightless(resolved.model, resolved.inputs, lambda flat: _named(forward, flat), sizes)
+
+        run = run_at(sizes)
+        if run.trace is not None:
+            outputs = output_specs_of(run.outputs, resolved.dimensions, lambda sizes: run_at(sizes).outputs or None)
+            return _Forward(run.trace, outputs, WEIGHTLESS)
+    note = f"the forward does not run without values: {run.problem}"
+    if not hierarchy:
+        return _Forward(None, None, "", (f"{note}; --hierarchy tries random weights",))
+    return _run_with_values(resolved, request, note)
+
+
+def _trace_sizes(dimensions: Iterable[DynamicDimension]) -> dict[str, int]:
+    return {dimension.name: dimension.example or 1 for dimension in dimensions}
+
+
+def _named(forward: FlatForward, flat: tuple[torch.Tensor, ...]) -> Mapping[str, torch.Tensor]:
+    return dict(zip(forward.output_names, flat, strict=True))
+
+
+def _run_with_values(resolved: ResolvedModel, request: ModelRequest, note: str) -> _Forward:
+    """Run the model on random values.
+
+    Raises:
+        CheckpointError: they would be too many.
+        InputError: the model refuses its own inputs.
+    """
+    size_bytes = sum(entry.size_bytes for entry in _parameters(resolved.model))
+    if resolved.checkpoint is not None and size_bytes > MOST_STAND_IN_BYTES:
+        raise CheckpointError(
+            f"{note}; random weights in their place would take {size_words(size_bytes)}, "
+            f"at most {size_words(MOST_STAND_IN_BYTES)} are made",
+            hint="Inspect without --hierarchy, or give a config with fewer layers: their modules are alike.",
+        )
+    loaded = load_resolved(resolved, dataclasses.replace(request, random_weights=True))
+    names = [spec.name for spec in loaded.inputs]
+    with prepared_for_export(loaded.model, names, loaded.forward_kwargs) as forward:
+        drawn = make_feeds(loaded.inputs, request.seed, sizes=_trace_sizes(loaded.dimensions))
+        feeds = loaded.example or {name: to_torch(value) for name, value in drawn.items()}
+        try:
+            with record_calls(loaded.model) as trace:
+                flat = loaded.model(*(feeds[name].clone() for name in names))
+        except Exception as error:
+            path = module_of_error(error, loaded.model)
+            raise InputError(
+                f"the model refuses its inputs, in module {path or '(the root)'}: "
+                f"{type(error).__name__}: {first_line(error)}",
+                hint="Mend the config, or give sizes it takes with --shape-config.",
+            ) from error
+        outputs = output_specs_of(_named(forward, flat), (), lambda _sizes: None)
+    made = f"made {count_words(sum(entry.count for entry in _parameters(loaded.model)))} random weights instead"
+    source = RANDOM_WEIGHTS if resolved.checkpoint is not None else "a forward with the factory's own weights"
+    return _Forward(trace, outputs, source, (f"{note}; {made}" if resolved.checkpoint is not None else note,))
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _parameters(model: nn.Module) -> tuple[StoredSize, ...]:
+    counts: dict[torch.dtype, int] = {}
+    for parameter in model.parameters():
+        counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
+    return tuple(StoredSize(_dtype_name(dtype), count, count * dtype.itemsize) for dtype, count in counts.items())
+
+
+def _weights(resolved: ResolvedModel) -> tuple[WeightsOnDisk | None, tuple[str, ...]]:
+    """Return the weight files and what is wrong with them; damaged ones do not keep anyone from inspecting."""
+    source = resolved.source
+    if source.kind not in ("folder", "hub") or source.path is None:
+        return None, ()
+    try:
+        files = find_weights(source.path)
+        on_disk = None if files is None else _on_disk(files)
+    except CheckpointError as error:
+        return None, (error.message,)
+    return on_disk, () if files is None else tuple(_damages(files))
+
+
+def _damages(weights: WeightFiles) -> Iterator[str]:
+    """Yield what would keep an export from reading the weights, as far as headers and file sizes tell."""
+    return filter(None, map(_damage, weights.files if weights.format == "safetensors" else ()))
+
+
+def _damage(file: Path) -> str:
+    try:
+        check_safetensors(file)
+    except CheckpointError as error:
+        return error.message
+    return ""
+
+
+def _on_disk(weights: WeightFiles) -> WeightsOnDisk:
+    stored = stored_sizes(weights.files) if weights.format == "safetensors" else ()
+    return WeightsOnDisk(weights.format, weights.files, sum(file.stat().st_size for file in weights.files), stored)
+
+
+def _never_ran(trace: CallTrace) -> Iterable[TracedModule]:
+    """Yield the modules that were not called, outermost only; containers never are."""
+    outermost: list[str] = []
+    for module in trace.modules:
+        is_container = module.is_torch_nn and module.class_name in _CONTAINERS
+        if module.calls or is_container or any(module.path.startswith(f"{path}.") for path in outermost):
+            continue
+        outermost.append(module.path)
+        yield module

@@ -1,0 +1,1 @@
+"""How are single modules of an ONNX file cut out, run and measured?"""

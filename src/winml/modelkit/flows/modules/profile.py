@@ -1,0 +1,223 @@
+"""How is the time of every module found? One profiled session, and the tags carried to the graph it executed.
+
+ONNX Runtime rewrites a graph before it runs it, so its profile names nodes no file has. The graph as executed is
+written by the same session, and ``hierarchy`` brings the tags over. Works on ONNX files alone; measures nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from winml.modelkit.errors import MeasureError, UsageError
+from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.carry.carrying import CarryReport, carry_tags
+from winml.modelkit.hierarchy.coverage import all_nodes
+from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
+from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
+from winml.modelkit.measure.latency import LatencyOptions, measure_latency
+from winml.modelkit.measure.module_profile import ModuleProfile, charge_modules
+from winml.modelkit.report.chrome_trace import chrome_trace_record
+from winml.modelkit.report.model_explorer import node_data_record
+from winml.modelkit.report.module_page import module_page
+from winml.modelkit.report.module_times import module_times_record
+from winml.modelkit.results.perf_result import MemoryUse, PerfResult, perf_result
+from winml.modelkit.runtime.kernel_times import RunProfile, read_profile
+from winml.modelkit.runtime.memory import peak_bytes, resident_bytes
+from winml.modelkit.runtime.opened_model import RunOptions, prepared_model
+
+__all__ = ["ProfiledModules", "profile_modules"]
+
+
+@dataclass(frozen=True)
+class ProfiledModules:
+    """Where the time of a file goes, and how that is known."""
+
+    result: PerfResult
+    """The whole model, measured with profiling on."""
+    profile: ModuleProfile
+    tree_source: str
+    """What the modules were read from: ``winml tags``, or what else the file had."""
+    carried: CarryReport
+    """How the nodes as executed came to their modules."""
+    graph_name: str
+    node_ms: Mapping[str, float]
+    """Time per run charged to the nodes of the file itself, for tools that show the file."""
+
+    def as_record(self, depth: int | None = None) -> dict[str, Any]:
+        """Return the JSON of ``winml perf --by-module``.
+
+        Args:
+            depth: Levels of the module tree to list. None: all.
+        """
+        times = module_times_record(self.profile, depth=depth)
+        carried = {"tree_source": self.tree_source, "nodes_by_way": dict(self.carried.by_way)}
+        return {**self.result.as_record(), "by_module": {**times, **carried}}
+
+    def page(self) -> str:
+        """Return an HTML page with chart and tables, for a browser without a network."""
+        result = self.result
+        facts = {
+            "runs on": f"{result.provider.provider.name}, ONNX Runtime {result.onnxruntime_version}",
+            "inputs": ", ".join(f"{name} {list(shape)}" for name, shape in result.measured_shapes.items()),
+            "modules from": self.tree_source,
+            "made by": f"winml {result.tool_version}",
+        }
+        return module_page(self.profile, title=Path(result.model).name, facts=facts)
+
+    def node_data(self) -> str:
+        """Return node data for Model Explorer, as JSON text."""
+        return json.dumps(node_data_record(self.graph_name, self.node_ms), ensure_ascii=False)
+
+    def trace(self) -> str:
+        """Return a Chrome trace with module frames, as JSON text."""
+        return json.dumps(chrome_trace_record(self.profile), ensure_ascii=False)
+
+
+def profile_modules(
+    path: Path,
+    options: RunOptions,
+    latency: LatencyOptions,
+    *,
+    progress: Callable[[int, float], None] | None = None,
+) -> ProfiledModules:
+    """Measure a model with ONNX Runtime's profiling on, and charge every kernel to its module.
+
+    Args:
+        path: The ONNX file.
+        options: How it is run.
+        latency: How often.
+        progress: Called between runs with the number of counted ones and the share that is done.
+
+    Raises:
+        UsageError: the options do not fit the model, or nothing in the file says which module a node belongs to.
+        StageError: ONNX Runtime cannot load or run the file, or its provider records no kernel.
+    """
+    before = read_structure(path)
+    tree = _tree_of(before, path)
+    with tempfile.TemporaryDirectory(prefix="winml-profile-") as name:
+        executed_path = Path(name) / "executed.onnx"
+        files = {"profile_prefix": Path(name) / "profile", "optimized_path": executed_path}
+        result, profile_path = _run(path, options, latency, files, progress)
+        measured = read_profile(profile_path, counted_runs=len(result.latency.samples_ms))
+        if not executed_path.is_file():
+            raise MeasureError(
+                "ONNX Runtime did not write the graph it executed, so its kernels cannot be named",
+                hint="Profile on another execution provider: --ep cpu.",
+            )
+        executed = ir.serde.deserialize_model(read_structure(executed_path))
+    return _charge(result, before, executed, tree, measured)
+
+
+def _run(
+    path: Path,
+    options: RunOptions,
+    latency: LatencyOptions,
+    files: Mapping[str, Path],
+    progress: Callable[[int, float], None] | None,
+) -> tuple[PerfResult, Path]:
+    """Run the model; return what was measured and the profile. The session is closed with this function."""
+    with prepared_model(path, options, options.choose_provider(), **files) as prepared:
+        before = resident_bytes()
+        measured = measure_latency(prepared.run, latency, progress)
+        after = resident_bytes()
+    memory = MemoryUse(prepared.opened.session_bytes, max(after - before, 0), after, max(peak_bytes(), after))
+    return perf_result(prepared, latency, measured, memory), prepared.opened.session.end_profile()
+
+
+def _tree_of(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
+    nodes = list(all_nodes(ir.serde.deserialize_model(before)))
+    metadata = {entry.key: entry.value for entry in before.metadata_props}
+    tree = read_tree([ir.serde.serialize_node(node) for node in nodes], metadata, model_path.stem)
+    if tree.source == "none":
+        raise UsageError(
+            f"{model_path}: nothing says which module its nodes came from",
+            hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
+        )
+    return tree
+
+
+def _charge(
+    result: PerfResult, before: onnx.ModelProto, executed: ir.Model, tree: OnnxTree, measured: RunProfile
+) -> ProfiledModules:
+    original = ir.serde.deserialize_model(before)
+    paths = {module.tag: module.path for module in tree.modules}
+    for node, tag in zip(all_nodes(original), tree.tags, strict=True):
+        if tag and read_tag(node) is None:
+            write_tag(node, NodeTag(tag, paths[tag], "direct"))
+    carried = carry_tags(original, executed)
+    profile = charge_modules(
+        measured,
+        _tags_by_name(executed, carried),
+        [(module.tag, module.path, module.class_name) for module in tree.modules],
+    )
+    profiled_on = "measured with profiling on, which takes time of its own: compare shares, not these times"
+    notes = (*result.notes, profiled_on, *tree.notes, *_source_notes(tree), *carried.notes)
+    return ProfiledModules(
+        result=replace(result, notes=notes),
+        profile=profile,
+        tree_source=tree.source,
+        carried=carried,
+        graph_name=before.graph.name,
+        node_ms=_node_times(original, executed, profile),
+    )
+
+
+def _source_notes(tree: OnnxTree) -> tuple[str, ...]:
+    if tree.source == "winml tags":
+        return ()
+    return (f"the file bears no tags of winml; modules were read from its {tree.source}",)
+
+
+def _tags_by_name(executed: ir.Model, carried: CarryReport) -> dict[str, str]:
+    """Return the tag of every node by its name, which is all a profile says; equal names share what they have in
+    common.
+    """
+    guessed = set(carried.last_resort)
+    found: dict[str, list[str]] = defaultdict(list)
+    for node in all_nodes(executed):
+        tag = read_tag(node)
+        name = node.name or ""
+        if tag is not None and name and name not in guessed:
+            found[name].append(tag.tag)
+    return {name: address.common_ancestor(tags) for name, tags in found.items()}
+
+
+def _node_times(original: ir.Model, executed: ir.Model, profile: ModuleProfile) -> dict[str, float]:
+    """Return the time per run of the nodes of the original's main graph.
+
+    A kernel that is no node of it counts for the node that made the same value, else for the one its name begins with,
+    else for the first of its module.
+    """
+    names = {node.name for node in original.graph if node.name}
+    makers = {value.name: node.name for node in original.graph for value in node.outputs if value.name and node.name}
+    firsts: dict[str, str] = {}
+    for node in original.graph:
+        tag = read_tag(node)
+        if tag is not None and node.name:
+            firsts.setdefault(tag.tag, node.name)
+    outputs = {node.name: [value.name for value in node.outputs] for node in all_nodes(executed)}
+    runs = len(profile.run_ms)
+    times: dict[str, float] = defaultdict(float)
+    for kernel in profile.profile.kernels:
+        same_value = (makers[value] for value in outputs.get(kernel.node, ()) if value in makers)
+        candidates = (kernel.node, *same_value, *_leading_parts(kernel.node))
+        target = next((name for name in candidates if name in names), firsts.get(profile.tags.get(kernel.node, "")))
+        if target is not None:
+            times[target] += kernel.self_us / runs / 1000
+    return dict(times)
+
+
+def _leading_parts(name: str) -> list[str]:
+    """Return what a name begins with, the longest first: fused nodes are called ``<source>/MatMulAddFusion``."""
+    parts = name.split(address.SEPARATOR)
+    return [address.SEPARATOR.join(parts[:length]) for length in range(len(parts) - 1, 1, -1)]

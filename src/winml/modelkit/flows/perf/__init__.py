@@ -1,0 +1,1 @@
+"""How is a whole model measured, and beside what?"""

@@ -1,0 +1,106 @@
+"""How fast is a model as a whole? Opens the file, gives it values, and measures it, a baseline in alternation.
+
+Imports PyTorch only for a baseline that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.measure.latency import LatencyOptions, Run, measure_alternating, measure_latency
+from winml.modelkit.results.perf_result import BaselineResult, MemoryUse, PerfResult, perf_result
+from winml.modelkit.runtime.graph_inputs import array_words, graph_inputs
+from winml.modelkit.runtime.memory import peak_bytes, resident_bytes
+from winml.modelkit.runtime.opened_model import PreparedModel, RunOptions, open_model, prepared_model
+
+__all__ = ["Baseline", "PerfOptions", "measure_model"]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a model is compared with: an ONNX file, or the PyTorch model it was exported from."""
+
+    name: str
+    """As the user wrote it."""
+    path: Path | None = None
+    """The ONNX file; None for PyTorch."""
+    request: ModelRequest | None = None
+    """The PyTorch model where the user named it; None: as the measured file says."""
+
+
+@dataclass(frozen=True)
+class PerfOptions:
+    """How a whole model is measured."""
+
+    run: RunOptions
+    latency: LatencyOptions = field(default_factory=LatencyOptions)
+    baseline: Baseline | None = None
+
+
+def measure_model(
+    path: Path, options: PerfOptions, *, progress: Callable[[int, float], None] | None = None
+) -> PerfResult:
+    """Measure a whole model.
+
+    Args:
+        path: The ONNX file.
+        options: How it is run and how often.
+        progress: Called between runs with the number of counted ones and the share that is done.
+
+    Raises:
+        UsageError: the options do not fit the model, or the execution provider is not there.
+        InputError: the file is damaged.
+        StageError: ONNX Runtime cannot load or run the model.
+    """
+    provider = options.run.choose_provider()
+    with prepared_model(path, options.run, provider) as prepared:
+        before = resident_bytes()
+        if options.baseline is None:
+            latency, baseline = measure_latency(prepared.run, options.latency, progress), None
+        else:
+            with _baseline_run(options.baseline, prepared) as (kind, other):
+                compared = measure_alternating(prepared.run, other, options.latency, progress)
+            latency = compared.model
+            baseline = BaselineResult(options.baseline.name, kind, compared.baseline, compared.ratio, compared.block)
+        after = resident_bytes()
+    memory = MemoryUse(prepared.opened.session_bytes, max(after - before, 0), after, max(peak_bytes(), after))
+    return perf_result(prepared, options.latency, latency, memory, baseline)
+
+
+@contextmanager
+def _baseline_run(baseline: Baseline, prepared: PreparedModel) -> Iterator[tuple[Literal["pytorch", "onnx"], Run]]:
+    """Return the kind of the baseline and a run of it on the same values, inside the block.
+
+    Raises:
+        UsageError: it takes other inputs, types or sizes, or the model does not say what it was exported from.
+        StageError: it cannot be loaded or does not run.
+    """
+    opened, options, feeds = prepared.opened, prepared.options, prepared.values.feeds
+    if baseline.path is None:
+        from winml.modelkit.flows.perf.pytorch_baseline import exported_from, pytorch_run
+
+        request = baseline.request or exported_from(opened.session.metadata, options.shown)
+        with pytorch_run(request, feeds, threads=options.threads) as run:
+            yield "pytorch", run
+        return
+    other = open_model(baseline.path, options, opened.provider).session
+    if set(other.inputs) != set(feeds):
+        raise UsageError(
+            f"--baseline {baseline.path} takes {', '.join(other.inputs) or 'no inputs'}, the model "
+            f"{', '.join(feeds) or 'none'}",
+            hint="Compare models that take the same inputs.",
+        )
+    for item in graph_inputs(other):
+        if not item.takes(feeds[item.name]):
+            raise UsageError(
+                f"--baseline {baseline.path}: its input {item.name} takes {item.words}, the model is fed "
+                f"{array_words(feeds[item.name])}",
+                hint="Compare models that take the same values; --shape-config sets the sizes that are open in MODEL.",
+            )
+    yield "onnx", other.prepare(feeds)

@@ -1,0 +1,160 @@
+"""How does a file that another tool made get back the tags of the file it was made from?
+
+Reads the structure of both, carries the tags, and copies the file with new metadata; no weight is read. Knows no
+PyTorch and imports none.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.graph.files.foreign_reading import read_foreign
+from winml.modelkit.graph.files.metadata_rewriting import rewrite_metadata
+from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing, refuse_inputs, write_error
+from winml.modelkit.graph.files.output_paths import ExportPaths, files_of_model
+from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.hierarchy.carry.carrying import CarryReport, carry_tags
+from winml.modelkit.hierarchy.carry.original_graph import walk
+from winml.modelkit.hierarchy.coverage import Coverage, measure_coverage
+
+__all__ = ["RetaggedModel", "retag_model"]
+
+RELATED_SHARE = 0.1
+"""Smallest share of nodes that must be found again in the model before. Chosen: a model quantized with every weight and
+activation wrapped keeps a third; two models that only share input names have none."""
+
+
+@dataclass(frozen=True)
+class RetaggedModel:
+    """What came of carrying tags to a file."""
+
+    model_path: Path
+    before: Path
+    after: Path
+    report: CarryReport
+    coverage: Coverage
+    repaired: int
+    """Nodes that came with a metadata key more than once."""
+    size_bytes: int
+    notes: tuple[str, ...]
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready summary."""
+        return {
+            "model_path": str(self.model_path),
+            "before": str(self.before),
+            "after": str(self.after),
+            "size_bytes": self.size_bytes,
+            "nodes": self.coverage.nodes,
+            "coverage": {"tagged": self.coverage.tagged, "percent": round(self.coverage.percent, 2)},
+            "ways": dict(self.report.by_way),
+            "sources": dict(self.coverage.sources),
+            "repaired_nodes": self.repaired,
+            "notes": list(self.notes),
+        }
+
+
+def retag_model(
+    before: str | os.PathLike[str],
+    after: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = False,
+) -> RetaggedModel:
+    """Give every node of a file the tag of the module it came from.
+
+    Args:
+        before: The tagged file a tool was given; stays as it is.
+        after: What the tool made of it.
+        output: The ``.onnx`` file to write; None writes ``after`` itself. Everything but the metadata of model and
+            nodes is copied byte by byte.
+        overwrite: Replace a file that is there already; needed to write ``after`` itself.
+
+    Raises:
+        UsageError: an output that exists, is ``before``, or does not end in ``.onnx``; or a path with no file.
+        InputError: a file is no ONNX model, ``before`` bears no tags, ``after`` was not made from it, or its data is
+            missing.
+        WriteError: the output cannot be written.
+    """
+    before, after = Path(before), Path(after)
+    target = after if output is None else Path(output)
+    _refuse_output(before, after, target, overwrite=overwrite)
+    original, _ = read_foreign(before)
+    model, repaired = read_foreign(after)
+    data = external_files(after)
+    shares_data = target.absolute().parent.resolve() == after.absolute().parent.resolve()
+    copies = {} if shares_data else {file: target.parent / file.relative_to(after.parent) for file in data}
+    refuse_inputs(copies.values(), files_of_model(before))
+    refuse_existing(copies.values(), overwrite=overwrite)
+    report = carry_tags(original, model)
+    _refuse_unrelated(before, after, report)
+    with OutputFiles() as files:
+        try:
+            rewrite_metadata(after, files.stage(target), model.metadata_props, *_metadata(model))
+            for file, copy in copies.items():
+                shutil.copyfile(file, files.stage(copy))
+        except OSError as error:
+            raise write_error(target, error) from error
+        written = files.commit(overwrite=overwrite)
+    return RetaggedModel(
+        model_path=target,
+        before=before,
+        after=after,
+        report=report,
+        coverage=measure_coverage(model),
+        repaired=repaired,
+        size_bytes=sum(written.values()),
+        notes=(*report.notes, *_notes(target, after, data if shares_data else ())),
+    )
+
+
+def _refuse_output(before: Path, after: Path, target: Path, *, overwrite: bool) -> None:
+    ExportPaths.for_output(target, with_sidecar=False, with_report=False)
+    refuse_inputs([target], [before])
+    if target == after and not overwrite and after.exists():
+        raise UsageError(
+            f"no output was given, and {after} itself is changed only when that is asked for",
+            hint="Name an output with -o, or use --overwrite.",
+        )
+    refuse_existing([target], overwrite=overwrite)
+
+
+def _refuse_unrelated(before: Path, after: Path, report: CarryReport) -> None:
+    """Refuse what cannot be carried, or would be guesswork.
+
+    Raises:
+        InputError: says which of the two it is.
+    """
+    if not report.is_known:
+        raise InputError(
+            f"{before} bears no tags, so there are none to carry",
+            hint="Give the file that winml export wrote, before any other tool changed it.",
+        )
+    found = report.found_again
+    if report.nodes and found < RELATED_SHARE * report.nodes:
+        raise InputError(
+            f"{after} has hardly anything in common with {before}: {found} of its {report.nodes} nodes were found "
+            "again, by name or by value",
+            hint="Give the file it was made from.",
+        )
+
+
+def _metadata(model: ir.Model) -> tuple[list[Mapping[str, str]], list[Mapping[str, str]]]:
+    """Return the metadata of every node in the order of the file: those of the graph, and those of functions."""
+    functions = [node.metadata_props for function in model.functions.values() for node, _ in walk(function)]
+    return [node.metadata_props for node, _ in walk(model.graph)], list(functions)
+
+
+def _notes(target: Path, after: Path, shared: tuple[Path, ...]) -> tuple[str, ...]:
+    if not shared or target == after:
+        return ()
+    names = ", ".join(file.name for file in shared)
+    return (f"its weights stay in {names}, which {after.name} names too",)

@@ -1,0 +1,123 @@
+"""How is a file that another tool wrote read, when its metadata may be broken?
+
+Some builds of ONNX Runtime copy the keys of every node they fuse into the fused one, so that a key stands there several
+times; readers keep one of the values and ``onnx.checker`` refuses the file. Here what the values say together is kept.
+Does not look for tags that are missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from winml.modelkit.errors import InputError
+from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.hierarchy import address
+from winml.modelkit.metadata_keys import (
+    DEPTH_KEY,
+    MODULE_KEY,
+    MODULES_KEY,
+    NAMESPACE_KEY,
+    SOURCE_KEY,
+    TAG_KEY,
+    TORCH_PREFIX,
+)
+
+__all__ = ["load_foreign", "merge_duplicate_keys", "read_foreign"]
+
+
+def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
+    """Load a model another tool wrote, weights by reference, with every metadata key once.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is not an ONNX graph.
+    """
+    proto = onnx.load(path, load_external_data=False)
+    merge_duplicate_keys(proto)
+    model = ir.serde.deserialize_model(proto)
+    ir.external_data.set_base_dir(model.graph, Path(path).parent)
+    return model
+
+
+def read_foreign(path: Path) -> tuple[ir.Model, int]:
+    """Read the structure of a model, no weights, with every metadata key once.
+
+    Returns:
+        The model, whose larger tensors have no values, and the number of nodes with keys that stood there more than
+        once.
+
+    Raises:
+        ModelPathError: there is no such file.
+        InputError: it is no ONNX model.
+    """
+    structure = read_structure(path)
+    repaired = merge_duplicate_keys(structure)
+    try:
+        return ir.serde.deserialize_model(structure), repaired
+    except (ValueError, KeyError, AttributeError, NotImplementedError, ir.serde.SerdeError) as error:
+        raise InputError(
+            f"{path}: cannot be read as a graph: {error}", hint="Write it again with the tool it comes from."
+        ) from error
+
+
+def merge_duplicate_keys(model: onnx.ModelProto) -> int:
+    """Leave every metadata key of every node once, in place.
+
+    Several tags become the one of the common module, with source ``merged`` and the list of modules, and wait for
+    ``carry_tags`` to complete them. Of other keys the last value stays; torch's go where they disagree.
+
+    Returns:
+        The number of nodes with a key that stood there more than once.
+    """
+    repaired = 0
+    for node in (*_nodes(model.graph.node), *_nodes(node for function in model.functions for node in function.node)):
+        keys = [entry.key for entry in node.metadata_props]
+        if len(keys) == len(set(keys)):
+            continue
+        merged = _merged(node)
+        del node.metadata_props[:]
+        for key, value in merged.items():
+            node.metadata_props.add(key=key, value=value)
+        repaired += 1
+    return repaired
+
+
+def _merged(node: onnx.NodeProto) -> dict[str, str]:
+    values: dict[str, list[str]] = defaultdict(list)
+    for entry in node.metadata_props:
+        values[entry.key].append(entry.value)
+    merged = {
+        key: given[-1] for key, given in values.items() if len(set(given)) == 1 or not key.startswith(TORCH_PREFIX)
+    }
+    if len(set(values[TAG_KEY])) < 2:
+        return merged
+    try:
+        merged[TAG_KEY] = address.common_ancestor(values[TAG_KEY])
+    except ValueError:
+        # A text that is no tag; whoever carries tags finds the node without one.
+        del merged[TAG_KEY]
+        return merged
+    merged[SOURCE_KEY] = "merged"
+    merged[MODULES_KEY] = json.dumps(sorted(set(values[MODULE_KEY])), ensure_ascii=False)
+    for key in (DEPTH_KEY, MODULE_KEY, NAMESPACE_KEY):
+        # Carrying the tags writes them anew, from the model that knows the module of this tag.
+        merged.pop(key, None)
+    return merged
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g.node)
+            for graph in attribute.graphs:
+                yield from _nodes(graph.node)

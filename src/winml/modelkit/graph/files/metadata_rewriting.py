@@ -1,0 +1,125 @@
+"""How is the metadata of an ONNX file exchanged, and every other byte of it left as it is?
+
+The file is copied field by field in its wire format. Only the metadata of the model and of its nodes is written anew:
+nothing is lost that this or any other library does not know, and memory does not grow with the weights.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import onnx
+
+from winml.modelkit.errors import InternalError
+from winml.modelkit.graph.files.reading import walk_fields
+from winml.modelkit.graph.files.wire import varint
+
+__all__ = ["rewrite_metadata"]
+
+CHUNK_BYTES = 1 << 24
+"""How much is copied at a time. Chosen: larger chunks are no faster."""
+
+_LENGTH_DELIMITED = 2
+"""Specified: the wire type of messages."""
+_METADATA = "metadata_props"
+_HOLDS_NODES = {
+    onnx.ModelProto.DESCRIPTOR: ("graph", "functions"),
+    onnx.GraphProto.DESCRIPTOR: ("node",),
+    onnx.FunctionProto.DESCRIPTOR: ("node",),
+    onnx.NodeProto.DESCRIPTOR: ("attribute",),
+    onnx.AttributeProto.DESCRIPTOR: ("g", "graphs"),
+}
+"""Message → fields in which nodes are found."""
+
+Metadata = Mapping[str, str]
+_Piece = bytes | range
+"""Bytes of our own, or a range of the file."""
+
+
+def rewrite_metadata(
+    source: Path, target: Path, model: Metadata, nodes: Iterable[Metadata], function_nodes: Iterable[Metadata] = ()
+) -> None:
+    """Copy a model file and exchange its metadata.
+
+    Args:
+        source: A file that ``read_structure`` reads.
+        target: The file to write.
+        model: The metadata of the model.
+        nodes: That of every node of the graph, each before the nodes of its subgraphs.
+        function_nodes: That of the nodes of functions, in the order of the file.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        rewriting = _Rewriting(data, model, iter(nodes), iter(function_nodes))
+        pieces = rewriting.pieces(0, len(data), onnx.ModelProto.DESCRIPTOR)
+        if next(rewriting.nodes, None) is not None or next(rewriting.function_nodes, None) is not None:
+            raise InternalError(f"{source} has fewer nodes than metadata was given for")
+        with target.open("wb") as out:
+            for piece in pieces:
+                _copy(data, piece, out)
+
+
+def _copy(data: mmap.mmap, piece: _Piece, out: BinaryIO) -> None:
+    if isinstance(piece, bytes):
+        out.write(piece)
+        return
+    for start in range(piece.start, piece.stop, CHUNK_BYTES):
+        out.write(data[start : min(start + CHUNK_BYTES, piece.stop)])
+
+
+class _Rewriting:
+    def __init__(
+        self, data: mmap.mmap, model: Metadata, nodes: Iterator[Metadata], function_nodes: Iterator[Metadata]
+    ) -> None:
+        self.nodes = nodes
+        self.function_nodes = function_nodes
+        self._data = data
+        self._model = model
+
+    def pieces(self, start: int, end: int, message: Any, *, in_function: bool = False) -> list[_Piece]:
+        """Return the message between two positions, its metadata exchanged."""
+        own = self._own_metadata(message, in_function)
+        holders = _HOLDS_NODES[message]
+        fields = message.fields_by_number
+        found: list[_Piece] = []
+        copied = start
+        for number, wire_type, at, value, stop in walk_fields(self._data, start, end):
+            field = fields.get(number)
+            if field is None or wire_type != _LENGTH_DELIMITED:
+                continue
+            if own is not None and field.name == _METADATA:
+                found.append(range(copied, at))
+                copied = stop
+            elif field.name in holders:
+                inner = self.pieces(
+                    value, stop, field.message_type, in_function=in_function or field.name == "functions"
+                )
+                size = sum(map(len, inner))
+                found += [range(copied, at), varint(number << 3 | _LENGTH_DELIMITED) + varint(size), *inner]
+                copied = stop
+        found.append(range(copied, end))
+        if own is not None:
+            found.append(own)
+        return [piece for piece in found if len(piece)]
+
+    def _own_metadata(self, message: Any, in_function: bool) -> bytes | None:
+        """Return what takes the place of the metadata of a message, in wire format; None where it stays."""
+        if message is onnx.ModelProto.DESCRIPTOR:
+            return _serialized(onnx.ModelProto(), self._model)
+        if message is not onnx.NodeProto.DESCRIPTOR:
+            return None
+        metadata = next(self.function_nodes if in_function else self.nodes, None)
+        if metadata is None:
+            raise InternalError("the file has more nodes than metadata was given for")
+        return _serialized(onnx.NodeProto(), metadata)
+
+
+def _serialized(message: onnx.ModelProto | onnx.NodeProto, metadata: Metadata) -> bytes:
+    for key, value in metadata.items():
+        message.metadata_props.add(key=key, value=value)
+    return bytes(message.SerializeToString())

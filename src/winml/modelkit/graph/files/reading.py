@@ -1,0 +1,183 @@
+"""How is the structure of an ONNX file read while its weights stay on the disk?
+
+A file is walked field by field in its wire format, and tensor data is stepped over: what comes back is a ``ModelProto``
+whose larger tensors have name, type and shape but no values. Neither memory nor time grows with the weights, and data
+kept in other files is never opened. Does not say what the model means.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from winml.modelkit.errors import InputError, ModelPathError
+from winml.modelkit.graph.files.wire import varint
+
+__all__ = ["KEPT_BYTES", "read_structure", "walk_fields"]
+
+KEPT_BYTES = 4096
+"""Messages below this size are read whole, values included. Chosen: one page; shapes and axes that shape inference
+looks at are far smaller, and weights worth stepping over far larger."""
+
+_DATA_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+"""Fields of a tensor that hold its values. Strings are kept: their size is told by nothing else."""
+
+# Specified: the wire types of protobuf.
+_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+_DEEPEST = 100
+"""Specified: protobuf's own limit of messages inside one another."""
+_LFS_POINTER = b"version https://git-lfs"
+
+
+class _WireError(ValueError):
+    """The bytes are no protobuf message.
+
+    Attributes:
+        cut_off: Whether a field of the model itself goes on past the end of the file.
+    """
+
+    def __init__(self, *, cut_off: bool = False) -> None:
+        super().__init__()
+        self.cut_off = cut_off
+
+
+def read_structure(path: Path) -> onnx.ModelProto:
+    """Read a model without the values of its larger tensors.
+
+    Args:
+        path: An ONNX file.
+
+    Returns:
+        The model; of a tensor of ``KEPT_BYTES`` or more, every field but the values.
+
+    Raises:
+        ModelPathError: there is no such file, or it is a directory or cannot be opened.
+        InputError: it is empty, cut off, or not an ONNX file.
+    """
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise InputError(f"{path} is empty: an ONNX file was expected", hint="Export or download it again.")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _parse(data, path)
+    except FileNotFoundError:
+        raise ModelPathError(f"{path}: no such file", hint="Give the path of an ONNX file.") from None
+    except OSError as error:
+        reason = "is a directory, not an ONNX file" if path.is_dir() else f"cannot be read: {error.strerror}"
+        raise ModelPathError(f"{path} {reason}", hint="Give the path of an ONNX file.") from None
+
+
+def _parse(data: mmap.mmap, path: Path) -> onnx.ModelProto:
+    try:
+        model: onnx.ModelProto = onnx.ModelProto.FromString(
+            _without_values(data, 0, len(data), onnx.ModelProto.DESCRIPTOR)
+        )
+    except (_WireError, DecodeError) as error:
+        if isinstance(error, _WireError) and error.cut_off:
+            raise InputError(
+                f"{path} is cut off: it ends after {len(data)} bytes, in the middle of the model",
+                hint="Export or download it again.",
+            ) from None
+        raise _not_onnx(data, path) from None
+    if not model.HasField("graph"):
+        raise _not_onnx(data, path)
+    return model
+
+
+def _not_onnx(data: mmap.mmap, path: Path) -> InputError:
+    if data[: len(_LFS_POINTER)] == _LFS_POINTER:
+        return InputError(f"{path} is a Git LFS pointer, not the model itself", hint="Fetch it: git lfs pull")
+    return InputError(
+        f"{path} is not an ONNX file, or damaged: its {len(data)} bytes hold no model",
+        hint="Give a file that an ONNX exporter wrote.",
+    )
+
+
+def _without_values(data: mmap.mmap, start: int, end: int, message: Any, depth: int = 0) -> bytes:
+    """Return the message between two positions, with the values of large tensors left out.
+
+    Args:
+        data: The file.
+        start: Where the message starts.
+        end: Where it ends.
+        message: Its protobuf descriptor.
+        depth: How many messages it lies in.
+    """
+    if depth > _DEEPEST:
+        raise _WireError
+    fields = _fields_of(message)
+    is_tensor = message is onnx.TensorProto.DESCRIPTOR
+    pieces = []
+    copied = start
+    for number, wire_type, at, value, stop in walk_fields(data, start, end):
+        if stop > end:
+            raise _WireError(cut_off=depth == 0 and number in fields)
+        field = fields.get(number)
+        if field is None:
+            continue
+        if is_tensor and field.name in _DATA_FIELDS:
+            pieces.append(data[copied:at])
+            copied = stop
+        elif wire_type == _LENGTH_DELIMITED and field.message_type is not None and stop - value >= KEPT_BYTES:
+            inner = _without_values(data, value, stop, field.message_type, depth + 1)
+            pieces += [
+                data[copied:at],
+                varint(number << 3 | _LENGTH_DELIMITED),
+                varint(len(inner)),
+                inner,
+            ]
+            copied = stop
+    pieces.append(data[copied:end])
+    return b"".join(pieces)
+
+
+@functools.cache
+def _fields_of(message: Any) -> Mapping[int, Any]:
+    return {field.number: field for field in message.fields}
+
+
+def walk_fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield the fields of a message: number, wire type, and where field and value start and the value stops.
+
+    The last one may stop behind ``end``, which the caller must look at.
+    """
+    position = start
+    while position < end:
+        key, value = _read_varint(data, position, end)
+        number, wire_type = key >> 3, key & 7
+        if number == 0:
+            raise _WireError
+        if wire_type == _VARINT:
+            stop = _read_varint(data, value, end)[1]
+        elif wire_type == _LENGTH_DELIMITED:
+            length, value = _read_varint(data, value, end)
+            stop = value + length
+        elif wire_type in _FIXED_BYTES:
+            stop = value + _FIXED_BYTES[wire_type]
+        else:
+            raise _WireError
+        yield number, wire_type, position, value, stop
+        position = stop
+
+
+def _read_varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
+    """Return a number, seven bits to a byte and the lowest first, and where the next field starts."""
+    number = shift = 0
+    while position < end:
+        byte = data[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, position
+        shift += 7
+        if shift > 63:
+            raise _WireError
+    raise _WireError

@@ -1,0 +1,189 @@
+"""How does a graph become a file without a second copy of its weights?
+
+Weights are read one at a time, while they are written: peak memory is the graph plus the largest tensor. Knows nothing
+of temporary names; ``files`` sees to those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import onnx
+import onnx_ir as ir
+
+from winml.modelkit.errors import InternalError, WriteError
+from winml.modelkit.file_names import data_path
+from winml.modelkit.graph.files.output_files import write_error
+from winml.modelkit.graph.files.wire import varint
+
+__all__ = ["INLINE_LIMIT_BYTES", "write_model"]
+
+INLINE_LIMIT_BYTES = 2_000_000_000
+"""Largest file that holds its own weights. Specified: protobuf reads no message of 2**31 bytes; chosen: 7 % less, so
+that a later stage can still add to the file."""
+STREAMED_BYTES = 4096
+"""Tensors from this size on are written one at a time. Chosen: one page; smaller ones cost less than the care they
+would take."""
+ALIGNMENT_BYTES = 65_536
+"""Where large tensors start in a data file. Specified: the granularity of Windows' memory maps, a multiple of every
+page size."""
+ALIGNED_BYTES = 100 * ALIGNMENT_BYTES
+"""Tensors from this size on start there. Chosen: the gaps take less than 1 % of the file."""
+
+_PLACEHOLDER = "streamed"
+
+# Specified: tags of the onnx.proto fields written by hand, (field number << 3) | 2 for a length-delimited field.
+_MODEL_GRAPH = bytes([7 << 3 | 2])
+_GRAPH_INITIALIZER = bytes([5 << 3 | 2])
+_TENSOR_RAW_DATA = bytes([9 << 3 | 2])
+
+
+def write_model(
+    model: ir.Model, path: Path, *, external: bool | None = None, inline_limit_bytes: int = INLINE_LIMIT_BYTES
+) -> tuple[Path, ...]:
+    """Write a model; weights go inside the file, or to its ``data_path`` where that would make it too large.
+
+    The model itself is left as it is. The data file is named in the model file without a folder, so both can be moved
+    together.
+
+    Args:
+        model: The model. Tensors that are computed on demand are computed here, once each.
+        path: The file to write; replaced if it is there.
+        external: Keep weights outside (True) or inside (False) whatever their size. None: decide by size.
+        inline_limit_bytes: Largest file with weights inside.
+
+    Returns:
+        The files written, the model first.
+
+    Raises:
+        WriteError: the file cannot be written; or weights inside were asked for and cannot be.
+    """
+    try:
+        with _placeholders(model) as streamed:
+            proto = ir.serde.serialize_model(model)
+            _refuse_foreign_data(proto, path)
+            parts = _Framing(proto, streamed)
+            if external is False and parts.size_bytes > inline_limit_bytes:
+                raise WriteError(
+                    f"cannot write {path}: with its weights inside it takes {parts.size_bytes} bytes, "
+                    f"more than {inline_limit_bytes}",
+                    hint="Keep the weights in a file of their own.",
+                )
+            if not external and parts.size_bytes <= inline_limit_bytes:
+                with path.open("wb") as file:
+                    parts.write(file)
+                return (path,)
+        ir.save(model, path, external_data=data_path(path).name, alignment=ALIGNMENT_BYTES,
+                align_threshold=ALIGNED_BYTES)  # fmt: skip
+        return (path, data_path(path))
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+@contextlib.contextmanager
+def _placeholders(model: ir.Model) -> Iterator[dict[str, ir.TensorProtocol]]:
+    """Serialize without the large tensors of the main graph: yields them by name while references stand in for them."""
+    kept: list[tuple[ir.Value, ir.TensorProtocol]] = []
+    try:
+        for graph in model.graphs():
+            for value in graph.initializers.values():
+                tensor = value.const_value
+                # Strings have no bytes of their own to stream. Data that already lies in another file is always brought
+                # in.
+                if tensor is None or tensor.dtype == ir.DataType.STRING:
+                    continue
+                if graph is model.graph and (tensor.nbytes >= STREAMED_BYTES or isinstance(tensor, ir.ExternalTensor)):
+                    kept.append((value, tensor))
+                    value.const_value = _placeholder(value, tensor)
+                elif isinstance(tensor, ir.ExternalTensor):
+                    kept.append((value, tensor))
+                    value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+        yield {value.name or "": tensor for value, tensor in kept if value.graph is model.graph}
+    finally:
+        for value, tensor in kept:
+            value.const_value = tensor
+
+
+def _placeholder(value: ir.Value, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+    return ir.ExternalTensor(
+        _PLACEHOLDER,
+        None,
+        None,
+        tensor.dtype,
+        shape=ir.Shape(tensor.shape.numpy()),
+        name=value.name or "",
+        doc_string=tensor.doc_string,
+        metadata_props=dict(tensor.metadata_props),
+    )
+
+
+def _refuse_foreign_data(proto: onnx.ModelProto, path: Path) -> None:
+    """Refuse a model whose nodes hold tensors that lie in some other file: the file written would not be whole.
+
+    Raises:
+        WriteError: names the node.
+    """
+    for node in proto.graph.node:
+        for attribute in node.attribute:
+            if attribute.t.data_location == onnx.TensorProto.EXTERNAL:
+                raise WriteError(
+                    f"cannot write {path}: attribute {attribute.name} of node {node.name} lies in another file",
+                    hint="Normalize the model first, which makes it an initializer.",
+                )
+
+
+class _Framing:
+    """The pieces of a model file in order, and the exact length of the whole.
+
+    Protobuf merges fields in any order, but a message starts with its length; all lengths are known before a weight is
+    read.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, streamed: dict[str, ir.TensorProtocol]) -> None:
+        """Take the serialized model apart; ``proto`` is used up."""
+        initializers = list(proto.graph.initializer)
+        proto.graph.ClearField("initializer")
+        self._graph = proto.graph.SerializeToString()
+        proto.ClearField("graph")
+        self._model = proto.SerializeToString()
+        self._tensors = [_FramedTensor(tensor, streamed.get(tensor.name)) for tensor in initializers]
+        self._graph_bytes = len(self._graph) + sum(tensor.size_bytes for tensor in self._tensors)
+        self.size_bytes = len(self._model) + len(_MODEL_GRAPH + varint(self._graph_bytes)) + self._graph_bytes
+
+    def write(self, file: BinaryIO) -> None:
+        """Write the whole model."""
+        file.write(self._model + _MODEL_GRAPH + varint(self._graph_bytes) + self._graph)
+        for tensor in self._tensors:
+            tensor.write(file)
+        if file.tell() != self.size_bytes:
+            raise InternalError(f"a model of {self.size_bytes} bytes came out as {file.tell()} bytes")
+
+
+class _FramedTensor:
+    """One initializer: everything but its data in memory, the data read when it is written."""
+
+    def __init__(self, proto: onnx.TensorProto, data: ir.TensorProtocol | None) -> None:
+        self._data = data
+        if data is not None:
+            proto.ClearField("data_location")
+            proto.ClearField("external_data")
+        head = proto.SerializeToString()
+        length = len(head)
+        if data is not None:
+            head += _TENSOR_RAW_DATA + varint(data.nbytes)
+            length = len(head) + data.nbytes
+        self._head = _GRAPH_INITIALIZER + varint(length) + head
+        self.size_bytes = len(self._head) + (data.nbytes if data is not None else 0)
+
+    def write(self, file: BinaryIO) -> None:
+        file.write(self._head)
+        if self._data is None:
+            return
+        before = file.tell()
+        # Part of TensorBase, not of the protocol; every tensor class of onnx_ir has it.
+        self._data.tofile(file)  # type: ignore[attr-defined]
+        if (written := file.tell() - before) != self._data.nbytes:
+            raise InternalError(f"tensor {self._data.name} of {self._data.nbytes} bytes came out as {written} bytes")

@@ -1,0 +1,1 @@
+"""How do the tags of a graph come through a tool that drops them?"""

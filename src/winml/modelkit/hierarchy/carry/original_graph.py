@@ -1,0 +1,317 @@
+"""What does the graph before a foreign tool know about a node or a value of the graph after it?
+
+Knows the original only: where its nodes stand, which of them bears a name, which of them makes a value, and what was
+replaced by whoever makes that value now. Does not look at the nodes after; ``carry_matching`` does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from winml.modelkit.hierarchy import address
+from winml.modelkit.metadata_keys import MODULE_KEY, NAMESPACE_KEY, TAG_KEY, TREE_KEY
+
+__all__ = ["Origins", "Place", "Places", "Replaced", "Scope", "walk"]
+
+LONGEST_LIST = 64
+"""Modules told apart in what one node replaced. Chosen: fused operators replace nodes of a handful; beyond that only
+their common module is kept, so that no graph makes the work grow faster than its size."""
+
+_COUNTS = frozenset({ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.STRING})
+"""Types of shapes, axes and masks."""
+_READS_SHAPE_ONLY = frozenset({"Shape", "Size"})
+_IS_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where nodes stand in the hierarchy; one object for each, compared by identity."""
+
+    tag: str
+    module: str
+    namespace: str
+
+
+def walk(graph: ir.Graph | ir.Function) -> Iterator[tuple[ir.Node, ir.Node | None]]:
+    """Yield every node in order, and the node whose subgraph it stands in."""
+    pending: list[tuple[Iterator[ir.Node], ir.Node | None]] = [(iter(graph), None)]
+    while pending:
+        nodes, enclosing = pending[-1]
+        for node in nodes:
+            yield node, enclosing
+            if node.attributes.data and (inner := _subgraphs(node)):
+                pending += [(iter(subgraph), node) for subgraph in reversed(inner)]
+                break
+        else:
+            pending.pop()
+
+
+def _subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """Return the graphs among the attributes of a node."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.data.values():
+        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
+            found.extend(attribute.as_graphs())
+    return found
+
+
+class Places:
+    """Every place of the original hierarchy, by tag."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._modules: dict[str, str] = {}
+        self._namespaces: dict[str, str] = {}
+        self._places: dict[tuple[str, str], Place] = {}
+        self._of_tags: dict[str, Place] = {}
+        for entry in _recorded_tree(model):
+            self._modules.setdefault(*entry)
+
+    def __contains__(self, tag: str) -> bool:
+        return tag in self._modules
+
+    def add(self, tag: str, module: str, namespace: str) -> Place:
+        """Take up the place of a node."""
+        place = self._places.get((tag, namespace))
+        if place is None:
+            place = self._places[tag, namespace] = Place(tag, module, namespace)
+            self._modules.setdefault(tag, module)
+            for path, scope in _enclosing_scopes(namespace):
+                self._namespaces.setdefault(path, scope)
+        return place
+
+    def of_tag(self, tag: str) -> Place:
+        """Return the place of the module a tag stands for, or of the nearest known one above it."""
+        while tag and tag not in self._modules:
+            tag = address.format_tag(address.parse_tag(tag)[:-1])
+        place = self._of_tags.get(tag)
+        if place is None:
+            module = self._modules.get(tag, "")
+            place = self._of_tags[tag] = Place(tag, module, self._namespaces.get(module, ""))
+        return place
+
+    def root(self) -> Place:
+        """Return the place all others lie in, as far as the file tells."""
+        for tag, module in self._modules.items():
+            if module == "" and address.depth(tag) == 1:
+                return self.of_tag(tag)
+        shared = address.common_ancestor(self._modules)
+        if shared:
+            self._modules.setdefault(shared, "")
+            return self.of_tag(shared)
+        # Several roots: a file put together of parts. The first one stands for all.
+        first = address.format_tag(address.parse_tag(next(iter(self._modules)))[:1])
+        self._modules.setdefault(first, "")
+        return self.of_tag(first)
+
+    def common(self, places: Iterable[Place]) -> Place:
+        """Return the deepest place that holds all of ``places``; one that all share keeps its namespace."""
+        distinct = set(places)
+        if len(distinct) == 1:
+            return distinct.pop()
+        place = self.of_tag(address.common_ancestor({place.tag for place in distinct}))
+        return place if place.tag else self.root()
+
+
+def _recorded_tree(model: ir.Model) -> list[tuple[str, str]]:
+    """Return tag and module path of the modules the model's metadata lists; nothing where the list is damaged."""
+    try:
+        entries = [
+            (str(entry["tag"]), str(entry["path"])) for entry in json.loads(model.metadata_props.get(TREE_KEY, "[]"))
+        ]
+        for tag, _ in entries:
+            if not address.parse_tag(tag):
+                return []
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return []
+    return entries
+
+
+def _enclosing_scopes(namespace: str) -> Iterator[tuple[str, str]]:
+    """Yield each module of a namespace with the namespace that ends there: ``BertModel/encoder: BertEncoder``."""
+    scope = ""
+    for level in namespace.split(address.SEPARATOR):
+        scope = f"{scope}/{level}" if scope else level
+        path, separator, _ = level.partition(": ")
+        yield (path if separator else ""), scope
+
+
+class Replaced(NamedTuple):
+    """Original nodes that something after the tool stands for; a tuple, since many are made."""
+
+    places: frozenset[Place]
+    nodes: int
+    """How many there are; one that is reached by two ways may count twice."""
+    only: ir.Node | None = None
+    """The node, where it is a single one."""
+
+
+NOTHING = Replaced(frozenset(), 0)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The names of a graph with its subgraphs, or of one function."""
+
+    by_name: dict[str, ir.Node] = field(default_factory=dict)
+    makers: dict[str, ir.Node] = field(default_factory=dict)
+    """Value → the node that makes it."""
+    enclosing: dict[ir.Node, ir.Node] = field(default_factory=dict)
+    """Node of a subgraph → the node the subgraph belongs to."""
+
+
+class Origins:
+    """The original model, asked by name and by value."""
+
+    def __init__(self, before: ir.Model) -> None:
+        self.places = Places(before)
+        self.place_of: dict[ir.Node, Place] = {}
+        self.functions: dict[ir.OperatorIdentifier, Scope] = {}
+        self.main = self._read(before.graph)
+        for identifier, function in before.functions.items():
+            self.functions[identifier] = self._read(function)
+        self._graph = before.graph
+        self._functions = before.functions.values()
+        self._static: set[ir.Node] | None = None
+        self._replaced: dict[ir.Node, Replaced] = {}
+        self._readers: dict[str, frozenset[Place]] = {}
+
+    def _read(self, graph: ir.Graph | ir.Function) -> Scope:
+        scope = Scope()
+        by_name, makers, places = scope.by_name, scope.makers, self.places
+        ambiguous: set[str] = set()
+        for node, enclosing in walk(graph):
+            if enclosing is not None:
+                scope.enclosing[node] = enclosing
+            if (name := node.name) and by_name.setdefault(name, node) is not node:
+                ambiguous.add(name)
+            for output in node.outputs:
+                if output.name:
+                    makers[output.name] = node
+            metadata = node.metadata_props
+            if tag := metadata.get(TAG_KEY):
+                self.place_of[node] = places.add(tag, metadata.get(MODULE_KEY, ""), metadata.get(NAMESPACE_KEY, ""))
+        for name in ambiguous:
+            del by_name[name]
+        return scope
+
+    def replaced_by_maker_of(
+        self, value: ir.Value | None, present: Container[str], claimed: Container[ir.Node]
+    ) -> Replaced:
+        """Return what stood behind a value that is gone; nothing where it is still there or needed no node.
+
+        Args:
+            value: A value of the original.
+            present: Names of the values after the tool.
+            claimed: Original nodes that are still there.
+        """
+        maker = self.gone_maker(value, present, claimed)
+        return self.replaced_by(maker, present, claimed) if maker is not None else NOTHING
+
+    def replaced_by(self, node: ir.Node, present: Container[str], claimed: Container[ir.Node]) -> Replaced:
+        """Return what one node that makes the outputs of ``node`` stands for.
+
+        That is the node, and all it needed of values that are there no more. The walk ends at values that still are,
+        at nodes that still are, and at what depends on no input of the model: constants and shapes, which a tool may
+        compute ahead and which say nothing about where the work is done.
+
+        The arguments after the first must be the same in every call.
+        """
+        pending = [node]
+        started: set[ir.Node] = set()
+        while pending:
+            current = pending[-1]
+            if current in self._replaced:
+                pending.pop()
+                continue
+            started.add(current)
+            needed = [
+                maker for value in current.inputs if (maker := self.gone_maker(value, present, claimed)) is not None
+            ]
+            # One that was started and is not done is needed by itself: the graph is damaged.
+            missing = [maker for maker in needed if maker not in self._replaced and maker not in started]
+            if missing:
+                pending += missing
+                continue
+            self._replaced[current] = self._join(current, needed)
+            pending.pop()
+        return self._replaced[node]
+
+    def _join(self, node: ir.Node, needed: list[ir.Node]) -> Replaced:
+        place = self.place_of.get(node)
+        if not needed:
+            return Replaced(frozenset((place,)) if place is not None else frozenset(), 1, node)
+        places = {place} if place is not None else set()
+        count = 1
+        for maker in needed:
+            behind = self._replaced.get(maker, NOTHING)
+            places |= behind.places
+            count += behind.nodes
+        if len(places) > LONGEST_LIST:
+            places = {self.places.common(places)}
+        return Replaced(frozenset(places), count)
+
+    def readers_of_weight(self, name: str) -> frozenset[Place]:
+        """Return where the weight of this name is used.
+
+        Scalars, shapes and the like are no weights: tools merge equal ones, so that nodes all over the graph read one.
+        """
+        found = self._readers.get(name)
+        if found is None:
+            weight = self._graph.initializers.get(name)
+            readers = (use.node for use in weight.uses()) if weight is not None and _is_weight(weight) else ()
+            found = frozenset(place for node in readers if (place := self.place_of.get(node)) is not None)
+            self._readers[name] = found
+        return found
+
+    def gone_maker(
+        self, value: ir.Value | None, present: Container[str], claimed: Container[ir.Node]
+    ) -> ir.Node | None:
+        """Return the node that made a value, where both are gone and it worked on data."""
+        if value is None or value.name in present:
+            return None
+        maker = value.producer()
+        if maker is None or maker in claimed or maker in self.static:
+            return None
+        return maker
+
+    @property
+    def static(self) -> set[ir.Node]:
+        """Nodes that depend on no value of a model input: constants, shapes, and what is made of those."""
+        if self._static is None:
+            self._static = set()
+            graphs: list[ir.Graph | ir.Function] = [self._graph, *self._functions]
+            for graph in graphs:
+                for node, _ in walk(graph):
+                    if self._is_static(node, self._static):
+                        self._static.add(node)
+        return self._static
+
+    @staticmethod
+    def _is_static(node: ir.Node, static: Container[ir.Node]) -> bool:
+        if node.op_type in _READS_SHAPE_ONLY:
+            return True
+        if node.op_type in _IS_RANDOM or (node.attributes.data and _subgraphs(node)):
+            return False
+        for value in node.inputs:
+            if value is None:
+                continue
+            maker = value.producer()
+            if maker is None and not value.is_initializer():
+                return False
+            if maker is not None and maker not in static:
+                return False
+        return True
+
+
+def _is_weight(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is not None and tensor.dtype not in _COUNTS and any(size != 1 for size in tensor.shape)

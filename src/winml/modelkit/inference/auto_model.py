@@ -1,0 +1,135 @@
+"""How is a model built, loaded and called in one line, as transformers' own classes are?
+
+``WinMLAutoModel`` takes any model; a ``WinMLModelFor…`` stands for each task of the task table and takes models of that
+task. What a call does is said in ``inference_model.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from winml.modelkit.builds.build_model import build_hf_model, build_onnx_model
+from winml.modelkit.builds.config import WinMLBuildConfig
+from winml.modelkit.errors import TaskError
+from winml.modelkit.inference.built_model import WinMLModel, described_model
+from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
+from winml.modelkit.load.request import Dtype, ModelRequest
+from winml.modelkit.load.resolution import resolve_checkpoint
+
+__all__ = ["INFERENCE_CLASSES", "WinMLAutoModel"]
+
+Config = WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None
+Device = Literal["cpu", "gpu", "npu"] | None
+
+
+class _BuiltModel(WinMLModel):
+    """A model that is built in the cache, the first time it is asked for, and loaded from there."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str,
+        *,
+        config: Config = None,
+        task: str | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        random_weights: bool = False,
+        dtype: Dtype | None = None,
+        ep: str | None = None,
+        device: Device = None,
+        pad_token_id: int | None = None,
+    ) -> WinMLModel:
+        """Build a PyTorch or Hugging Face model and load it.
+
+        Args:
+            model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``.
+            config: What the build is to do; see :func:`~winml.modelkit.build_hf_model`.
+            task: What the model is for; None: the task of this class, else decided from the model's config.
+            revision: Branch, tag or commit of a Hub id.
+            trust_remote_code: Allow code that comes with the checkpoint to run.
+            random_weights: Build from the config alone, with seeded random weights.
+            dtype: Floating point type the weights are cast to; None: that of the checkpoint.
+            ep: Execution provider to run it on; None: the one for the device.
+            device: Kind of processor; None: the provider's own, the CPU without one.
+            pad_token_id: Fills short rows up where the graph takes a fixed number of tokens; None: the config's.
+
+        Raises:
+            TaskError: the class is for another task.
+            WinMLError: the model cannot be built or loaded.
+        """
+        result = build_hf_model(
+            model,
+            config=config,
+            task=cls._task(task),
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            random_weights=random_weights,
+            dtype=dtype,
+        )
+        if pad_token_id is None:
+            request = ModelRequest(model=model, revision=revision, trust_remote_code=trust_remote_code)
+            checkpoint = resolve_checkpoint(request)
+            pad_token_id = getattr(checkpoint.config, "pad_token_id", None) if checkpoint is not None else None
+        return cls._loaded(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
+
+    @classmethod
+    def from_onnx(
+        cls,
+        model: str | os.PathLike[str],
+        *,
+        config: Config = None,
+        ep: str | None = None,
+        device: Device = None,
+        pad_token_id: int | None = None,
+    ) -> WinMLModel:
+        """Build from an ONNX file and load the result; see :meth:`from_pretrained`."""
+        result = build_onnx_model(model, config=config)
+        return cls._loaded(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
+
+    @classmethod
+    def _task(cls, task: str | None) -> str | None:
+        if cls.main_task is None or task is None:
+            return task or cls.main_task
+        if canonical_task(task) != cls.main_task:
+            raise TaskError(
+                f"{cls.__name__} is for {cls.main_task}, not {task}", hint="Use WinMLAutoModel, or leave task out."
+            )
+        return cls.main_task
+
+    @classmethod
+    def _loaded(cls, path: Path, **options: Any) -> WinMLModel:
+        task = described_model(path).get("task")
+        if task is not None and task != cls.main_task:
+            raise TaskError(
+                f"{cls.__name__} is for {cls.main_task}, and the model was exported for {task}",
+                hint="Use WinMLAutoModel, which takes the class for it.",
+            )
+        return cls(path, **options)
+
+
+class WinMLAutoModel(_BuiltModel):
+    """Any model: what is loaded is of the class for its task."""
+
+    @classmethod
+    def _loaded(cls, path: Path, **options: Any) -> WinMLModel:
+        found = described_model(path)
+        task = found.get("task")
+        if task is None:
+            return WinMLModel(path, **options)
+        name = inference_class(task, found.get("class", ""), found.get("model_type", ""))
+        return INFERENCE_CLASSES[name](path, **options)
+
+
+def _make(name: str, task: str) -> type[_BuiltModel]:
+    words = f"A model for {task}: called like transformers' own, run by ONNX Runtime."
+    return type(name, (_BuiltModel,), {"main_task": task, "__doc__": words, "__module__": "winml.modelkit"})
+
+
+INFERENCE_CLASSES: Mapping[str, type[_BuiltModel]] = {
+    name: _make(name, task) for name, task in inference_classes().items()
+}
+"""Name, as ``winml inspect`` prints it → class, one for each entry of the task table."""

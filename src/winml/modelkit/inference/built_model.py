@@ -1,0 +1,346 @@
+"""How is a built model called like the transformers model it was made from?
+
+Takes tensors by name, fits them to the graph, runs it in ONNX Runtime, and returns the record that the model's own
+forward returns. Does not build: ``auto_model.py`` does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.utils.generic import ModelOutput
+
+from winml.modelkit.compare.outputs import compare_outputs
+from winml.modelkit.errors import UsageError
+from winml.modelkit.export.tensors import to_numpy, to_torch
+from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.metadata_keys import MODEL_KEY
+from winml.modelkit.runtime.devices import choose_provider
+from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["WinMLModel", "described_model"]
+
+_MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
+"""Tokens → the mask that hides positions of theirs."""
+
+_FILLERS = {"attention_mask": 1, "decoder_attention_mask": 1, "token_type_ids": 0}
+"""Inputs a caller may leave out → what transformers' models put in their place."""
+
+_PER_TOKEN_RANKS = {
+    "last_hidden_state": 3, "logits": 3, "prediction_logits": 3, "encoder_last_hidden_state": 3,
+    "start_logits": 2, "end_logits": 2,
+}  # fmt: skip
+"""Outputs with one entry for each token, along the second axis → their rank."""
+
+
+_TOKEN_COPIES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that hand tokens on as they are."""
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """How far the tokens of one side were filled up."""
+
+    given: int
+    wanted: int
+
+
+class WinMLModel:
+    """An ONNX model that is called like the transformers model it was made from.
+
+    Attributes:
+        path: The ONNX file.
+        inputs: What the graph takes, in order.
+        task: What the model is for; None where the file does not say.
+        pad_token_id: Fills short rows up where the graph takes a fixed number of tokens; None: they are refused.
+    """
+
+    main_task: ClassVar[str | None] = None
+    """The task of the class; None for any."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        ep: str | None = None,
+        device: typing.Literal["cpu", "gpu", "npu"] | None = None,
+        pad_token_id: int | None = None,
+    ) -> None:
+        """Load an ONNX file.
+
+        Args:
+            path: The file.
+            ep: Execution provider to run it on, such as ``openvino``; None: the one for the device.
+            device: Kind of processor; None: the provider's own, the CPU without one.
+            pad_token_id: See the attribute of that name.
+
+        Raises:
+            UsageError: the provider is unknown or not installed.
+            StageError: ONNX Runtime cannot load the file.
+        """
+        self.path = os.fspath(path)
+        self._session = Session(self.path, providers=choose_provider(ep, device, {}).names)
+        self.inputs: tuple[GraphInput, ...] = graph_inputs(self._session)
+        described = described_model(Path(path))
+        self.task: str | None = described.get("task")
+        self.pad_token_id = pad_token_id
+        self._output_class = _output_class(described.get("class", ""))
+        self._checked: set[tuple[tuple[str, _Padding], ...]] = set()
+        """Paddings of which it is known that nothing leaks out of them."""
+
+    def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:
+        """Answer one set of inputs.
+
+        Args:
+            *tensors: Inputs in the order of :attr:`inputs`, or one mapping of them, such as a tokenizer returns.
+            **named: Inputs by name: tensors, arrays, or nested lists.
+
+        Returns:
+            What the model's forward returns, as torch tensors on the CPU.
+
+        Raises:
+            UsageError: an input is missing or unknown, or has a shape or type the graph does not take; or rows would
+                have to be filled up, and the model does not leave out of account what they are filled with.
+            StageError: ONNX Runtime fails.
+        """
+        given = self._named(tensors, named)
+        padding = self._padding(given)
+        answers = self._answers(given, padding, self.pad_token_id or 0)
+        self._refuse_leak(given, padding, answers)
+        return self._output({name: to_torch(value) for name, value in answers.items()})
+
+    forward = __call__
+
+    def _named(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """Return the inputs as arrays, by name; those that may be left out are filled in.
+
+        Raises:
+            UsageError: an input is missing or unknown.
+        """
+        names = [item.name for item in self.inputs]
+        if len(tensors) == 1 and isinstance(tensors[0], Mapping):
+            return self._named((), {**tensors[0], **named})
+        if len(tensors) > len(names):
+            raise UsageError(f"{len(tensors)} inputs were given, and the model takes {len(names)}: {', '.join(names)}")
+        values = {**dict(zip(names, tensors, strict=False)), **named}
+        unknown = [name for name in values if name not in names]
+        if unknown:
+            raise UsageError(
+                f"the model has no input {unknown[0]!r}: it takes {', '.join(names)}", hint="Leave it out."
+            )
+        arrays = {name: _array(value) for name, value in values.items()}
+        for name in names:
+            if name in _FILLERS and name not in arrays and (tokens := _tokens_of(name, arrays)) is not None:
+                arrays[name] = np.full_like(tokens, _FILLERS[name])
+        missing = [name for name in names if name not in arrays]
+        if missing:
+            raise UsageError(f"input {missing[0]!r} is missing: the model takes {', '.join(names)}")
+        return arrays
+
+    def _padding(self, given: Mapping[str, NDArray[Any]]) -> dict[str, _Padding]:
+        """Return which tokens are to be filled up, and how far."""
+        shapes = {item.name: item.shape for item in self.inputs}
+        found = {}
+        for tokens, mask in _MASKS.items():
+            if tokens not in shapes or mask not in shapes or self.pad_token_id is None or given[tokens].ndim != 2:
+                continue
+            wanted = shapes[tokens][1]
+            if isinstance(wanted, int) and given[tokens].shape[1] < wanted:
+                found[tokens] = _Padding(given[tokens].shape[1], wanted)
+        return found
+
+    def _answers(
+        self, given: Mapping[str, NDArray[Any]], padding: Mapping[str, _Padding], filler: int
+    ) -> dict[str, NDArray[Any]]:
+        feeds = {item.name: self._fitted(item, given, padding, filler) for item in self.inputs}
+        return {name: _cut(name, value, padding) for name, value in self._session.run(feeds).items()}
+
+    def _refuse_leak(
+        self,
+        given: Mapping[str, NDArray[Any]],
+        padding: Mapping[str, _Padding],
+        answers: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """Fill up with something else, the first time rows of this length come, and compare the answers.
+
+        Not every model heeds its mask everywhere: a convolution over the tokens sees what they are filled up with.
+
+        Raises:
+            UsageError: the answers differ by more than rounding.
+        """
+        key = tuple(padding.items())
+        if not key or key in self._checked:
+            return
+        others = self._answers(given, padding, _other_filler(given, padding, self.pad_token_id))
+        # Where a model looks for the filler itself, to find the last token, its answer for the row may depend on it.
+        by_token_only = _compares_tokens(Path(self.path), padding)
+        judged = [name for name, value in answers.items() if _is_judged(name, value, padding, by_token_only)]
+        compared = compare_outputs([{name: answers[name] for name in judged}], [others]).comparisons
+        worst = max(compared, key=lambda item: item.relative_diff / (item.threshold or 1), default=None)
+        if worst is None or all(item.is_equal for item in compared):
+            self._checked.add(key)
+            return
+        tokens, side = next(iter(padding.items()))
+        raise UsageError(
+            f"input {tokens!r} has {side.given} tokens, the model was built for {side.wanted}, and it does not leave "
+            f"the padding out of account: {worst.name} changes by {worst.relative_diff:.1%} with the filler",
+            hint=f"Give {side.wanted} tokens, or build the model for {side.given}, or with their number left open "
+            "(config={'export': {'dynamic_sequence': True}}).",
+        )
+
+    def _fitted(
+        self, item: GraphInput, given: Mapping[str, NDArray[Any]], padding: Mapping[str, _Padding], filler: int
+    ) -> Any:
+        """Return an input in the type and shape the graph takes.
+
+        Raises:
+            UsageError: it cannot be brought into them.
+        """
+        array = given[item.name]
+        side = padding.get(_side(item.name))
+        if side is not None and array.ndim == 2 and array.shape[1] == side.given:
+            fill = filler if item.name in _MASKS else 0
+            array = np.pad(array, ((0, 0), (0, side.wanted - side.given)), constant_values=fill)
+        fits = len(array.shape) == len(item.shape) and all(
+            not isinstance(size, int) or size == have for size, have in zip(item.shape, array.shape, strict=True)
+        )
+        if not fits:
+            raise UsageError(
+                f"input {item.name!r} is {_words(given[item.name])}, and the model was built for {item.words}",
+                hint=f"Bring it to this size ({self._ways(item, array)}), or build the model for another, or with that "
+                "dimension left open.",
+            )
+        return _cast(array, item)
+
+    def _ways(self, item: GraphInput, array: NDArray[Any]) -> str:
+        """Return what brings an input to its size."""
+        ways = "tokenizers: padding='max_length', max_length=…"
+        wanted = item.shape[1] if len(item.shape) == 2 == array.ndim else None
+        is_short = isinstance(wanted, int) and array.shape[1] < wanted
+        is_tokens = item.name in _MASKS and _MASKS[item.name] in {entry.name for entry in self.inputs}
+        return f"short rows: load the model with pad_token_id=…; {ways}" if is_short and is_tokens else ways
+
+    def _output(self, answers: dict[str, torch.Tensor]) -> ModelOutput:
+        known = inspect.signature(self._output_class).parameters if self._output_class is not None else {}
+        if self._output_class is None or not set(answers) <= set(known):
+            return ModelOutput(answers)  # type: ignore[no-untyped-call]
+        record: ModelOutput = self._output_class(**answers)
+        return record
+
+
+def described_model(path: Path) -> dict[str, Any]:
+    """Return what a file says about the model it was made from (``winml.model``); empty where it says nothing.
+
+    Raises:
+        WinMLError: there is no such file, or it is no ONNX file.
+    """
+    texts = [entry.value for entry in read_structure(path).metadata_props if entry.key == MODEL_KEY]
+    try:
+        record = json.loads(texts[0]) if texts else {}
+    except json.JSONDecodeError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _output_class(class_name: str) -> type[ModelOutput] | None:
+    """Return the record a transformers class says its forward returns, or None where it says nothing."""
+    model_class = getattr(importlib.import_module("transformers"), class_name, None) if class_name else None
+    if not isinstance(model_class, type):
+        return None
+    try:
+        returned = typing.get_type_hints(model_class.forward).get("return")  # type: ignore[attr-defined]
+    except (NameError, TypeError, AttributeError):
+        return None
+    choices = typing.get_args(returned) or (returned,)
+    return next((choice for choice in choices if isinstance(choice, type) and issubclass(choice, ModelOutput)), None)
+
+
+def _array(value: Any) -> NDArray[Any]:
+    return to_numpy(value if isinstance(value, torch.Tensor) else torch.as_tensor(value))
+
+
+def _side(name: str) -> str:
+    """Return the tokens whose positions an input goes along with."""
+    return "decoder_input_ids" if name.startswith("decoder_") else "input_ids"
+
+
+def _tokens_of(name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
+    return arrays.get(_side(name))
+
+
+def _words(array: NDArray[Any]) -> str:
+    return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+
+
+def _cast(array: NDArray[Any], item: GraphInput) -> NDArray[Any]:
+    """Return the values in the graph's type; kinds of numbers are not mixed.
+
+    Raises:
+        UsageError: whole numbers are wanted and others were given, or the other way round.
+    """
+    wanted = _numpy_dtype(item.dtype)
+    if array.dtype == wanted:
+        return array
+    if _is_float(array.dtype) != _is_float(wanted):
+        raise UsageError(f"input {item.name!r} is {_words(array)}, and the model takes {item.words}")
+    return array.astype(wanted)
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    import ml_dtypes
+
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name, name))
+    return dtype
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind not in "iub"
+
+
+def _cut(name: str, value: NDArray[Any], padding: Mapping[str, _Padding]) -> NDArray[Any]:
+    """Take away what stands at positions that were filled up."""
+    rank = _PER_TOKEN_RANKS.get(name)
+    is_decoded = "decoder_input_ids" in padding and not name.startswith("encoder_")
+    side = padding.get("decoder_input_ids" if is_decoded else "input_ids")
+    if rank is None or side is None or value.ndim != rank or value.shape[1] != side.wanted:
+        return value
+    return np.ascontiguousarray(value[:, : side.given])
+
+
+def _other_filler(given: Mapping[str, NDArray[Any]], padding: Mapping[str, _Padding], filler: int | None) -> int:
+    """Return a token of the rows themselves, which the vocabulary has for sure, that is not the filler."""
+    found = (int(token) for name in padding for token in given[name].flat if token != filler)
+    return next(found, 0 if filler else 1)
+
+
+def _is_judged(name: str, value: NDArray[Any], padding: Mapping[str, _Padding], by_token_only: bool) -> bool:
+    """Say whether an output, cut already, has nothing in it that stands for padding."""
+    if name in _PER_TOKEN_RANKS or name == "pooler_output":
+        return not by_token_only or _PER_TOKEN_RANKS.get(name) == value.ndim
+    # Of other outputs it is not known which axis goes along with the tokens; none of another length does.
+    return not by_token_only and not {side.wanted for side in padding.values()} & set(value.shape[1:])
+
+
+def _compares_tokens(path: Path, padding: Mapping[str, _Padding]) -> bool:
+    """Say whether a graph compares the tokens with something, rather than only looking them up."""
+    tokens = set(padding)
+    for node in read_structure(path).graph.node:
+        if tokens.isdisjoint(node.input):
+            continue
+        if node.op_type == "Equal":
+            return True
+        if node.op_type in _TOKEN_COPIES:
+            tokens.update(node.output)
+    return False

@@ -1,0 +1,1 @@
+"""Where does a checkpoint lie, and what do its files say?"""

@@ -1,0 +1,142 @@
+"""Where on this disk is the checkpoint that a Hub id names?
+
+Looks into the cache that transformers uses and, only if something is missing there, fetches it. Hands back a folder, so
+that nothing after it ever needs the network. Imports ``huggingface_hub`` alone; knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+
+from winml.modelkit.errors import CheckpointError, HubError
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
+from winml.modelkit.load.checkpoints.weight_files import FORMATS, find_weights
+
+__all__ = ["snapshot_folder"]
+
+_LOG = logging.getLogger(__name__)
+
+_CONFIG_SUFFIXES = {".json", ".txt"}
+"""Config, tokenizer and processor files, by which the inputs are decided."""
+
+
+def snapshot_folder(
+    repository: str,
+    revision: str | None,
+    *,
+    needs_weights: bool,
+    needs_code: bool,
+    progress: Callable[[str], None] | None = None,
+) -> Path:
+    """Return the folder of the Hub cache that holds ``repository`` at ``revision``, fetching what is missing.
+
+    A complete cached snapshot is used without asking the network whether the Hub has a newer one. ``HF_HUB_OFFLINE``
+    and ``TRANSFORMERS_OFFLINE`` forbid fetching.
+
+    Args:
+        repository: ``owner/name``.
+        revision: Branch, tag or commit; None is the default branch.
+        needs_weights: Whether a snapshot without weights is incomplete.
+        needs_code: Whether Python files are part of the snapshot.
+        progress: Told in words what is fetched.
+
+    Raises:
+        HubError: offline, no such repository or revision, gated, or the connection failed.
+    """
+    import huggingface_hub
+
+    cached = _cached_snapshot(repository, revision, needs_weights)
+    # Code may consist of several files that only the Hub can list: offline, what is cached has to do.
+    if cached is not None and (not needs_code or any(cached.glob("*.py")) or huggingface_hub.is_offline_mode()):
+        _LOG.debug("using cached snapshot %s", cached)
+        return cached
+    if huggingface_hub.is_offline_mode():
+        wanted = repository if revision is None else f"{repository} at revision {revision}"
+        raise HubError(
+            f"{wanted}: not in the cache, and offline mode forbids fetching it",
+            hint="Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or give a local checkpoint folder.",
+        )
+    return _fetch(repository, revision, needs_weights, needs_code, progress)
+
+
+def _cached_snapshot(repository: str, revision: str | None, needs_weights: bool) -> Path | None:
+    """Return the cached snapshot folder if everything needed is in it."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(repository, CHECKPOINT_CONFIG_NAME, revision=revision)
+    if not isinstance(config, str):
+        return None
+    folder = Path(config).parent
+    try:
+        complete = not needs_weights or find_weights(folder) is not None
+    except CheckpointError:
+        complete = False  # shards are missing: an interrupted download
+    return folder if complete else None
+
+
+def _fetch(
+    repository: str, revision: str | None, needs_weights: bool, needs_code: bool, progress: Callable[[str], None] | None
+) -> Path:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        listing = huggingface_hub.HfApi().model_info(repository, revision=revision)
+        names = [sibling.rfilename for sibling in listing.siblings or ()]
+        wanted = _wanted_files(names, needs_weights, needs_code)
+        if progress is not None:
+            progress(f"fetching {len(wanted)} files of {repository}")
+        # By name, not by the commit of the listing: only then is it found in the cache by that name again.
+        folder = huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=wanted)
+    except errors.GatedRepoError as error:
+        raise HubError(
+            f"{repository}: is gated and this account has no access",
+            hint=f"Ask for access on its Hub page, then log in with `hf auth login` or set HF_TOKEN ({repository}).",
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise HubError(
+            f"{repository}: has no revision {revision!r}", hint="Give a branch, tag or commit of the repository."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise HubError(
+            f"{repository}: no such folder here and no such model on the Hub",
+            hint="Check the spelling; for a private model log in with `hf auth login` or set HF_TOKEN.",
+        ) from error
+    except errors.HFValidationError as error:
+        raise HubError(f"{repository}: not a valid Hub id", hint="Give owner/name, or an existing path.") from error
+    except _connection_errors() as error:
+        raise HubError(
+            f"{repository}: no such folder here, and the Hub could not be reached: {_first_line(error)}",
+            hint="Check the connection, or give a local checkpoint folder.",
+        ) from error
+    return Path(folder)
+
+
+def _connection_errors() -> tuple[type[BaseException], ...]:
+    """Return OSError and the root error of the HTTP library under the Hub client, which has changed more than once."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return HfHubHTTPError.__bases__
+
+
+def _wanted_files(names: Iterable[str], needs_weights: bool, needs_code: bool) -> list[str]:
+    """Choose what to fetch: small files at the top of the repository, one format of weights, and code if allowed."""
+    top = [name for name in names if "/" not in name]
+    weights: list[str] = []
+    for _, single, index in FORMATS if needs_weights else ():
+        stem, suffix = PurePosixPath(single).stem, PurePosixPath(single).suffix
+        shards = [name for name in top if name.startswith(f"{stem}-") and name.endswith(suffix)]
+        weights = [single] if single in top else [index, *shards] if index in top else []
+        if weights:
+            break
+    indexes = {index for _, _, index in FORMATS}
+    small = [name for name in top if PurePosixPath(name).suffix in _CONFIG_SUFFIXES and name not in indexes]
+    code = [name for name in names if name.endswith(".py")] if needs_code else []
+    return [*small, *code, *weights]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

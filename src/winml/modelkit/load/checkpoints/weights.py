@@ -1,0 +1,249 @@
+"""How do the weights of a checkpoint folder get into the model, and are they the right ones?
+
+Safetensors are mapped into memory; pickles are read with ``weights_only``, so no code in them runs. A model some of
+whose weights would be random is refused: its answers would mean nothing. Reads the disk only.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import struct
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from winml.modelkit.errors import CheckpointError
+from winml.modelkit.load.checkpoints.weight_files import StoredEntry, WeightFiles, stored_entries, tensor_shapes
+
+__all__ = ["load_checkpoint"]
+
+_UNUSED_WITHOUT_TRAINING = ("masked_spec_embed", "num_batches_tracked")
+"""Weights only training reads (measured: old audio and converted CNN checkpoints lack them)."""
+
+_OPTIONAL_PART = "pooler"
+"""Part of base models that checkpoints trained with another head lack; only the pooled output depends on it."""
+
+_SMALL_FLOATS = ("float8", "f8", "f6", "f4")
+"""How the names of float types begin that are too small to hold weights without a scale."""
+
+_INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+_SHOWN = 3
+"""Tensors named in a message; more would bury the rest of it."""
+
+_PICKLE_ERRORS = (
+    pickle.UnpicklingError,
+    UnicodeDecodeError,
+    IndexError,
+    AssertionError,
+    EOFError,
+    struct.error,
+)
+"""What torch raises at bytes that are no pickle of tensors (measured over 4000 damaged files)."""
+
+_MESSAGE_LENGTH = 200
+"""Characters kept of a foreign message."""
+
+
+def load_checkpoint(
+    model_class: Any,
+    config: Any,
+    folder: Path,
+    weights: WeightFiles,
+    *,
+    dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    tensors: Mapping[str, torch.Tensor] | None = None,
+) -> tuple[torch.nn.Module, tuple[str, ...]]:
+    """Load the weights of ``folder`` into a new model of ``model_class``; without a dtype, in that they were saved in.
+
+    Args:
+        model_class: A transformers class.
+        config: Its config.
+        folder: The checkpoint.
+        weights: The weight files in it.
+        dtype: Type of floating point parameters.
+        trust_remote_code: Whether code that the checkpoint brings along may run.
+        tensors: What stands in for the tensors of the files, by the names they have there.
+
+    Returns:
+        The model, in evaluation mode, and notes for the user.
+
+    Raises:
+        CheckpointError: a file cannot be read, holds code, or lacks weights of the model or has them in other shapes.
+    """
+    try:
+        with warnings.catch_warnings():
+            # torch asks to report pickles of newer protocols to it, which nobody here can act on.
+            warnings.filterwarnings("ignore", message="Detected pickle protocol", category=UserWarning)
+            model, loading = model_class.from_pretrained(
+                str(folder) if tensors is None else None,
+                state_dict=None if tensors is None else dict(tensors),
+                config=config,
+                dtype=dtype or "auto",
+                local_files_only=True,
+                trust_remote_code=trust_remote_code,
+                weights_only=True,
+                ignore_mismatched_sizes=True,  # so that all of them are reported, and by us
+                output_loading_info=True,
+            )
+    except _PICKLE_ERRORS as error:
+        if weights.format != "pickle":
+            raise _not_loaded(model_class, weights, error) from error
+        raise _refused_pickle(weights, error) from error
+    except ImportError as error:
+        raise CheckpointError(
+            f"{folder}: {model_class.__name__} needs a package that is not installed: {_brief(error)}",
+            hint="Install that package.",
+        ) from error
+    except _loading_errors() as error:
+        raise _not_loaded(model_class, weights, error) from error
+    _check_shapes(loading["mismatched_keys"], weights)
+    _check_scales(loading["unexpected_keys"], weights)
+    notes = _missing(loading["missing_keys"], model, config, weights)
+    notes += [*_left_over(loading["unexpected_keys"]), *_cast(model, config, weights)]
+    return model.eval(), tuple(notes)
+
+
+def _loading_errors() -> tuple[type[Exception], ...]:
+    from safetensors import SafetensorError
+
+    return (SafetensorError, OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
+
+
+def _not_loaded(model_class: Any, weights: WeightFiles, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{_names(weights.files)}: {model_class.__name__} cannot be loaded: {_brief(error)}",
+        hint="Fetch or save the checkpoint again.",
+    )
+
+
+def _refused_pickle(weights: WeightFiles, error: Exception) -> CheckpointError:
+    """Return the error for what torch refuses to unpickle: something that could run code, or no pickle at all."""
+    names = re.findall(r"(?:GLOBAL|global) ([\w.]+)", str(error))
+    if names:
+        return CheckpointError(
+            f"{_names(weights.files)}: holds {names[0]}, which is no tensor and could run code; it was not unpickled",
+            hint="Get the checkpoint as safetensors, or save it as such where you trust the file.",
+        )
+    return CheckpointError(
+        f"{_names(weights.files)}: no pickle of tensors alone: it is damaged or could run code; it was not unpickled",
+        hint="Fetch the checkpoint again, better as safetensors.",
+    )
+
+
+def _check_shapes(mismatched: Iterable[tuple[str, Any, Any]], weights: WeightFiles) -> None:
+    entries = sorted((name, tuple(stored), tuple(expected)) for name, stored, expected in mismatched)
+    if entries:
+        name, stored, expected = entries[0]
+        others = f" ({len(entries) - 1} other tensors differ too)" if len(entries) > 1 else ""
+        raise CheckpointError(
+            f"{_file_of(name, weights)}: tensor {name!r} has shape {list(stored)}, the config asks for "
+            f"{list(expected)}{others}",
+            hint="The config and the weights belong to different models: fetch the checkpoint again.",
+        )
+
+
+def _check_scales(unused: Iterable[str], weights: WeightFiles) -> None:
+    """Refuse weights of a small float type that would be taken without the scales that lie beside them."""
+    left = sorted(name for name in unused if "scale" in name.rpartition(".")[2])
+    if not left or weights.format != "safetensors":
+        return
+    for name, entry in stored_entries(weights.files).items():
+        if entry.dtype.startswith(_SMALL_FLOATS):
+            raise CheckpointError(
+                f"{entry.path}: tensor {name!r} is {entry.dtype}, with scales beside it ({left[0]}) that nothing reads",
+                hint="Its config.json lacks the quantization_config; or get the weights as bfloat16, float16 or "
+                "float32.",
+            )
+
+
+def _missing(names: Iterable[str], model: torch.nn.Module, config: Any, weights: WeightFiles) -> list[str]:
+    """Return notes about weights that may be missing, and refuse to go on without the others."""
+    missing = [name for name in sorted(names) if name.rpartition(".")[2] not in _UNUSED_WITHOUT_TRAINING]
+    optional = [name for name in missing if _OPTIONAL_PART in name.split(".")]
+    needed = [name for name in missing if name not in optional]
+    if needed:
+        total = len(model.state_dict())
+        raise CheckpointError(
+            f"{_names(weights.files)}: lacks {len(needed)} of the {total} tensors of {type(model).__name__}, "
+            f"which would be random: {_list(needed)}",
+            hint=f"{_why_missing(type(model).__name__, config.architectures or ())}; or --random-weights if numbers do "
+            "not matter.",
+        )
+    if optional:
+        return [f"the checkpoint has no weights for the {_OPTIONAL_PART}: the pooled output is random"]
+    return []
+
+
+def _why_missing(class_name: str, architectures: Sequence[str]) -> str:
+    """Return what may be the matter with a checkpoint that lacks tensors, and what helps."""
+    again = "the checkpoint is not whole: fetch or save it again"
+    if class_name in architectures:
+        return f"It was saved from {class_name} itself, so {again}"
+    if architectures:
+        return f"It was saved from {', '.join(architectures)}: choose a --task of that; or {again}"
+    return f"Either it was saved from another class: choose another --task; or {again}"
+
+
+def _cast(model: torch.nn.Module, config: Any, weights: WeightFiles) -> list[str]:
+    """Return a note where weights of a floating point type are stored as integers or as small floats.
+
+    They are taken as the numbers they are. Which they may be; more often somebody left out the scale.
+    """
+    if weights.format != "safetensors" or getattr(config, "quantization_config", None) is not None:
+        return []
+    stored = stored_entries(weights.files)
+    cast = {
+        name: entry.dtype
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if tensor.is_floating_point() and (entry := _entry(name, stored)) is not None and _is_unscaled(entry.dtype)
+    }
+    if not cast:
+        return []
+    dtypes = " and ".join(dict.fromkeys(cast.values()))
+    count = f"{len(cast)} tensor{'s are' if len(cast) > 1 else ' is'}"
+    return [f"{count} stored as {dtypes} and cast without a scale, so 100 stays 100: {_list([*cast])}"]
+
+
+def _entry(name: str, stored: Mapping[str, StoredEntry]) -> StoredEntry | None:
+    """Return where a tensor of the model lies; names in files may lack its first part."""
+    return stored.get(name) or stored.get(name.partition(".")[2])
+
+
+def _is_unscaled(dtype: str) -> bool:
+    return dtype.startswith(_SMALL_FLOATS) or dtype in _INTEGERS
+
+
+def _left_over(names: Iterable[str]) -> list[str]:
+    unused = sorted(names)
+    return [f"{len(unused)} tensors of the checkpoint are not part of the model: {_list(unused)}"] if unused else []
+
+
+def _file_of(tensor: str, weights: WeightFiles) -> Path:
+    """Return the file a tensor of the model was read from; names in files may lack or have a prefix."""
+    if weights.format == "safetensors":
+        for file in weights.files:
+            if any(f".{tensor}".endswith(f".{name}") or name.endswith(f".{tensor}") for name in tensor_shapes(file)):
+                return file
+    return weights.files[0]
+
+
+def _names(files: tuple[Path, ...]) -> str:
+    others = f" and {len(files) - 1} other files" if len(files) > 1 else ""
+    return f"{files[0]}{others}"
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+
+
+def _brief(error: BaseException) -> str:
+    """Return the first sentence of a foreign message: what follows is advice that does not apply here."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    sentence = re.split(r"\.\s", line, maxsplit=1)[0]
+    return sentence if len(sentence) <= _MESSAGE_LENGTH else f"{sentence[:_MESSAGE_LENGTH]}…"

@@ -1,0 +1,1 @@
+"""Which inputs does the forward take, and which values are valid?"""

@@ -1,0 +1,192 @@
+"""Which axes of the inputs are left open, under which names?
+
+Turns what the user asked for – by meaning (``--dynamic-batch``), by key (``--shape-config``), by place
+(``--dynamic-axes``) or in shapes (``--input-specs``) – into names in the shapes of the inputs. Whether the model can
+follow is known only as far as its config says; the rest is proved after the export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, DynamicDimension, DynamicRequest, OpenSize
+from winml.modelkit.load.inputs.axis_names import AxisNames
+from winml.modelkit.load.inputs.decision import InputDecision
+from winml.modelkit.load.inputs.options import SHAPE_CONFIG_OPTION
+from winml.modelkit.load.inputs.trace_sizes import SizeWish, choose_trace_sizes
+from winml.modelkit.options import nearest
+
+__all__ = ["fitting_example", "open_axes"]
+
+_IMAGE_SIZES = ("height", "width")
+_SIZES_WITHOUT_MODEL: Mapping[str, int] = {"batch_size": 2, "height": 224, "width": 224, "audio_length": 16_000}
+"""Trace sizes where no config says anything, by the key whose conventional name a dimension bears: chosen, usual."""
+_ANY_SIZE = 16
+_IMAGE_STEP = 32
+"""Chosen: the product of strides of nearly all vision models."""
+
+
+def open_axes(
+    decision: InputDecision,
+    request: DynamicRequest,
+    left_open: Mapping[str, OpenSize] | None = None,
+    *,
+    firm_keys: frozenset[str] = frozenset(),
+    are_sizes_firm: bool = False,
+) -> InputDecision:
+    """Name the axes that are to be left open.
+
+    Args:
+        decision: The inputs. Names that stand in their shapes already are kept.
+        request: What is to be left open besides.
+        left_open: Keys of ``--shape-config`` that were given a name or a range.
+        firm_keys: Keys the user gave a number for; that size is traced.
+        are_sizes_firm: Whether all sizes come from the user's own example.
+
+    Returns:
+        The decision with names in the shapes, their dimensions, and notes on axes that were brought along. Without a
+        request and names, the decision itself.
+
+    Raises:
+        UsageError: an input or axis that does not exist, two names or two sizes for one dimension, or a size that this
+            model does not have or cannot vary.
+    """
+    left_open = left_open or {}
+    naming = AxisNames(decision)
+    naming.take_names_in_shapes()
+    naming.take_axes(request.axes)
+    naming.take_keys(left_open)
+    naming.take_meanings(request)
+    if not naming.names:
+        return decision
+    notes = naming.bring_along()
+    wanted = _Wanted(left_open, _declared(request, naming.symbols()), firm_keys, are_sizes_firm)
+    wishes = [_wish(name, naming, wanted) for name in naming.symbols()]
+    sizes = choose_trace_sizes(wishes)
+    dimensions = tuple(
+        DynamicDimension(name=wish.name, min=wish.min, max=wish.max, example=sizes[wish.name]) for wish in wishes
+    )
+    notes += [
+        f"{wish.name} is traced with {sizes[wish.name]}: a size of 1 would be taken as a constant."
+        for wish in wishes
+        if wish.is_firm and wish.preferred == 1
+    ]
+    return replace(decision, inputs=naming.named_inputs(), dimensions=dimensions, notes=(*decision.notes, *notes))
+
+
+def fitting_example(
+    example: Mapping[str, torch.Tensor] | None, decision: InputDecision
+) -> Mapping[str, torch.Tensor] | None:
+    """Return the user's example if it has the sizes that are traced, else None: other values are drawn then."""
+    if example is None:
+        return None
+    sizes = {dimension.name: dimension.example for dimension in decision.dimensions}
+    shapes = {
+        spec.name: tuple(sizes[size] if isinstance(size, str) else size for size in spec.shape)
+        for spec in decision.inputs
+    }
+    return example if all(shapes[name] == tuple(tensor.shape) for name, tensor in example.items()) else None
+
+
+def _declared(request: DynamicRequest, symbols: Sequence[str]) -> dict[str, DynamicDimension]:
+    """Return the bounds the user gave by name.
+
+    Raises:
+        UsageError: no axis bears such a name.
+    """
+    declared = {dimension.name: dimension for dimension in request.dimensions}
+    for name in declared:
+        if name not in symbols:
+            guess = nearest(name, symbols)
+            hint = f"Did you mean {guess!r}?" if guess else f"Names: {', '.join(symbols)}."
+            raise UsageError(f"dynamic_dimensions: no axis is named {name!r}", hint=hint)
+    return declared
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the user said about sizes."""
+
+    by_key: Mapping[str, OpenSize]
+    by_name: Mapping[str, DynamicDimension]
+    firm_keys: frozenset[str]
+    are_sizes_firm: bool
+
+    def of(self, name: str, keys: Sequence[str]) -> list[OpenSize | DynamicDimension]:
+        """Return all that was said about one dimension."""
+        named = [self.by_name[name]] if name in self.by_name else []
+        return [*(self.by_key[key] for key in keys if key in self.by_key), *named]
+
+
+def _wish(name: str, naming: AxisNames, wanted: _Wanted) -> SizeWish:
+    """Return between which sizes a dimension may vary, and at which it is best traced."""
+    keys = naming.keys_named(name)
+    low, high = _bounds(name, naming, wanted)
+    example, is_firm = _preferred(name, naming, wanted)
+    if is_firm and not low <= example <= (high or example):
+        raise UsageError(
+            f"{name}: example size {example} is not between {low} and {high or 'any'}", hint="Give one that is."
+        )
+    step = _IMAGE_STEP if set(keys) & set(_IMAGE_SIZES) or name in _IMAGE_SIZES else 1
+    return SizeWish(name, example, is_firm, low, high, step, naming.sizes_beside(name))
+
+
+def _bounds(name: str, naming: AxisNames, wanted: _Wanted) -> tuple[int, int | None]:
+    """Return the smallest and the largest size, as the user and the model bound them.
+
+    Raises:
+        UsageError: the user wants larger ones than the model takes, or nothing is left to vary.
+    """
+    asked = wanted.of(name, naming.keys_named(name))
+    bounds = [naming.bounds(key) for key in naming.keys_named(name)]
+    low = max((item.min for item in (*asked, *bounds)), default=1)
+    high = _smallest([item.max for item in asked])
+    limit = _smallest([item.max for item in bounds])
+    if limit is not None and high is not None and high > limit:
+        raise UsageError(
+            f"{SHAPE_CONFIG_OPTION}: {name} up to {high}: the model takes {limit} at most", hint=f"Give max {limit}."
+        )
+    high = high if high is not None else limit
+    if high is not None and low >= high:
+        raise UsageError(
+            f"{name} cannot be left open: from {low} to {high} there is nothing to vary", hint="Widen min and max."
+        )
+    return low, high
+
+
+def _preferred(name: str, naming: AxisNames, wanted: _Wanted) -> tuple[int, bool]:
+    """Return the size to trace with, and whether the user wants it.
+
+    Raises:
+        UsageError: the user wants two.
+    """
+    keys = naming.keys_named(name)
+    sizes = naming.decision.meanings.sizes
+    firm = {item.example for item in wanted.of(name, keys) if item.example is not None}
+    if not firm:
+        firm |= {sizes[key] for key in keys if key in wanted.firm_keys and key in sizes}
+        firm |= naming.sizes_named(name) if wanted.are_sizes_firm else set()
+    if len(firm) > 1:
+        raise UsageError(
+            f"{name}: one dimension, but two example sizes, {' and '.join(map(str, sorted(firm)))}",
+            hint="Give one size, or two names.",
+        )
+    if firm:
+        return firm.pop(), True
+    known = [sizes[key] for key in keys if key in sizes]
+    return (known[0] if known else _usual_size(name, naming)), False
+
+
+def _usual_size(name: str, naming: AxisNames) -> int:
+    """Return a size for a dimension of which only the name, or the place, is known."""
+    by_name = {CONVENTIONAL_NAMES[key]: size for key, size in _SIZES_WITHOUT_MODEL.items()}
+    is_first = all(axis == 0 for _, axis in naming.axes_named(name))
+    return by_name.get(name, _SIZES_WITHOUT_MODEL["batch_size"] if is_first else _ANY_SIZE)
+
+
+def _smallest(limits: Sequence[int | None]) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)

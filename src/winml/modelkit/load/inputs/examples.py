@@ -1,0 +1,111 @@
+"""What do example tensors say about a module's inputs? Their names, shapes, dtypes, and the range of indices."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.graph.specs import DTYPES, InputTensorSpec
+from winml.modelkit.load.inputs.decision import forward_parameters
+
+__all__ = ["name_examples", "refuse_uninitialized", "refuse_without_values", "spec_of_example"]
+
+
+def refuse_uninitialized(model: torch.nn.Module, source: str) -> None:
+    """Refuse a live module some of whose parameters have no shape yet.
+
+    Raises:
+        InputError: names the first of them.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+            raise InputError(
+                f"{source}: {name!r} is not initialized; its shape comes with the first call",
+                hint="Call the model once before it is returned, with inputs like those it will get.",
+            )
+
+
+def refuse_without_values(model: torch.nn.Module, source: str) -> None:
+    """Refuse a live module some of whose parameters have a shape but no values.
+
+    Raises:
+        InputError: names the first of them.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise InputError(
+                f"{source}: {name!r} is on the meta device, where tensors have no values",
+                hint="Build the model on the CPU, or move it with to_empty() and load its weights.",
+            )
+
+
+def name_examples(examples: Any, model: torch.nn.Module, source: str) -> dict[str, torch.Tensor]:
+    """Return example tensors by the parameter of ``forward`` they are for.
+
+    Args:
+        examples: Tensors by name, in the order of the parameters, or a single one.
+        model: The module they are for.
+        source: What gave the examples, for messages.
+
+    Raises:
+        InputError: there are none, more than ``forward`` takes, or one is no tensor.
+    """
+    if isinstance(examples, Mapping):
+        named = dict(examples)
+    else:
+        values = list(examples) if isinstance(examples, (tuple, list)) else [examples]
+        named = dict(zip(_positional_names(model, len(values), source), values, strict=True))
+    for name, value in named.items():
+        if not isinstance(value, torch.Tensor):
+            raise InputError(
+                f"{source} gave {type(value).__name__} for {name!r}, expected a torch.Tensor",
+                hint="Give only tensors; give other arguments a default in forward.",
+            )
+    if not named:
+        raise InputError(f"{source} gave no inputs", hint="Give at least one tensor.")
+    return named
+
+
+def spec_of_example(name: str, value: torch.Tensor, source: str) -> InputTensorSpec:
+    """Describe an example tensor; indices are valid between the smallest and the largest of the example.
+
+    A mask that hides nothing may hide something.
+
+    Raises:
+        UsageError: its shape or dtype cannot be that of a graph input.
+    """
+    dtype = str(value.dtype).removeprefix("torch.")
+    is_index = dtype in DTYPES and not value.is_floating_point() and dtype != "bool" and value.numel() > 0
+    value_range = (float(value.min()), float(value.max())) if is_index else None
+    if name.endswith("mask") and value_range == (1.0, 1.0):
+        value_range = (0.0, 1.0)
+    try:
+        return InputTensorSpec(name=name, shape=tuple(value.shape), dtype=dtype, value_range=value_range)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise UsageError(
+            f"{source}: {name!r} of shape {list(value.shape)} and dtype {dtype} cannot be an input: {first['msg']}",
+            hint=f"Give tensors without empty dimensions, of one of: {', '.join(DTYPES)}.",
+        ) from error
+
+
+def _positional_names(model: torch.nn.Module, count: int, source: str) -> list[str]:
+    kinds = inspect.Parameter
+    names = []
+    for name, parameter in forward_parameters(model).items():
+        if parameter.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD):
+            names.append(name)
+        elif parameter.kind is kinds.VAR_POSITIONAL:
+            names.extend(f"{name}_{position}" for position in range(count - len(names)))
+    if count > len(names):
+        raise InputError(
+            f"{source} gave {count} values, forward takes {len(names)} by position",
+            hint="Give a dict from parameter names to tensors.",
+        )
+    return names[:count]

@@ -1,0 +1,269 @@
+"""Which model is it?
+
+Decides from the text given to ``-m``, and from what stands on disk, whether it names a checkpoint folder, a
+``config.json``, a factory in a script or package, or a Hub id. Everything that can be wrong with the path or with the
+files around it is told here, before torch or transformers is imported. Does not touch the network: ``hub.py`` does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from winml.modelkit.errors import ModelPathError, UsageError
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
+from winml.modelkit.graph.dimensions import DynamicRequest
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.checkpoints.task import canonical_task
+from winml.modelkit.load.checkpoints.weight_files import (
+    FORMATS,
+    WeightFiles,
+    check_index,
+    check_safetensors,
+    find_weights,
+)
+from winml.modelkit.load.inputs.options import ShapeConfig
+from winml.modelkit.options import nearest
+
+__all__ = ["Dtype", "ModelRequest", "Source", "SourceKind", "check_folder", "resolve_source"]
+
+SourceKind = Literal["folder", "config", "script", "hub", "type"]
+"""``type`` is a model type alone: no checkpoint at all."""
+
+Dtype = Literal["fp32", "fp16", "bf16"]
+
+# As huggingface_hub validates ids: "name" or "owner/name" of letters, digits, '_', '-' and '.'.
+_HUB_ID = re.compile(r"^\w[\w.-]*(/\w[\w.-]*)?$", re.ASCII)
+_DOTTED_NAME = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
+_DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
+
+_FOREIGN_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "*.gguf", "*.ckpt", "*.pth", "*.pt")
+_WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".gguf"}
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """What the user asked to load."""
+
+    model: str
+    """Hub id, checkpoint folder, ``config.json``, ``file.py:factory`` or ``package.module:factory``."""
+    task: str | None = None
+    """Task or one of its aliases; None lets the config decide."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id; None is its default branch."""
+    trust_remote_code: bool = False
+    """Whether code that the checkpoint brings along may run."""
+    random_weights: bool = False
+    """Build from the config alone, with seeded random weights."""
+    seed: int = 0
+    """Seed of the random weights."""
+    input_specs: tuple[InputTensorSpec, ...] | None = None
+    """Full manifest of the inputs; wins over ``shape_config`` and ``batch_size``."""
+    shape_config: ShapeConfig | None = None
+    """Sizes that differ from the model's own."""
+    batch_size: int | None = None
+    """Rows of every input; None is 1."""
+    dtype: Dtype | None = None
+    """Type floating point weights are cast to; None keeps that of the checkpoint."""
+    dynamic: DynamicRequest = field(default_factory=DynamicRequest)
+    """Dimensions to leave open, besides those named in ``input_specs`` and ``shape_config``."""
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether some dimension is asked to be left open."""
+        named = any(isinstance(size, str) for spec in self.input_specs or () for size in spec.shape)
+        shaped = self.input_specs is None and self.shape_config is not None and bool(self.shape_config.left_open())
+        return named or shaped or not self.dynamic.is_empty
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the model comes from."""
+
+    kind: SourceKind
+    name: str
+    """As the user wrote it."""
+    path: Path | None = None
+    """The checkpoint folder, the config file, or the script file; None for a Hub id and for a package module."""
+    module: str | None = None
+    """Dotted module of a factory in a package."""
+    factory: str | None = None
+    """Name of the factory in the script or module."""
+    weights: WeightFiles | None = None
+    """Weight files of a checkpoint folder; None with random weights."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that stand at the path: the config, the script, or all of the checkpoint folder."""
+        if self.path is None:
+            return ()
+        return tuple(sorted(self.path.iterdir())) if self.path.is_dir() else (self.path,)
+
+
+def resolve_source(request: ModelRequest, *, needs_weights: bool | None = None) -> Source:
+    """Decide what ``request.model`` names and check what can be checked without the libraries.
+
+    Args:
+        request: What the user asked for.
+        needs_weights: Whether something without weight files will not do; None: unless they are to be random.
+
+    Raises:
+        ModelPathError: nothing usable stands at the path.
+        UsageError: the name, or a flag beside it, cannot mean a model to load.
+        TaskError: the task is unknown (whether the architecture has it is found out later).
+        CheckpointError: weight files are truncated, or an index names missing shards.
+    """
+    name = request.model.strip()
+    if not name:
+        raise UsageError("-m: empty model name", hint="Give a checkpoint folder, a Hub id or file.py:factory.")
+    needs_weights = not request.random_weights if needs_weights is None else needs_weights
+    source = _factory_source(name) or _path_source(name, needs_weights) or _hub_source(name)
+    _check_flags(source, request)
+    return source
+
+
+def _factory_source(name: str) -> Source | None:
+    """Return the source of ``file.py:factory`` or ``package.module:factory``, or None if the name is neither."""
+    place, colon, factory = name.rpartition(":")
+    if not colon or not _DOTTED_NAME.match(factory):
+        return None
+    if place.endswith(".py"):
+        path = Path(place).expanduser()
+        if not path.is_file():
+            raise ModelPathError(f"{place}: no such file", hint="Give an existing script as file.py:factory.")
+        return Source("script", name, path=path, factory=factory)
+    if _DOTTED_NAME.match(place) and not Path(name).exists():
+        return Source("script", name, module=place, factory=factory)
+    return None
+
+
+def _path_source(name: str, needs_weights: bool) -> Source | None:
+    """Return the source of something on disk, or None if the name cannot be a path."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return Source("folder", name, path=path, weights=check_folder(path, needs_weights=needs_weights))
+    if path.suffix == ".onnx":
+        raise UsageError(
+            f"{name}: is an ONNX file, and this command makes one from a PyTorch model",
+            hint="Give what it was made from: a checkpoint folder, config.json, Hub id or file.py:factory. Of an ONNX "
+            "file, winml export fixes open dimensions: --shape-config '{\"batch\": 1}'.",
+        )
+    if path.is_file():
+        return _file_source(name, path, needs_weights)
+    if _looks_like_path(name):
+        raise ModelPathError(f"{name}: no such file or folder", hint=_missing_path_hint(path))
+    return None
+
+
+def _file_source(name: str, path: Path, needs_weights: bool) -> Source:
+    if path.suffix == ".json":
+        if needs_weights:
+            raise UsageError(
+                f"{name}: is a config and holds no weights",
+                hint="Add --random-weights, or give the checkpoint folder instead.",
+            )
+        return Source("config", name, path=path)
+    if path.suffix == ".py":
+        raise UsageError(f"{name}: names a script but no factory in it", hint=f"Give {name}:NAME_OF_THE_FUNCTION.")
+    if path.suffix in _WEIGHT_SUFFIXES:
+        hint = f"Give the folder that holds it beside its {CHECKPOINT_CONFIG_NAME}: {path.parent}"
+        raise ModelPathError(f"{name}: is a weights file, which does not say what model it is", hint=hint)
+    raise ModelPathError(
+        f"{name}: is a file that is no model", hint=f"Give a folder with {CHECKPOINT_CONFIG_NAME}, or file.py:factory."
+    )
+
+
+def _hub_source(name: str) -> Source:
+    if not _HUB_ID.match(name):
+        raise ModelPathError(
+            f"{name}: neither a path that exists nor a Hub id",
+            hint="Give a checkpoint folder, config.json, owner/name, file.py:factory or package.module:factory.",
+        )
+    return Source("hub", name)
+
+
+def _looks_like_path(name: str) -> bool:
+    if name.startswith((".", "/", "~")) or "\\" in name or _DRIVE.match(name):
+        return True
+    # "owner/name" may be either: with an ending of a file it was meant as a path, else the Hub is asked.
+    return name.count("/") > 1 or name.endswith(("/", ".json", ".py", *_WEIGHT_SUFFIXES))
+
+
+def _missing_path_hint(path: Path) -> str:
+    parent = path.parent
+    if not parent.is_dir():
+        return f"The folder {parent} does not exist either."
+    guess = nearest(path.name, (entry.name for entry in parent.iterdir()))
+    return f"Did you mean {parent / guess}?" if guess else f"Nothing in {parent.absolute()} is called that."
+
+
+def _check_flags(source: Source, request: ModelRequest) -> None:
+    if request.revision is not None and source.kind != "hub":
+        raise UsageError(
+            f"--revision {request.revision}: {source.name} is local and has no revisions",
+            hint="Leave --revision out, or give a Hub id.",
+        )
+    if source.kind == "script" and request.random_weights:
+        raise UsageError(f"--random-weights: {source.name} makes its own weights", hint="Leave --random-weights out.")
+    if source.kind == "script" and request.dtype is not None:
+        raise UsageError(
+            f"--dtype {request.dtype}: {source.name} makes its own weights",
+            hint="Leave --dtype out, and return the model in the type you want.",
+        )
+    if source.kind == "script" and request.task is not None:
+        raise UsageError(
+            f"--task {request.task}: {source.name} is a factory and decides what it returns", hint="Leave --task out."
+        )
+    if source.kind == "script" and request.input_specs is None and (request.shape_config or request.batch_size):
+        option = "--shape-config" if request.shape_config else "--batch-size"
+        raise UsageError(
+            f"{option}: {source.name} is a factory, whose sizes only its author knows",
+            hint="Describe its inputs with --input-specs, or change its example_inputs().",
+        )
+    if request.task is not None:
+        canonical_task(request.task)
+    wanted = request.shape_config.given().get("batch_size") if request.shape_config else None
+    if wanted is not None and request.batch_size not in (None, wanted):
+        raise UsageError(
+            f"--batch-size {request.batch_size}: --shape-config says batch_size {wanted}", hint="Give one of the two."
+        )
+
+
+def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
+    """Check that a folder is a checkpoint, and return its weight files.
+
+    Raises:
+        ModelPathError: it lacks a config or weights; names what it holds instead.
+        CheckpointError: the weights are truncated, or shards are missing.
+    """
+    if not (folder / CHECKPOINT_CONFIG_NAME).is_file():
+        raise ModelPathError(f"{folder}: has no {CHECKPOINT_CONFIG_NAME}", hint=_without_config_hint(folder))
+    if not needs_weights:
+        return None
+    weights = find_weights(folder)
+    if weights is None:
+        known = " or ".join(single for _, single, _ in FORMATS)
+        raise ModelPathError(f"{folder}: has no weights ({known})", hint=_without_weights_hint(folder))
+    if weights.format == "safetensors":
+        for file in weights.files:
+            check_safetensors(file)
+        check_index(folder)
+    return weights
+
+
+def _without_config_hint(folder: Path) -> str:
+    if (folder / "adapter_config.json").is_file():
+        return "It holds an adapter: merge it into its base model, save that, and give the result."
+    inner = sorted(path.parent.name for path in folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}"))
+    if inner:
+        return f"Did you mean one of the folders inside it: {', '.join(inner[:5])}?"
+    return f"Give the folder that save_pretrained wrote: it holds {CHECKPOINT_CONFIG_NAME} and the weights."
+
+
+def _without_weights_hint(folder: Path) -> str:
+    foreign = sorted({path.name for pattern in _FOREIGN_WEIGHTS for path in folder.glob(pattern)})
+    if foreign:
+        return f"{foreign[0]} is in a format that is not read: save it as safetensors first."
+    return "Add --random-weights to build the model from its config alone."

@@ -1,0 +1,36 @@
+"""Under which keys does an ONNX file carry what we know of it? Every ``winml.*`` key is spelled here and nowhere else.
+
+Also spelled here: the keys of torch and Model Explorer that we read or write beside ours. What each holds is
+specified in docs/reference/formats.md.
+"""
+
+from __future__ import annotations
+
+OUR_PREFIX = "winml."
+
+TAG_KEY = "winml.hierarchy.tag"
+DEPTH_KEY = "winml.hierarchy.depth"
+MODULE_KEY = "winml.hierarchy.module"
+SOURCE_KEY = "winml.hierarchy.source"
+MODULES_KEY = "winml.hierarchy.modules"
+"""The modules a merged node stands for, as a JSON list of module paths, where they are several."""
+TREE_KEY = "winml.hierarchy.tree"
+
+INPUTS_KEY = "winml.io.inputs"
+OUTPUTS_KEY = "winml.io.outputs"
+MODEL_KEY = "winml.model"
+EXPORT_KEY = "winml.export"
+NORMALIZED_KEY = "winml.normalized"
+"""JSON with ``version`` and ``fingerprint``."""
+CUT_KEY = "winml.module"
+"""Which call of which module a cut model is."""
+
+NAMESPACE_KEY = "namespace"
+"""The scope in the form Model Explorer groups by; torch's own."""
+TORCH_PREFIX = "pkg.torch."
+ONNXSCRIPT_PREFIX = "pkg.onnxscript."
+STACK_TRACE_KEY = "pkg.torch.onnx.stack_trace"
+"""The lines of Python a node came from, as torch's dynamo exporter names it."""
+SCOPES_KEY = "pkg.torch.onnx.name_scopes"
+CLASSES_KEY = "pkg.torch.onnx.class_hierarchy"
+FX_NODE_KEY = "pkg.torch.onnx.fx_node"

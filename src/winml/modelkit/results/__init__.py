@@ -1,0 +1,1 @@
+"""What was done? Records only; how they are rendered is told in report/."""

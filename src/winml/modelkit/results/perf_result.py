@@ -1,0 +1,217 @@
+"""What came of measuring a model: the record its report is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.measure.latency import LatencyOptions, LatencyResult
+from winml.modelkit.measure.statistics import Ratio
+from winml.modelkit.runtime.devices import ChosenProvider
+from winml.modelkit.runtime.graph_inputs import GraphInput, batch_of
+from winml.modelkit.runtime.opened_model import PreparedModel, RunOptions
+from winml.modelkit.runtime.sessions import onnxruntime_version
+from winml.modelkit.version import __version__
+
+__all__ = ["SCHEMA_VERSION", "BaselineResult", "MemoryUse", "PerfResult", "perf_result"]
+
+SCHEMA_VERSION = 2
+"""Layout of the JSON, specified in docs/reference/formats.md."""
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """What the process held in RAM, in bytes."""
+
+    session_bytes: int
+    """Growth while the session was opened: weights, and what ONNX Runtime makes of them."""
+    run_bytes: int
+    """Growth while it ran: activations."""
+    process_bytes: int
+    """All of the process at the end."""
+    peak_bytes: int
+    """Most the process held since it started, libraries and an export included."""
+
+
+@dataclass(frozen=True)
+class BaselineResult:
+    """What the model was compared with."""
+
+    name: str
+    kind: Literal["pytorch", "onnx"]
+    latency: LatencyResult
+    ratio: Ratio
+    """The model's time over the baseline's."""
+    block: int
+    """Runs of each in a row."""
+
+
+@dataclass(frozen=True)
+class PerfResult:
+    """Everything there is to tell about one measurement."""
+
+    model: str
+    """As the user wrote it."""
+    model_bytes: int
+    """Size of the model file, without data files."""
+    tool_version: str
+    onnxruntime_version: str
+    provider: ChosenProvider
+    threads: int | None
+    """As asked for; None leaves it to ONNX Runtime."""
+    seed: int
+    input_source: Literal["random", "file"]
+    options: LatencyOptions
+    inputs: tuple[GraphInput, ...]
+    measured_shapes: Mapping[str, tuple[int, ...]]
+    """Shape of every input in the runs."""
+    output_shapes: Mapping[str, tuple[int, ...] | None]
+    """Shape of every output of the runs; None for what is no tensor of numbers."""
+    batch_size: int
+    batch_source: str
+    """What says so."""
+    session_creation_ms: float
+    latency: LatencyResult
+    memory: MemoryUse
+    baseline: BaselineResult | None = None
+    notes: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further top-level entries of the JSON, made by other measurements of the same model."""
+
+    @property
+    def samples_per_sec(self) -> float:
+        """Samples answered in a second: runs times the batch."""
+        return self.batch_size * 1000 / self.latency.summary.mean
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the JSON of ``winml perf``."""
+        record: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "benchmark_info": self._benchmark_info(),
+            "model_info": self._model_info(),
+            "latency_ms": self.latency.summary.as_record(),
+            "throughput": {
+                "samples_per_sec": round(self.samples_per_sec, 3),
+                "runs_per_sec": round(1000 / self.latency.summary.mean, 3),
+            },
+            "raw_samples_ms": _rounded(self.latency.samples_ms),
+            "memory": vars(self.memory),
+        }
+        if self.baseline is not None:
+            record["baseline"] = {
+                "name": self.baseline.name,
+                "kind": self.baseline.kind,
+                "first_run_ms": round(self.baseline.latency.first_run_ms, 6),
+                "latency_ms": self.baseline.latency.summary.as_record(),
+                "ratio": self.baseline.ratio.as_record(),
+                "block": self.baseline.block,
+                "raw_samples_ms": _rounded(self.baseline.latency.samples_ms),
+            }
+        return {**record, **self.extra}
+
+    def _benchmark_info(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "tool_version": self.tool_version,
+            "onnxruntime_version": self.onnxruntime_version,
+            "ep": self.provider.provider.name,
+            "device": self.provider.device,
+            "ep_options": dict(self.provider.options),
+            "threads": self.threads,
+            "iterations": len(self.latency.samples_ms),
+            "warmup": self.options.warmup,
+            "duration_s": self.options.duration_s,
+            "seed": self.seed,
+            "input_source": self.input_source,
+            "batch_size": self.batch_size,
+            "batch_source": self.batch_source,
+            "session_creation_ms": round(self.session_creation_ms, 3),
+            "first_run_ms": round(self.latency.first_run_ms, 6),
+            "notes": list(self.notes),
+        }
+
+    def _model_info(self) -> dict[str, Any]:
+        return {
+            "size_bytes": self.model_bytes,
+            "input_shapes": {
+                item.name: [size if isinstance(size, int) else None for size in item.shape] for item in self.inputs
+            },
+            "input_dtypes": {item.name: item.dtype for item in self.inputs},
+            "dimension_names": {
+                item.name: [size if isinstance(size, str) else None for size in item.shape] for item in self.inputs
+            },
+            "measured_shapes": {name: list(shape) for name, shape in self.measured_shapes.items()},
+            "output_shapes": {
+                name: None if shape is None else list(shape) for name, shape in self.output_shapes.items()
+            },
+        }
+
+
+def _rounded(samples: tuple[float, ...]) -> list[float]:
+    return [round(sample, 6) for sample in samples]
+
+
+def perf_result(
+    prepared: PreparedModel,
+    options: LatencyOptions,
+    latency: LatencyResult,
+    memory: MemoryUse,
+    baseline: BaselineResult | None = None,
+) -> PerfResult:
+    """Return what is known of a measurement when its last run is done."""
+    opened, values, asked = prepared.opened, prepared.values, prepared.options
+    outputs = prepared.run.outputs()
+    batch_size, batch_source = batch_of(values.inputs, values.feeds, outputs)
+    text = () if prepared.run.is_bound else (_TEXT_NOTE,)
+    return PerfResult(
+        model=asked.shown,
+        model_bytes=prepared.path.stat().st_size,
+        tool_version=__version__,
+        onnxruntime_version=onnxruntime_version(),
+        provider=opened.provider,
+        threads=asked.threads,
+        seed=asked.seed,
+        input_source="random" if asked.input_data is None else "file",
+        options=options,
+        inputs=values.inputs,
+        measured_shapes={name: array.shape for name, array in values.feeds.items()},
+        output_shapes={name: None if array is None else array.shape for name, array in outputs.items()},
+        batch_size=batch_size,
+        batch_source=batch_source,
+        session_creation_ms=opened.creation_ms,
+        latency=latency,
+        memory=memory,
+        baseline=baseline,
+        notes=(*values.notes, *_output_notes(outputs), *text, *_export_notes(asked), *_spread_notes(latency, baseline)),
+    )
+
+
+_TEXT_NOTE = "an input holds text, which ONNX Runtime copies in every run: the times include it"
+
+
+def _export_notes(options: RunOptions) -> Iterator[str]:
+    if options.is_exported:
+        yield "the peak of memory includes loading and, if this was its first time, the export"
+
+
+def _output_notes(outputs: Mapping[str, NDArray[Any] | None]) -> Iterator[str]:
+    for name, array in outputs.items():
+        if array is None:
+            yield f"output {name} is no tensor of numbers: it was made in every run, and not looked at"
+        elif array.dtype.kind not in "iub" and not np.isfinite(array.astype(np.float64)).all():
+            yield f"output {name} holds NaN or infinite values; some processors take longer over those"
+
+
+def _spread_notes(latency: LatencyResult, baseline: BaselineResult | None) -> Iterator[str]:
+    measured = {"the model": latency} if baseline is None else {"the model": latency, baseline.name: baseline.latency}
+    for name, result in measured.items():
+        summary = result.summary
+        if summary.is_disturbed:
+            yield (
+                f"the median run of {name} took {summary.p50 / summary.min:.1f} times as long as the fastest: the "
+                "machine seems busy, and a comparison made now says little"
+            )

@@ -1,0 +1,66 @@
+"""How are open dimensions and verifications put into words? Shared by messages and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.graph.dimensions import DynamicDimension
+from winml.modelkit.words import count_words
+
+__all__ = ["dimension_words", "verification_notes", "verification_words"]
+
+
+def dimension_words(dimension: DynamicDimension, checked: Sequence[int]) -> str:
+    """Return what is known about a dimension that was left open.
+
+    >>> dimension_words(DynamicDimension(name="sequence", max=64, example=48), (1, 55))
+    'sequence 1 to 64 (traced 48; checked 1, 55)'
+    """
+    bounds = f"{dimension.min} to {dimension.max}" if dimension.max is not None else f"from {dimension.min}"
+    others = f"; checked {', '.join(map(str, checked))}" if checked else "; not checked"
+    return f"{dimension.name} {bounds} (traced {dimension.example}{others})"
+
+
+def verification_words(verification: VerificationInfo | None) -> str:
+    """Return the outcome of a verification in one sentence."""
+    if verification is None:
+        return "skipped: nobody compared this file with the model"
+    worst = verification.worst
+    if worst.problem:
+        return f"not equal: output {worst.name!r}, draw {worst.draw}: {worst.problem}"
+    bound = f"largest difference {worst.relative_diff:.1e} of scale, accepted {worst.threshold:.0e}"
+    if worst.computed_in:
+        bound = f"{bound} for {worst.computed_in} inside"
+    if worst.threshold == 0:
+        bound = "equal" if worst.is_equal else f"largest difference {worst.max_abs_diff:g}, accepted none"
+    if not verification.has_signal:
+        if all(comparison.scale == 0 for comparison in verification.comparisons):
+            return "inconclusive: every output of the model is zero, NaN or infinite, so a wrong graph would not show"
+        return f"inconclusive: no output of the model depends on its inputs, so a wrong graph would not show ({bound})"
+    outcome = (
+        "ONNX Runtime equals PyTorch"
+        if verification.is_verified
+        else f"not equal: output {worst.name!r}, draw {worst.draw}"
+    )
+    return f"{outcome} ({bound})"
+
+
+def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]:
+    """Return what is to be known about a comparison besides its outcome, a sentence for each."""
+    if verification is None:
+        return ()
+    aside = [
+        f"Draw {item.draw} of the inputs is not compared: rounding alone moves PyTorch's own {item.name!r} by "
+        f"{item.relative_diff:.1e} of scale. Another draw stands in for it."
+        for item in verification.set_aside
+    ]
+    not_numbers = {item.name: item for item in reversed(verification.comparisons) if item.nan_count}
+    return (
+        *aside,
+        *(
+            f"Output {name!r} holds NaN ({count_words(item.nan_count)} values for draw {item.draw} of the inputs), in "
+            "PyTorch as in the file: look at the weights."
+            for name, item in sorted(not_numbers.items())
+        ),
+    )

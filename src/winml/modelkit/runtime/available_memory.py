@@ -1,0 +1,67 @@
+"""How much memory may this process still take?
+
+Reads what the operating system says is available, without a library; where it says nothing, there is room.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["available_bytes"]
+
+
+def available_bytes() -> int | None:
+    """Return how much memory a process may still take, or None where the system does not say.
+
+    On macOS, which counts nothing as available that it can free, it is all the memory there is.
+    """
+    if sys.platform == "win32":
+        return _windows_available()
+    if not sys.platform.startswith("linux"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = (_linux_available(), _container_available())
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _linux_available() -> int | None:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = [line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+def _container_available(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return what a container may still take; files it has read count as free."""
+    try:
+        limit = (folder / "memory.max").read_text(encoding="ascii").strip()
+        used = int((folder / "memory.current").read_text(encoding="ascii"))
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return None
+    if limit == "max":
+        return None
+    cached = next((int(line.split()[1]) for line in lines if line.startswith("file ")), 0)
+    return max(0, int(limit) - used + cached)
+
+
+class _MemoryStatus(ctypes.Structure):
+    _fields_ = (
+        ("length", ctypes.c_ulong),
+        ("load_percent", ctypes.c_ulong),
+        *((name, ctypes.c_ulonglong) for name in ("total", "available", "total_page", "available_page")),
+        *((name, ctypes.c_ulonglong) for name in ("total_virtual", "available_virtual", "available_extended")),
+    )
+
+
+def _windows_available() -> int | None:
+    status = _MemoryStatus()
+    status.length = ctypes.sizeof(status)
+    kernel = ctypes.windll.kernel32  # type: ignore[attr-defined]  # only there on Windows
+    if not kernel.GlobalMemoryStatusEx(ctypes.byref(status)):
+        return None
+    return int(status.available)

@@ -1,0 +1,209 @@
+"""How is an ONNX file opened on a provider, and which values is it fed? Shared by all that run a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from winml.modelkit.errors import MeasureError, StageError, UsageError
+from winml.modelkit.runtime.devices import ChosenProvider, choose_provider
+from winml.modelkit.runtime.execution_providers import Device
+from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, load_feeds, settle_sizes
+from winml.modelkit.runtime.memory import resident_bytes
+from winml.modelkit.runtime.sessions import PreparedRun, Session
+
+__all__ = [
+    "OpenedModel",
+    "PreparedModel",
+    "RunOptions",
+    "Values",
+    "open_model",
+    "prepared_model",
+    "refusals_explained",
+    "refuse_dynamic_inputs",
+    "values_for",
+]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How an ONNX file is run, and on which values."""
+
+    shown: str
+    """The model as the user wrote it."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of its open dimensions, by name."""
+    batch_size: int | None = None
+    input_data: Path | None = None
+    """Values in place of random ones."""
+    seed: int = 0
+    ep: str | None = None
+    device: Device | None = None
+    ep_options: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    """Threads that share the work of one operator; None: the runtime's own choice."""
+    is_exported: bool = False
+    """Whether the user named a PyTorch model, whose export the file is."""
+
+    def choose_provider(self) -> ChosenProvider:
+        """Return the execution provider these options name.
+
+        Raises:
+            UsageError: it is not there.
+        """
+        return choose_provider(self.ep, self.device, self.ep_options)
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model ready to run, and what that cost."""
+
+    session: Session
+    provider: ChosenProvider
+    creation_ms: float
+    session_bytes: int
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model that is opened and has its values: ready for its first run."""
+
+    path: Path
+    options: RunOptions
+    opened: OpenedModel
+    values: Values
+    run: PreparedRun
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a model is fed."""
+
+    inputs: tuple[GraphInput, ...]
+    feeds: Mapping[str, NDArray[Any]]
+    notes: tuple[str, ...] = ()
+    file: Path | None = None
+    """Where the values come from; None where they are random."""
+
+    @property
+    def words(self) -> str:
+        """The types and shapes, for people."""
+        return (
+            ", ".join(f"{name} {array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in self.feeds.items())
+            or "nothing"
+        )
+
+
+def open_model(path: Path, options: RunOptions, provider: ChosenProvider, **session_options: Any) -> OpenedModel:
+    """Open a file as the options want it.
+
+    Args:
+        path: The file.
+        options: How it is run.
+        provider: Where it runs.
+        session_options: Further arguments of the session.
+
+    Raises:
+        InputError: the file, or a data file it names, is damaged or missing.
+        StageError: ONNX Runtime cannot load it.
+    """
+    before, started = resident_bytes(), time.perf_counter()
+    try:
+        session = Session(
+            path,
+            providers=provider.names,
+            provider_options=provider.options,
+            threads=options.threads,
+            **session_options,
+        )
+    except StageError as error:
+        from winml.modelkit.graph.files.placing import external_files
+
+        external_files(path)  # raises where ONNX Runtime refused it for a data file
+        hint = (
+            error.hint or f"winml inspect {path} shows its operators and opsets; winml sys which ONNX Runtime this is."
+        )
+        raise MeasureError(error.message, hint=hint) from error
+    creation_ms = (time.perf_counter() - started) * 1000
+    return OpenedModel(session, provider, creation_ms, max(resident_bytes() - before, 0))
+
+
+def values_for(session: Session, options: RunOptions) -> Values:
+    """Return the values the model is run on: those of the user's file, or random ones.
+
+    Raises:
+        UsageError: sizes or values do not fit the inputs of the graph.
+        InputError: the user's file is damaged.
+    """
+    inputs = graph_inputs(session)
+    if options.input_data is None:
+        sizes = settle_sizes(inputs, options.sizes, batch_size=options.batch_size)
+        return Values(inputs, draw_feeds(inputs, sizes.by_name, options.seed), sizes.notes)
+    if options.sizes or options.batch_size is not None:
+        option = "--shape-config" if options.sizes else "--batch-size"
+        raise UsageError(
+            f"{option}: --input-data {options.input_data} has values, and their sizes", hint="Give one of the two."
+        )
+    return Values(inputs, load_feeds(options.input_data, inputs), file=options.input_data)
+
+
+def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[GraphInput, ...], options: RunOptions) -> None:
+    """Refuse a graph with open dimensions on a provider that needs fixed sizes.
+
+    Raises:
+        UsageError: it does.
+    """
+    is_dynamic = any(not isinstance(size, int) for item in inputs for size in item.shape)
+    if is_dynamic and not provider.provider.takes_dynamic:
+        raise UsageError(
+            f"--ep {options.ep}: {provider.provider.name} needs fixed sizes, and {options.shown} leaves some open",
+            hint=f"Fix them first: winml export -m {options.shown} -o fixed.onnx --shape-config JSON",
+        )
+
+
+@contextmanager
+def prepared_model(
+    path: Path, options: RunOptions, provider: ChosenProvider, **session_options: Any
+) -> Iterator[PreparedModel]:
+    """Open a file, give it values, and explain inside the block where it refuses them.
+
+    Args:
+        path: The file.
+        options: How it is run.
+        provider: Where it runs.
+        session_options: Further arguments of the session.
+
+    Raises:
+        UsageError: sizes or values do not fit, or the provider needs fixed sizes and the graph leaves some open.
+        InputError: a file is damaged.
+        StageError: ONNX Runtime cannot load or run it.
+    """
+    opened = open_model(path, options, provider, **session_options)
+    values = values_for(opened.session, options)
+    refuse_dynamic_inputs(provider, values.inputs, options)
+    with refusals_explained(values):
+        yield PreparedModel(path, options, opened, values, opened.session.prepare(values.feeds))
+
+
+@contextmanager
+def refusals_explained(values: Values) -> Iterator[None]:
+    """Say what was fed where a run is refused.
+
+    Raises:
+        MeasureError: in place of what ONNX Runtime said, with its reason.
+    """
+    try:
+        yield
+    except MeasureError:
+        raise
+    except StageError as error:
+        hint = "Give sizes it takes with --shape-config, or values with --input-data."
+        if values.file is not None:
+            hint = f"Give values it takes in {values.file}."
+        raise MeasureError(f"{error.message} (fed {values.words})", hint=hint) from error

@@ -1,0 +1,1 @@
+"""Does the file answer as PyTorch does?"""

@@ -1,0 +1,93 @@
+"""Why does a file not answer as the model does?
+
+Asked after a comparison failed. Looks for what is at fault besides the graph: a model that answers differently each
+time, weights that are no numbers, or outputs that depend on values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
+from winml.modelkit.errors import VerificationError
+from winml.modelkit.export.preparation import FlatForward
+from winml.modelkit.load.parts import LoadedModel
+from winml.modelkit.results.words import verification_words
+from winml.modelkit.verify.other_sizes import Draw
+from winml.modelkit.verify.reference_run import run_reference
+
+__all__ = ["explained_failure", "refuse_outputs_by_value"]
+
+_OTHER_WAY = {
+    False: "It fails where the mask hides nothing: the model goes another way there than with padding, and a graph "
+    "keeps one way.",
+    True: "It fails where the mask hides something: the model goes another way there than without padding, and a graph "
+    "keeps one way.",
+}
+_NO_FILE = "No file was written; --no-verify writes it all the same."
+_WRONG_GRAPH = (
+    "The graph is not the model. Often a forward that decides by the values of tensors (if, .item(), numpy), of which "
+    f"a trace keeps one way. {_NO_FILE}"
+)
+
+
+def refuse_outputs_by_value(draws: Sequence[Draw]) -> None:
+    """Refuse to compare where it depends on the values of the inputs which outputs a model returns.
+
+    Raises:
+        VerificationError: names the outputs of both draws.
+    """
+    first, second = (", ".join(draw.reference) for draw in draws)
+    if first != second:
+        raise VerificationError(
+            f"cannot verify: for other values of the inputs the model returns other outputs ({first}; then {second})",
+            hint="Let the forward return the same outputs whatever it is given; a graph cannot do otherwise.",
+        )
+
+
+def explained_failure(
+    verification: VerificationInfo, loaded: LoadedModel, forward: FlatForward, draws: Sequence[Draw]
+) -> VerificationError:
+    """Return the error that tells why a comparison failed, as far as that can be found out.
+
+    Args:
+        verification: The comparison.
+        loaded: The prepared model, with values.
+        forward: Its flat forward.
+        draws: What was compared.
+    """
+    first = draws[0]
+    again = compare_outputs([first.reference], [run_reference(loaded, forward, first.inputs)])
+    if not all(comparison.is_equal for comparison in again.comparisons):
+        return VerificationError(
+            f"cannot verify: PyTorch itself gives another {again.worst.name!r} when run again on the same inputs",
+            hint="Make the model deterministic (fix its random numbers, keep nothing on it from call to call), or skip "
+            "the comparison with --no-verify.",
+        )
+    words = verification_words(verification)
+    if place := _not_a_number(loaded.model):
+        return VerificationError(
+            f"{words}; {place}",
+            hint="The weights are damaged, or training broke them: get them again. --no-verify writes the file.",
+        )
+    if not verification.has_signal:
+        return VerificationError(
+            words, hint="Use real weights or other inputs (--input-specs), or skip the comparison with --no-verify."
+        )
+    failed = draws[verification.worst.draw - 1]
+    # Draws are looked at in order: the first was equal, or said nothing.
+    is_other_way = first.has_padding != failed.has_padding
+    hint = f"{_OTHER_WAY[failed.has_padding]} {_NO_FILE}" if is_other_way else _WRONG_GRAPH
+    return VerificationError(words, hint=hint, is_graph_wrong=True)
+
+
+def _not_a_number(model: nn.Module) -> str:
+    """Return which parameter holds NaN or infinity, the first one, in words; empty where none does."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            what = "NaN" if torch.isnan(parameter).any() else "infinity"
+            return f"parameter {name!r} holds {what}"
+    return ""

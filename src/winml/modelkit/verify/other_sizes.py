@@ -1,0 +1,383 @@
+"""Does every dimension that was left open stay open?
+
+Before the export the model itself is run at other sizes, which tells how the outputs follow and what the model accepts
+at all. Afterwards the written file must answer the same at each of them; a size the trace took for a constant shows
+here. Knows neither how a graph is captured nor how outputs are compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
+from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError
+from winml.modelkit.export.output_shapes import Observation, explain_output_shapes
+from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.graph.dimensions import DynamicDimension
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.hierarchy.coverage import all_nodes
+from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.words import shape_words
+
+__all__ = [
+    "Draw",
+    "DynamicProof",
+    "axes_of",
+    "compare_at_other_sizes",
+    "declare_output_shapes",
+    "run_at_other_sizes",
+    "unchanged_attributes",
+]
+
+Sizes = Mapping[str, int]
+
+_LARGER_SHARE = 8
+"""Chosen: an eighth above the traced size; enough to leave a table that was cut to it, little enough to be quick."""
+_SIMPLE = (bool, int, float, str, tuple, type(None), torch.Tensor)
+_SHOWN_OUTPUTS = 4
+"""Outputs named in a message; more would bury the rest of it."""
+_FAILED_NODE = re.compile(r"Name:'([^']*)'")
+"""How ONNX Runtime names the node that failed."""
+_PLACE_IN_SOURCE = re.compile(r"/onnxruntime_src/\S+ .*?\) (?=\S)")
+"""File, line and signature of the C++ function that failed."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One set of inputs and what PyTorch makes of it."""
+
+    inputs: Mapping[str, torch.Tensor]
+    reference: Mapping[str, NDArray[Any]]
+    sizes: Sizes
+    """Size of every open dimension."""
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether some mask among the inputs hides something."""
+        masks = (mask for name, mask in self.inputs.items() if name.endswith("mask") and not mask.is_floating_point())
+        return any(bool((mask == 0).any()) for mask in masks)
+
+
+@dataclass(frozen=True)
+class DynamicProof:
+    """What the model does at other sizes than the traced ones."""
+
+    draws: tuple[Draw, ...] = ()
+    """Each dimension by itself at two other sizes where the model accepts two, then all of them together."""
+    output_shapes: Mapping[str, tuple[int | str, ...]] | None = None
+    """Output → its shape in terms of the inputs'; None where nothing is left open."""
+    notes: tuple[str, ...] = ()
+    """Sizes the model refuses."""
+
+    def other_sizes(self, traced: Sizes) -> dict[str, tuple[int, ...]]:
+        """Return, per dimension, the sizes other than the traced one at which the model was run."""
+        return {
+            name: tuple(sorted({draw.sizes[name] for draw in self.draws} - {size})) for name, size in traced.items()
+        }
+
+
+@contextmanager
+def unchanged_attributes(model: nn.Module) -> Iterator[None]:
+    """Put back, in place and at the end, the numbers and buffers that a forward keeps on its modules.
+
+    Some forwards write down the size they saw (a window cut to a small image) and go on with it.
+    """
+    before = {module: {**vars(module), **module._buffers} for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, attributes in before.items():
+            for name, value in attributes.items():
+                if name in module._buffers:
+                    module._buffers[name] = value
+                elif isinstance(value, _SIMPLE) and vars(module).get(name) is not value:
+                    vars(module)[name] = value
+
+
+def axes_of(inputs: Sequence[InputTensorSpec]) -> dict[str, dict[int, str]]:
+    """Return input → axis → name, of the sizes that are left open."""
+    named = {
+        spec.name: {axis: size for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in inputs
+    }
+    return {name: axes for name, axes in named.items() if axes}
+
+
+def run_at_other_sizes(
+    traced: Draw, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Draw]
+) -> DynamicProof:
+    """Run the model at other sizes and explain the shapes of its outputs.
+
+    Args:
+        traced: The draw that is traced.
+        dimensions: What is left open.
+        run: Draws inputs of these sizes and runs the model; raises ExportError where it refuses them.
+
+    Raises:
+        UsageError: the model takes no other size of a dimension at all, or returns other outputs at one it takes.
+    """
+    if not dimensions:
+        return DynamicProof()
+    draws: list[Draw] = []
+    notes: list[str] = []
+    together: list[dict[str, int]] = [{}, {}]
+    for dimension in dimensions:
+        accepted, refusal = _accepted(traced.sizes, dimension, run)
+        if not accepted:
+            raise UsageError(
+                f"{dimension.name} cannot be left open: at other sizes than {dimension.example} {refusal}",
+                hint="Fix its size with --shape-config or --input-specs, or let the model accept others.",
+            )
+        _refuse_other_outputs(traced, accepted)
+        smallest = accepted[0].sizes[dimension.name]
+        notes += _notes_on(dimension, smallest, len(accepted))
+        draws += accepted
+        together[0][dimension.name] = accepted[-1].sizes[dimension.name]
+        together[1][dimension.name] = smallest
+    if len(dimensions) > 1:
+        draws += [draw for sizes in together if (draw := _attempt(run, sizes)[0]) is not None]
+        _refuse_other_outputs(traced, draws)
+
+    def ask(sizes: Sizes) -> Observation | None:
+        draw = _attempt(run, sizes)[0]
+        # Where other outputs come out, there is nothing to learn about these.
+        return None if draw is None or _ranks(draw) != _ranks(traced) else Observation(draw.sizes, _shapes(draw))
+
+    observations = [Observation(draw.sizes, _shapes(draw)) for draw in (traced, *draws)]
+    # Far from the traced sizes, where a product no longer looks like one of its factors.
+    if far := ask(
+        {item.name: min(2 * (item.example or 1), item.max or 2 * (item.example or 1)) for item in dimensions}
+    ):
+        observations.append(far)
+    return DynamicProof(tuple(draws), explain_output_shapes(observations, ask), tuple(notes))
+
+
+def _accepted(traced: Sizes, dimension: DynamicDimension, run: Callable[[Sizes], Draw]) -> tuple[list[Draw], str]:
+    """Return the model's answers at the smallest and at a larger size it accepts, and why it refused one."""
+    refusals: list[str] = []
+
+    def answer(size: int) -> Draw | None:
+        draw, reason = _attempt(run, {**traced, dimension.name: size})
+        refusals.extend([reason] if reason else [])
+        return draw
+
+    smallest = _smallest_accepted(dimension, answer)
+    larger = next((draw for size in _larger(dimension) if (draw := answer(size)) is not None), None)
+    return [draw for draw in (smallest, larger) if draw is not None], next(iter(refusals), "")
+
+
+def _smallest_accepted(dimension: DynamicDimension, answer: Callable[[int], Draw | None]) -> Draw | None:
+    """Return the answer at the smallest size below the traced one that has any."""
+    refused = 0
+    for size in _smaller(dimension):
+        found = answer(size)
+        if found is None:
+            refused = max(refused, size)
+            continue
+        # Between the last refused and the first accepted by halving, as if all sizes above one that does were accepted.
+        while size - refused > 1 and refused:
+            middle = (size + refused) // 2
+            draw = answer(middle)
+            size, found, refused = (size, found, middle) if draw is None else (middle, draw, refused)
+        return found
+    return None
+
+
+def _refuse_other_outputs(traced: Draw, draws: Sequence[Draw]) -> None:
+    """Refuse sizes that decide how many outputs there are, or of what rank: a graph has one answer to both.
+
+    Raises:
+        UsageError: names the dimensions, two sizes, and the outputs at either.
+    """
+    for draw in draws:
+        if _ranks(draw) == _ranks(traced):
+            continue
+        moved = [name for name, size in draw.sizes.items() if size != traced.sizes[name]]
+        outputs = "; ".join(
+            f"at {' and '.join(f'{name} {item.sizes[name]}' for name in moved)}: {_output_words(item)}"
+            for item in (traced, draw)
+        )
+        raise UsageError(
+            f"{' and '.join(moved)} cannot be left open: other sizes give other outputs, and a graph always gives the "
+            f"same ones ({outputs})",
+            hint="Fix the size (leave the dynamic option out, or give a number in --shape-config), bound it to sizes "
+            "where they are the same, or let the forward return one tensor (torch.stack; squeeze with a named axis).",
+        )
+
+
+def _ranks(draw: Draw) -> dict[str, int]:
+    return {name: value.ndim for name, value in draw.reference.items()}
+
+
+def _output_words(draw: Draw) -> str:
+    shown = [f"{name} {shape_words(str(value.dtype), value.shape)}" for name, value in draw.reference.items()]
+    others = f" and {len(shown) - _SHOWN_OUTPUTS} others" if len(shown) > _SHOWN_OUTPUTS else ""
+    return f"{', '.join(shown[:_SHOWN_OUTPUTS])}{others}"
+
+
+def _notes_on(dimension: DynamicDimension, smallest: int, accepted: int) -> list[str]:
+    """Return what was found out about a dimension that the user might not expect."""
+    notes = []
+    if (least := min(smallest, dimension.example or smallest)) > dimension.min:
+        notes.append(f"{dimension.name}: the model itself refuses size {dimension.min}; {least} is the least tried.")
+    if accepted == 1:
+        notes.append(f"{dimension.name}: the model accepts one other size of those tried, {smallest}.")
+    return notes
+
+
+def _attempt(run: Callable[[Sizes], Draw], sizes: Sizes) -> tuple[Draw | None, str]:
+    try:
+        return run(sizes), ""
+    except ExportError as error:
+        return None, error.message
+
+
+def _smaller(dimension: DynamicDimension) -> Iterator[int]:
+    """Yield sizes below the traced one, the smallest first."""
+    traced = dimension.example or 1
+    size = dimension.min
+    while size < traced:
+        yield size
+        size = max(size + 1, size * 2)
+    # Where only the traced size divides well: its half, a multiple of what its parts are.
+    if traced // 2 >= dimension.min:
+        yield traced // 2
+
+
+def _larger(dimension: DynamicDimension) -> Iterator[int]:
+    """Yield sizes above the traced one; below it where there are none."""
+    traced = dimension.example or 1
+    # Odd, so that it is seldom a multiple of a stride, and rounding shows.
+    odd = (traced + max(1, traced // _LARGER_SHARE)) | 1
+    wanted = (odd, traced + 1, traced + 32, traced + traced // 2, traced * 2, traced - 1)
+    for size in dict.fromkeys(wanted):
+        if size != traced and dimension.min < size <= (dimension.max or size):
+            yield size
+
+
+def _shapes(draw: Draw) -> dict[str, tuple[int, ...]]:
+    return {name: value.shape for name, value in draw.reference.items()}
+
+
+def declare_output_shapes(graph: ir.Graph, proof: DynamicProof) -> None:
+    """Write the observed shapes on the outputs, in place."""
+    shapes = proof.output_shapes or {}
+    for value in graph.outputs:
+        if value.name is not None and value.name in shapes:
+            value.shape = ir.Shape(list(shapes[value.name]))
+
+
+def _frozen_axis_error(
+    draw: Draw, traced: Sizes, inputs: Sequence[InputTensorSpec], model: ir.Model, advice: str, reason: str
+) -> VerificationError:
+    """Return the error for a file that does not follow a size that PyTorch does.
+
+    Args:
+        draw: The sizes at which the file failed.
+        traced: The sizes at which it was traced.
+        inputs: The inputs, names in their shapes.
+        model: The written graph, tags included.
+        advice: What to try first, if anything.
+        reason: What ONNX Runtime said, or how the answers differ.
+    """
+    moved = [name for name, size in draw.sizes.items() if size != traced[name]]
+    places = [f"axis {axis} of {spec.name}" for spec in inputs for axis, size in enumerate(spec.shape) if size in moved]
+    sizes = " and ".join(f"{name} {draw.sizes[name]}" for name in moved)
+    was = " and ".join(str(traced[name]) for name in moved)
+    lost = _module_of_failure(model, reason)
+    where = f" It was lost in module {lost}." if lost else ""
+    return VerificationError(
+        f"{' and '.join(moved)} froze in the export ({', '.join(places)}): traced with {was}, the file fails at "
+        f"{sizes}, where PyTorch answers.{where} {reason}",
+        hint=(
+            f"{advice}Fix the size (leave the dynamic option out, or give a number in --shape-config), or let that "
+            "module take sizes from its tensors (x.shape, x.new_zeros) and not from Python numbers kept elsewhere."
+        ),
+        is_graph_wrong=True,
+    )
+
+
+def _module_of_failure(model: ir.Model, reason: str) -> str:
+    """Return the module of the node ONNX Runtime names in its reason, or an empty string."""
+    failed = _FAILED_NODE.search(reason)
+    if failed is None:
+        return ""
+    for node in all_nodes(model):
+        if node.name == failed[1]:
+            tag = read_tag(node)
+            return f"{tag.module or '(the root)'} ({node.name})" if tag else node.name or ""
+    return failed[1]
+
+
+def compare_at_other_sizes(
+    model_path: Path,
+    proof: DynamicProof,
+    traced: Sizes,
+    inputs: Sequence[InputTensorSpec],
+    model: ir.Model,
+    computed_in: Sequence[str],
+    *,
+    advice: str = "",
+) -> tuple[OutputComparison, ...]:
+    """Compare the written file with what PyTorch answered at other sizes.
+
+    Args:
+        model_path: The written file.
+        proof: What PyTorch answered.
+        traced: The sizes at which it was traced.
+        inputs: The inputs, names in their shapes.
+        model: The written graph, tags included.
+        computed_in: Dtypes the model computes in.
+        advice: What to try first where it fails.
+
+    Returns:
+        One comparison per output and draw; draws are counted on from the two at the traced sizes.
+
+    Raises:
+        VerificationError: the file fails or differs at one of them: names dimension, inputs and, if known, the module.
+    """
+    # ONNX Runtime is loaded by those who verify only.
+    from winml.modelkit.runtime.sessions import Session
+
+    session = Session(model_path)
+    found: list[OutputComparison] = []
+    for number, draw in enumerate(proof.draws, start=3):
+        feeds = {name: to_numpy(value) for name, value in draw.inputs.items()}
+        try:
+            answer = session.run(feeds)
+        except StageError as error:
+            reason = _unoptimized_reason(model_path, feeds) or error.message
+            raise _frozen_axis_error(draw, traced, inputs, model, advice, _without_path(reason, model_path)) from error
+        compared = compare_outputs([draw.reference], [answer], computed_in=computed_in).comparisons
+        comparisons = [replace(item, draw=number) for item in compared]
+        for item in comparisons:
+            if not item.is_equal:
+                differs = item.problem or f"differs by {item.relative_diff:.1e} of scale"
+                raise _frozen_axis_error(draw, traced, inputs, model, advice, f"Output {item.name!r}: {differs}.")
+        found += comparisons
+    return tuple(found)
+
+
+def _unoptimized_reason(model_path: Path, feeds: Mapping[str, NDArray[Any]]) -> str:
+    """Return what ONNX Runtime says when it runs the nodes as they are in the file, so that their names are ours."""
+    from winml.modelkit.runtime.sessions import Session
+
+    try:
+        Session(model_path, optimize=False).run(feeds)
+    except StageError as error:
+        return error.message
+    return ""
+
+
+def _without_path(reason: str, model_path: Path) -> str:
+    """Return ONNX Runtime's reason without where the file lay and where in its own source it failed."""
+    return _PLACE_IN_SOURCE.sub("", reason.replace(str(model_path), "the file"))

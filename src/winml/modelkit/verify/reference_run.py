@@ -1,0 +1,121 @@
+"""What does PyTorch answer?
+
+A model whose parameters hold no values computes shapes and dtypes only: enough to record which modules run and what
+comes out. For the values, the same model is loaded with its weights. Knows nothing of graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from winml.modelkit.errors import ExportError, first_line
+from winml.modelkit.export.preparation import FlatForward, prepared_for_export
+from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.hierarchy.tracing import module_of_error
+from winml.modelkit.load.parts import LoadedModel
+from winml.modelkit.words import shape_words
+
+__all__ = ["copies_for", "dtypes_inside", "run_reference", "with_values"]
+
+
+def run_reference(
+    loaded: LoadedModel, forward: FlatForward, tensors: Mapping[str, torch.Tensor]
+) -> Mapping[str, NDArray[Any]]:
+    """Run the prepared module and return its outputs by name; of a model without values, arrays that take no memory.
+
+    Raises:
+        ExportError: the module refuses the inputs; names the module in which it failed.
+    """
+    try:
+        # A forward may write into its inputs; the next to read them needs them as they were.
+        with _as_exported(loaded.model):
+            outputs = loaded.model(*copies_for(loaded.model, tensors).values())
+    except ExportError:
+        raise
+    except Exception as error:
+        path = module_of_error(error, loaded.model)
+        given = ", ".join(f"{spec.name} {shape_words(spec.dtype, tensors[spec.name].shape)}" for spec in loaded.inputs)
+        raise ExportError(
+            f"the model refused {given}, in module {path or '(the root)'}: {type(error).__name__}: {first_line(error)}",
+            hint="\n".join(
+                [
+                    "Give shapes it takes with --shape-config, or all inputs with --input-specs.",
+                    *map(_noted, loaded.notes),
+                ]
+            ),
+            module=path,
+        ) from error
+    return {name: _answer(value) for name, value in zip(forward.output_names, outputs, strict=True)}
+
+
+def _noted(note: str) -> str:
+    """Return what was noted while the model was loaded as a sentence: mostly, how its inputs were decided."""
+    return f"Note: {note.removesuffix('.')}."
+
+
+def copies_for(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a copy of each input, without values where the model's parameters have none."""
+    mode = _fake_mode(model)
+    if mode is None:
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+    return {name: mode.from_tensor(tensor, static_shapes=True) for name, tensor in tensors.items()}
+
+
+def dtypes_inside(model: nn.Module, outputs: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+    """Return the dtypes of a model's parameters and outputs: what it computes in."""
+    parameters = (str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters())
+    return tuple(dict.fromkeys([*parameters, *(str(value.dtype) for value in outputs.values())]))
+
+
+@contextmanager
+def with_values(loaded: LoadedModel, forward: FlatForward) -> Iterator[tuple[LoadedModel, FlatForward]]:
+    """Yield the prepared model as it is where its parameters hold values, else the same one loaded with its weights."""
+    if loaded.stored is None or loaded.with_weights is None:
+        yield loaded, forward
+        return
+    whole = replace(loaded, model=loaded.with_weights(), stored=None, with_weights=None)
+    with prepared_for_export(whole.model, forward.input_names, loaded.forward_kwargs) as fresh:
+        fresh.rename_outputs(forward.output_names)
+        yield whole, fresh
+
+
+@contextmanager
+def _as_exported(model: nn.Module) -> Iterator[None]:
+    """Let a model without values go the way it goes under torch.export, which has none either; its log is not shown.
+
+    Forwards ask torch whether they are being exported, and leave out kernels that work with values only.
+    """
+    if _fake_mode(model) is None:
+        yield
+        return
+    # torch.export takes seconds to import: by those who use it only.
+    from torch._export.utils import _compiling_state_context
+
+    from winml.modelkit.export.torch_messages import quiet_torch
+
+    with quiet_torch(), _compiling_state_context():
+        yield
+
+
+def _answer(tensor: torch.Tensor) -> NDArray[Any]:
+    if not isinstance(tensor, FakeTensor):
+        return to_numpy(tensor)
+    if tensor.dtype == torch.bfloat16:
+        dtype = np.dtype(ml_dtypes.bfloat16)
+    else:
+        dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+    return np.broadcast_to(np.zeros((), dtype), tuple(tensor.shape))
+
+
+def _fake_mode(model: nn.Module) -> FakeTensorMode | None:
+    return next((tensor.fake_mode for tensor in model.parameters() if isinstance(tensor, FakeTensor)), None)

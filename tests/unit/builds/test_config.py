@@ -1,0 +1,124 @@
+"""A build config reads what it writes, refuses what it does not know, and understands its earlier versions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from winml.modelkit.builds.config import MIGRATIONS, SCHEMA_VERSION, WinMLBuildConfig, parse_build_config
+from winml.modelkit.errors import ConfigError
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.options import parse_options
+
+DATA = Path(__file__).parents[2] / "data"
+INPUT = InputTensorSpec(name="input_ids", shape=(1, 16), dtype="int64", value_range=(0, 99), last_value=2)
+
+
+def parsed(value: Any) -> WinMLBuildConfig:
+    """Read a config that needs no migration."""
+    config, notes = parse_build_config(value, "test")
+    assert () == notes
+    return config
+
+
+def test_config_empty_is_the_default() -> None:
+    """Everything has a default."""
+    assert WinMLBuildConfig() == parsed({})
+
+
+def test_config_written_and_read_again_is_the_same() -> None:
+    """Nothing is lost on the way through JSON, null sections included."""
+    config = WinMLBuildConfig(
+        export=WinMLExportConfig(input_tensors=(INPUT,), torch_module=("Linear",)), quant=None, auto=False
+    )
+    record = json.loads(json.dumps(config.as_record()))
+    assert record["quant"] is None
+    assert config == parsed(record)
+
+
+def test_config_export_section_is_what_export_config_reads() -> None:
+    """The section can be handed to ``winml export --export-config``."""
+    config = WinMLBuildConfig(export=WinMLExportConfig(input_tensors=(INPUT,)))
+    assert config.export == parse_options(WinMLExportConfig, config.as_record()["export"], "test")
+
+
+def test_config_every_section_but_null_keeps_its_stage() -> None:
+    """Null skips; an empty object does not."""
+    config = parsed({"optim": None, "compile": {}})
+    assert config.optim is None
+    assert config.compile is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({"optm": {}}, "test: unknown key 'optm'; did you mean 'optim'?"),
+        ({"optim": {"gelu_fuson": True}}, "test: optim: unknown key 'gelu_fuson'; did you mean 'gelu_fusion'?"),
+        (
+            {"export": {"input_tensors": [{"name": "a", "shpe": [1], "dtype": "float32"}]}},
+            "test: export.input_tensors.0: unknown key 'shpe'; did you mean 'shape'?",
+        ),
+        ({"export": {"opset_version": "17"}}, "test: export.opset_version: Input should be a valid integer (got '17')"),
+        ({"compile": {"device": "tpu"}}, "test: compile.device: Input should be 'cpu', 'gpu' or 'npu' (got 'tpu')"),
+        ({"eval": {"metric": "f1"}}, "test: eval: unknown key 'metric'; known keys: "),
+        ({"schema_version": 99}, "test: schema_version 99: newer than 1, which this winml reads"),
+        ({"schema_version": "1"}, "test: schema_version '1': expected a number from 0 to 1"),
+        ({"schema_version": -1}, "test: schema_version -1: expected a number from 0 to 1"),
+        ([], "test: expected a JSON object, got list"),
+    ],
+)
+def test_config_invalid_is_refused_in_one_sentence(value: Any, sentence: str) -> None:
+    """The message names the place and the nearest known key."""
+    with pytest.raises(ConfigError) as caught:
+        parse_build_config(value, "test")
+    assert sentence == caught.value.message
+
+
+def test_config_of_version_0_still_loads() -> None:
+    """A file of the first layout is read, and what was renamed is said."""
+    config, notes = parse_build_config(json.loads((DATA / "build_config_v0.json").read_text(encoding="utf-8")), "v0")
+    assert ("section optimize is now called optim", "loader.model_id is now called loader.model") == notes
+    assert config.optim is not None
+    assert config.optim.gelu_fusion is True
+    assert config.loader is not None
+    assert "bert-base-uncased" == config.loader.model
+    assert SCHEMA_VERSION == config.schema_version
+
+
+def test_config_every_earlier_version_has_its_migration() -> None:
+    """No version was raised without saying how the one before is read."""
+    assert list(range(SCHEMA_VERSION)) == sorted(MIGRATIONS)
+
+
+def test_config_migration_leaves_what_was_given_untouched() -> None:
+    """The caller's object is theirs."""
+    given = {"schema_version": 0, "optimize": {}}
+    parse_build_config(given, "v0")
+    assert {"schema_version": 0, "optimize": {}} == given
+
+
+def test_config_schema_accepts_what_is_written_and_refuses_unknown_keys() -> None:
+    """The published JSON Schema and the reader agree."""
+    schema = WinMLBuildConfig.model_json_schema()
+    record = WinMLBuildConfig(export=WinMLExportConfig(input_tensors=(INPUT,))).as_record()
+    jsonschema.validate(record, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**record, "optm": {}}, schema)
+
+
+def test_config_schema_describes_every_key() -> None:
+    """Each key of each section says what it means."""
+    schema = WinMLBuildConfig.model_json_schema()
+    records = [schema, *(entry for entry in schema["$defs"].values() if "properties" in entry)]
+    silent = [
+        f"{record.get('title')}.{key}"
+        for record in records
+        for key, value in record["properties"].items()
+        if not value.get("description")
+    ]
+    assert [] == silent

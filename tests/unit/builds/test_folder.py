@@ -1,0 +1,173 @@
+"""Does a build touch only what is its own, and only while it holds the folder?"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import filelock
+import pytest
+
+from winml.modelkit.builds.folder import LOCK_NAME, BuildFolder, held_folder, refuse_input_as_output
+from winml.modelkit.errors import OutputExistsError, UsageError, WriteError
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME
+from winml.modelkit.results.build_manifest import BuildManifest
+
+NAMES = ("export.onnx", "model.onnx")
+
+
+def silent(_words: str) -> None:
+    """Nobody waits in this test."""
+
+
+def manifest(folder: Path, **changes: object) -> None:
+    """Write the manifest of a finished build of both files."""
+    record = {"manifest_version": 1, "status": "done", "files": [*NAMES, BUILD_MANIFEST_NAME], **changes}
+    (folder / BUILD_MANIFEST_NAME).write_text(json.dumps(record))
+
+
+def names(folder: Path) -> set[str]:
+    """Everything in a folder."""
+    return {path.name for path in folder.iterdir()}
+
+
+def test_folder_with_a_foreign_file_of_our_name_is_refused(tmp_path: Path) -> None:
+    """What no manifest lists belongs to somebody else."""
+    (tmp_path / "model.onnx").write_text("mine")
+    with pytest.raises(OutputExistsError, match=r"model\.onnx exists already, and no build wrote it"):
+        BuildFolder(tmp_path, NAMES, is_cache=False)
+
+
+def test_folder_with_other_foreign_files_is_fine(tmp_path: Path) -> None:
+    """They have nothing to do with us."""
+    (tmp_path / "notes.txt").write_text("mine")
+    with held_folder(tmp_path, NAMES, is_cache=False, tell=silent) as folder:
+        folder.announce()
+        (tmp_path / "export.onnx").write_text("ours")
+        folder.remove_all_but([])
+    assert {"notes.txt", BUILD_MANIFEST_NAME} == names(tmp_path)
+
+
+def test_only_listed_names_without_folders_are_removed(tmp_path: Path) -> None:
+    """A manifest cannot make us remove files elsewhere."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "precious").write_text("mine")
+    manifest(tmp_path / "out", files=["../precious", "export.onnx", BUILD_MANIFEST_NAME])
+    BuildFolder(tmp_path / "out", NAMES, is_cache=False).remove_all_but([])
+    assert (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"manifest_version": 7, "files": ["model.onnx"], "new": 1}', "is of version 7, this winml reads 1"),
+        ('{"manifest_version": 0, "files": ["model.onnx"]}', "is of version 0, this winml reads 1"),
+        ('{"manifest_version": 1, "files": ["model.onnx"], "status": "?"}', "is damaged"),
+    ],
+)
+def test_manifest_that_is_not_ours_to_read_still_says_which_files_are(tmp_path: Path, content: str, words: str) -> None:
+    """Other versions are not used again, and their files may be replaced."""
+    (tmp_path / "model.onnx").write_text("older")
+    (tmp_path / BUILD_MANIFEST_NAME).write_text(content)
+    folder = BuildFolder(tmp_path, NAMES, is_cache=False)
+    assert folder.manifest is None
+    assert words in folder.notes[0]
+
+
+def test_damaged_manifest_is_refused_except_in_the_cache(tmp_path: Path) -> None:
+    """Without it nobody knows whose files these are; in the cache all are ours."""
+    (tmp_path / "model.onnx").write_text("?")
+    (tmp_path / BUILD_MANIFEST_NAME).write_text("{")
+    with pytest.raises(OutputExistsError, match="is damaged"):
+        BuildFolder(tmp_path, NAMES, is_cache=False)
+    assert "is damaged" in BuildFolder(tmp_path, NAMES, is_cache=True).notes[0]
+
+
+def test_announced_names_are_ours_after_a_kill(tmp_path: Path) -> None:
+    """A file that was put in place just before a kill is known by the next build."""
+    with held_folder(tmp_path, NAMES, is_cache=False, tell=silent) as folder:
+        folder.announce()
+        (tmp_path / "export.onnx").write_text("finished, not yet written down")
+    again = BuildFolder(tmp_path, NAMES, is_cache=False)
+    assert again.manifest is not None
+    assert "unfinished" == again.manifest.status
+
+
+def test_leftovers_of_a_killed_build_are_removed_and_others_kept(tmp_path: Path) -> None:
+    """Hidden folders go only where a build did not end."""
+    (tmp_path / ".winml-partial-x").mkdir()
+    manifest(tmp_path)
+    with held_folder(tmp_path, NAMES, is_cache=False, tell=silent):
+        pass
+    assert ".winml-partial-x" in names(tmp_path)
+    manifest(tmp_path, status="unfinished")
+    with held_folder(tmp_path, NAMES, is_cache=False, tell=silent):
+        pass
+    assert {BUILD_MANIFEST_NAME} == names(tmp_path)
+
+
+def test_held_folder_leaves_nothing_where_nothing_was_built(tmp_path: Path) -> None:
+    """Folders that were made for it go again, and so does what was announced."""
+    with held_folder(tmp_path / "a" / "b", NAMES, is_cache=False, tell=silent) as folder:
+        folder.announce()
+        folder.forget()
+    assert set() == names(tmp_path)
+
+
+def test_second_build_says_that_it_waits_and_then_sees_what_the_first_did(tmp_path: Path) -> None:
+    """The lock is of the operating system; the manifest is read once it is held."""
+    heard: list[str] = []
+    seen: list[BuildManifest | None] = []
+
+    def second() -> None:
+        with held_folder(tmp_path, NAMES, is_cache=False, tell=heard.append) as folder:
+            seen.append(folder.manifest)
+
+    thread = threading.Thread(target=second)
+    with held_folder(tmp_path, NAMES, is_cache=False, tell=silent) as folder:
+        thread.start()
+        wait_until(lambda: bool(heard))
+        folder.save(BuildManifest(status="done", files=("model.onnx",)))
+        assert [] == seen
+    thread.join(timeout=30)
+    assert [f"another build works in {tmp_path}: waiting for it to end"] == heard
+    assert ["model.onnx"] == [name for found in seen if found is not None for name in found.files]
+    assert {BUILD_MANIFEST_NAME} == names(tmp_path)
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Wait for something another thread does, for at most half a minute."""
+    event = threading.Event()
+    for _ in range(3000):
+        if is_true():
+            return
+        event.wait(0.01)
+    raise AssertionError("it did not happen")
+
+
+def test_lock_of_a_process_that_ended_is_free(tmp_path: Path) -> None:
+    """A lock file that is left behind holds nothing."""
+    (tmp_path / LOCK_NAME).write_text("")
+    with held_folder(tmp_path, NAMES, is_cache=False, tell=silent), pytest.raises(filelock.Timeout):
+        filelock.FileLock(tmp_path / LOCK_NAME).acquire(timeout=0)
+
+
+def test_input_is_never_the_output(tmp_path: Path) -> None:
+    """Neither the checkpoint itself nor a file under one of our names."""
+    (tmp_path / "model.onnx").write_text("input")
+    with pytest.raises(UsageError, match="is the model itself"):
+        refuse_input_as_output(tmp_path, [tmp_path], NAMES)
+    with pytest.raises(UsageError, match="which the build would replace"):
+        refuse_input_as_output(tmp_path, [tmp_path / "model.onnx"], NAMES)
+    refuse_input_as_output(tmp_path / "out", [tmp_path, tmp_path / "model.onnx"], NAMES)
+
+
+def test_place_that_cannot_hold_a_build_is_refused(tmp_path: Path) -> None:
+    """A file where the folder should be, or above it."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="is a file"):
+        refuse_input_as_output(tmp_path / "file", [], NAMES)
+    with pytest.raises(WriteError):
+        refuse_input_as_output(tmp_path / "file" / "out", [], NAMES)

@@ -1,0 +1,47 @@
+"""Which file a name means, and when it means a model that is still to be exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from winml.modelkit.builds.found_models import onnx_file
+from winml.modelkit.errors import ModelPathError
+
+
+def folder(path: Path, *names: str) -> Path:
+    """Make a folder with empty files."""
+    path.mkdir()
+    for name in names:
+        (path / name).touch()
+    return path
+
+
+def test_onnx_file_is_itself(tmp_path: Path) -> None:
+    """Whatever the case of its ending; one that is missing is told."""
+    folder(tmp_path / "a", "x.onnx", "y.ONNX")
+    assert tmp_path / "a" / "x.onnx" == onnx_file(str(tmp_path / "a" / "x.onnx"))
+    assert tmp_path / "a" / "y.ONNX" == onnx_file(str(tmp_path / "a" / "y.ONNX"))
+    with pytest.raises(ModelPathError, match=r"z\.onnx: no such file"):
+        onnx_file(str(tmp_path / "a" / "z.onnx"))
+
+
+@pytest.mark.parametrize("name", ["owner/name", "net.py:build", "missing/folder"])
+def test_other_names_are_no_files(name: str) -> None:
+    """They are looked up by whoever exports them."""
+    assert onnx_file(name) is None
+
+
+def test_folder_of_a_build_is_its_model(tmp_path: Path) -> None:
+    """Also where it keeps a config; one that lost its model is told."""
+    built = folder(tmp_path / "built", "model.onnx", "build_manifest.json", "config.json")
+    assert built / "model.onnx" == onnx_file(str(built))
+    assert tmp_path / "bare" / "model.onnx" == onnx_file(str(folder(tmp_path / "bare", "model.onnx")))
+    with pytest.raises(ModelPathError, match=r"folder of a build and has no model\.onnx"):
+        onnx_file(str(folder(tmp_path / "broken", "build_manifest.json")))
+
+
+def test_checkpoint_that_holds_an_export_stays_a_checkpoint(tmp_path: Path) -> None:
+    """Its weights are the model; the file beside them may be old."""
+    assert onnx_file(str(folder(tmp_path / "checkpoint", "config.json", "model.onnx"))) is None

@@ -1,0 +1,210 @@
+"""The comparison of two sides' answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from winml.modelkit.compare.outputs import MINIMUM_SCALE, THRESHOLDS, VerificationInfo, compare_outputs
+
+Array = np.ndarray[Any, Any]
+
+
+def compare(expected: Array, actual: Array, other: Array | None = None) -> VerificationInfo:
+    """Compare one output; a second draw, equal on both sides, gives the reference its signal."""
+    other = expected[..., ::-1] * np.asarray(3, expected.dtype) if other is None else other
+    return compare_outputs([{"y": expected}, {"y": other}], [{"y": actual}, {"y": other}])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "threshold"), [("float64", 1e-7), ("float32", 1e-4), ("float16", 1e-2), ("bfloat16", 5e-2)]
+)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_compare_threshold_is_relative_to_the_largest_value(dtype: str, threshold: float, scale: float) -> None:
+    """Half the threshold of the scale is accepted, twice is not, whatever the scale; small values have no bound of
+    their own.
+    """
+    kind = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+    expected = (np.array([0.0, 0.5, -1.0]) * scale).astype(kind)
+    assert threshold == THRESHOLDS[dtype]
+    for share, is_equal in ((0.5, True), (2.0, False)):
+        actual = expected.copy()
+        actual[0] = share * threshold * scale
+        info = compare(expected, actual)
+        assert (is_equal, is_equal) == (info.comparisons[0].is_equal, info.is_verified)
+        assert info.comparisons[0].relative_diff == pytest.approx(share * threshold, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
+def test_compare_integers_must_be_equal(dtype: str) -> None:
+    """One step is one too many, and the accepted difference is none."""
+    expected = np.array([0, 1, 1, 0]).astype(dtype)
+    other = np.array([1, 0, 1, 1]).astype(dtype)
+    assert compare(expected, expected, other).is_verified
+    actual = expected.copy()
+    actual[0] = 1
+    info = compare(expected, actual, other)
+    assert not info.is_verified
+    assert 0.0 == info.worst.threshold
+
+
+def test_compare_large_integers_that_differ_by_one_are_not_equal() -> None:
+    """Integers beyond what a float64 tells apart are still compared exactly."""
+    expected = np.array([2**60, 2**60 + 1], dtype=np.int64)
+    info = compare(expected, expected + np.array([1, 0]), other=np.array([1, 2], dtype=np.int64))
+    assert not info.is_verified
+
+
+@pytest.mark.parametrize(
+    "actual",
+    [
+        [np.nan, 2.0, np.inf, -np.inf],
+        [1.0, 2.0, np.inf, -np.inf],
+        [1.0, np.nan, np.inf, np.inf],
+        [1.0, np.nan, 3.0, -np.inf],
+        [np.inf, np.nan, np.inf, -np.inf],
+    ],
+    ids=["NaN elsewhere", "NaN missing", "other sign", "infinity missing", "infinity too many"],
+)
+def test_compare_nan_and_infinity_must_be_in_the_same_places(actual: list[float]) -> None:
+    """They are part of the answer: same place, same sign."""
+    expected = np.array([1.0, np.nan, np.inf, -np.inf], dtype=np.float32)
+    assert compare(expected, expected.copy(), np.float32([3, 4, 5, 6])).is_verified
+    info = compare(expected, np.array(actual, dtype=np.float32), np.array([3, 4, 5, 6], dtype=np.float32))
+    assert not info.is_verified
+    assert "NaN or infinity in different places" == info.worst.problem
+
+
+def test_compare_nan_does_not_hide_a_difference_elsewhere() -> None:
+    """The finite values beside a NaN are still compared."""
+    expected = np.array([1.0, np.nan], dtype=np.float32)
+    info = compare(expected, np.array([1.1, np.nan], dtype=np.float32), np.array([3, 4], dtype=np.float32))
+    assert not info.is_verified
+    assert info.worst.relative_diff == pytest.approx(0.1, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("actual", "words"),
+    [
+        (np.ones((1, 2), np.float32), "PyTorch gives float32[2], ONNX Runtime float32[1, 2]"),
+        (np.ones(2, np.float64), "PyTorch gives float32[2], ONNX Runtime float64[2]"),
+    ],
+)
+def test_compare_shape_and_dtype_must_be_the_same(actual: Array, words: str) -> None:
+    """Values that would be equal after a cast or a broadcast are not."""
+    info = compare(np.ones(2, np.float32), actual)
+    assert not info.is_verified
+    assert words == info.worst.problem
+
+
+def test_compare_zero_reference_accepts_only_zero() -> None:
+    """Where the reference is nothing but zeros there is no scale, so the answer must be zeros."""
+    zeros = np.zeros(3, np.float32)
+    first = {"y": zeros, "signal": np.float32([1, 2])}
+    second = {"y": zeros, "signal": np.float32([5, 2])}
+    assert compare_outputs([first, second], [first, second]).is_verified
+    info = compare_outputs([first, second], [{**first, "y": np.full(3, 1e-12, np.float32)}, second])
+    assert not info.is_verified
+    assert "y" == info.worst.name
+
+
+def test_compare_equal_draws_have_no_signal() -> None:
+    """A model that answers the same whatever it is given would hide a wrong graph."""
+    same = np.float32([1.0, 2.0])
+    info = compare(same, same, other=same)
+    assert all(item.is_equal for item in info.comparisons)
+    assert (False, False) == (info.has_signal, info.is_verified)
+
+
+def test_compare_signal_below_the_threshold_is_none() -> None:
+    """A change between the draws that the comparison would forgive shows nothing."""
+    same = np.float32([1.0, 2.0])
+    assert not compare(same, same, other=np.float32([1.0, 2.0 * (1 + 5e-5)])).has_signal
+    assert compare(same, same, other=np.float32([1.0, 2.0 * (1 + 5e-4)])).has_signal
+
+
+def test_compare_faded_reference_has_no_signal() -> None:
+    """Values that faded to rounding are no reference, however much they change."""
+    faded = np.float32([1.0, -2.0]) * np.float32(MINIMUM_SCALE) / 4
+    assert not compare(faded, faded, other=-faded).has_signal
+
+
+def test_compare_nan_everywhere_has_no_signal() -> None:
+    """A reference of nothing but NaN proves nothing."""
+    nothing = np.full(3, np.nan, np.float32)
+    info = compare(nothing, nothing, other=nothing)
+    assert (False, False) == (info.has_signal, info.is_verified)
+
+
+def test_compare_signal_in_one_output_is_enough() -> None:
+    """A constant output beside one that listens is all right."""
+    constant = np.float32([7.0])
+    draws = [{"c": constant, "y": np.float32([1.0])}, {"c": constant, "y": np.float32([2.0])}]
+    assert compare_outputs(draws, draws).is_verified
+
+
+def test_compare_other_shape_in_the_second_draw_is_signal() -> None:
+    """An output whose size depends on the values depends on the inputs."""
+    draws = [{"y": np.int64([1])}, {"y": np.int64([1, 1])}]
+    assert compare_outputs(draws, draws).has_signal
+
+
+def test_compare_second_draw_counts() -> None:
+    """A graph that is right for the traced inputs only is found out, and the draw is named."""
+    first, second = np.float32([1.0]), np.float32([2.0])
+    info = compare_outputs([{"y": first}, {"y": second}], [{"y": first}, {"y": first}])
+    assert not info.is_verified
+    assert ("y", 2) == (info.worst.name, info.worst.draw)
+
+
+def test_worst_is_the_one_farthest_over_its_own_threshold() -> None:
+    """A float16 difference within its bound is no worse than a float32 one beyond its own; a problem beats both."""
+    half, single = np.float16([1.0]), np.float32([1.0])
+    draw = {"half": half, "single": single}
+    info = compare_outputs([draw], [{"half": np.float16([1.005]), "single": np.float32([1.001])}])
+    assert "single" == info.worst.name
+    info = compare_outputs([draw], [{"half": np.float16([[1.0]]), "single": np.float32([2.0])}])
+    assert "half" == info.worst.name
+
+
+def test_worst_of_verified_is_the_closest_to_its_threshold() -> None:
+    """Also where all is well there is a largest difference to tell."""
+    draw = {"a": np.float32([1.0]), "b": np.float32([1.0])}
+    info = compare_outputs([draw], [{"a": np.float32([1.00001]), "b": np.float32([1.00002])}])
+    assert "b" == info.worst.name
+
+
+def test_as_record_is_json_without_infinities() -> None:
+    """Programs read the record: numbers or null, never NaN or Infinity."""
+    info = compare(np.float32([1.0, 2.0]), np.float32([1.0]))
+    record = json.loads(json.dumps(info.as_record(), allow_nan=False))
+    assert (False, True) == (record["is_verified"], record["has_signal"])
+    assert [(None, False), (0.0, True)] == [(item["relative_diff"], item["is_equal"]) for item in record["outputs"]]
+    assert ["problem" in item for item in record["outputs"]] == [True, False]
+
+
+def test_compare_by_the_coarsest_dtype_inside_but_integers_exactly() -> None:
+    """Half precision inside loosens every floating point output to its own threshold, and says so."""
+    draw = {"single": np.float32([1.0, 2.0]), "index": np.int64([1, 2])}
+    other = {"single": np.float32([1.005, 2.0]), "index": np.int64([1, 2])}
+    reference = [draw, {"single": np.float32([5.0, 2.0]), "index": np.int64([2, 2])}]
+    assert not compare_outputs(reference, [other, reference[1]]).is_verified
+    info = compare_outputs(reference, [other, reference[1]], computed_in=("float32", "float16", "int8"))
+    assert info.is_verified
+    assert [(1e-2, "float16"), (0.0, "")] == [(item.threshold, item.computed_in) for item in info.comparisons[:2]]
+    shifted = {**other, "index": np.int64([1, 3])}
+    assert not compare_outputs(reference, [shifted, reference[1]], computed_in=("float16",)).is_verified
+
+
+def test_compare_dtype_inside_that_is_finer_changes_nothing() -> None:
+    """float32 weights behind a float16 output leave it its threshold; signal is asked for by the same measure."""
+    reference = [{"y": np.float16([1.0])}, {"y": np.float16([3.0])}]
+    info = compare_outputs(reference, reference, computed_in=("float32",))
+    assert (1e-2, "") == (info.worst.threshold, info.worst.computed_in)
+    near = [{"y": np.float32([1.0])}, {"y": np.float32([1.001])}]
+    assert compare_outputs(near, near).has_signal
+    assert not compare_outputs(near, near, computed_in=("float16",)).has_signal

@@ -1,0 +1,85 @@
+"""Does a file with open dimensions become an equal one with fixed sizes?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from winml.modelkit import WinMLExportConfig, export_pytorch
+from winml.modelkit.errors import InputError, ModelPathError, OutputExistsError, UsageError
+from winml.modelkit.flows.pin import pin_model
+from winml.modelkit.metadata_keys import TAG_KEY
+
+
+class Net(nn.Module):
+    """A model whose shapes are computed in the graph while its sizes are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Flatten what follows the rows."""
+        return self.linear(x).reshape(x.shape[0], x.shape[1] * 4)
+
+
+@pytest.fixture
+def dynamic(tmp_path: Path) -> Path:
+    """A file with two open dimensions."""
+    config = WinMLExportConfig(dynamic_axes={"x": {0: "batch", 1: "tokens"}})
+    return export_pytorch(Net(), tmp_path / "dynamic.onnx", torch.randn(2, 6, 4), config=config).model_path
+
+
+def shape(value: onnx.ValueInfoProto) -> list[int | str]:
+    """Return a declared shape."""
+    return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+def test_pinned_file_has_fixed_shapes_tags_and_metadata(dynamic: Path, tmp_path: Path) -> None:
+    """Every size follows, what computed shapes is gone, every node keeps its tag, and the metadata tells the sizes."""
+    result = pin_model(dynamic, tmp_path / "static.onnx", {"batch": 3, "tokens": 5})
+    model = onnx.load(result.model_path)
+    onnx.checker.check_model(model, full_check=True)
+    assert [3, 5, 4] == shape(model.graph.input[0])
+    assert [3, 20] == shape(model.graph.output[0])
+    assert not any(isinstance(size, str) for value in model.graph.value_info for size in shape(value))
+    assert len(onnx.load(dynamic).graph.node) > len(model.graph.node)
+    assert all(TAG_KEY in {entry.key for entry in node.metadata_props} for node in model.graph.node)
+    told = json.loads({entry.key: entry.value for entry in model.metadata_props}["winml.io.inputs"])
+    assert [3, 5, 4] == told[0]["shape"]
+    assert result.verification is not None
+    assert result.verification.is_verified
+
+
+def test_pinning_one_dimension_leaves_the_other_open(dynamic: Path, tmp_path: Path) -> None:
+    """Names left out stay names."""
+    result = pin_model(dynamic, tmp_path / "static.onnx", {"batch_size": 1})
+    assert ("tokens",) == result.still_open
+    assert ((1, "tokens", 4),) == tuple(spec.shape for spec in result.inputs)
+    assert "4*tokens" == result.outputs[0].shape[1]
+
+
+def test_source_stays_as_it_is(dynamic: Path, tmp_path: Path) -> None:
+    """Only the output is written."""
+    before = dynamic.read_bytes()
+    pin_model(dynamic, tmp_path / "static.onnx", {"tokens": 5}, verify=False)
+    assert before == dynamic.read_bytes()
+
+
+def test_unknown_name_existing_output_and_no_model_are_refused(dynamic: Path, tmp_path: Path) -> None:
+    """Nothing is written where the request is wrong."""
+    with pytest.raises(UsageError, match="Did you mean 'tokens'"):
+        pin_model(dynamic, tmp_path / "static.onnx", {"token": 5})
+    with pytest.raises(OutputExistsError):
+        pin_model(dynamic, dynamic, {"tokens": 5})
+    with pytest.raises(ModelPathError, match="no such file"):
+        pin_model(tmp_path / "missing.onnx", tmp_path / "static.onnx", {"tokens": 5})
+    (tmp_path / "broken.onnx").write_bytes(b"not a model")
+    with pytest.raises(InputError):
+        pin_model(tmp_path / "broken.onnx", tmp_path / "static.onnx", {"tokens": 5})
+    assert not (tmp_path / "static.onnx").exists()

@@ -1,0 +1,107 @@
+"""Metadata keys that stand on a node more than once are merged, and their files are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from winml.modelkit.errors import InputError
+from winml.modelkit.graph.files.foreign_reading import load_foreign, merge_duplicate_keys, read_foreign
+
+
+def model_with(*entries: tuple[str, str]) -> onnx.ModelProto:
+    """Build a model whose only node, in a branch, carries these entries in this order."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    inner = helper.make_node("Relu", ["x"], ["z"], name="inner")
+    for key, value in entries:
+        inner.metadata_props.add(key=key, value=value)
+    branch = helper.make_graph([inner], "branch", [], [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2])])
+    condition = helper.make_node("Constant", [], ["c"], value=helper.make_tensor("c", TensorProto.BOOL, [], [True]))
+    chosen = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    graph = helper.make_graph([condition, chosen], "graph", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def metadata(model: onnx.ModelProto) -> list[tuple[str, str]]:
+    """Return the entries of the node in the first branch."""
+    node = model.graph.node[1].attribute[0].g.node[0]
+    return [(entry.key, entry.value) for entry in node.metadata_props]
+
+
+DUPLICATES = (
+    ("winml.hierarchy.tag", "/M/A/B"),
+    ("winml.hierarchy.module", "a.b"),
+    ("winml.hierarchy.source", "direct"),
+    ("namespace", "M/a: A/a.b: B"),
+    ("pkg.torch.onnx.name_scopes", "['a']"),
+    ("mine", "1"),
+    ("winml.hierarchy.tag", "/M/A/C"),
+    ("winml.hierarchy.module", "a.c"),
+    ("winml.hierarchy.source", "parent"),
+    ("namespace", "M/a: A/a.c: C"),
+    ("pkg.torch.onnx.name_scopes", "['b']"),
+    ("mine", "2"),
+)
+
+
+def test_merge_duplicate_keys_gives_the_common_module_and_names_the_sources() -> None:
+    """Two tags on a node are what it was fused from: it belongs to the module both lie in."""
+    model = model_with(*DUPLICATES)
+    assert 2 == merge_duplicate_keys(model), "both branches"
+    found = metadata(model)
+    merged = dict(found)
+    assert len(found) == len(merged)
+    assert ("/M/A", "merged", "2") == tuple(
+        merged[key] for key in ("winml.hierarchy.tag", "winml.hierarchy.source", "mine")
+    )
+    assert ["a.b", "a.c"] == json.loads(merged["winml.hierarchy.modules"])
+    assert {"namespace", "winml.hierarchy.module", "pkg.torch.onnx.name_scopes"}.isdisjoint(merged)
+
+
+def test_merge_duplicate_keys_that_agree_stay() -> None:
+    """The same key with the same value twice is that value once, source and module included."""
+    once = DUPLICATES[:6]
+    model = model_with(*once, *once)
+    assert 2 == merge_duplicate_keys(model)
+    assert list(once) == metadata(model)
+
+
+def test_merge_duplicate_keys_leaves_clean_models_alone() -> None:
+    """A node with every key once is not touched."""
+    model = model_with(*DUPLICATES[:6])
+    assert 0 == merge_duplicate_keys(model)
+    assert list(DUPLICATES[:6]) == metadata(model)
+
+
+def test_merge_duplicate_keys_drops_texts_that_are_no_tags() -> None:
+    """Two texts of which one is no tag leave the node untagged, for others to tag."""
+    model = model_with(("winml.hierarchy.tag", "/M"), ("winml.hierarchy.tag", "M"))
+    merge_duplicate_keys(model)
+    assert [] == metadata(model)
+
+
+def test_foreign_file_is_loaded_and_read_with_every_key_once(tmp_path: Path) -> None:
+    """A file with duplicate keys, which onnx.checker refuses, is read by both readers alike."""
+    path = tmp_path / "foreign.onnx"
+    path.write_bytes(model_with(*DUPLICATES).SerializeToString())
+    read, repaired = read_foreign(path)
+    assert 2 == repaired
+    tags = [
+        [node.metadata_props.get("winml.hierarchy.tag") for node in model.graph.all_nodes()]
+        for model in (read, load_foreign(path))
+    ]
+    assert [None, None, "/M/A", "/M/A"] == tags[0] == tags[1]
+
+
+def test_read_foreign_graph_that_is_none_is_refused(tmp_path: Path) -> None:
+    """A model in which two nodes make one value is told in words of ours."""
+    model = model_with()
+    model.graph.node.append(model.graph.node[0])
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match="cannot be read as a graph"):
+        read_foreign(path)

@@ -1,0 +1,207 @@
+"""Files appear together or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from winml.modelkit.errors import OutputExistsError, UsageError, WriteError
+from winml.modelkit.graph.files import output_files as files_module
+from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing, refuse_inputs
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_commit_puts_every_staged_file_in_place(tmp_path: Path) -> None:
+    """Files appear under their final names, in directories made for them, and no trace of the staging is left."""
+    folder = tmp_path / "made" / "for it"
+    with OutputFiles() as files:
+        files.stage(folder / "model.onnx").write_bytes(b"model")
+        files.stage(folder / "report.md").write_text("report")
+        assert {folder / "model.onnx": 5, folder / "report.md": 6} == files.staged()
+        written = files.commit()
+    assert {folder / "model.onnx": 5, folder / "report.md": 6} == written
+    assert ["model.onnx", "report.md"] == _names(folder)
+
+
+def test_commit_takes_along_what_lies_beside_a_staged_file(tmp_path: Path) -> None:
+    """External data written next to the staged model is put in place with it, and before it."""
+    with OutputFiles() as files:
+        place = files.stage(tmp_path / "model.onnx")
+        place.write_bytes(b"model")
+        place.with_name("model.onnx.data").write_bytes(b"weights")
+        written = files.commit()
+    assert [tmp_path / "model.onnx.data", tmp_path / "model.onnx"] == list(written)
+    assert b"weights" == (tmp_path / "model.onnx.data").read_bytes()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_output_files_left_by_an_error_leave_everything_as_it_was(tmp_path: Path, error: type[BaseException]) -> None:
+    """An error inside the block, or an interruption, keeps the earlier file and removes new files and directories."""
+    (tmp_path / "model.onnx").write_bytes(b"earlier")
+
+    def fail() -> None:
+        with OutputFiles() as files:
+            files.stage(tmp_path / "model.onnx").write_bytes(b"new")
+            files.stage(tmp_path / "a" / "b" / "report.md").write_text("report")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert ["model.onnx"] == _names(tmp_path)
+    assert b"earlier" == (tmp_path / "model.onnx").read_bytes()
+
+
+def test_output_files_without_commit_write_nothing(tmp_path: Path) -> None:
+    """Leaving the block without a commit leaves no file."""
+    with OutputFiles() as files:
+        files.stage(tmp_path / "model.onnx").write_bytes(b"new")
+    assert [] == _names(tmp_path)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EACCES, "Permission denied"), KeyboardInterrupt()])
+def test_commit_failing_midway_puts_earlier_files_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """When a file cannot be put in place, those before it are taken back and earlier ones are as they were."""
+    targets = [tmp_path / name for name in ("first", "second", "third")]
+    for target in targets[:2]:
+        target.write_text(f"earlier {target.name}")
+    dropped = tmp_path / "dropped"
+    dropped.write_text("earlier dropped")
+    replace = os.replace
+
+    def failing(source: Path, target: Path) -> None:
+        if target == targets[1] and Path(source).read_text() == "new":
+            raise error
+        replace(source, target)
+
+    monkeypatch.setattr(files_module.os, "replace", failing)
+
+    def commit_all() -> None:
+        with OutputFiles() as files:
+            files.drop(dropped)
+            for target in targets:
+                files.stage(target).write_text("new")
+            files.commit()
+
+    with pytest.raises(WriteError if isinstance(error, OSError) else KeyboardInterrupt) as raised:
+        commit_all()
+    assert ["dropped", "first", "second"] == _names(tmp_path)
+    assert ["earlier first", "earlier second"] == [target.read_text() for target in targets[:2]]
+    assert "earlier dropped" == dropped.read_text()
+    if isinstance(error, OSError):
+        assert f"cannot write {targets[1]}: Permission denied" in str(raised.value)
+
+
+def test_commit_on_a_file_system_without_links_replaces_and_rolls_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no second name can be given, the earlier file is moved aside instead."""
+
+    def no_links(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(files_module.os, "link", no_links)
+    (tmp_path / "model.onnx").write_text("earlier")
+    with OutputFiles() as files:
+        files.stage(tmp_path / "model.onnx").write_text("new")
+        files.commit()
+    assert "new" == (tmp_path / "model.onnx").read_text()
+    assert ["model.onnx"] == _names(tmp_path)
+
+
+def test_dropped_file_goes_at_the_commit_unless_it_is_written_again(tmp_path: Path) -> None:
+    """The data file of a replaced model does not stay behind; one that is written anew does."""
+    (tmp_path / "old.data").write_text("earlier")
+    (tmp_path / "kept.data").write_text("earlier")
+    with OutputFiles() as files:
+        files.drop(tmp_path / "old.data")
+        files.drop(tmp_path / "kept.data")
+        files.drop(tmp_path / "never.data")
+        files.stage(tmp_path / "kept.data").write_text("new")
+        files.commit()
+    assert ["kept.data"] == _names(tmp_path)
+
+
+def test_full_disk_while_writing_becomes_a_write_error_naming_the_output(tmp_path: Path) -> None:
+    """An error of the disk inside the block names the output and its reason; other errors pass unchanged."""
+
+    def stage_and_raise(error: OSError) -> None:
+        with OutputFiles() as files:
+            files.stage(tmp_path / "report.md")
+            raise error
+
+    with pytest.raises(WriteError, match=r"report\.md: No space left"):
+        stage_and_raise(OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(FileNotFoundError):
+        stage_and_raise(FileNotFoundError(errno.ENOENT, "No such file", "something else"))
+    assert [] == _names(tmp_path)
+
+
+def test_refuse_existing_names_the_file_and_the_option(tmp_path: Path) -> None:
+    """An output that is there is refused, and accepted with overwrite."""
+    (tmp_path / "model.onnx").touch()
+    paths = [tmp_path / "report.md", tmp_path / "model.onnx"]
+    with pytest.raises(OutputExistsError, match=r"model\.onnx exists already\n.*--overwrite"):
+        refuse_existing(paths, overwrite=False)
+    refuse_existing(paths, overwrite=True)
+
+
+def test_refuse_existing_refuses_a_directory_even_with_overwrite(tmp_path: Path) -> None:
+    """A directory is never replaced by a file."""
+    with pytest.raises(OutputExistsError, match="is a directory"):
+        refuse_existing([tmp_path], overwrite=True)
+
+
+def test_refuse_existing_finds_an_unwritable_place_and_makes_nothing(tmp_path: Path) -> None:
+    """A path below a file cannot be written; a directory that does not exist yet can, and is not made by asking."""
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match="cannot write"):
+        refuse_existing([tmp_path / "file" / "model.onnx"], overwrite=False)
+    refuse_existing([tmp_path / "new" / "deep" / "model.onnx"], overwrite=False)
+    assert ["file"] == _names(tmp_path)
+
+
+def test_files_module_imports_the_standard_library_only() -> None:
+    """A usage error is told without importing anything heavy."""
+    code = (
+        "import sys; import winml.modelkit.graph.files.output_files; "
+        "print([name for name in ('onnx_ir', 'onnx', 'torch', 'numpy') if name in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "[]" == answer.stdout.strip()
+
+
+def test_commit_without_overwrite_refuses_a_file_that_came_meanwhile(tmp_path: Path) -> None:
+    """Of two commands that write one file at once, the later is refused, and the earlier file stays whole."""
+    target = tmp_path / "model.onnx"
+    with OutputFiles() as files:
+        files.stage(target).write_text("second", encoding="utf-8")
+        target.write_text("first", encoding="utf-8")
+        with pytest.raises(OutputExistsError, match="exists already"):
+            files.commit(overwrite=False)
+    assert "first" == target.read_text(encoding="utf-8")
+    assert [target] == list(tmp_path.iterdir())
+
+
+def test_output_that_is_an_input_is_refused_whatever_path_leads_there(tmp_path: Path) -> None:
+    """By another spelling and by a symbolic link; another name of the same bytes, and a missing file, are no harm."""
+    source = tmp_path / "model.onnx"
+    source.write_bytes(b"model")
+    (tmp_path / "link.onnx").symlink_to(source)
+    (tmp_path / "folder").mkdir()
+    for output in (source, tmp_path / "folder" / ".." / "model.onnx", tmp_path / "link.onnx"):
+        with pytest.raises(UsageError, match=r"is the input .*model\.onnx, which must stay as it is"):
+            refuse_inputs([tmp_path / "other", output], [tmp_path / "missing", source])
+    os.link(source, tmp_path / "hard.onnx")
+    refuse_inputs([tmp_path / "hard.onnx", tmp_path / "new.onnx"], [source])
+    with pytest.raises(UsageError):
+        refuse_inputs([source], [source])

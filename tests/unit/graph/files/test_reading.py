@@ -1,0 +1,179 @@
+"""Models are read without their weights, and what is no model is told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from winml.modelkit.errors import InputError, ModelPathError
+from winml.modelkit.graph.files.reading import KEPT_BYTES, read_structure
+
+LARGE = KEPT_BYTES
+
+
+def _model() -> onnx.ModelProto:
+    """Return a model with large tensors wherever one may stand, and a small one."""
+    large = np.arange(LARGE, dtype=np.float32)
+    branch = helper.make_graph(
+        [helper.make_node("Identity", ["inner"], ["branch_out"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("branch_out", TensorProto.FLOAT, [LARGE])],
+        [numpy_helper.from_array(large, "inner")],
+    )
+    nodes = [
+        helper.make_node("Constant", [], ["constant"], value=numpy_helper.from_array(large, "value")),
+        helper.make_node("If", ["condition"], ["chosen"], then_branch=branch, else_branch=branch),
+        helper.make_node("Add", ["chosen", "raw"], ["y"], name="/layer/Add"),
+    ]
+    sparse = helper.make_sparse_tensor(
+        numpy_helper.from_array(large, "sparse"),
+        numpy_helper.from_array(np.arange(LARGE, dtype=np.int64), "indices"),
+        [2 * LARGE],
+    )
+    graph = helper.make_graph(
+        nodes,
+        "main",
+        [helper.make_tensor_value_info("condition", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [LARGE])],
+        [
+            numpy_helper.from_array(large, "raw"),
+            helper.make_tensor("floats", TensorProto.FLOAT, [LARGE], large.tolist()),
+            helper.make_tensor("halves", TensorProto.FLOAT16, [LARGE], large.astype(np.float16)),
+            helper.make_tensor("integers", TensorProto.INT64, [LARGE], list(range(LARGE))),
+            helper.make_tensor("words", TensorProto.STRING, [LARGE], ["word"] * LARGE),
+            numpy_helper.from_array(np.array([2, 3], np.int64), "small"),
+        ],
+        sparse_initializer=[sparse],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    helper.set_model_props(model, {"key": "v" * LARGE})
+    return model
+
+
+def _without_values(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model as it should be read, made the plain way."""
+
+    def strip(tensor: onnx.TensorProto) -> None:
+        if tensor.ByteSize() >= KEPT_BYTES:
+            for field in ("raw_data", "float_data", "int32_data", "int64_data"):
+                tensor.ClearField(field)
+
+    def strip_graph(graph: onnx.GraphProto) -> None:
+        for tensor in graph.initializer:
+            strip(tensor)
+        for sparse in graph.sparse_initializer:
+            strip(sparse.values)
+            strip(sparse.indices)
+        for attribute in (attribute for node in graph.node for attribute in node.attribute):
+            strip(attribute.t)
+            if attribute.HasField("g"):
+                strip_graph(attribute.g)
+
+    copy = onnx.ModelProto.FromString(model.SerializeToString())
+    strip_graph(copy.graph)
+    return copy
+
+
+def test_read_structure_keeps_everything_but_the_values_of_large_tensors(tmp_path: Path) -> None:
+    """What comes back is the model, less the values of tensors of a page or more, wherever they stand."""
+    path = tmp_path / "model.onnx"
+    onnx.save(_model(), path)
+    read = read_structure(path)
+    assert _without_values(_model()) == read
+    assert read.ByteSize() < path.stat().st_size / 2
+
+
+def test_read_structure_of_unpacked_values_steps_over_them(tmp_path: Path) -> None:
+    """Values written one field each, as protobuf also allows, are left out as well."""
+    tensor = onnx.TensorProto(dims=[LARGE], data_type=TensorProto.INT64, name="w").SerializeToString()
+    tensor += b"\x38\x05" * LARGE  # field 7, a varint, LARGE times
+    size = len(tensor)
+    graph = b"\x2a" + bytes([size & 0x7F | 0x80, size >> 7 & 0x7F]) + tensor
+    assert size < 1 << 14
+    length = len(graph)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"\x08\x0a\x3a" + bytes([length & 0x7F | 0x80, length >> 7 & 0x7F]) + graph)
+    assert LARGE == len(onnx.load(path).graph.initializer[0].int64_data)
+    assert [onnx.TensorProto(dims=[LARGE], data_type=7, name="w")] == list(read_structure(path).graph.initializer)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
+def test_read_structure_of_truncated_file_says_it_is_cut_off(tmp_path: Path, share: float) -> None:
+    """A download that stopped is told from a file of another kind."""
+    content = _model().SerializeToString()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(InputError, match="is cut off: it ends after"):
+        read_structure(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is empty"),
+        (b"hello world\n", "is not an ONNX file"),
+        (b'{"model_type": "bert"}', "is not an ONNX file"),
+        (b"PK\x03\x04" + bytes(100), "is not an ONNX file"),
+        (bytes(5000), "is not an ONNX file"),
+        (b"\x08\x0a", "is not an ONNX file"),
+        (b"\xff" * 5000, "is not an ONNX file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "is a Git LFS pointer"),
+    ],
+)
+def test_read_structure_of_another_file_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    """Whatever the bytes are, the answer is one sentence that names the file."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=reason) as caught:
+        read_structure(path)
+    assert str(path) in caught.value.message
+
+
+def test_read_structure_with_damage_inside_is_refused(tmp_path: Path) -> None:
+    """A byte that is wrong where lengths stand does not become a traceback."""
+    content = _model().SerializeToString()
+    path = tmp_path / "model.onnx"
+    graph_start = content.index(b"\x3a")
+    refused = 0
+    for offset in range(40):
+        damaged = bytearray(content)
+        damaged[graph_start + offset] ^= 0xFF
+        path.write_bytes(damaged)
+        try:
+            read_structure(path)
+        except InputError:
+            refused += 1
+    assert refused
+
+
+def test_read_structure_of_messages_without_end_is_refused(tmp_path: Path) -> None:
+    """Graphs inside graphs inside graphs end the reading, not the process."""
+    inner = bytes(KEPT_BYTES)
+    for _ in range(300):
+        for key in (b"\x32", b"\x2a", b"\x0a"):  # graph in attribute in node in graph
+            inner = key + _varint(len(inner)) + inner
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"\x3a" + _varint(len(inner)) + inner)
+    with pytest.raises(InputError, match="is not an ONNX file, or damaged"):
+        read_structure(path)
+
+
+def _varint(number: int) -> bytes:
+    groups = []
+    while number > 0x7F:
+        groups.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*groups, number])
+
+
+def test_read_structure_without_a_file_names_the_path(tmp_path: Path) -> None:
+    """A missing file and a directory are wrong usage."""
+    with pytest.raises(ModelPathError, match="no such file"):
+        read_structure(tmp_path / "missing.onnx")
+    with pytest.raises(ModelPathError, match="is a directory"):
+        read_structure(tmp_path)

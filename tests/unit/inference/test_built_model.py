@@ -1,0 +1,187 @@
+"""Is a built model called like the one it was made from, and does it answer alike?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import winml.modelkit
+from checkpoints import build_model, save_checkpoint
+from winml.modelkit import WinMLAutoModel, WinMLExportConfig, export_pytorch
+from winml.modelkit.errors import TaskError, UsageError
+from winml.modelkit.inference.built_model import WinMLModel
+from winml.modelkit.load.checkpoints.task import TASKS, inference_class
+
+LENGTH = 12
+PLAIN = {"quant": None, "compile": None}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of these tests' own."""
+    monkeypatch.setenv("WINML_CACHE", str(tmp_path_factory.getbasetemp() / "inference-cache"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small BERT that classifies text."""
+    folder = tmp_path_factory.mktemp("bert")
+    return save_checkpoint("bert", folder, class_name="BertForSequenceClassification", num_labels=3, pad_token_id=7)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> WinMLModel:
+    """The base model, built for one row of 12 tokens."""
+    model = build_model("bert")
+    ids = torch.randint(0, 100, (1, LENGTH))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+    result = export_pytorch(model, tmp_path_factory.mktemp("encoder") / "model.onnx", inputs)
+    return WinMLModel(result.model_path, pad_token_id=0)
+
+
+def tokens(length: int, rows: int = 1) -> torch.Tensor:
+    """Return some token ids."""
+    return torch.arange(rows * length).reshape(rows, length) % 90 + 5
+
+
+def reference(model: Any, **inputs: torch.Tensor) -> Any:
+    """Ask PyTorch."""
+    with torch.no_grad():
+        return model(**inputs)
+
+
+def test_model_answers_with_the_record_of_its_class(encoder: WinMLModel) -> None:
+    """Type, fields and numbers are those of transformers."""
+    expected = reference(build_model("bert"), input_ids=tokens(LENGTH))
+    actual = encoder(input_ids=tokens(LENGTH))
+    assert type(expected) is type(actual)
+    assert set(expected) == set(actual)
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_short_rows_are_filled_up_and_cut_again(encoder: WinMLModel) -> None:
+    """A static graph answers a shorter text as PyTorch does, in its length."""
+    expected = reference(build_model("bert"), input_ids=tokens(5))
+    actual = encoder(tokens(5))
+    assert (1, 5, 32) == tuple(actual.last_hidden_state.shape)
+    torch.testing.assert_close(actual.last_hidden_state, expected.last_hidden_state, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual.pooler_output, expected.pooler_output, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_come_by_name_in_order_or_as_a_mapping(encoder: WinMLModel) -> None:
+    """As a tokenizer returns them, as keywords, as positions; int32 is taken as well."""
+    ids, ones = tokens(LENGTH), torch.ones(1, LENGTH, dtype=torch.int64)
+    encoding = transformers.BatchEncoding({"input_ids": ids, "attention_mask": ones})
+    answers = [encoder(encoding), encoder(**encoding), encoder(ids, ones), encoder(ids.int()), encoder(ids.numpy())]
+    assert all(torch.equal(answers[0].pooler_output, answer.pooler_output) for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"input_ids": tokens(LENGTH + 1)}, r"int64\[1, 13\], and the model was built for int64\[1, 12\]"),
+        ({"input_ids": tokens(LENGTH, rows=2)}, r"int64\[2, 12\]"),
+        ({"input_ids": tokens(LENGTH).float()}, r"float32\[1, 12\], and the model takes int64"),
+        ({"attention_mask": tokens(LENGTH)}, "input 'input_ids' is missing"),
+        ({"input_ids": tokens(LENGTH), "pixels": tokens(3)}, "no input 'pixels'"),
+    ],
+)
+def test_inputs_the_graph_does_not_take_are_refused(
+    encoder: WinMLModel, inputs: dict[str, torch.Tensor], words: str
+) -> None:
+    """The message says what was given and what is taken."""
+    with pytest.raises(UsageError, match=words):
+        encoder(**inputs)
+
+
+def test_short_rows_without_a_filler_are_told_how_to_get_one(encoder: WinMLModel) -> None:
+    """Rows that are too long are not."""
+    plain = WinMLModel(encoder.path)
+    with pytest.raises(UsageError, match="pad_token_id="):
+        plain(tokens(5))
+    with pytest.raises(UsageError, match=r"Bring it to this size \(tokenizers"):
+        plain(tokens(LENGTH + 1))
+
+
+def exported(model: Any, path: Path, **options: Any) -> WinMLModel:
+    """Export for one row of 12 tokens and load."""
+    ids = torch.randint(1, 100, (1, LENGTH))
+    result = export_pytorch(model.eval(), path, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    return WinMLModel(result.model_path, **options)
+
+
+def test_model_that_sees_its_padding_is_refused(tmp_path: Path) -> None:
+    """A convolution over the tokens heeds no mask: PyTorch answers the short row otherwise."""
+    config = transformers.ConvBertConfig(
+        vocab_size=120, hidden_size=32, embedding_size=32, num_hidden_layers=1, num_attention_heads=4,
+        intermediate_size=37, max_position_embeddings=64, conv_kernel_size=3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = exported(transformers.ConvBertModel(config), tmp_path / "model.onnx", pad_token_id=0)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"has 5 tokens, .* built for 12, .* last_hidden_state changes by"):
+            model(tokens(5))
+    assert (1, LENGTH, 32) == tuple(model(tokens(LENGTH)).last_hidden_state.shape)
+
+
+def test_model_that_looks_for_its_filler_answers_short_rows(tmp_path: Path) -> None:
+    """GPT-2 finds the last token by the filler: another filler gives another answer, and nothing leaks."""
+    options = {"num_labels": 3, "pad_token_id": 0}
+    model = build_model("gpt2", class_name="GPT2ForSequenceClassification", **options)
+    expected = reference(model, input_ids=tokens(5), attention_mask=torch.ones_like(tokens(5)))
+    built = exported(model, tmp_path / "model.onnx", pad_token_id=0)
+    torch.testing.assert_close(built(tokens(5))["logits"], expected.logits, rtol=1e-4, atol=1e-5)
+
+
+def test_model_of_another_task_is_refused(encoder: WinMLModel, tmp_path: Path, checkpoint: Path) -> None:
+    """A file says what it was exported for."""
+    model = WinMLAutoModel.from_pretrained(str(checkpoint), config=PLAIN)
+    other = winml.modelkit.WinMLModelForQuestionAnswering
+    with pytest.raises(TaskError, match="is for question-answering, and the model was exported for text-class"):
+        other.from_onnx(model.path)
+    winml.modelkit.WinMLModelForSequenceClassification.from_onnx(model.path)
+
+
+def test_from_pretrained_builds_loads_and_names_the_class_inspect_prints(checkpoint: Path) -> None:
+    """The filler comes from the config of the checkpoint."""
+    model = WinMLAutoModel.from_pretrained(str(checkpoint), config=PLAIN)
+    assert "WinMLModelForSequenceClassification" == type(model).__name__
+    assert isinstance(model, winml.modelkit.WinMLModelForSequenceClassification)  # type: ignore[arg-type]
+    assert ("text-classification", 7) == (model.task, model.pad_token_id)
+    expected = reference(
+        transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint), input_ids=tokens(6)
+    )
+    actual = model(tokens(6))
+    assert type(expected) is type(actual)
+    torch.testing.assert_close(actual.logits, expected.logits, rtol=1e-4, atol=1e-5)
+
+
+def test_class_of_a_task_builds_for_that_task(checkpoint: Path) -> None:
+    """And refuses another."""
+    name = "WinMLModelForFeatureExtraction"
+    model = getattr(winml.modelkit, name).from_pretrained(str(checkpoint), config=PLAIN)
+    assert {"last_hidden_state", "pooler_output"} == set(model(tokens(4)))
+    with pytest.raises(TaskError, match="is for feature-extraction, not fill-mask"):
+        getattr(winml.modelkit, name).from_pretrained(str(checkpoint), task="fill-mask")
+
+
+def test_from_onnx_of_a_plain_module_answers_by_name(tmp_path: Path) -> None:
+    """A file that names no transformers class gives its outputs under their names."""
+    module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    x = torch.randn(2, 4)
+    path = export_pytorch(module, tmp_path / "net.onnx", x, config=WinMLExportConfig(dynamic_axes={"input": {0: "n"}}))
+    answer = WinMLAutoModel.from_onnx(path.model_path)(torch.randn(5, 4))
+    assert {"output": (5, 3)} == {name: tuple(value.shape) for name, value in answer.items()}
+
+
+def test_every_task_has_a_class_and_unknown_ones_are_refused() -> None:
+    """They are made from the task table, so none can be missing."""
+    for task in TASKS:
+        assert task == getattr(winml.modelkit, inference_class(task)).main_task
+    with pytest.raises(AttributeError, match="WinMLModelForNothing"):
+        winml.modelkit.WinMLModelForNothing  # noqa: B018 -- the access is what is tested

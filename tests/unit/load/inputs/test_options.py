@@ -1,0 +1,73 @@
+"""Are the user's words about the inputs read as they are meant?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from winml.modelkit.errors import ConfigError
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.inputs.options import ShapeConfig, parse_input_specs, parse_shape_config
+
+
+def test_shape_config_inline_keeps_only_given_sizes() -> None:
+    """Sizes that were not given stay open."""
+    config = parse_shape_config('{"sequence_length": 128, "height": 224, "batch_size": 2}')
+    assert {"sequence_length": 128, "height": 224, "batch_size": 2} == config.given()
+
+
+def test_shape_config_file_equals_inline_text(tmp_path: Path) -> None:
+    """A path and the text in it mean the same."""
+    path = tmp_path / "shapes.json"
+    path.write_text('{"width": 7}', encoding="utf-8")
+    assert ShapeConfig(width=7) == parse_shape_config(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"sequence_lenght": 8}', "did you mean 'sequence_length'"),
+        ('{"height": 0}', "height: Input should be greater than or equal to 1"),
+        ('{"height": 2.5}', "height"),
+        ('{"height": "8"}', "height"),
+        ('{"height": 8,\n "width": }', "line 2, column 11"),
+        ("[1]", "expected a JSON object"),
+        ("missing.json", "no such file"),
+    ],
+)
+def test_shape_config_malformed_is_refused_by_name(text: str, words: str) -> None:
+    """The message names the place and the nearest key."""
+    with pytest.raises(ConfigError) as caught:
+        parse_shape_config(text)
+    assert words in str(caught.value)
+    assert "--shape-config" in str(caught.value)
+
+
+def test_input_specs_list_and_object_mean_the_same() -> None:
+    """A list of objects with names equals one object keyed by the names."""
+    listed = parse_input_specs('[{"name": "x", "shape": [1, "n"], "dtype": "float32", "value_range": [0, 1]}]')
+    keyed = parse_input_specs('{"x": {"shape": [1, "n"], "dtype": "float32", "value_range": [0, 1]}}')
+    assert (InputTensorSpec(name="x", shape=(1, "n"), dtype="float32", value_range=(0, 1)),) == listed == keyed
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "no input is described"),
+        ("{}", "no input is described"),
+        ('[{"name": "x", "shape": [1], "dtype": "float33"}]', "unknown dtype"),
+        ('[{"name": "x", "shape": [1], "dtyp": "float32"}]', "dtype"),
+        ('[{"name": "x", "shape": [0], "dtype": "float32"}]', "shape"),
+        ('[{"name": "x", "shape": [1], "dtype": "int8"}, {"name": "x", "shape": [1], "dtype": "int8"}]', "twice"),
+        ('{"x": 3}', "expected an object"),
+        ('{"x": {"name": "y", "shape": [1], "dtype": "int8"}}', "is named 'y' inside"),
+        ("[3]", "input 0: expected a JSON object"),
+    ],
+)
+def test_input_specs_malformed_are_refused_by_name(text: str, words: str) -> None:
+    """The message names the input and what is wrong with it."""
+    with pytest.raises(ConfigError) as caught:
+        parse_input_specs(text)
+    assert words in str(caught.value)
+    assert "--input-specs" in str(caught.value)

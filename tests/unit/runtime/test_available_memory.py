@@ -1,0 +1,48 @@
+"""Is it known beforehand that a comparison does not fit in memory?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from winml.modelkit.errors import ExportError
+from winml.modelkit.runtime.available_memory import _container_available, available_bytes
+from winml.modelkit.verify.memory_check import refuse_verification_beyond_memory
+
+
+def test_comparison_that_does_not_fit_is_refused_with_the_way_around_it() -> None:
+    """Both sizes and the option are told; what fits, or is not known, passes."""
+    with pytest.raises(
+        ExportError, match=r"about 17.50 GB .*14.00 GB of weights.* and 16.00 GB are available"
+    ) as caught:
+        refuse_verification_beyond_memory(14 * 10**9, 16 * 10**9)
+    assert "--no-verify" in caught.value.hint
+    refuse_verification_beyond_memory(14 * 10**9, 18 * 10**9)
+    refuse_verification_beyond_memory(14 * 10**9, None)
+
+
+def test_weights_inside_the_file_count_twice_in_onnx_runtime() -> None:
+    """It reads the whole file, and packs the weights for its kernels; outside they are mapped."""
+    with pytest.raises(ExportError, match=r"about 2.25 GB"):
+        refuse_verification_beyond_memory(10**9, 2 * 10**9)
+
+
+def test_this_machine_has_memory() -> None:
+    """The system says something plausible, or nothing."""
+    available = available_bytes()
+    assert available is None or 10**7 < available < 10**15
+
+
+def test_container_counts_read_files_as_free(tmp_path: Path) -> None:
+    """A limit of a container counts, without what it only caches; without a limit nothing is known."""
+    for name, text in {
+        "memory.max": "1000\n",
+        "memory.current": "900\n",
+        "memory.stat": "anon 300\nfile 600\n",
+    }.items():
+        (tmp_path / name).write_text(text, encoding="ascii")
+    assert 700 == _container_available(tmp_path)
+    (tmp_path / "memory.max").write_text("max\n", encoding="ascii")
+    assert _container_available(tmp_path) is None
+    assert _container_available(tmp_path / "nowhere") is None

@@ -1,0 +1,259 @@
+"""Is a model run at sizes that would show a frozen one, and is a frozen one told as such?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from winml.modelkit import HTPExporter, WinMLExportConfig
+from winml.modelkit.errors import ExportError, UsageError, VerificationError
+from winml.modelkit.graph.dimensions import DynamicDimension
+from winml.modelkit.verify.other_sizes import Draw, run_at_other_sizes, unchanged_attributes
+
+
+def runner(accepts: Callable[[int], bool]) -> Callable[[Mapping[str, int]], Draw]:
+    """Return a model whose output has one row per ``n``, at sizes it accepts."""
+
+    def run(sizes: Mapping[str, int]) -> Draw:
+        if not accepts(sizes["n"]):
+            raise ExportError(f"the model refused {sizes['n']}")
+        return Draw({"x": torch.zeros(sizes["n"])}, {"y": np.zeros((sizes["n"], 3))}, sizes)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("dimension", "accepts", "expected"),
+    [
+        (DynamicDimension(name="n", example=48), lambda n: n > 0, {1, 55}),
+        (DynamicDimension(name="n", example=2), lambda n: n > 0, {1, 3}),
+        (DynamicDimension(name="n", min=4, max=64, example=48), lambda n: n > 0, {4, 55}),
+        (DynamicDimension(name="n", max=48, example=48), lambda n: n > 0, {1, 47}),
+        (DynamicDimension(name="n", example=224), lambda n: n % 32 == 0, {32, 256}),
+        (DynamicDimension(name="n", example=48), lambda n: n >= 7, {7, 55}),
+    ],
+)
+def test_other_sizes_are_the_smallest_and_a_larger_one_the_model_accepts(
+    dimension: DynamicDimension, accepts: Callable[[int], bool], expected: set[int]
+) -> None:
+    """Size 1 is among them unless bounds or the model forbid it; the larger one is odd where it may be."""
+    traced = runner(accepts)({"n": dimension.example or 0})
+    proof = run_at_other_sizes(traced, [dimension], runner(accepts))
+    assert expected == {draw.sizes["n"] for draw in proof.draws}
+    assert {"y": ("n", 3)} == proof.output_shapes
+    refused = min(expected) > dimension.min
+    assert refused == any(f"refuses size {dimension.min}" in note for note in proof.notes)
+
+
+def test_dimension_the_model_cannot_vary_is_refused_with_its_reason() -> None:
+    """What PyTorch refuses is no fault of the export."""
+    run = runner(lambda n: n == 8)
+    with pytest.raises(UsageError, match="n cannot be left open: at other sizes than 8 the model refused 1"):
+        run_at_other_sizes(run({"n": 8}), [DynamicDimension(name="n", example=8)], run)
+
+
+def test_nothing_left_open_runs_nothing() -> None:
+    """A static export costs no forward more."""
+    proof = run_at_other_sizes(Draw({}, {}, {}), [], runner(lambda n: n < 0))
+    assert () == proof.draws
+    assert proof.output_shapes is None
+
+
+class Inner(nn.Module):
+    """Takes the length of its input as a Python number, which a trace keeps."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Flatten by hand."""
+        length = int(x.shape[1])
+        return x.reshape(-1, length * 4)
+
+
+class Reshaping(nn.Module):
+    """Freezes in a child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Pass on."""
+        return self.inner(x * 2)
+
+
+class Averaging(nn.Module):
+    """Freezes without failing: the number is wrong, the shape is right."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Average by hand."""
+        return x.sum(1) / float(x.shape[1])
+
+
+class Shortening(nn.Module):
+    """Rounds a size with Python's own function, which only dynamo follows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Keep the first half of the tokens."""
+        return x[:, : math.ceil(x.shape[1] / 2)] * 2
+
+
+def export(model: nn.Module, folder: Path, **options: object) -> Path:
+    """Export with axis 1 left open."""
+    config = WinMLExportConfig.model_validate({"dynamic_axes": {"x": {1: "tokens"}}, **options})
+    path = folder / "model.onnx"
+    HTPExporter(config).export(model, path, {"x": torch.randn(3, 6, 4)})
+    return path
+
+
+def test_axis_frozen_by_a_reshape_names_axis_input_and_module(tmp_path: Path) -> None:
+    """Exit 3 says which dimension was lost, where, and what to try; no file is written."""
+    with pytest.raises(VerificationError) as caught:
+        export(Reshaping(), tmp_path, exporter="torchscript")
+    text = str(caught.value)
+    assert 3 == caught.value.exit_code
+    assert "tokens froze in the export (axis 1 of x): traced with 6, the file fails at tokens 1" in text
+    assert "lost in module inner (/inner/Reshape" in text
+    assert "--shape-config" in text
+    assert "Without --no-dynamo" in text
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_axis_that_torchscript_freezes_is_left_open_by_dynamo_unasked(tmp_path: Path) -> None:
+    """Where no exporter is asked for, the one that can is found, and why is told."""
+    config = WinMLExportConfig(dynamic_axes={"x": {1: "tokens"}})
+    result = HTPExporter(config).export(Shortening(), tmp_path / "model.onnx", {"x": torch.randn(3, 6, 4)})
+    assert "dynamo" == result.exporter
+    assert "tokens froze in the export" in result.exporter_reason
+    assert {"tokens": (1, 7)} == dict(result.checked_sizes)
+
+
+def test_axis_that_both_freeze_is_told_with_what_dynamo_says(tmp_path: Path) -> None:
+    """Nobody is advised to try what was tried."""
+    with pytest.raises(VerificationError, match=r"tokens froze in the export") as caught:
+        export(Averaging(), tmp_path)
+    assert "Tried as well: dynamo: tokens (axis 1 of x) cannot be left open" in caught.value.hint
+    assert "--no-dynamo" not in caught.value.hint
+
+
+def test_axis_frozen_in_a_value_is_found_by_its_answer(tmp_path: Path) -> None:
+    """A file that runs but answers wrongly at another size froze too."""
+    with pytest.raises(VerificationError, match=r"tokens froze in the export(.|\n)*Output 'output': differs"):
+        export(Averaging(), tmp_path, exporter="torchscript")
+
+
+class Pieces(nn.Module):
+    """Gives as many outputs as there are pairs of tokens."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Split."""
+        return (x * 2).split(2, 1)
+
+
+class Squeezed(nn.Module):
+    """Gives one dimension less where there is one token."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Squeeze whatever is 1."""
+        return (x * 2).squeeze()
+
+
+@pytest.mark.parametrize("names", [None, ("a", "b", "c")], ids=["own names", "names of the user"])
+def test_size_that_decides_how_many_outputs_there_are_cannot_be_left_open(
+    names: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    """The dimension, two sizes and the outputs at either are named, in the names of the user."""
+    specs = names and tuple({"name": name, "shape": (3, 2, 4), "dtype": "float32"} for name in names)
+    with pytest.raises(UsageError) as caught:
+        export(Pieces(), tmp_path, output_tensors=specs)
+    first = names[0] if names else "output_0"
+    assert "tokens cannot be left open" in caught.value.message
+    assert f"at tokens 6: {first} float32[3, 2, 4]" in caught.value.message
+    assert "at tokens 1: output_0 float32[3, 1, 4])" in caught.value.message
+    assert "torch.stack" in caught.value.hint
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_size_that_decides_the_rank_of_an_output_can_be_left_open_within_bounds(tmp_path: Path) -> None:
+    """A size of 1 is squeezed away; from 2 on there is nothing to refuse."""
+    with pytest.raises(UsageError, match=r"at tokens 1: output float32\[3, 4\]\)"):
+        export(Squeezed(), tmp_path)
+    bounds = (DynamicDimension(name="tokens", min=2),)
+    path = export(Squeezed(), tmp_path, dynamic_dimensions=bounds)
+    assert "tokens" == onnx.load(path).graph.output[0].type.tensor_type.shape.dim[1].dim_param
+
+
+def test_dimensions_that_decide_together_are_refused_together() -> None:
+    """Each by itself gives the same outputs; both at once do not."""
+
+    def run(sizes: Mapping[str, int]) -> Draw:
+        count = 2 if min(sizes.values()) == 1 else 1
+        return Draw({}, {f"y{position}": np.zeros(3) for position in range(count if len(sizes) > 1 else 1)}, sizes)
+
+    dimensions = [DynamicDimension(name="n", min=1, example=4), DynamicDimension(name="m", min=2, example=4)]
+    with pytest.raises(UsageError, match="n cannot be left open: other sizes give other outputs"):
+        run_at_other_sizes(run({"n": 4, "m": 4}), dimensions, run)
+
+
+def test_frozen_axis_without_verification_is_written_and_noted(tmp_path: Path) -> None:
+    """Who skips the comparison is told what was not checked."""
+    config = WinMLExportConfig(dynamic_axes={"x": {1: "tokens"}}, verify=False)
+    result = HTPExporter(config).export(Averaging(), tmp_path / "model.onnx", {"x": torch.randn(3, 6, 4)})
+    assert any("open dimensions" in note for note in result.notes)
+    assert {} == dict(result.checked_sizes)
+
+
+def test_live_module_keeps_names_in_file_and_example_as_traced_size(tmp_path: Path) -> None:
+    """Example tensors give the traced size; the file carries the names."""
+
+    class Sums(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, x], dim=1).sum(-1)
+
+    graph = onnx.load(export(Sums(), tmp_path)).graph
+    assert [3, "tokens", 4] == [d.dim_param or d.dim_value for d in graph.input[0].type.tensor_type.shape.dim]
+    assert [3, "2*tokens"] == [d.dim_param or d.dim_value for d in graph.output[0].type.tensor_type.shape.dim]
+
+
+def test_product_that_looks_like_a_factor_near_the_traced_sizes_is_not_mistaken_for_it() -> None:
+    """A size is looked at far away too: ``(a // 14) * (b // 14)`` is no ``a // 14``, though b is small nearby."""
+
+    def run(sizes: Mapping[str, int]) -> Draw:
+        rows = (sizes["a"] // 14) * (sizes["b"] // 14)
+        if not rows:
+            raise ExportError("the model refused it")
+        return Draw({}, {"y": np.zeros(rows)}, sizes)
+
+    traced = {"a": 56, "b": 24}
+    dimensions = [DynamicDimension(name=name, example=size) for name, size in traced.items()]
+    assert {"y": ("y_dim_0",)} == run_at_other_sizes(run(traced), dimensions, run).output_shapes
+
+
+class Window(nn.Module):
+    """Remembers the smallest input it saw, as windowed attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window = 4
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Cut the window to the input."""
+        self.window = min(self.window, x.shape[1])
+        self.seen = torch.ones(1)
+        return x.sum(1) * 2
+
+
+def test_unchanged_attributes_puts_back_what_a_forward_wrote_down() -> None:
+    """Looking at a model at other sizes does not change it."""
+    model = Window()
+    with unchanged_attributes(model):
+        model(torch.zeros(1, 2))
+        assert 2 == model.window
+    assert 4 == model.window
+    assert 0 == int(model.seen)
