@@ -11,16 +11,16 @@ from house.sources import functions, modules
 
 BOUNDARIES: dict[str, str] = {
     "verify.reference_run:run_reference": "a foreign forward raises what it likes; said again with inputs and module",
-    "flows.perf.pytorch_baseline:pytorch_run": "a foreign forward raises what it likes; said again with what it was given",
+    "flows.perf.pytorch_baseline:pytorch_run": "a foreign forward raises what it likes; said again with its values",
     "builds.identity:ModelIdentity._find": "raised again in the thread that asks for the record",
     "flows.inspect:_run_with_values": "as above; without weights the reason was less clear",
     "cli.main:main": "turns a mistake of ours into a request for a report instead of a traceback",
-    "export.dynamo:capture_dynamo": "the exporter raises what it likes; said again with operator and module",
-    "export.torchscript:capture_torchscript": "the exporter raises what it likes; said again with operator and module",
+    "export.dynamo.capturing:capture_dynamo": "the exporter raises what it likes; named with operator and module",
+    "export.torchscript.capturing:capture_torchscript": "the exporter raises what it likes; named with operator and module",
     "graph.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
     "inspect.weightless:run_weightless": "a foreign forward may need values; becomes a result with its reason",
     "load.script:_guarded": "a user's factory raises what it likes; said again with the line it stands in",
-    "sweep.architecture_export:_attempt": "whatever one model makes go wrong is a row of the table, not the end of the sweep",
+    "sweep.architecture_export:_attempt": "what one model makes go wrong is a row of the table",
     "sweep.architecture_export:_find_small": "a config that makes no model is a row of the table with its reason",
     "sweep.architecture_export:_try": "as above",
 }

@@ -18,11 +18,11 @@ from oracle import OPERATOR_FAMILY
 from tag_checks import COUNTED
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.export.capture import Capture
-from winml.modelkit.export.dynamo import capture_dynamo
+from winml.modelkit.export.dynamo.capturing import capture_dynamo
 from winml.modelkit.export.node_tagger import NodeTagger
 from winml.modelkit.export.preparation import prepared_for_export
 from winml.modelkit.export.tensors import to_torch
-from winml.modelkit.export.torchscript import capture_torchscript
+from winml.modelkit.export.torchscript.capturing import capture_torchscript
 from winml.modelkit.flows.export.live_module import loaded_from_module
 from winml.modelkit.hierarchy.coverage import measure_coverage
 from winml.modelkit.hierarchy.tagging import read_tag

@@ -74,7 +74,7 @@ def _capture(
     # An attempt that fails half-way leaves nothing on the modules for the next.
     with unchanged_attributes(loaded.model):
         if name == "torchscript":
-            from winml.modelkit.export.torchscript import capture_torchscript
+            from winml.modelkit.export.torchscript.capturing import capture_torchscript
 
             return capture_torchscript(
                 loaded.model,
@@ -85,7 +85,7 @@ def _capture(
                 dynamic_axes=axes,
                 keep_stack_traces=config.keep_torch_metadata,
             )
-        from winml.modelkit.export.dynamo import capture_dynamo
+        from winml.modelkit.export.dynamo.capturing import capture_dynamo
 
         return capture_dynamo(
             loaded.model,

@@ -23,12 +23,12 @@ from winml.modelkit.errors import ExportError, InternalError
 from winml.modelkit.export.capture import Capture
 from winml.modelkit.export.captured_names import leave_open, name_by_module, place_operands
 from winml.modelkit.export.config import DYNAMO_OPSET
-from winml.modelkit.export.dynamo_failures import export_error
-from winml.modelkit.export.module_stacks import ModuleStacks, drop_exporter_metadata
+from winml.modelkit.export.dynamo.failures import export_error
+from winml.modelkit.export.dynamo.module_stacks import ModuleStacks, drop_exporter_metadata
+from winml.modelkit.export.dynamo.time_limit import TimeIsUpError, time_limit
+from winml.modelkit.export.dynamo.transformers_patches import library_repairs
 from winml.modelkit.export.preparation import FlatForward
-from winml.modelkit.export.time_limit import TimeIsUpError, time_limit
 from winml.modelkit.export.torch_messages import quiet_torch
-from winml.modelkit.export.transformers_patches import library_repairs
 from winml.modelkit.hierarchy.tree import ModuleTree
 
 __all__ = ["capture_dynamo"]

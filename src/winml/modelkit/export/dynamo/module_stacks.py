@@ -4,7 +4,7 @@ torch's dynamo exporter writes the stack of modules into the metadata of every n
 ``named_modules()``. Knows nothing of tags.
 
 NOTE: where two names lead to one module, torch's tracer takes whatever name it met on the way for the path. So it is
-told the path, in a private place of torch. ``tests/unit/export/test_dynamo.py`` fails when that moves.
+told the path, in a private place of torch. ``tests/unit/export/dynamo/test_capturing.py`` fails when that moves.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from torch import nn
 from checkpoints import make_distinct
 from winml.modelkit.export.capture import Capture
 from winml.modelkit.export.preparation import prepared_for_export
-from winml.modelkit.export.torchscript import capture_torchscript
+from winml.modelkit.export.torchscript.capturing import capture_torchscript
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.metadata_keys import STACK_TRACE_KEY

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.onnx._internal.torchscript_exporter import utils as exporter
 
-from winml.modelkit.export.scopes import ModuleScopes, operator_of_error
+from winml.modelkit.export.torchscript.scopes import ModuleScopes, operator_of_error
 
 
 def _either(values: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ It carries repairs for single architectures and operators (``transformers.export
 time of one export. Models of other libraries, and a transformers without them, are exported as they are.
 
 NOTE: ``OnnxExporter``, its public class, takes no prepared forward and gives no program, so its parts are used.
-``tests/unit/export/test_transformers_patches.py`` fails when one of them moves.
+``tests/unit/export/dynamo/test_transformers_patches.py`` fails when one of them moves.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from checkpoints import build_model
-from winml.modelkit.export.transformers_patches import library_repairs
+from winml.modelkit.export.dynamo.transformers_patches import library_repairs
 
 
 def test_patches_are_in_place_for_the_block_and_gone_after_it() -> None:

@@ -23,10 +23,10 @@ from winml.modelkit.errors import ExportError, InternalError, first_line
 from winml.modelkit.export.capture import Capture
 from winml.modelkit.export.captured_names import leave_open, name_by_module, place_operands
 from winml.modelkit.export.preparation import FlatForward
-from winml.modelkit.export.scopes import ModuleScopes, operator_of_error
-from winml.modelkit.export.torchscript_operators import further_operators
-from winml.modelkit.export.traced_booleans import booleans_as_numbers
-from winml.modelkit.export.traced_rounding import tensors_rounded_as_numbers
+from winml.modelkit.export.torchscript.operators import further_operators
+from winml.modelkit.export.torchscript.scopes import ModuleScopes, operator_of_error
+from winml.modelkit.export.torchscript.traced_booleans import booleans_as_numbers
+from winml.modelkit.export.torchscript.traced_rounding import tensors_rounded_as_numbers
 from winml.modelkit.hierarchy.tracing import module_of_error
 from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.metadata_keys import STACK_TRACE_KEY

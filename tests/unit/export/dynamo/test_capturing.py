@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from checkpoints import make_distinct
 from winml.modelkit.errors import ExportError, InternalError
 from winml.modelkit.export.capture import Capture
-from winml.modelkit.export.dynamo import capture_dynamo
-from winml.modelkit.export.module_stacks import ModuleStacks
+from winml.modelkit.export.dynamo.capturing import capture_dynamo
+from winml.modelkit.export.dynamo.module_stacks import ModuleStacks
 from winml.modelkit.export.preparation import prepared_for_export
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
@@ -116,7 +116,7 @@ def test_capture_keeps_valid_scopes_and_no_local_path() -> None:
     assert not any(value.metadata_props for value in values)
     assert not graph.metadata_props
     kept = capture(model, inputs_of(), keep_stack_traces=True)
-    assert any("test_dynamo.py" in node.metadata_props.get(STACK_TRACE_KEY, "") for node in kept.model.graph)
+    assert any("test_capturing.py" in node.metadata_props.get(STACK_TRACE_KEY, "") for node in kept.model.graph)
 
 
 def test_capture_refers_to_live_tensors_and_ties_them() -> None:
@@ -160,7 +160,11 @@ FAILURES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str, str | Non
         "no ONNX form of aten::unsqueeze on complex numbers in module 1",
         "aten::unsqueeze",
     ),
-    "branch": (lambda x: x + 1 if x.sum() > 0 else x, r"by the value of a tensor in module 1 \(test_dynamo.py:", None),
+    "branch": (
+        lambda x: x + 1 if x.sum() > 0 else x,
+        r"by the value of a tensor in module 1 \(test_capturing.py:",
+        None,
+    ),
     "size": (
         lambda x: x + (1 if x.shape[0] == 2 else 2),
         r"rows \(axis 0 of my values\) cannot be left open .* takes it for a constant",

@@ -6,7 +6,7 @@ splits back into the exact stack of module paths. Knows nothing of tags.
 
 NOTE: this reaches into private places of torch, whose exporter has no seam for it: the scope names it gives to modules,
 the graph between tracing and conversion, the switch for inlining scripted functions, its shape inference and its log.
-``tests/unit/export/test_scopes.py`` fails when one of them moves.
+``tests/unit/export/torchscript/test_scopes.py`` fails when one of them moves.
 """
 
 from __future__ import annotations

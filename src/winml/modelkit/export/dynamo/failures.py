@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from winml.modelkit.errors import ExportError, first_line
-from winml.modelkit.export.module_stacks import ModuleStacks
+from winml.modelkit.export.dynamo.module_stacks import ModuleStacks
 from winml.modelkit.hierarchy.tracing import module_of_error
 
 __all__ = ["export_error"]

@@ -1,0 +1,1 @@
+"""How does a module's forward become a graph, with torch's TorchScript exporter?"""
