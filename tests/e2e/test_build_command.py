@@ -164,7 +164,7 @@ def test_name_that_is_too_long_is_refused(place: Workplace, output: str) -> None
 
 _INTERRUPTED = """
 import dataclasses, sys
-from winml.modelkit.builds import build_flow, build_stages
+from winml.modelkit.builds import build, stages as build_stages
 from winml.modelkit.cli.main import main
 
 def stop(task):
@@ -172,7 +172,7 @@ def stop(task):
 
 name = sys.argv.pop(1)
 stages = tuple(dataclasses.replace(stage, work=stop) if stage.name == name else stage for stage in build_stages.STAGES)
-build_flow.run_build.__kwdefaults__["stages"] = stages
+build.run_build.__kwdefaults__["stages"] = stages
 main()
 """
 

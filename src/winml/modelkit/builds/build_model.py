@@ -13,14 +13,14 @@ from typing import Any
 
 from winml.modelkit.builds.build import BuildListener, run_build
 from winml.modelkit.builds.cache import cache_root, digest, library_versions
-from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, parse_build_config
+from winml.modelkit.builds.config import SECTIONS, LoaderSection, WinMLBuildConfig, parse_build_config
 from winml.modelkit.builds.identity import identify_model, identify_onnx
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
 from winml.modelkit.errors import UsageError
-from winml.modelkit.load.request import Dtype, ModelRequest
-from winml.modelkit.options import read_json
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.options import parse_options, read_json
 from winml.modelkit.results.build_manifest import MANIFEST_VERSION
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.version import __version__
@@ -36,15 +36,10 @@ def build_hf_model(
     output: str | os.PathLike[str] | None = None,
     *,
     config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    task: str | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    random_weights: bool = False,
-    seed: int = 0,
-    dtype: Dtype | None = None,
     verify: bool = True,
     rebuild: bool = False,
     listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
+    **load: Any,
 ) -> BuildResult:
     """Build a PyTorch or Hugging Face model: export it, optimize it, and write down what was done.
 
@@ -55,31 +50,21 @@ def build_hf_model(
         model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``.
         output: Folder to build in; None: a folder of the cache, one for each model and config.
         config: What every stage is to do: a config, its JSON object, or the path of a file with one.
-        task: What the model is for; None: decided from its config.
-        revision: Branch, tag or commit of a Hub id.
-        trust_remote_code: Allow code that comes with the checkpoint to run.
-        random_weights: Build from the config alone, with seeded random weights.
-        seed: Seed of random weights and inputs.
-        dtype: Floating point type the weights are cast to; None: that of the checkpoint.
         verify: Compare what each stage makes with what it was made from.
         rebuild: Run every stage, whatever is there.
         listener: Who is told about progress.
+        **load: How the model is loaded, with the names of the command's options: ``task``, ``revision``,
+            ``trust_remote_code``, ``random_weights``, ``seed``, ``dtype``.
 
     Raises:
+        ConfigError: a keyword nobody knows, or a value of the wrong kind.
         UsageError: the request is wrong, or the folder holds files no build wrote.
         InputError: model files, the Hub, or the user's code did not deliver.
         StageError: a stage failed; finished stages are kept for the next build.
         VerificationError: a stage's result does not answer as its input does.
     """
-    request = ModelRequest(
-        model=model,
-        task=task,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        random_weights=random_weights,
-        seed=seed,
-        dtype=dtype,
-    )
+    parse_options(LoaderSection, load, "build_hf_model")
+    request = ModelRequest(model, **load)
     return _build(plan_build(_config(config), request, verify=verify), output, rebuild=rebuild, listener=listener)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import pydantic
 
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.load.request import Dtype
+from winml.modelkit.load.load_options import declared_options
+from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.options import Options, parse_options
 
@@ -24,9 +25,11 @@ __all__ = [
     "CompileSection",
     "EvalSection",
     "LoaderSection",
+    "ModelSection",
     "OptimSection",
     "QuantSection",
     "WinMLBuildConfig",
+    "loader_section",
     "parse_build_config",
 ]
 
@@ -41,25 +44,36 @@ Precision = Annotated[str, pydantic.Field(pattern=r"^(auto|fp32|fp16|bf16|int8|i
 ProviderName = Annotated[str, pydantic.Field(min_length=1)]
 
 
-class LoaderSection(Options):
-    """Which model it is."""
+class ModelSection(Options):
+    """Which model it is, without how it is loaded."""
 
     model: str | None = None
     """Hub id, checkpoint folder, `config.json`, `file.py:factory` or `package.module:factory`."""
-    task: str | None = None
-    """What the model is for. Null: decided from its config."""
-    model_class: str | None = None
-    """Class that was found for the task when this was written."""
-    revision: str | None = None
-    """Branch, tag or commit of a Hub id."""
-    trust_remote_code: bool = False
-    """Allow code that comes with the checkpoint to run."""
-    random_weights: bool = False
-    """Build from the config alone, with seeded random weights."""
-    seed: int = 0
-    """Seed of random weights and inputs."""
-    dtype: Dtype | None = None
-    """Floating point type the weights are cast to. Null: that of the checkpoint."""
+
+
+if TYPE_CHECKING:
+    LoaderSection = ModelSection
+else:
+    # What a request holds is declared in load/load_options.py, once; the keys of the section are made from it.
+    LoaderSection = pydantic.create_model(
+        "LoaderSection",
+        __base__=ModelSection,
+        __doc__="Which model it is.",
+        **{
+            option.name: (option.annotation, pydantic.Field(option.default, description=option.help))
+            for option in declared_options()
+        },
+        model_class=(
+            str | None,
+            pydantic.Field(None, description="Class that was found for the task when this was written."),
+        ),
+    )
+
+
+def loader_section(request: ModelRequest, **decided: Any) -> LoaderSection:
+    """Return the section that says what a request says, and what was decided for it."""
+    asked = {name: getattr(request, name) for name in LoaderSection.model_fields if hasattr(request, name)}
+    return LoaderSection(**{**asked, **decided})
 
 
 class OptimSection(OptimizeOptions):

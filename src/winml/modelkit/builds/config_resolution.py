@@ -5,7 +5,7 @@ Task, class and inputs are decided by ``load/resolution.py``, where an export be
 
 from __future__ import annotations
 
-from winml.modelkit.builds.config import LoaderSection, WinMLBuildConfig
+from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
 
@@ -27,16 +27,8 @@ def resolve_build_config(config: WinMLBuildConfig, request: ModelRequest) -> tup
         InputError: config files, the Hub, or the user's code did not deliver.
     """
     resolved = resolve_model(request)
-    loader = LoaderSection(
-        model=request.model,
-        task=resolved.decision.task if resolved.decision else None,
-        model_class=type(resolved.model).__name__,
-        revision=request.revision,
-        trust_remote_code=request.trust_remote_code,
-        random_weights=request.random_weights,
-        seed=request.seed,
-        dtype=request.dtype,
-    )
+    task = resolved.decision.task if resolved.decision else None
+    loader = loader_section(request, task=task, model_class=type(resolved.model).__name__)
     decided = {"input_tensors": resolved.inputs, "dynamic_dimensions": resolved.dimensions}
     export = config.export and config.export.model_copy(update=decided)
     notes = list(resolved.notes)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.builds.config import LoaderSection, WinMLBuildConfig
+from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
+from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 
 __all__ = ["BuildPlan", "is_onnx_path", "plan_build", "request_record"]
@@ -65,7 +66,7 @@ def plan_build(
             model needs.
     """
     off = dict(switched_off or {})
-    config = config.model_copy(update={"loader": _loader(request), **dict.fromkeys(off)})
+    config = config.model_copy(update={"loader": loader_section(request), **dict.fromkeys(off)})
     if is_onnx_path(request.model):
         path = Path(request.model.strip()).expanduser()
         if not path.is_file():
@@ -100,21 +101,12 @@ def request_record(request: ModelRequest) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
 
 
-def _loader(request: ModelRequest) -> LoaderSection:
-    asked = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
-    return LoaderSection(**{name: asked[name] for name in LoaderSection.model_fields if name in asked})
-
-
 def _refuse_torch_options(request: ModelRequest) -> None:
     given = {
-        "--task": request.task,
-        "--revision": request.revision,
-        "--trust-remote-code": request.trust_remote_code,
-        "--random-weights": request.random_weights,
+        **{option.flag: getattr(request, option.name) for option in declared_options() if not option.is_for_onnx},
         "--input-specs": request.input_specs,
         "--shape-config": request.shape_config,
         "--batch-size": request.batch_size,
-        "--dtype": request.dtype,
         "--dynamic-batch and the like": not request.dynamic.is_empty,
     }
     for option, value in given.items():

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 import click
 
+from winml.modelkit.load.load_options import Group, LoadOption, declared_options
+
 __all__ = [
     "NonEmptyPath",
     "debug_option",
-    "dtype_option",
     "dynamic_options",
     "format_option",
     "input_options",
@@ -22,10 +23,8 @@ __all__ = [
     "random_options",
     "source_options",
     "verbose_option",
+    "weight_options",
 ]
-
-LARGEST_SEED = 2**63 - 1
-"""Specified: what torch.manual_seed takes."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -60,17 +59,29 @@ def model_option(*, required: bool, help: str) -> Callable[[_F], _F]:
     return click.option("-m", "--model", required=required, metavar="MODEL", help=help)
 
 
+def _load_options(group: Group) -> Callable[[_F], _F]:
+    """Return the options of a group that load/load_options.py declares."""
+    return _all_of(*(_declared_option(option) for option in declared_options() if option.group == group))
+
+
+def _declared_option(option: LoadOption) -> Callable[[_F], _F]:
+    if option.annotation is bool:
+        return click.option(option.flag, is_flag=True, help=option.help)
+    if option.choices:
+        return click.option(option.flag, type=click.Choice(option.choices), help=option.help)
+    if option.minimum is not None or option.maximum is not None:
+        numbers = click.IntRange(option.minimum, option.maximum)
+        return click.option(option.flag, type=numbers, default=option.default, show_default=True, help=option.help)
+    return click.option(option.flag, help=option.help)
+
+
 def source_options(command: _F) -> _F:
     """Add the options that say how the model is to be read."""
-    return _all_of(
-        click.option("--task", help="What the model is for, such as feature-extraction; else read from its config."),
-        click.option("--revision", help="Branch, tag or commit of a Hub id."),
-        click.option("--trust-remote-code", is_flag=True, help="Allow code that comes with the checkpoint to run."),
-    )(command)
+    return _load_options("source")(command)
 
 
 def input_options(command: _F) -> _F:
-    """Add the options that say what the model eats."""
+    """Add the options that say what the inputs are."""
     return _all_of(
         click.option("--input-specs", metavar="JSON", help="All inputs, as a JSON file or text; wins over shapes."),
         click.option(
@@ -84,20 +95,11 @@ def input_options(command: _F) -> _F:
 
 def random_options(command: _F) -> _F:
     """Add the options that say what is drawn at random."""
-    return _all_of(
-        click.option("--random-weights", is_flag=True, help="Build from the config alone, with seeded random weights."),
-        click.option(
-            "--seed",
-            type=click.IntRange(0, LARGEST_SEED),
-            default=0,
-            show_default=True,
-            help="Seed of random weights and inputs.",
-        ),
-    )(command)
+    return _load_options("random")(command)
 
 
 def model_options(command: _F) -> _F:
-    """Add the options that say which model, with which weights, and what it eats."""
+    """Add the options that say which model, with which weights, and which inputs."""
     return _all_of(
         model_option(
             required=True, help="Hub id, checkpoint folder, config.json, file.py:factory or package.module:factory."
@@ -108,13 +110,9 @@ def model_options(command: _F) -> _F:
     )(command)
 
 
-def dtype_option(command: _F) -> _F:
-    """Add the option that says in which type the weights are kept."""
-    return click.option(
-        "--dtype",
-        type=click.Choice(["fp32", "fp16", "bf16"]),
-        help="Cast floating point weights to this type; else they stay as the checkpoint has them.",
-    )(command)
+def weight_options(command: _F) -> _F:
+    """Add the options that say how the weights are kept."""
+    return _load_options("weights")(command)
 
 
 def dynamic_options(command: _F) -> _F:

@@ -22,6 +22,7 @@ def model_request(options: Mapping[str, Any]) -> ModelRequest:
     """
     from winml.modelkit.graph.dimensions import DynamicRequest, parse_dynamic_axes
     from winml.modelkit.load.inputs.options import parse_input_specs, parse_shape_config
+    from winml.modelkit.load.load_options import declared_options
     from winml.modelkit.load.request import ModelRequest
 
     dynamic = DynamicRequest(
@@ -33,14 +34,9 @@ def model_request(options: Mapping[str, Any]) -> ModelRequest:
     specs, shapes = options.get("input_specs"), options.get("shape_config")
     return ModelRequest(
         model=options["model"],
-        task=options.get("task"),
-        revision=options.get("revision"),
-        trust_remote_code=options.get("trust_remote_code", False),
-        random_weights=options.get("random_weights", False),
-        seed=options.get("seed", 0),
+        **{option.name: options.get(option.name, option.default) for option in declared_options()},
         input_specs=parse_input_specs(specs) if specs else None,
         shape_config=parse_shape_config(shapes) if shapes else None,
         batch_size=options.get("batch_size"),
-        dtype=options.get("dtype"),
         dynamic=dynamic,
     )

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.load.load_options import declared_options
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import FoundModel
 
-__all__ = ["files_read", "runnable_model"]
+__all__ = ["files_read", "refuse_checkpoint_options", "runnable_model"]
 
-FOR_CHECKPOINTS = ("task", "revision", "trust_remote_code", "input_specs", "random_weights")
+FOR_CHECKPOINTS = (*(option.name for option in declared_options() if not option.is_for_onnx), "input_specs")
 """Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
 
 
@@ -52,20 +53,24 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, An
         model = model_request({**options, "model": name})
         resolve_source(model)
         return FoundModel(name, request=model), {"is_exported": True, **common}
-    _refuse_checkpoint_options(path, options)
+    hint = "Leave it out, or name the checkpoint the file was made from."
+    refuse_checkpoint_options(path, options, FOR_CHECKPOINTS, hint)
     from winml.modelkit.cli.verbs._pinning import sizes_by_name
 
     sizes = sizes_by_name({**options, "batch_size": None})
     return FoundModel(name, path), {"sizes": sizes, "batch_size": options["batch_size"], **common}
 
 
-def _refuse_checkpoint_options(path: Path, options: Mapping[str, Any]) -> None:
+def refuse_checkpoint_options(path: Path, options: Mapping[str, Any], names: Iterable[str], hint: str) -> None:
+    """Refuse the options that say how a checkpoint becomes a graph, which an ONNX file already is.
+
+    Raises:
+        UsageError: names the first of ``names`` that was given.
+    """
+    refused = frozenset(names)
     for parameter in click.get_current_context().command.params:
-        if parameter.name in FOR_CHECKPOINTS and options[parameter.name]:
-            raise UsageError(
-                f"{parameter.opts[-1]} has no meaning for an ONNX file, and {path} is one",
-                hint="Leave it out, or name the checkpoint the file was made from.",
-            )
+        if parameter.name in refused and options[parameter.name]:
+            raise UsageError(f"{parameter.opts[-1]} has no meaning for an ONNX file, and {path} is one", hint=hint)
 
 
 def files_read(model: FoundModel, options: Mapping[str, Any]) -> tuple[Path, ...]:

@@ -16,7 +16,7 @@ from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.errors import TaskError
 from winml.modelkit.inference.built_model import WinMLModel, described_model
 from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
-from winml.modelkit.load.request import Dtype, ModelRequest
+from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_checkpoint
 
 __all__ = ["INFERENCE_CLASSES", "WinMLAutoModel"]
@@ -35,13 +35,10 @@ class _BuiltModel(WinMLModel):
         *,
         config: Config = None,
         task: str | None = None,
-        revision: str | None = None,
-        trust_remote_code: bool = False,
-        random_weights: bool = False,
-        dtype: Dtype | None = None,
         ep: str | None = None,
         device: Device = None,
         pad_token_id: int | None = None,
+        **load: Any,
     ) -> WinMLModel:
         """Build a PyTorch or Hugging Face model and load it.
 
@@ -49,29 +46,18 @@ class _BuiltModel(WinMLModel):
             model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``.
             config: What the build is to do; see :func:`~winml.modelkit.build_hf_model`.
             task: What the model is for; None: the task of this class, else decided from the model's config.
-            revision: Branch, tag or commit of a Hub id.
-            trust_remote_code: Allow code that comes with the checkpoint to run.
-            random_weights: Build from the config alone, with seeded random weights.
-            dtype: Floating point type the weights are cast to; None: that of the checkpoint.
             ep: Execution provider to run it on; None: the one for the device.
             device: Kind of processor; None: the provider's own, the CPU without one.
             pad_token_id: Fills short rows up where the graph takes a fixed number of tokens; None: the config's.
+            **load: How the model is loaded; see :func:`~winml.modelkit.build_hf_model`.
 
         Raises:
             TaskError: the class is for another task.
             WinMLError: the model cannot be built or loaded.
         """
-        result = build_hf_model(
-            model,
-            config=config,
-            task=cls._task(task),
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            random_weights=random_weights,
-            dtype=dtype,
-        )
+        result = build_hf_model(model, config=config, task=cls._task(task), **load)
         if pad_token_id is None:
-            request = ModelRequest(model=model, revision=revision, trust_remote_code=trust_remote_code)
+            request = ModelRequest(model, **load)
             checkpoint = resolve_checkpoint(request)
             pad_token_id = getattr(checkpoint.config, "pad_token_id", None) if checkpoint is not None else None
         return cls._loaded(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)

@@ -25,14 +25,13 @@ from winml.modelkit.load.checkpoints.weight_files import (
     find_weights,
 )
 from winml.modelkit.load.inputs.options import ShapeConfig
+from winml.modelkit.load.load_options import LoadOptions
 from winml.modelkit.options import nearest
 
-__all__ = ["Dtype", "ModelRequest", "Source", "SourceKind", "check_folder", "resolve_source"]
+__all__ = ["ModelRequest", "Source", "SourceKind", "check_folder", "resolve_source"]
 
 SourceKind = Literal["folder", "config", "script", "hub", "type"]
 """``type`` is a model type alone: no checkpoint at all."""
-
-Dtype = Literal["fp32", "fp16", "bf16"]
 
 # As huggingface_hub validates ids: "name" or "owner/name" of letters, digits, '_', '-' and '.'.
 _HUB_ID = re.compile(r"^\w[\w.-]*(/\w[\w.-]*)?$", re.ASCII)
@@ -44,29 +43,17 @@ _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".ggu
 
 
 @dataclass(frozen=True)
-class ModelRequest:
-    """What the user asked to load."""
+class ModelRequest(LoadOptions):
+    """What the user asked to load; how, is declared in :class:`LoadOptions`."""
 
     model: str
     """Hub id, checkpoint folder, ``config.json``, ``file.py:factory`` or ``package.module:factory``."""
-    task: str | None = None
-    """Task or one of its aliases; None lets the config decide."""
-    revision: str | None = None
-    """Branch, tag or commit of a Hub id; None is its default branch."""
-    trust_remote_code: bool = False
-    """Whether code that the checkpoint brings along may run."""
-    random_weights: bool = False
-    """Build from the config alone, with seeded random weights."""
-    seed: int = 0
-    """Seed of the random weights."""
     input_specs: tuple[InputTensorSpec, ...] | None = None
     """Full manifest of the inputs; wins over ``shape_config`` and ``batch_size``."""
     shape_config: ShapeConfig | None = None
     """Sizes that differ from the model's own."""
     batch_size: int | None = None
     """Rows of every input; None is 1."""
-    dtype: Dtype | None = None
-    """Type floating point weights are cast to; None keeps that of the checkpoint."""
     dynamic: DynamicRequest = field(default_factory=DynamicRequest)
     """Dimensions to leave open, besides those named in ``input_specs`` and ``shape_config``."""
 

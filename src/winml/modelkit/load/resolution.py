@@ -35,7 +35,8 @@ from winml.modelkit.load.inputs.decision import (
 from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
 from winml.modelkit.load.inputs.options import INPUT_SPECS_OPTION
 from winml.modelkit.load.library_messages import quiet_libraries
-from winml.modelkit.load.request import Dtype, ModelRequest, Source, check_folder, resolve_source
+from winml.modelkit.load.load_options import Dtype
+from winml.modelkit.load.request import ModelRequest, Source, check_folder, resolve_source
 from winml.modelkit.load.script import EXAMPLE_INPUTS, load_script
 
 __all__ = [

@@ -13,13 +13,13 @@ from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     NonEmptyPath,
-    dtype_option,
     dynamic_options,
     input_options,
     model_option,
     output_options,
     random_options,
     source_options,
+    weight_options,
 )
 from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
@@ -74,7 +74,7 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
     help="Compare what each stage makes with what it was made from, or not.  [default: verify]",
 )
 @source_options
-@dtype_option
+@weight_options
 @random_options
 @input_options
 @dynamic_options

@@ -13,12 +13,12 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     NonEmptyPath,
     debug_option,
-    dtype_option,
     dynamic_options,
     input_options,
     model_option,
     random_options,
     source_options,
+    weight_options,
 )
 from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
@@ -43,7 +43,7 @@ STDIN = "-"
 @click.command(name="config", cls=WinMLCommand, epilog=EPILOG)
 @model_option(required=False, help="Hub id, checkpoint folder, config.json, file.py:factory or package.module:factory.")
 @source_options
-@dtype_option
+@weight_options
 @random_options
 @input_options
 @dynamic_options

@@ -10,7 +10,7 @@ import click
 
 from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._options import NonEmptyPath, dtype_option, dynamic_options, model_options, output_options
+from winml.modelkit.cli._options import NonEmptyPath, dynamic_options, model_options, output_options, weight_options
 from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
 from winml.modelkit.cli.verbs._pinning import is_pinning, pin
@@ -35,7 +35,7 @@ Examples:
 
 @click.command(name="export", cls=WinMLCommand, epilog=EPILOG)
 @model_options
-@dtype_option
+@weight_options
 @dynamic_options
 @click.option("--ep", metavar="NAME", help="Execution provider the file is for, such as qnn.")
 @click.option("-o", "--output", required=True, type=NonEmptyPath(), help="The .onnx file to write.")

@@ -18,8 +18,10 @@ from winml.modelkit.cli._options import (
     source_options,
     verbose_option,
 )
+from winml.modelkit.cli._runnable_models import refuse_checkpoint_options
 from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
 from winml.modelkit.errors import UsageError
+from winml.modelkit.load.load_options import declared_options
 
 __all__ = ["command"]
 
@@ -32,8 +34,13 @@ Examples:
 """
 
 FOR_CHECKPOINTS = (
-    "model_type", "task", "list_tasks", "revision", "trust_remote_code", "input_specs", "shape_config", "batch_size",
-)  # fmt: skip
+    "model_type",
+    "list_tasks",
+    *(option.name for option in declared_options()),
+    "input_specs",
+    "shape_config",
+    "batch_size",
+)
 """Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
 
 
@@ -87,13 +94,8 @@ def _model(options: dict[str, Any]) -> str | None:
 
 
 def _inspect_file(path: Path, options: dict[str, Any]) -> None:
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        if parameter.name in FOR_CHECKPOINTS and options[parameter.name]:
-            raise UsageError(
-                f"{parameter.opts[-1]} has no meaning for an ONNX file, and {path} is one",
-                hint="Leave it out, or inspect the checkpoint the file was made from.",
-            )
+    hint = "Leave it out, or inspect the checkpoint the file was made from."
+    refuse_checkpoint_options(path, options, FOR_CHECKPOINTS, hint)
     from winml.modelkit.inspect.onnx_file import inspect_onnx
 
     inspection = inspect_onnx(path, selector=options["module"])

@@ -1,0 +1,99 @@
+"""How is a model loaded? Each option is declared here, once.
+
+The options of the command, the ``loader`` section of a build config, the keywords of the Python functions and the
+request in a manifest are made from these declarations: a new option needs a field here, and the code that obeys it.
+Standard library only, because the help of a verb is made from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+__all__ = ["LoadOption", "LoadOptions", "declared_options"]
+
+Dtype = Literal["fp32", "fp16", "bf16"]
+Group = Literal["source", "random", "weights"]
+"""Options that a verb offers together: where the model comes from, what is drawn at random, how weights are kept."""
+
+LARGEST_SEED = 2**63 - 1
+"""Specified: what torch.manual_seed takes."""
+
+
+def _declared(help: str, group: Group, **limits: Any) -> dict[str, Any]:
+    return {"help": help, "group": group, **limits}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How a model is loaded, apart from which model it is and what its inputs are."""
+
+    task: str | None = field(
+        default=None,
+        metadata=_declared(
+            "What the model is for, such as feature-extraction; else decided from its config.", "source"
+        ),
+    )
+    revision: str | None = field(default=None, metadata=_declared("Branch, tag or commit of a Hub id.", "source"))
+    trust_remote_code: bool = field(
+        default=False, metadata=_declared("Allow code that comes with the checkpoint to run.", "source")
+    )
+    random_weights: bool = field(
+        default=False, metadata=_declared("Build from the config alone, with seeded random weights.", "random")
+    )
+    seed: int = field(
+        default=0,
+        metadata=_declared(
+            "Seed of random weights and inputs.", "random", minimum=0, maximum=LARGEST_SEED, is_for_onnx=True
+        ),
+    )
+    dtype: Dtype | None = field(
+        default=None,
+        metadata=_declared(
+            "Cast floating point weights to this type; else they stay as the checkpoint has them.", "weights"
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class LoadOption:
+    """The declaration of one option."""
+
+    name: str
+    """Of the field, of the key in a config, and of the keyword in Python."""
+    annotation: Any
+    """Its type as annotated, such as ``str | None``."""
+    default: Any
+    help: str
+    group: Group
+    minimum: int | None = None
+    maximum: int | None = None
+    is_for_onnx: bool = False
+    """Whether it also has a meaning where the model is an ONNX file already."""
+
+    @property
+    def flag(self) -> str:
+        """The option of the command: ``--trust-remote-code``."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values it may have, where they are listed."""
+        return tuple(
+            value
+            for part in (self.annotation, *get_args(self.annotation))
+            if get_origin(part) is Literal
+            for value in get_args(part)
+        )
+
+
+@functools.cache
+def declared_options() -> tuple[LoadOption, ...]:
+    """Return every option of loading, in the order in which they are declared."""
+    annotations = get_type_hints(LoadOptions)
+    return tuple(
+        LoadOption(item.name, annotations[item.name], item.default, **item.metadata)
+        for item in dataclasses.fields(LoadOptions)
+    )
