@@ -52,6 +52,19 @@ def _room_of(target: str) -> str | None:
     return target[len(PACKAGE) + 1 :].split(".")[0]
 
 
+INSIDE: dict[str, tuple[str, ...]] = {"load": ("checkpoints", "inputs", ""), "cli": ("", "verbs")}
+"""Room to the order of its folders; ``""`` stands for the files of the room itself."""
+
+SHARED_BY_FLOWS = {"graph_file"}
+"""Files of flows that are no verb's: the skeleton every graph stage is a call of."""
+
+
+def _folder_inside(name: str) -> str:
+    """Return the folder of its room in which a module stands; ``""`` for the files of the room itself."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 2 else ""
+
+
 def _may_import(importer: str, imported: str) -> bool:
     return importer == imported or RANK[imported] < RANK[importer]
 
@@ -81,6 +94,37 @@ def test_module_imports_only_rooms_before_it(module: Module) -> None:
     if module.name in FREE:
         return
     assert [] == _violations(module)
+
+
+@pytest.mark.parametrize("room", INSIDE)
+def test_folders_of_a_room_import_only_those_before_them(room: str) -> None:
+    """Inside a room, too, nothing points to the right."""
+    order = INSIDE[room]
+    strays = [
+        f"{module.name} imports {found.target}"
+        for module in modules()
+        if module.room == room and _folder_inside(module.name) in order
+        for found in imports(module.tree)
+        if _room_of(found.target) == room
+        # The last part of a target may be a name inside a module.
+        and (folder := found.target.split(".")[3]) in order
+        and order.index(folder) > order.index(_folder_inside(module.name))
+    ]
+    assert [] == strays
+
+
+def test_no_flow_imports_the_flow_of_another_verb() -> None:
+    """What two verbs share lies in the folder of their family, in the skeleton, or one room down."""
+    strays = [
+        f"{module.name} imports {found.target}"
+        for module in modules()
+        if module.room == "flows"
+        for found in imports(module.tree)
+        if found.target.startswith(f"{PACKAGE}.flows.")
+        and (place := found.target.split(".")[3]) not in SHARED_BY_FLOWS
+        and place != _folder_inside(module.name)
+    ]
+    assert [] == strays
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name or PACKAGE)

@@ -22,8 +22,8 @@ from onnxruntime.quantization import quantize_dynamic
 from checkpoints import save_checkpoint
 from winml.modelkit import BuildResult, InputTensorSpec, build_hf_model, build_onnx_model
 from winml.modelkit.builds.build import run_build
-from winml.modelkit.builds.found_models import exported_model
 from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
+from winml.modelkit.builds.found_models import exported_model
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.errors import ConfigError, InputError, OutputExistsError, StageError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig

@@ -1,14 +1,16 @@
-"""How do the options of a verb become the request the stages understand?"""
+"""How do the options of a verb become the request that loading takes, and the sizes of an ONNX file?"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from winml.modelkit.errors import ConfigError, UsageError
+
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["model_request"]
+__all__ = ["model_request", "sizes_by_name"]
 
 
 def model_request(options: Mapping[str, Any]) -> ModelRequest:
@@ -40,3 +42,36 @@ def model_request(options: Mapping[str, Any]) -> ModelRequest:
         batch_size=options.get("batch_size"),
         dynamic=dynamic,
     )
+
+
+def sizes_by_name(options: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes of ``--shape-config`` and ``--batch-size`` by name or key.
+
+    Names are an ONNX file's own, so any may stand here.
+
+    Raises:
+        ConfigError: the text is malformed, or a size is no whole number.
+        UsageError: the two options disagree.
+    """
+    from winml.modelkit.options import read_json
+
+    value: Any = {}
+    source = "--shape-config"
+    if options["shape_config"]:
+        value, source = read_json(options["shape_config"], source)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{source}: expected a JSON object, got {type(value).__name__}")
+    for name, size in value.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigError(
+                f"{source}: {name}: expected a whole number of at least 1 (got {size!r})",
+                hint="To leave a dimension open, leave it out.",
+            )
+    if options["batch_size"]:
+        if value.get("batch_size", options["batch_size"]) != options["batch_size"]:
+            raise UsageError(
+                f"--batch-size {options['batch_size']}: --shape-config says batch_size {value['batch_size']}",
+                hint="Give one of the two.",
+            )
+        value = {**value, "batch_size": options["batch_size"]}
+    return dict(value)

@@ -55,7 +55,7 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, An
         return FoundModel(name, request=model), {"is_exported": True, **common}
     hint = "Leave it out, or name the checkpoint the file was made from."
     refuse_checkpoint_options(path, options, FOR_CHECKPOINTS, hint)
-    from winml.modelkit.cli.verbs._pinning import sizes_by_name
+    from winml.modelkit.cli._requests import sizes_by_name
 
     sizes = sizes_by_name({**options, "batch_size": None})
     return FoundModel(name, path), {"sizes": sizes, "batch_size": options["batch_size"], **common}

@@ -1,7 +1,4 @@
-"""Who may write on stdout? Only the answer: whatever libraries and the user's own code print goes to stderr.
-
-Their warnings go nowhere, unless somebody looks for a mistake.
-"""
+"""Keeps stdout for the answer: what libraries and the user's own code print goes to stderr, their warnings nowhere."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 
-__all__ = ["hear_no_warnings", "stdout_kept_for_the_answer"]
+__all__ = ["library_output_to_stderr", "silence_library_warnings"]
 
 
-def hear_no_warnings(*, debug: bool) -> None:
-    """Keep Python's warnings from the user for the rest of the command.
+def silence_library_warnings(*, debug: bool) -> None:
+    """Silence Python's warnings for the rest of the command, unless ``--debug`` was given.
 
     Libraries warn about their own future; what a user can act on comes as a note or an error of ours.
     """
@@ -25,7 +22,7 @@ def hear_no_warnings(*, debug: bool) -> None:
 
 
 @contextlib.contextmanager
-def stdout_kept_for_the_answer() -> Iterator[None]:
+def library_output_to_stderr() -> Iterator[None]:
     """Send what is printed inside the block to stderr, also by code that writes to the descriptor itself."""
     sys.stdout.flush()
     try:

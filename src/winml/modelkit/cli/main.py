@@ -16,7 +16,7 @@ from winml.modelkit.errors import first_line
 __all__ = ["main"]
 
 COMMANDS = {
-    "build": "Make a model ready to deploy: export, optimize, quantize and compile it in one go.",
+    "build": "Export a model and optimize it into one folder; what has not changed is not made again.",
     "config": "Write what a build of a model will do, as a file to read, change and keep.",
     "export": "Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.",
     "extract": "Cut modules out of a model, each as an ONNX model of its own.",
@@ -26,7 +26,7 @@ COMMANDS = {
     "retag": "Give a file that another tool made the tags of the file it was made from.",
     "sys": "Say what a bug report needs: versions, execution providers, devices, memory.",
 }
-"""Verb → what it does. Each lives in the module of its name, beside this one, as ``command``."""
+"""Verb → what it does. Each is the ``command`` of the module of its name in ``verbs``."""
 
 EXIT_FAILED = 1
 

@@ -10,7 +10,7 @@ import click
 
 from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._measuring import live_progress
-from winml.modelkit.cli._streams import stdout_kept_for_the_answer
+from winml.modelkit.cli._streams import library_output_to_stderr
 from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy.selector import Selector
 
@@ -56,7 +56,7 @@ def show_module_perf(
     from winml.modelkit.cli._progress import show_step
     from winml.modelkit.flows.modules.perf import measure_modules
 
-    with stdout_kept_for_the_answer(), live_progress(quiet=options["quiet"]) as progress:
+    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         on_step = None if options["quiet"] else show_step
         result = measure_modules(
             model.onnx_path(on_step), options["module"], run_options, latency, on_step=on_step, progress=progress

@@ -13,7 +13,7 @@ from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import NonEmptyPath
 from winml.modelkit.cli._runnable_models import files_read
-from winml.modelkit.cli._streams import stdout_kept_for_the_answer
+from winml.modelkit.cli._streams import library_output_to_stderr
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -113,10 +113,10 @@ def show_by_module(
     from winml.modelkit.flows.modules.profile import profile_modules
 
     _refuse_outputs(model, options)
-    with stdout_kept_for_the_answer(), live_progress(quiet=options["quiet"]) as progress:
+    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         path = model.onnx_path(None if options["quiet"] else show_step)
         measured = profile_modules(path, run_options, latency, progress=progress)
-        written = _write(measured, options)
+        written = _write_files(measured, options)
     if options["format_"] == "json":
         print_json(measured.as_record(depth=options["depth"]))
         return
@@ -133,7 +133,7 @@ def show_by_module(
         console.print(f"[bold]wrote[/bold]         {path}", highlight=False, markup=True)
 
 
-def _write(measured: ProfiledModules, options: Mapping[str, Any]) -> list[Path]:
+def _write_files(measured: ProfiledModules, options: Mapping[str, Any]) -> list[Path]:
     from winml.modelkit.graph.files.output_files import OutputFiles
 
     writers = {"report": measured.page, "node_data": measured.node_data, "trace": measured.trace}

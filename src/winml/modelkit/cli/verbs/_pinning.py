@@ -1,4 +1,4 @@
-"""How is ``winml export`` asked to fix the open dimensions of an ONNX file, and how is the answer told?"""
+"""``winml export`` of an ONNX file: fixes its open dimensions."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.cli._answers import print_json
-from winml.modelkit.cli._streams import hear_no_warnings
-from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.cli._requests import sizes_by_name
+from winml.modelkit.cli._streams import silence_library_warnings
+from winml.modelkit.errors import UsageError
+from winml.modelkit.load.load_options import declared_options
 
 if TYPE_CHECKING:
     from winml.modelkit.flows.pin import PinnedModel
 
-__all__ = ["is_pinning", "pin", "sizes_by_name"]
+__all__ = ["is_pinning", "pin"]
 
-_MEANINGLESS = (
-    "task", "revision", "trust_remote_code", "random_weights", "input_specs", "dynamic_batch", "dynamic_sequence",
-    "dynamic_image_size", "dynamic_axes", "allow_dynamic", "export_config", "torch_module", "hierarchy", "clean_onnx",
-    "keep_torch_metadata", "operation_fallback", "with_report", "ep", "dtype",
+_FOR_PYTORCH_MODELS = (
+    *(option.name for option in declared_options() if not option.is_for_onnx),
+    "input_specs", "dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_axes", "allow_dynamic",
+    "export_config", "torch_module", "hierarchy", "clean_onnx", "keep_torch_metadata", "operation_fallback",
+    "with_report", "ep",
 )  # fmt: skip
-"""Options about making a graph from a PyTorch model."""
+"""Options that say how a graph is made from a PyTorch model."""
 
 
 def is_pinning(options: Mapping[str, Any]) -> bool:
@@ -30,19 +33,19 @@ def is_pinning(options: Mapping[str, Any]) -> bool:
 
 
 def pin(options: Mapping[str, Any]) -> None:
-    """Fix the sizes and tell what came of it.
+    """Fix the sizes and show the result.
 
     Raises:
         UsageError: an option that has no meaning here, or a name the file does not have.
     """
-    for name in _MEANINGLESS:
+    for name in _FOR_PYTORCH_MODELS:
         if options[name] not in (None, False, ()):
             raise UsageError(
                 f"--{name.replace('_', '-')} has no meaning for an ONNX file, whose sizes alone can be fixed",
                 hint="Leave it out, or export the PyTorch model anew.",
             )
     sizes = sizes_by_name(options)
-    hear_no_warnings(debug=options["debug"])
+    silence_library_warnings(debug=options["debug"])
     from winml.modelkit.flows.pin import pin_model
 
     result = pin_model(
@@ -53,43 +56,10 @@ def pin(options: Mapping[str, Any]) -> None:
         verify=options["verify"] is not False,
         seed=options["seed"],
     )
-    _show(result, options)
+    _show_result(result, options)
 
 
-def sizes_by_name(options: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes of ``--shape-config`` and ``--batch-size`` by name or key.
-
-    Names are an ONNX file's own, so any may stand here.
-
-    Raises:
-        ConfigError: the text is malformed, or a size is no whole number.
-        UsageError: the two options disagree.
-    """
-    from winml.modelkit.options import read_json
-
-    value: Any = {}
-    source = "--shape-config"
-    if options["shape_config"]:
-        value, source = read_json(options["shape_config"], source)
-    if not isinstance(value, dict):
-        raise ConfigError(f"{source}: expected a JSON object, got {type(value).__name__}")
-    for name, size in value.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ConfigError(
-                f"{source}: {name}: expected a whole number of at least 1 (got {size!r})",
-                hint="To leave a dimension open, leave it out.",
-            )
-    if options["batch_size"]:
-        if value.get("batch_size", options["batch_size"]) != options["batch_size"]:
-            raise UsageError(
-                f"--batch-size {options['batch_size']}: --shape-config says batch_size {value['batch_size']}",
-                hint="Give one of the two.",
-            )
-        value = {**value, "batch_size": options["batch_size"]}
-    return dict(value)
-
-
-def _show(result: PinnedModel, options: Mapping[str, Any]) -> None:
+def _show_result(result: PinnedModel, options: Mapping[str, Any]) -> None:
     if options["format_"] == "json":
         print_json(result.as_record())
         return

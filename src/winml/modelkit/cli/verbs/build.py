@@ -22,7 +22,7 @@ from winml.modelkit.cli._options import (
     weight_options,
 )
 from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import LEVELS
 
@@ -56,8 +56,8 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 @click.option("--use-cache", is_flag=True, help="Build in the cache: one folder for each model and config.")
 @click.option("--rebuild", is_flag=True, help="Run every stage again; files no build wrote stay.")
 @click.option("--optimize/--no-optimize", default=True, help="Optimize the graph, or not.  [default: optimize]")
-@click.option("--quant/--no-quant", default=True, help="Quantize the model, or not.  [default: quant]")
-@click.option("--compile/--no-compile", default=True, help="Compile the model, or not.  [default: compile]")
+@click.option("--quant/--no-quant", default=True, hidden=True, help="Whether the section quant counts.")
+@click.option("--compile/--no-compile", default=True, hidden=True, help="Whether the section compile counts.")
 @click.option("--level", type=click.Choice(LEVELS), help="How much the optimizer does; winml optimize --list.")
 @click.option("--ep", metavar="NAME", help="Execution provider the model is for, such as qnn.")
 @click.option(
@@ -81,30 +81,30 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 @output_options
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
-    """Build a model: export, optimize, quantize, compile; one ONNX file for each stage, and model.onnx for the last.
+    """Build a model: export it and optimize it; one ONNX file for each stage, and model.onnx for the last.
 
     Stages whose result is there already are not run again. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a stage's
     result does not answer as its input does.
     """
-    plan = _plan(context, options)
+    plan = _plan_build(context, options)
     _refuse_early(plan, options)
     kept: list[str] = []
     try:
-        result = _run(plan, options, kept)
+        result = _run_build(plan, options, kept)
     except KeyboardInterrupt:
         ending = f"kept: {', '.join(kept)}; the same command goes on from there" if kept else "no stage had ended"
         click.echo(f"interrupted: {ending}", err=True)
         context.exit(1)
-    _show(result, options)
+    _show_result(result, options)
 
 
-def _plan(context: click.Context, options: dict[str, Any]) -> BuildPlan:
+def _plan_build(context: click.Context, options: dict[str, Any]) -> BuildPlan:
     from winml.modelkit.builds.plan import plan_build
 
     if (options["output"] is None) == (not options["use_cache"]):
         both = "-o and --use-cache name two places" if options["use_cache"] else "nothing says where to build"
         raise UsageError(both, hint="Give a folder with -o, or --use-cache.")
-    config = _config(options)
+    config = _read_config(options)
     request = model_request(_with_loader(context, options, config))
     off = {section: f"--no-{name}" for name, section in SWITCHES.items() if not options[name]}
     return plan_build(
@@ -116,7 +116,7 @@ def _plan(context: click.Context, options: dict[str, Any]) -> BuildPlan:
     )
 
 
-def _config(options: Mapping[str, Any]) -> WinMLBuildConfig:
+def _read_config(options: Mapping[str, Any]) -> WinMLBuildConfig:
     from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
     from winml.modelkit.options import read_json
 
@@ -134,9 +134,9 @@ def _with_loader(context: click.Context, options: dict[str, Any], config: WinMLB
     Raises:
         UsageError: neither says which model.
     """
-    known = config.loader.model_dump() if config.loader is not None else {}
-    open_ = [name for name in known if context.get_parameter_source(name) is ParameterSource.DEFAULT]
-    merged = {**options, **{name: known[name] for name in open_}}
+    loader = config.loader.model_dump() if config.loader is not None else {}
+    undecided = [name for name in loader if context.get_parameter_source(name) is ParameterSource.DEFAULT]
+    merged = {**options, **{name: loader[name] for name in undecided}}
     if not merged["model"]:
         raise UsageError("no model was given", hint="Give one with -m, or a config whose loader names one.")
     return merged
@@ -190,9 +190,9 @@ def _refuse_early(plan: BuildPlan, options: Mapping[str, Any]) -> None:
         BuildFolder(options["output"], names_of(STAGES), is_cache=False)
 
 
-def _run(plan: BuildPlan, options: Mapping[str, Any], kept: list[str]) -> BuildResult:
+def _run_build(plan: BuildPlan, options: Mapping[str, Any], kept: list[str]) -> BuildResult:
     """Build; the names of stages whose results are there go to ``kept``."""
-    hear_no_warnings(debug=options["debug"])
+    silence_library_warnings(debug=options["debug"])
     from winml.modelkit.builds.build import BuildListener, run_build
     from winml.modelkit.builds.build_model import build_in_cache
     from winml.modelkit.cli._progress import show_step
@@ -209,13 +209,13 @@ def _run(plan: BuildPlan, options: Mapping[str, Any], kept: list[str]) -> BuildR
         on_kept=kept.append,
         tell=lambda words: click.echo(words, err=True),
     )
-    with stdout_kept_for_the_answer():
+    with library_output_to_stderr():
         if options["use_cache"]:
             return build_in_cache(plan, rebuild=options["rebuild"], listener=listener)
         return run_build(plan, options["output"], rebuild=options["rebuild"], listener=listener)
 
 
-def _show(result: BuildResult, options: Mapping[str, Any]) -> None:
+def _show_result(result: BuildResult, options: Mapping[str, Any]) -> None:
     if options["format_"] == "json":
         print_json(result.as_record())
         return

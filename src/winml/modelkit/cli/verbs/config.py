@@ -21,11 +21,12 @@ from winml.modelkit.cli._options import (
     weight_options,
 )
 from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
+    from winml.modelkit.load.request import ModelRequest
 
 __all__ = ["command"]
 
@@ -63,30 +64,30 @@ def command(**options: Any) -> None:
     Task, class and inputs are those that winml export decides. Exit codes: 0 done, 1 the files are wrong, 2 wrong usage
     or an invalid config.
     """
-    wishes = [name for name in ("model", "check", "schema") if options[name]]
-    if len(wishes) > 1:
-        raise UsageError(f"--{wishes[0]} and --{wishes[1]} ask for different answers", hint="Give one of them.")
+    exclusive = [name for name in ("model", "check", "schema") if options[name]]
+    if len(exclusive) > 1:
+        raise UsageError(f"--{exclusive[0]} and --{exclusive[1]} ask for different answers", hint="Give one of them.")
     if options["output"] is not None and options["model"] is None:
         raise UsageError("--output is for the config of a model", hint="Give the model with -m, or leave -o out.")
     if options["schema"]:
-        print_json(_schema())
+        print_json(_json_schema())
     elif options["check"] is not None:
-        _check(options["check"])
+        _check_config(options["check"])
     elif options["model"] is None:
         raise UsageError(
             "no model was given", hint="Give one with -m; or --check FILE to check a config, --schema for its schema."
         )
     else:
-        _write(options)
+        _write_config(options)
 
 
-def _schema() -> dict[str, Any]:
+def _json_schema() -> dict[str, Any]:
     from winml.modelkit.builds.config import WinMLBuildConfig
 
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **WinMLBuildConfig.model_json_schema()}
 
 
-def _check(place: str) -> None:
+def _check_config(place: str) -> None:
     from winml.modelkit.builds.config import SECTIONS, parse_build_config
     from winml.modelkit.options import parse_json, read_json
 
@@ -100,37 +101,43 @@ def _check(place: str) -> None:
     click.echo(f"skipped: {', '.join(skipped) or 'none'}")
 
 
-def _write(options: dict[str, Any]) -> None:
-    config = _asked_for(options)
+def _write_config(options: dict[str, Any]) -> None:
+    config = _config_of_options(options)
     request = model_request(options)
     output: Path | None = options["output"]
-    # What can be refused by looking at names and paths is refused before torch is imported, which takes seconds.
-    from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing, refuse_inputs
-    from winml.modelkit.load.request import resolve_source
-    from winml.modelkit.runtime.execution_providers import refuse_dynamic
-
-    refuse_dynamic(options["ep"], is_dynamic=request.is_dynamic, allow_dynamic=options["allow_dynamic"])
-    source = resolve_source(request, needs_weights=False)
-    if output is not None:
-        refuse_inputs([output], source.files)
-        refuse_existing([output], overwrite=options["overwrite"])
-    hear_no_warnings(debug=options["debug"])
+    _refuse_early(request, options)
+    silence_library_warnings(debug=options["debug"])
     from winml.modelkit.builds.config_resolution import resolve_build_config
 
-    with stdout_kept_for_the_answer():
+    with library_output_to_stderr():
         resolved, notes = resolve_build_config(config, request)
     for note in notes:
         click.echo(f"note: {note}", err=True)
     if output is None:
         print_json(resolved.as_record())
         return
+    from winml.modelkit.graph.files.output_files import OutputFiles
+
     with OutputFiles() as files:
         files.stage(output).write_text(f"{json_text(resolved.as_record())}\n", encoding="utf-8")
         files.commit()
     click.echo(f"wrote {output}", err=True)
 
 
-def _asked_for(options: dict[str, Any]) -> WinMLBuildConfig:
+def _refuse_early(request: ModelRequest, options: dict[str, Any]) -> None:
+    """Refuse what names and paths show to be wrong, before torch is imported, which takes seconds."""
+    from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
+    from winml.modelkit.load.request import resolve_source
+    from winml.modelkit.runtime.execution_providers import refuse_dynamic
+
+    refuse_dynamic(options["ep"], is_dynamic=request.is_dynamic, allow_dynamic=options["allow_dynamic"])
+    source = resolve_source(request, needs_weights=False)
+    if options["output"] is not None:
+        refuse_inputs([options["output"]], source.files)
+        refuse_existing([options["output"]], overwrite=options["overwrite"])
+
+
+def _config_of_options(options: dict[str, Any]) -> WinMLBuildConfig:
     """Return the config as far as the options say it.
 
     Raises:

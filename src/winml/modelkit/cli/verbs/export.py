@@ -12,7 +12,7 @@ from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, dynamic_options, model_options, output_options, weight_options
 from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
 from winml.modelkit.cli.verbs._pinning import is_pinning, pin
 from winml.modelkit.errors import ConfigError
 
@@ -72,7 +72,14 @@ def command(**options: Any) -> None:
     config = _export_config(options)
     request = model_request(options)
     request = dataclasses.replace(request, dynamic=request.dynamic.joined(config.dynamic))
-    # What can be refused by looking at names and paths is refused before torch is imported, which takes seconds.
+    _refuse_early(request, config, options)
+    if options["clean_onnx"] and not options["quiet"]:
+        click.echo("warning: --clean-onnx is deprecated; use --no-hierarchy", err=True)
+    _show_result(_export_model(request, config, options), options)
+
+
+def _refuse_early(request: ModelRequest, config: WinMLExportConfig, options: dict[str, Any]) -> None:
+    """Refuse what names and paths show to be wrong, before torch is imported, which takes seconds."""
     from winml.modelkit.graph.files.output_paths import ExportPaths
     from winml.modelkit.load.request import resolve_source
     from winml.modelkit.runtime.execution_providers import refuse_dynamic
@@ -81,9 +88,6 @@ def command(**options: Any) -> None:
     paths.refuse_existing(overwrite=options["overwrite"])
     refuse_dynamic(config.ep, is_dynamic=request.is_dynamic, allow_dynamic=config.allow_dynamic)
     resolve_source(request)
-    if options["clean_onnx"] and not options["quiet"]:
-        click.echo("warning: --clean-onnx is deprecated; use --no-hierarchy", err=True)
-    _show(_run(request, config, options), options)
 
 
 def _export_config(options: dict[str, Any]) -> WinMLExportConfig:
@@ -113,20 +117,20 @@ def _export_config(options: dict[str, Any]) -> WinMLExportConfig:
     return config.model_copy(update=given)
 
 
-def _run(request: ModelRequest, config: WinMLExportConfig, options: dict[str, Any]) -> ExportResult:
+def _export_model(request: ModelRequest, config: WinMLExportConfig, options: dict[str, Any]) -> ExportResult:
     from winml.modelkit.cli._progress import show_step
 
-    hear_no_warnings(debug=options["debug"])
+    silence_library_warnings(debug=options["debug"])
     from winml.modelkit.flows.export.export import HTPExporter
 
     exporter = HTPExporter(config, seed=options["seed"], on_step=None if options["quiet"] else show_step)
-    with stdout_kept_for_the_answer():
+    with library_output_to_stderr():
         return exporter.export_checkpoint(
             request, options["output"], overwrite=options["overwrite"], with_report=options["with_report"]
         )
 
 
-def _show(result: ExportResult, options: dict[str, Any]) -> None:
+def _show_result(result: ExportResult, options: dict[str, Any]) -> None:
     if options["format_"] == "json":
         print_json(result.as_record())
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,8 +19,11 @@ from winml.modelkit.cli._options import (
     source_options,
 )
 from winml.modelkit.cli._runnable_models import files_read, runnable_model
-from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
 from winml.modelkit.hierarchy.selector import Selector
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.found_models import FoundModel
 
 __all__ = ["command"]
 
@@ -55,18 +58,13 @@ def command(context: click.Context, /, **options: Any) -> None:
     A model that is not an ONNX file yet is exported first, once. Exit codes: 0 done, 1 failed or some module could
     not be cut out, 2 wrong usage, 3 a cut model does not answer as the whole model does.
     """
-    Selector(options["module"])
-    model, run_options = runnable_model(options)
-    from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
-    from winml.modelkit.graph.files.output_files import refuse_existing
-
-    refuse_existing([options["output"] / EXTRACT_MANIFEST_NAME], overwrite=options["overwrite"])
-    hear_no_warnings(debug=options["debug"])
+    model, run_options = _refuse_early(options)
+    silence_library_warnings(debug=options["debug"])
     from winml.modelkit.cli._progress import show_step
     from winml.modelkit.flows.modules.extract import extract_modules
     from winml.modelkit.runtime.opened_model import RunOptions
 
-    with stdout_kept_for_the_answer():
+    with library_output_to_stderr():
         on_step = None if options["quiet"] else show_step
         result = extract_modules(
             model.onnx_path(on_step),
@@ -94,3 +92,14 @@ def command(context: click.Context, /, **options: Any) -> None:
         )
         click.echo(f"error: {what}; the others were written" if result.modules else f"error: {what}", err=True)
         context.exit(1)
+
+
+def _refuse_early(options: dict[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
+    """Return the model and how it is run; refuse what names and paths show to be wrong, before heavy imports."""
+    Selector(options["module"])
+    model, run_options = runnable_model(options)
+    from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
+    from winml.modelkit.graph.files.output_files import refuse_existing
+
+    refuse_existing([options["output"] / EXTRACT_MANIFEST_NAME], overwrite=options["overwrite"])
+    return model, run_options

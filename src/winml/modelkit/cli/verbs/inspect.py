@@ -18,8 +18,9 @@ from winml.modelkit.cli._options import (
     source_options,
     verbose_option,
 )
+from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._runnable_models import refuse_checkpoint_options
-from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
 from winml.modelkit.errors import UsageError
 from winml.modelkit.load.load_options import declared_options
 
@@ -64,15 +65,15 @@ def command(**options: Any) -> None:
     Of an ONNX file: inputs and outputs, operators, sizes, and the module tree its nodes remember. Of anything else:
     what an export of it will be. Exit codes: 0 done, 1 the files are wrong, 2 wrong usage.
     """
-    model = _model(options)
+    model = _refuse_early(options)
     if model is not None and model.lower().endswith(".onnx"):
         _inspect_file(Path(model), options)
     else:
         _inspect_model(model, options)
 
 
-def _model(options: dict[str, Any]) -> str | None:
-    """Return the model, however it was given.
+def _refuse_early(options: dict[str, Any]) -> str | None:
+    """Return the model, given as argument or option; refuse what is wrong with its name, before heavy imports.
 
     Raises:
         UsageError: there is none, or two.
@@ -90,7 +91,15 @@ def _model(options: dict[str, Any]) -> str | None:
             "no model was given",
             hint="Give an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:factory; or --model-type.",
         )
-    return given[0] if given else None
+    model: str | None = given[0] if given else None
+    is_file = model is not None and model.lower().endswith(".onnx")
+    if options["module"] is not None and not is_file:
+        raise UsageError("--module works on ONNX files only", hint="Use --hierarchy to see the module tree.")
+    if model is not None and not is_file:
+        from winml.modelkit.load.request import resolve_source
+
+        resolve_source(model_request({**options, "model": model}), needs_weights=False)
+    return model
 
 
 def _inspect_file(path: Path, options: dict[str, Any]) -> None:
@@ -112,29 +121,21 @@ def _inspect_file(path: Path, options: dict[str, Any]) -> None:
 
 
 def _inspect_model(model: str | None, options: dict[str, Any]) -> None:
-    if options["module"] is not None:
-        raise UsageError("--module works on ONNX files only", hint="Use --hierarchy to see the module tree.")
-    from winml.modelkit.cli._requests import model_request
-    from winml.modelkit.load.request import resolve_source
-
     request = model_request({**options, "model": model or ""})
-    if model is not None:
-        # What can be refused by looking at names and paths is refused before torch is imported, which takes seconds.
-        resolve_source(request, needs_weights=False)
-    hear_no_warnings(debug=options["debug"])
+    silence_library_warnings(debug=options["debug"])
     from winml.modelkit.flows.inspect import inspect_model, list_tasks
     from winml.modelkit.report.console import console_for
     from winml.modelkit.report.model_inspection import print_model_inspection, print_tasks
 
     if options["list_tasks"]:
-        with stdout_kept_for_the_answer():
+        with library_output_to_stderr():
             tasks = list_tasks(request, model_type=options["model_type"])
         if options["format_"] == "json":
             print_json({"kind": "tasks", "tasks": {task: list(classes) for task, classes in tasks.items()}})
         else:
             print_tasks(tasks, console_for(sys.stdout))
         return
-    with stdout_kept_for_the_answer():
+    with library_output_to_stderr():
         inspection = inspect_model(request, model_type=options["model_type"], hierarchy=options["hierarchy"])
     if options["format_"] == "json":
         print_json(inspection.as_record())

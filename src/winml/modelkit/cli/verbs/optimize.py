@@ -12,7 +12,7 @@ from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
 from winml.modelkit.cli._progress import show_step
-from winml.modelkit.cli._streams import hear_no_warnings
+from winml.modelkit.cli._streams import silence_library_warnings
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVEL_WORDS, LEVELS
 
@@ -74,17 +74,15 @@ def command(**options: Any) -> None:
     already gets the output as a second name (a hard link, or a copy where links fail). Exit codes: 0 done, 1 the files
     are wrong, 2 wrong usage, 3 the result does not answer as the source does.
     """
-    asked = _options(options)
+    requested = _optimize_options(options)
     if options["list_"]:
-        _list(asked, options)
+        _list_capabilities(requested, options)
         return
-    for name in ("model", "output"):
-        if options[name] is None:
-            raise UsageError(f"no {name} was given", hint=f"Give one with --{name}; --list shows what can be done.")
-    _optimize(asked, options)
+    _refuse_early(options)
+    _optimize_file(requested, options)
 
 
-def _options(options: dict[str, Any]) -> OptimizeOptions:
+def _optimize_options(options: dict[str, Any]) -> OptimizeOptions:
     """Return what is asked for: the config's section, with options of the command on top.
 
     Raises:
@@ -95,13 +93,13 @@ def _options(options: dict[str, Any]) -> OptimizeOptions:
     from winml.modelkit.options import parse_options
 
     given = {name: options[name] for name in ("level", "ep", "opset", *CAPABILITIES) if options[name] is not None}
-    section = _section(options["config"]) if options["config"] is not None else {}
-    asked = parse_options(OptimizeOptions, {**section, **given}, "options")
-    list(asked.enabled())
-    return asked
+    section = _config_section(options["config"]) if options["config"] is not None else {}
+    requested = parse_options(OptimizeOptions, {**section, **given}, "options")
+    list(requested.enabled())
+    return requested
 
 
-def _section(place: str) -> dict[str, Any]:
+def _config_section(place: str) -> dict[str, Any]:
     from winml.modelkit.builds.config import SECTIONS, parse_build_config
     from winml.modelkit.options import read_json
 
@@ -114,7 +112,7 @@ def _section(place: str) -> dict[str, Any]:
     return config.optim.model_dump(exclude_none=True) if config.optim is not None else {}
 
 
-def _list(asked: OptimizeOptions, options: dict[str, Any]) -> None:
+def _list_capabilities(requested: OptimizeOptions, options: dict[str, Any]) -> None:
     if options["format_"] == "json":
         import json
 
@@ -126,11 +124,11 @@ def _list(asked: OptimizeOptions, options: dict[str, Any]) -> None:
                 "execution_providers": list(entry.providers),
                 "standard_operators": bool(entry.transformers),
                 "engine": entry.engine,
-                "enabled": asked.is_enabled(entry),
+                "enabled": requested.is_enabled(entry),
             }
             for entry in CAPABILITIES.values()
         ]
-        click.echo(json.dumps({"level": asked.level, "ep": asked.ep, "capabilities": rows}, indent=2))
+        click.echo(json.dumps({"level": requested.level, "ep": requested.ep, "capabilities": rows}, indent=2))
         return
     from rich.table import Table
 
@@ -143,29 +141,35 @@ def _list(asked: OptimizeOptions, options: dict[str, Any]) -> None:
         suits = ", ".join(entry.providers) or "any"
         suits += " (others: with operators of ONNX)" if entry.providers and entry.transformers else ""
         table.add_row(
-            entry.name, "yes" if asked.is_enabled(entry) else "", entry.level or "by name", suits, entry.words
+            entry.name, "yes" if requested.is_enabled(entry) else "", entry.level or "by name", suits, entry.words
         )
     console_for(sys.stdout).print(table)
 
 
-def _optimize(asked: OptimizeOptions, options: dict[str, Any]) -> None:
+def _refuse_early(options: dict[str, Any]) -> None:
+    """Refuse what paths show to be wrong, before a model library is imported."""
     from winml.modelkit.graph.files.output_files import refuse_existing
     from winml.modelkit.graph.files.output_paths import ExportPaths
 
-    # What can be refused by looking at paths is refused before a model library is imported.
+    for name in ("model", "output"):
+        if options[name] is None:
+            raise UsageError(f"no {name} was given", hint=f"Give one with --{name}; --list shows what can be done.")
     paths = ExportPaths.for_output(options["output"], with_sidecar=False, with_report=False)
     refuse_existing([paths.model, paths.data], overwrite=options["overwrite"])
     if not options["model"].is_file():
         raise UsageError(f"{options['model']}: no such file", hint="Give the path of an ONNX file.")
-    hear_no_warnings(debug=options["debug"])
-    from winml.modelkit.cli._streams import stdout_kept_for_the_answer
+
+
+def _optimize_file(requested: OptimizeOptions, options: dict[str, Any]) -> None:
+    silence_library_warnings(debug=options["debug"])
+    from winml.modelkit.cli._streams import library_output_to_stderr
     from winml.modelkit.flows.optimize import optimize_onnx
 
-    with stdout_kept_for_the_answer():
+    with library_output_to_stderr():
         result = optimize_onnx(
             options["model"],
             options["output"],
-            options=asked,
+            options=requested,
             overwrite=options["overwrite"],
             verify=options["verify"],
             external_data=options["external_data"],

@@ -26,7 +26,7 @@ from winml.modelkit.cli._options import (
     source_options,
 )
 from winml.modelkit.cli._runnable_models import runnable_model
-from winml.modelkit.cli._streams import hear_no_warnings, stdout_kept_for_the_answer
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
 from winml.modelkit.cli.verbs._module_perf import check_module, module_option, show_module_perf
 from winml.modelkit.cli.verbs._module_times import by_module_options, check_by_module, show_by_module
 from winml.modelkit.errors import UsageError
@@ -72,16 +72,13 @@ def command(**options: Any) -> None:
 
     A model that is not an ONNX file yet is exported first, once. Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
-    check_module(options)
-    check_by_module(options)
-    model, known = runnable_model(options)
-    refuse_unknown_ep(options["ep"])
-    known["ep_options"] = parse_ep_options(options["ep_options"])
-    latency, baseline = latency_options(options), _baseline(options["baseline"], model)
-    hear_no_warnings(debug=options["debug"])
+    model, values = _refuse_early(options)
+    values["ep_options"] = parse_ep_options(options["ep_options"])
+    latency, baseline = latency_options(options), _find_baseline(options["baseline"], model)
+    silence_library_warnings(debug=options["debug"])
     from winml.modelkit.runtime.opened_model import RunOptions
 
-    run_options = RunOptions(**known, **{key: options[key] for key in ("ep", "device", "threads")})
+    run_options = RunOptions(**values, **{key: options[key] for key in ("ep", "device", "threads")})
     # Before an export, which may take minutes.
     run_options.choose_provider()
     if options["module"] is not None:
@@ -93,7 +90,7 @@ def command(**options: Any) -> None:
     from winml.modelkit.cli._progress import show_step
     from winml.modelkit.flows.perf.whole_model import PerfOptions, measure_model
 
-    with stdout_kept_for_the_answer(), live_progress(quiet=options["quiet"]) as progress:
+    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         path = model.onnx_path(None if options["quiet"] else show_step)
         result = measure_model(path, PerfOptions(run_options, latency, baseline), progress=progress)
     if options["format_"] == "json":
@@ -105,7 +102,16 @@ def command(**options: Any) -> None:
     print_perf(result, console_for(sys.stdout))
 
 
-def _baseline(name: str | None, model: FoundModel) -> Baseline | None:
+def _refuse_early(options: dict[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
+    """Return the model and what it is fed; refuse what options and paths show to be wrong, before heavy imports."""
+    check_module(options)
+    check_by_module(options)
+    model, run_options = runnable_model(options)
+    refuse_unknown_ep(options["ep"])
+    return model, run_options
+
+
+def _find_baseline(name: str | None, model: FoundModel) -> Baseline | None:
     """Return what ``--baseline`` names.
 
     Raises:

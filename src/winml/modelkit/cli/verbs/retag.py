@@ -57,10 +57,10 @@ def command(**options: Any) -> None:
     if options["format_"] == "json":
         print_json(result.as_record())
     elif not options["quiet"]:
-        _show(result)
+        _show_result(result)
 
 
-def _show(result: RetaggedModel) -> None:
+def _show_result(result: RetaggedModel) -> None:
     from winml.modelkit.report.console import console_for
     from winml.modelkit.words import size_words
 

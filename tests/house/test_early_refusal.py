@@ -1,0 +1,33 @@
+"""Is what names and paths show to be wrong refused in one place of each verb, before anything heavy is imported?"""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from house.sources import Module, functions, modules
+
+WITHOUT = {
+    "sys": "it takes nothing that could be wrong",
+    "retag": "its flow reads nothing but the two files before it refuses, and imports no model library",
+}
+"""Verb to the reason why it needs no early refusal of its own."""
+
+VERBS = [
+    module for module in modules() if module.name.startswith("cli.verbs.") and not module.name.startswith("cli.verbs._")
+]
+
+
+@pytest.mark.parametrize("module", VERBS, ids=lambda module: module.name)
+def test_verb_refuses_early_in_one_function_that_it_calls_once(module: Module) -> None:
+    """The function is ``_refuse_early``; a verb that needs none is listed with the reason."""
+    verb = module.name.rpartition(".")[2]
+    defined = [name for name, _ in functions(module.tree) if name == "_refuse_early"]
+    called = [
+        node
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_refuse_early"
+    ]
+    expected = 0 if verb in WITHOUT else 1
+    assert (expected, expected) == (len(defined), len(called))
