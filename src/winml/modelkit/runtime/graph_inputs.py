@@ -21,6 +21,7 @@ from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, resolve_names
 from winml.modelkit.graph.specs import DTYPES, InputTensorSpec
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.options import nearest
+from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.sessions import Session
 
@@ -35,20 +36,6 @@ _ELEMENT_TYPES = {"float": "float32", "double": "float64"}
 
 _DRAWN = frozenset({*DTYPES, "uint64", "uint32", "uint16"})
 """Element types random values are drawn for."""
-
-DEFAULT_SIZES: Mapping[str, int] = {
-    "batch": 1,
-    "sequence": 128,
-    "decoder_sequence": 16,
-    "choices": 2,
-    "height": 224,
-    "width": 224,
-    "channels": 3,
-    "frames": 256,
-    "mel_bins": 80,
-    "samples": 16_000,
-}
-"""Sizes of open dimensions nobody gave a size for. Chosen: what models of each kind are commonly run with."""
 
 
 @dataclass(frozen=True)
