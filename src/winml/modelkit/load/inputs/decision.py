@@ -106,10 +106,10 @@ def decide_inputs(
     )
     parameters = _choose_parameters(context)
     media = _decide_media(parameters, context)
-    drafted = _collect(context, media, _draft_dependents(parameters, context, media))
+    drafted = _collect_inputs(context, media, _draft_dependents(parameters, context, media))
     inputs = with_codebook_tokens(with_positions(drafted, context), context)
     specs = tuple(draft.as_spec() for draft in inputs.drafts)
-    _check_required(model, context.parameters, [spec.name for spec in specs])
+    _check_required_parameters(model, context.parameters, [spec.name for spec in specs])
     unused = _unused_sizes(requested, drafted, media)
     return InputDecision(specs, (*dict.fromkeys(inputs.notes), *unused), _axis_meanings(inputs))
 
@@ -155,20 +155,22 @@ def _draft_dependents(
     return [draft for draft in drafts if draft is not None]
 
 
-def _collect(context: InputContext, media: Sequence[DecidedMedium], dependents: Sequence[InputDraft]) -> DraftedInputs:
+def _collect_inputs(
+    context: InputContext, media: Sequence[DecidedMedium], dependents: Sequence[InputDraft]
+) -> DraftedInputs:
     """Return all inputs in the order of the signature, with the notes and bounds of all sizes."""
     drafts = {name: draft for medium in media for name, draft in medium.drafts.items()}
     drafts |= {draft.name: draft for draft in dependents}
     bounds: dict[str, SizeBounds] = {}
     for medium in media:
-        bounds |= {**_bounds(medium.sizes), **medium.bounds}
-    bounds |= _bounds([size for draft in dependents for size in draft.shape])
+        bounds |= {**_known_bounds(medium.sizes), **medium.bounds}
+    bounds |= _known_bounds([size for draft in dependents for size in draft.shape])
     notes = [note for medium in media for note in medium.notes]
     notes += [note for draft in dependents for note in draft.notes]
     return DraftedInputs(tuple(drafts[name] for name in context.parameters if name in drafts), tuple(notes), bounds)
 
 
-def _bounds(sizes: Sequence[InputSize]) -> dict[str, SizeBounds]:
+def _known_bounds(sizes: Sequence[InputSize]) -> dict[str, SizeBounds]:
     return {size.key: size.bounds for size in sizes if size.key is not None and size.bounds is not None}
 
 
@@ -226,12 +228,12 @@ def forward_parameters(model: torch.nn.Module | type[torch.nn.Module]) -> Mappin
 
 def forward_keywords(model: torch.nn.Module | type[torch.nn.Module]) -> dict[str, bool]:
     """Return the fixed keywords to call ``forward`` with: no cache, named outputs, as far as it knows the words."""
-    known = forward_parameters(model)
-    return {name: value for name, value in _FIXED_KEYWORDS.items() if name in known}
+    parameters = forward_parameters(model)
+    return {name: value for name, value in _FIXED_KEYWORDS.items() if name in parameters}
 
 
 def check_input_specs(
-    model: torch.nn.Module | type[torch.nn.Module], specs: Sequence[InputTensorSpec], source: str = INPUT_SPECS_OPTION
+    model: torch.nn.Module | type[torch.nn.Module], specs: Sequence[InputTensorSpec], given_by: str = INPUT_SPECS_OPTION
 ) -> None:
     """Check a manifest against the forward signature.
 
@@ -239,7 +241,7 @@ def check_input_specs(
         UsageError: a name that is no parameter (names the nearest), or a required parameter that is not described.
     """
     parameters = forward_parameters(model)
-    names = _named(parameters)
+    names = _named_parameters(parameters)
     kinds = {parameter.kind for parameter in parameters.values()}
     takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds and not names
     # Values of ``*args`` have no names of their own; whatever they are called, they go by position.
@@ -249,27 +251,26 @@ def check_input_specs(
                 guess = nearest(spec.name, names)
                 hint = f"Did you mean {guess!r}?" if guess else f"It takes: {', '.join(names) or 'nothing'}."
                 class_name = _class_name(model)
-                raise UsageError(f"{source}: {class_name} takes no input {spec.name!r}", hint=hint)
-    _check_required(model, parameters, [spec.name for spec in specs])
+                raise UsageError(f"{given_by}: {class_name} takes no input {spec.name!r}", hint=hint)
+    _check_required_parameters(model, parameters, [spec.name for spec in specs])
 
 
-def _check_required(
+def _check_required_parameters(
     model: torch.nn.Module | type[torch.nn.Module], parameters: Mapping[str, inspect.Parameter], chosen: Sequence[str]
 ) -> None:
+    named = _named_parameters(parameters)
     missing = [
-        name
-        for name, parameter in _named(parameters).items()
-        if parameter.default is inspect.Parameter.empty and name not in chosen
+        name for name, parameter in named.items() if parameter.default is inspect.Parameter.empty and name not in chosen
     ]
     if missing or not chosen:
         needs = f"needs {', '.join(missing)}" if missing else "takes none of the inputs known here"
         raise UsageError(
             f"{_class_name(model)}: its forward {needs}, and nothing says of what size and type",
-            hint=f"Describe all its inputs with {INPUT_SPECS_OPTION}; its parameters: {', '.join(_named(parameters))}.",
+            hint=f"Describe all its inputs with {INPUT_SPECS_OPTION}; its parameters: {', '.join(named)}.",
         )
 
 
-def _named(parameters: Mapping[str, inspect.Parameter]) -> dict[str, inspect.Parameter]:
+def _named_parameters(parameters: Mapping[str, inspect.Parameter]) -> dict[str, inspect.Parameter]:
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {name: parameter for name, parameter in parameters.items() if parameter.kind not in variadic}
 

@@ -143,8 +143,8 @@ def _combined_bounds(name: str, naming: AxisNames, requested: _RequestedSizes) -
     said = requested.of(name, naming.keys_named(name))
     bounds = [naming.axis_keys.bounds_of(key) for key in naming.keys_named(name)]
     low = max((item.min for item in (*said, *bounds)), default=1)
-    high = _smallest([item.max for item in said])
-    limit = _smallest([item.max for item in bounds])
+    high = _smallest_limit([item.max for item in said])
+    limit = _smallest_limit([item.max for item in bounds])
     if limit is not None and high is not None and high > limit:
         raise UsageError(
             f"{SHAPE_CONFIG_OPTION}: {name} up to {high}: the model takes {limit} at most", hint=f"Give max {limit}."
@@ -187,5 +187,5 @@ def _usual_size(name: str, naming: AxisNames) -> int:
     return by_name.get(name) or (BATCH_KEY.trace_size if is_first else None) or _TRACE_SIZE
 
 
-def _smallest(limits: Sequence[int | None]) -> int | None:
+def _smallest_limit(limits: Sequence[int | None]) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)

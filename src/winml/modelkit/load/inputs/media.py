@@ -34,7 +34,7 @@ _MOST_COUNTS = 4
 
 
 @dataclass(frozen=True)
-class _PlaceCount:
+class _TrialRun:
     """What a trial run with one layout found out."""
 
     count: int | None
@@ -69,12 +69,12 @@ def decide_medium(
         sizes = (*sizes, *layout.sizes)
         medium = DecidedMedium(modality, layout.drafts, token, sizes=sizes)
         if method is not None:
-            found = _count_features(method, medium, context, has_places=has_places)
+            trial = _count_features(method, medium, context, has_places=has_places)
         else:
-            found = _count_places(medium, context, draft_others, has_places=has_places)
-        notes += found.notes
-        if found.count is not None:
-            return _with_places(replace(medium, notes=notes, place_count=found.count), layout, method)
+            trial = _count_places(medium, context, draft_others, has_places=has_places)
+        notes += trial.notes
+        if trial.count is not None:
+            return _with_places(replace(medium, notes=notes, place_count=trial.count), layout, method)
     if has_places:
         note = (
             f"{names[0]}: in which layout the model takes it, and how many tokens hold a place for it, is not known; "
@@ -110,39 +110,39 @@ def _accepted_drafts(method: Callable[..., Any], drafts: Mapping[str, InputDraft
 
 def _count_features(
     method: Callable[..., Any], medium: DecidedMedium, context: InputContext, *, has_places: bool
-) -> _PlaceCount:
+) -> _TrialRun:
     """Count what a feature method makes of the medium."""
     accepted = _accepted_drafts(method, medium.drafts)
     features = run_on_shapes(method, {name: draft.as_spec() for name, draft in accepted.items()})
     if features is None:
-        return _PlaceCount(None)
-    return _PlaceCount(_vectors_per_row(features, context) if has_places else 0)
+        return _TrialRun(None)
+    return _TrialRun(_vectors_per_row(features, context) if has_places else 0)
 
 
 def _count_places(
     medium: DecidedMedium, context: InputContext, draft_others: DraftOthers, *, has_places: bool
-) -> _PlaceCount:
+) -> _TrialRun:
     """Count the vectors that a forward as a whole puts in place of tokens.
 
     One that misses places has made the vectors by then: they are what one of the last modules to run returned, that
     with which it runs.
     """
-    others = draft_others(medium)
-    notes = tuple(note for draft in others for note in draft.notes)
+    other_drafts = draft_others(medium)
+    notes = tuple(note for draft in other_drafts for note in draft.notes)
     model, outputs = context.structure, list[Any]()
     hooks = [module.register_forward_hook(lambda _, __, out: outputs.append(out)) for module in model.modules()]
     try:
-        if runs_with(model, [*others, *medium.drafts.values()]):
-            return _PlaceCount(0, notes)
+        if runs_with(model, [*other_drafts, *medium.drafts.values()]):
+            return _TrialRun(0, notes)
     finally:
         for hook in hooks:
             hook.remove()
     for count in itertools.islice(_possible_counts(outputs if has_places else (), context), _MOST_COUNTS):
         with suppress(UsageError):  # more than a row takes
-            others = draft_others(replace(medium, place_count=count))
-            if runs_with(model, [*others, *medium.drafts.values()]):
-                return _PlaceCount(count, notes)
-    return _PlaceCount(None, notes)
+            other_drafts = draft_others(replace(medium, place_count=count))
+            if runs_with(model, [*other_drafts, *medium.drafts.values()]):
+                return _TrialRun(count, notes)
+    return _TrialRun(None, notes)
 
 
 def _possible_counts(outputs: Sequence[Any], context: InputContext) -> Iterator[int]:
@@ -176,13 +176,13 @@ def _with_places(medium: DecidedMedium, layout: InputLayout, method: Callable[..
     if count:
         notes += (f"input_ids: each row begins with {count} tokens that hold the place of {modality.description}",)
         reason = f"each row of tokens holds {count} places for {modality.description} of one size"
-        bounds = {key: SizeBounds(fixed=reason) for key in _keys(layout.drafts) if key in modality.place_keys}
+        bounds = {key: SizeBounds(fixed=reason) for key in _keys_of(layout.drafts) if key in modality.place_keys}
     drafts = layout.drafts
     if method is not None:
         drafts = modality.fit_to_features(drafts, _accepted_drafts(method, drafts).keys(), count)
     return replace(medium, drafts=drafts, bounds={**bounds, **layout.bounds}, notes=notes)
 
 
-def _keys(drafts: Mapping[str, InputDraft]) -> list[str]:
+def _keys_of(drafts: Mapping[str, InputDraft]) -> list[str]:
     sizes: Iterator[InputSize] = (size for draft in drafts.values() for size in draft.shape)
     return list(dict.fromkeys(size.key for size in sizes if size.key is not None))

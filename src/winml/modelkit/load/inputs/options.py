@@ -31,7 +31,7 @@ def _read_size(value: Any) -> int | OpenSize:
         try:
             return parse_options(OpenSize, value, "")
         except ConfigError as error:
-            # The reader of the whole object says which size of which source this is about.
+            # The reader of the whole object says which size of which option this is about.
             raise ValueError(error.message.removeprefix(": ")) from None
     if not isinstance(value, int) or isinstance(value, bool):
         # pydantic turns a ValueError into an error that names the field, and no other.
@@ -89,27 +89,27 @@ def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensor
     Raises:
         ConfigError: not JSON, an unknown key, a wrong value, no input at all, or a name given twice.
     """
-    value, source = read_json(text_or_path, INPUT_SPECS_OPTION)
-    entries = _described_inputs(value, source)
+    value, place = read_json(text_or_path, INPUT_SPECS_OPTION)
+    entries = _described_inputs(value, place)
     specs = tuple(parse_options(InputTensorSpec, entry, where) for where, entry in entries)
     if not specs:
-        raise ConfigError(f"{source}: no input is described", hint='Give at least one {"name", "shape", "dtype"}.')
+        raise ConfigError(f"{place}: no input is described", hint='Give at least one {"name", "shape", "dtype"}.')
     names = [spec.name for spec in specs]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"{source}: input {name!r} is described twice")
+            raise ConfigError(f"{place}: input {name!r} is described twice")
     return specs
 
 
-def _described_inputs(value: Any, source: str) -> list[tuple[str, Any]]:
+def _described_inputs(value: Any, place: str) -> list[tuple[str, Any]]:
     """Return every described input with the words that say where it stands."""
     if isinstance(value, list):
-        return [(f"{source}: input {index}", entry) for index, entry in enumerate(value)]
+        return [(f"{place}: input {index}", entry) for index, entry in enumerate(value)]
     if not isinstance(value, dict):
-        raise ConfigError(f"{source}: expected a list of inputs, got {type(value).__name__}")
+        raise ConfigError(f"{place}: expected a list of inputs, got {type(value).__name__}")
     entries = []
     for name, entry in value.items():
-        where = f"{source}: input {name!r}"
+        where = f"{place}: input {name!r}"
         if not isinstance(entry, dict):
             raise ConfigError(f"{where}: expected an object with shape and dtype, got {type(entry).__name__}")
         if entry.get("name", name) != name:

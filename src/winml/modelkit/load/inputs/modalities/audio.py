@@ -29,7 +29,7 @@ _FRAMES_PER_POSITION = 2
 """A spectrogram encoder with ``max_source_positions`` halves the frames once before it counts positions."""
 
 
-class _Audio(Modality):
+class _Recording(Modality):
     """What features and samples have in common."""
 
     description = "a recording"
@@ -50,7 +50,7 @@ class _Audio(Modality):
         return InputDraft(name, input_shape(context.batch, length), "int64", (0, 1)) if length else None
 
 
-class AudioFeatures(_Audio):
+class AudioFeatures(_Recording):
     """A spectrogram: frames, and features of each."""
 
     shape_keys = (FRAMES_KEY, ShapeKey("num_mel_bins", "Audio features per frame."))
@@ -92,7 +92,7 @@ class AudioFeatures(_Audio):
         return {**drafts, _FEATURES_MASK: dataclasses.replace(mask, shape=shape, dtype="bool")}
 
 
-class AudioSamples(_Audio):
+class AudioSamples(_Recording):
     """Samples of one or more channels."""
 
     shape_keys = (ShapeKey("audio_length", "Samples of raw audio.", opened_by="sequence", trace_size=SAMPLING_RATE_HZ),)

@@ -71,8 +71,8 @@ class Image(Modality):
         if {*companions} & {*_GRIDS, *_POSITIONS, *_EDGES}:
             yield from _patch_layouts(context, carrier, companions)
             return
-        plane = _plane(context)
-        yield _layout(context, carrier, context.batch, *plane)
+        plane = _image_plane(context)
+        yield _plain_layout(context, carrier, context.batch, *plane)
         if _IMAGE_SIZES in companions:
             edges = plane[-2:]
             sizes = InputDraft(
@@ -82,14 +82,14 @@ class Image(Modality):
                 value_range=(1, max(edge.value for edge in edges)),
                 first_values=value_runs(edges),
             )
-            yield _layout(context, carrier, context.batch, *plane, companions=(sizes,))
+            yield _plain_layout(context, carrier, context.batch, *plane, companions=(sizes,))
             for tiles in range(2, _MOST_TILES + 1):
-                yield _layout(context, carrier, context.batch, tiles, *plane, companions=(sizes,))
+                yield _plain_layout(context, carrier, context.batch, tiles, *plane, companions=(sizes,))
         if has_places:
             # Some take several pictures per row, and some a row of patches.
             grid = _patch_grid(context)
-            yield _layout(context, carrier, context.batch, 1, *plane, grid=grid)
-            yield _layout(context, carrier, context.batch, grid.count, grid.values, grid=grid)
+            yield _plain_layout(context, carrier, context.batch, 1, *plane, grid=grid)
+            yield _plain_layout(context, carrier, context.batch, grid.count, grid.values, grid=grid)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class _PatchGrid:
         return self.channels * self.depth * self.patch * self.patch
 
 
-def _layout(
+def _plain_layout(
     context: InputContext,
     carrier: str,
     *shape: InputSize | int,
@@ -144,7 +144,7 @@ def _patch_layouts(context: InputContext, carrier: str, companions: Sequence[str
     is_one_row = bool({*companions} & {*_GRIDS, "target_sizes"})
     bounds = {"batch_size": SizeBounds(fixed="the patches of all images stand in one row")} if is_one_row else {}
     for shape in shapes:
-        layout = _layout(context, carrier, *shape, companions=described, grid=grid)
+        layout = _plain_layout(context, carrier, *shape, companions=described, grid=grid)
         yield InputLayout(layout.drafts, (context.batch, *layout.underlying_sizes), bounds)
 
 
@@ -173,7 +173,7 @@ def _vision_config(context: InputContext) -> Any:
     return sub_config(context.config, "vision_config", "image_config", "encoder")
 
 
-def _plane(context: InputContext) -> tuple[InputSize, ...]:
+def _image_plane(context: InputContext) -> tuple[InputSize, ...]:
     """Return channels, height and width, with the frames before them for a video model.
 
     Raises:

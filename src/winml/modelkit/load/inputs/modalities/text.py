@@ -66,7 +66,7 @@ class Text(Modality):
         """Return one of the parameters of text."""
         if name == "decoder_input_ids":
             shape = input_shape(context.batch, decoder_sequence(context))
-            return InputDraft(name, shape, "int64", index_range(_decoder_vocabulary(context)))
+            return InputDraft(name, shape, "int64", index_range(_decoder_vocabulary_size(context)))
         shape = _token_shape(context, media)
         if name == "attention_mask":
             return InputDraft(name, shape, "int64", (0, 1))
@@ -95,7 +95,7 @@ def _token_shape(context: InputContext, media: Sequence[DecidedMedium]) -> tuple
 
 
 def _draft_tokens(context: InputContext, shape: tuple[InputSize, ...], media: Sequence[DecidedMedium]) -> InputDraft:
-    vocabulary = _vocabulary(context)
+    vocabulary = _vocabulary_size(context)
     places = ((medium.token, medium.place_count) for medium in media if medium.place_count)
     return InputDraft(
         name="input_ids",
@@ -122,17 +122,17 @@ def _marks_places(context: InputContext, media: Sequence[Modality]) -> bool:
     return has_places and getattr(context.config, "type_vocab_size", None) is None
 
 
-def _vocabulary(context: InputContext) -> int:
+def _vocabulary_size(context: InputContext) -> int:
     """Return the number of tokens of the text input."""
     configs = (text_config(context), context.config)
     declared = next((size for config in configs if (size := first_int(config, _VOCABULARY_SIZES))), None)
     return declared or _embedded_tokens(context)
 
 
-def _decoder_vocabulary(context: InputContext) -> int:
+def _decoder_vocabulary_size(context: InputContext) -> int:
     """Return the number of tokens of the decoder, which may have a vocabulary of its own."""
     decoder = sub_config(context.config, "decoder", "decoder_config", "text_config")
-    return first_int(decoder, _DECODER_VOCABULARY_SIZES) or _vocabulary(context)
+    return first_int(decoder, _DECODER_VOCABULARY_SIZES) or _vocabulary_size(context)
 
 
 def _embedded_tokens(context: InputContext) -> int:
