@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.compare.words import difference_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
-from winml.modelkit.runtime.graph_inputs import DEFAULT_SIZES, GraphInput, draw_feeds, graph_inputs
+from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
+from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs
 from winml.modelkit.runtime.ir_versions import runnable
 from winml.modelkit.runtime.sessions import Session
 

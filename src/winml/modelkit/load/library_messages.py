@@ -1,6 +1,6 @@
-"""Who may write to the terminal while a model is loaded?
+"""Keeps libraries from writing to the terminal while a model is loaded.
 
-Nobody: what transformers has to say comes back as errors and notes of ours. Decides nothing else.
+What transformers has to say comes back as errors and notes of ours.
 """
 
 from __future__ import annotations

@@ -82,7 +82,6 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
             model, found = load_checkpoint(
                 model_class,
                 config,
-                source.path,
                 source.weights,
                 dtype=resolved.dtype,
                 trust_remote_code=request.trust_remote_code,

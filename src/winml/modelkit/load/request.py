@@ -1,4 +1,4 @@
-"""Which model is it?
+"""Which model does the user mean?
 
 Decides from the text given to ``-m``, and from what stands on disk, whether it names a checkpoint folder, a
 ``config.json``, a factory in a script or package, or a Hub id. Everything that can be wrong with the path or with the
@@ -211,10 +211,11 @@ def _check_flags(source: Source, request: ModelRequest) -> None:
         )
     if request.task is not None:
         canonical_task(request.task)
-    wanted = request.shape_config.given().get("batch_size") if request.shape_config else None
-    if wanted is not None and request.batch_size not in (None, wanted):
+    batch_size = request.shape_config.given().get("batch_size") if request.shape_config else None
+    if batch_size is not None and request.batch_size not in (None, batch_size):
         raise UsageError(
-            f"--batch-size {request.batch_size}: --shape-config says batch_size {wanted}", hint="Give one of the two."
+            f"--batch-size {request.batch_size}: --shape-config says batch_size {batch_size}",
+            hint="Give one of the two.",
         )
 
 
@@ -231,8 +232,8 @@ def check_folder(folder: Path, *, needs_weights: bool) -> WeightFiles | None:
         return None
     weights = find_weights(folder)
     if weights is None:
-        known = " or ".join(single for _, single, _ in FORMATS)
-        raise ModelPathError(f"{folder}: has no weights ({known})", hint=_without_weights_hint(folder))
+        readable = " or ".join(single for _, single, _ in FORMATS)
+        raise ModelPathError(f"{folder}: has no weights ({readable})", hint=_without_weights_hint(folder))
     if weights.format == "safetensors":
         for file in weights.files:
             check_safetensors(file)

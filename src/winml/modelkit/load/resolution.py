@@ -114,18 +114,18 @@ def resolve_model(
         InputError: config files, the Hub, or the user's code did not deliver.
     """
     tell = progress or (lambda _words: None)
-    source = resolve_source(request, needs_weights=needs_weights) if model_type is None else _typed(model_type)
+    source = resolve_source(request, needs_weights=needs_weights) if model_type is None else _source_of_type(model_type)
     if source.kind == "script":
         return _resolve_script(source, request, tell)
     with quiet_libraries():
         source = _on_disk(source, request, needs_weights, progress)
         tell("reading the config")
         checkpoint = _read_config(source, request)
-        decision = _decide_task(checkpoint, request.task)
+        decision = _decide_task_and_class(checkpoint, request.task)
         model_class = _model_class(checkpoint, decision)
         has_weights = source.kind in ("folder", "hub") and not request.random_weights
-        dtype = _dtype(checkpoint.config, source.path if has_weights else None, asked_dtype(request))
-        model = _without_storage(model_class, checkpoint.config, dtype)
+        dtype = _floating_dtype(checkpoint.config, source.path if has_weights else None, asked_dtype(request))
+        model = _build_without_storage(model_class, checkpoint.config, dtype)
         unknown_dtype = dtype is None and has_weights
         inputs = input_decision(model, checkpoint, decision.task, request)
     notes = ["the config names no dtype: taken as float32 until the weights say otherwise"] if unknown_dtype else []
@@ -155,7 +155,7 @@ def resolve_checkpoint(request: ModelRequest, *, model_type: str | None = None) 
         UsageError: the request is wrong.
         InputError: config files or the Hub did not deliver.
     """
-    source = resolve_source(request, needs_weights=False) if model_type is None else _typed(model_type)
+    source = resolve_source(request, needs_weights=False) if model_type is None else _source_of_type(model_type)
     if source.kind == "script":
         return None
     with quiet_libraries():
@@ -179,7 +179,7 @@ def input_decision(
         return open_axes(decision, request.dynamic, left_open, firm_keys=_firm_keys(request))
     check_input_specs(model, request.input_specs)
     meanings = known_meanings(model, checkpoint.config, request.input_specs, checkpoint.root, task)
-    decision = InputDecision(request.input_specs, _overruled(request), meanings)
+    decision = InputDecision(request.input_specs, _notes_on_unused_sizes(request), meanings)
     return open_axes(decision, request.dynamic, are_sizes_firm=True)
 
 
@@ -198,7 +198,7 @@ def with_plain_outputs(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def _typed(model_type: str) -> Source:
+def _source_of_type(model_type: str) -> Source:
     return Source("type", model_type)
 
 
@@ -224,7 +224,7 @@ def _read_config(source: Source, request: ModelRequest) -> CheckpointConfig:
     return load_config(path, source.name, trust_remote_code=request.trust_remote_code)
 
 
-def _decide_task(checkpoint: CheckpointConfig, task: str | None) -> TaskDecision:
+def _decide_task_and_class(checkpoint: CheckpointConfig, task: str | None) -> TaskDecision:
     if checkpoint.custom_models:
         return resolve_custom_task(checkpoint.custom_models, tuple(checkpoint.config.architectures or ()), task)
     return resolve_task(checkpoint.config, task)
@@ -245,7 +245,7 @@ def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
     return model_class
 
 
-def _dtype(config: Any, folder: Path | None, requested: torch.dtype | None) -> torch.dtype | None:
+def _floating_dtype(config: Any, folder: Path | None, requested: torch.dtype | None) -> torch.dtype | None:
     """Return what was asked for, else what the config declares, else the first floating point type in the headers of
     the weight files.
     """
@@ -262,7 +262,7 @@ def _dtype(config: Any, folder: Path | None, requested: torch.dtype | None) -> t
     return next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), None)
 
 
-def _without_storage(model_class: Any, config: Any, dtype: torch.dtype | None) -> torch.nn.Module:
+def _build_without_storage(model_class: Any, config: Any, dtype: torch.dtype | None) -> torch.nn.Module:
     """Build the class on the ``meta`` device.
 
     Raises:
@@ -299,7 +299,7 @@ def _resolve_script(source: Source, request: ModelRequest, tell: Progress) -> Re
         )
     origin = INPUT_SPECS_OPTION if request.input_specs else f"{EXAMPLE_INPUTS}() of {source.name}"
     check_input_specs(script.model, inputs, origin)
-    decision = InputDecision(inputs, _overruled(request) if request.input_specs else ())
+    decision = InputDecision(inputs, _notes_on_unused_sizes(request) if request.input_specs else ())
     decision = open_axes(decision, request.dynamic, are_sizes_firm=True)
     return ResolvedModel(
         source=source,
@@ -312,7 +312,7 @@ def _resolve_script(source: Source, request: ModelRequest, tell: Progress) -> Re
     )
 
 
-def _overruled(request: ModelRequest) -> tuple[str, ...]:
+def _notes_on_unused_sizes(request: ModelRequest) -> tuple[str, ...]:
     given = {"--shape-config": request.shape_config, "--batch-size": request.batch_size}
     names = [name for name, value in given.items() if value is not None]
     return (f"{INPUT_SPECS_OPTION} decides the inputs; {' and '.join(names)} not used",) if names else ()

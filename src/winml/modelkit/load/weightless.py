@@ -83,7 +83,6 @@ def _load(resolved: ResolvedModel, request: ModelRequest, *, stand_in: bool) -> 
     model, notes = load_checkpoint(
         resolved.model_class,
         checkpoint.config,
-        folder,
         weights,
         dtype=resolved.dtype,
         trust_remote_code=request.trust_remote_code,

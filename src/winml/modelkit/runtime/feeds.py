@@ -1,7 +1,7 @@
-"""Which values are fed to a model to try it out?
+"""Draws arrays for input specifications, to try a model out.
 
-Draws arrays for input specifications: inside the valid range, reproducible, and such that what the model does with them
-shows in its outputs (masks hide something, end-of-sequence tokens stand where the row ends). Does not know the model.
+Values are inside the valid range, reproducible, and such that what the model does with them shows in its outputs (masks
+hide something, end-of-sequence tokens stand where the row ends). Does not know the model.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def make_feeds(
         UsageError: a dynamic dimension has no size, sizes are beyond any memory, or a value range holds no value of
             the dtype.
     """
-    feeds = {spec.name: _draw(spec, seed, sizes or {}, with_padding) for spec in specs}
+    feeds = {spec.name: _draw_input(spec, seed, sizes or {}, with_padding) for spec in specs}
     for spec in specs:
         mask = feeds.get(spec.name.removesuffix("input_ids") + "attention_mask")
         if spec.first_values:
@@ -62,24 +62,24 @@ def make_feeds(
     return feeds
 
 
-def _draw(spec: InputTensorSpec, seed: int, sizes: Mapping[str, int], with_padding: bool) -> Array:
-    shape = _sized(spec, sizes)
+def _draw_input(spec: InputTensorSpec, seed: int, sizes: Mapping[str, int], with_padding: bool) -> Array:
+    shape = _settled_shape(spec, sizes)
     # One generator per input: a draw does not depend on which other inputs there are.
     generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
     dtype = _numpy_dtype(spec.dtype)
     if "float" in spec.dtype:
-        return _floats(generator, shape, dtype, spec)
+        return _draw_floats(generator, shape, dtype, spec)
     if spec.name.endswith("mask"):
         if spec.value_range is not None and spec.value_range[0] == spec.value_range[1]:
             return np.full(shape, spec.value_range[0], dtype)
         if not with_padding:
             return np.ones(shape, dtype)
-        return _mask(generator, shape, is_plane=spec.name.startswith("pixel")).astype(dtype)
-    values = _integers(generator, shape, dtype, spec)
+        return _draw_mask(generator, shape, is_plane=spec.name.startswith("pixel")).astype(dtype)
+    values = _draw_integers(generator, shape, dtype, spec)
     return np.sort(values.reshape(*shape[:-1], 2, 2), axis=-2).reshape(shape) if _holds_boxes(spec, shape) else values
 
 
-def _sized(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def _settled_shape(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
     missing = [dimension for dimension in spec.shape if isinstance(dimension, str) and dimension not in sizes]
     if missing:
         raise UsageError(
@@ -107,7 +107,7 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def _floats(
+def _draw_floats(
     generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputTensorSpec
 ) -> Array:
     if spec.value_range is None:
@@ -118,18 +118,18 @@ def _floats(
     # of a narrower dtype may lie outside the range, hence the second clip; it may be infinite before that.
     with np.errstate(over="ignore"):
         values = np.clip(low * (1.0 - share) + high * share, low, high).astype(dtype)
-        inside: Array = np.clip(values, _inside(low, dtype, math.inf), _inside(high, dtype, -math.inf))
+        inside: Array = np.clip(values, _nearest_inside(low, dtype, math.inf), _nearest_inside(high, dtype, -math.inf))
     return inside.astype(dtype)  # numpy widens foreign dtypes
 
 
-def _inside(bound: float, dtype: np.dtype[Any], towards: float) -> Any:
+def _nearest_inside(bound: float, dtype: np.dtype[Any], towards: float) -> Any:
     """Return the value of ``dtype`` nearest to ``bound`` that is not beyond it."""
     value = np.asarray(bound).astype(dtype)
     beyond = float(value) < bound if towards > 0 else float(value) > bound
     return np.nextafter(value, np.asarray(towards).astype(dtype)) if beyond else value
 
 
-def _integers(
+def _draw_integers(
     generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputTensorSpec
 ) -> Array:
     low, high = spec.value_range or (0, 1)
@@ -147,7 +147,7 @@ def _integers(
     return (values + (values >= spec.last_value)).astype(dtype)
 
 
-def _mask(generator: np.random.Generator, shape: tuple[int, ...], *, is_plane: bool) -> Array:
+def _draw_mask(generator: np.random.Generator, shape: tuple[int, ...], *, is_plane: bool) -> Array:
     """Return rows of ones then zeros; between half and all but one position are valid, so that both matter."""
     if not shape:
         return np.ones(shape, dtype=np.int64)

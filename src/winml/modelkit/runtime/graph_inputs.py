@@ -1,4 +1,4 @@
-"""Which values does a graph of anybody's take, and where do they come from?
+"""Which inputs does any ONNX graph take, and which values are they given?
 
 Reads the inputs off an open session, settles the sizes of open dimensions, and draws values or reads them from a file.
 What the file says about the values that make sense (``winml.io.inputs``) is honoured.
@@ -21,6 +21,7 @@ from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, resolve_names
 from winml.modelkit.graph.specs import DTYPES, InputTensorSpec
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.options import nearest
+from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.sessions import Session
 
@@ -35,20 +36,6 @@ _ELEMENT_TYPES = {"float": "float32", "double": "float64"}
 
 _DRAWN = frozenset({*DTYPES, "uint64", "uint32", "uint16"})
 """Element types random values are drawn for."""
-
-DEFAULT_SIZES: Mapping[str, int] = {
-    "batch": 1,
-    "sequence": 128,
-    "decoder_sequence": 16,
-    "choices": 2,
-    "height": 224,
-    "width": 224,
-    "channels": 3,
-    "frames": 256,
-    "mel_bins": 80,
-    "samples": 16_000,
-}
-"""Sizes of open dimensions nobody gave a size for. Chosen: what models of each kind are commonly run with."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +65,7 @@ class GraphInput:
     def takes_sizes(self, sizes: Sequence[int]) -> bool:
         """Say whether the declared shape allows these sizes."""
         return len(sizes) == len(self.shape) and all(
-            not isinstance(wanted, int) or wanted == size for wanted, size in zip(self.shape, sizes, strict=True)
+            not isinstance(declared, int) or declared == size for declared, size in zip(self.shape, sizes, strict=True)
         )
 
     def takes(self, array: Array) -> bool:
@@ -114,7 +101,11 @@ def graph_inputs(session: Session) -> tuple[GraphInput, ...]:
     ranges, beginnings = _value_ranges(told), _first_values(told)
     return tuple(
         GraphInput(
-            name, _element_type(words), _sizes(session.input_shapes[name]), ranges.get(name), beginnings.get(name, ())
+            name,
+            _element_type(words),
+            _open_sizes(session.input_shapes[name]),
+            ranges.get(name),
+            beginnings.get(name, ()),
         )
         for name, words in session.inputs.items()
     )
@@ -127,7 +118,7 @@ def _element_type(words: str) -> str:
     return _ELEMENT_TYPES.get(name, name)
 
 
-def _sizes(shape: Sequence[Size]) -> tuple[Size, ...]:
+def _open_sizes(shape: Sequence[Size]) -> tuple[Size, ...]:
     # Some exporters write -1 for a size they leave open.
     return tuple(
         None if isinstance(size, int) and size < 0 else (size or None if size == "" else size) for size in shape
@@ -160,12 +151,12 @@ def _first_values(text: str) -> dict[str, tuple[tuple[int, int], ...]]:
         return {}
 
 
-def settle_sizes(inputs: Sequence[GraphInput], wanted: Mapping[str, int], *, batch_size: int | None = None) -> Sizes:
+def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, batch_size: int | None = None) -> Sizes:
     """Give every open dimension a size.
 
     Args:
         inputs: The inputs of the graph.
-        wanted: Sizes by name in the file, by ``INPUT:AXIS`` for those without a name, or by key of ``--shape-config``.
+        requested: Sizes by name in the file, by ``INPUT:AXIS`` for those without one, or by key of ``--shape-config``.
         batch_size: Size of the batch dimension: the one of that name, or a nameless first one.
 
     Raises:
@@ -173,7 +164,7 @@ def settle_sizes(inputs: Sequence[GraphInput], wanted: Mapping[str, int], *, bat
             that has no size.
     """
     names = list(dict.fromkeys(key for item in inputs for key in item.keys if isinstance(key, str)))
-    by_name = resolve_names(wanted, names)
+    by_name = resolve_names(requested, names)
     if batch_size is not None:
         for name in _batch_names(inputs, batch_size):
             if by_name.setdefault(name, batch_size) != batch_size:
@@ -190,14 +181,14 @@ def settle_sizes(inputs: Sequence[GraphInput], wanted: Mapping[str, int], *, bat
     return Sizes({**by_name, **chosen}, notes)
 
 
-def _conventional(name: str) -> str:
+def _conventional_name(name: str) -> str:
     return CONVENTIONAL_NAMES.get(name, name)
 
 
 def _batch_names(inputs: Sequence[GraphInput], batch_size: int) -> list[str]:
     """Return the open dimensions that are the batch; none where the fixed size is the one wanted already."""
     first = [item.keys[0] for item in inputs if item.shape]
-    named = [key for key in first if isinstance(key, str) and _conventional(key) == "batch"]
+    named = [key for key in first if isinstance(key, str) and _conventional_name(key) == "batch"]
     nameless = [key for key in first if isinstance(key, str) and ":" in key]
     if named or nameless:
         return list(dict.fromkeys(named or nameless))
@@ -211,12 +202,12 @@ def _batch_names(inputs: Sequence[GraphInput], batch_size: int) -> list[str]:
 
 
 def _default_size(name: str, inputs: Sequence[GraphInput], names: Sequence[str]) -> int:
-    default = DEFAULT_SIZES.get(_conventional(name))
+    default = DEFAULT_SIZES.get(_conventional_name(name))
     if default is not None:
         return default
     if any(item.keys[:1] == (name,) for item in inputs):
         return 1  # the first dimension of an input is its batch, as a rule
-    example = ", ".join(f'"{other}": {DEFAULT_SIZES.get(_conventional(other), 8)}' for other in names)
+    example = ", ".join(f'"{open_name}": {DEFAULT_SIZES.get(_conventional_name(open_name), 8)}' for open_name in names)
     where = next(item for item in inputs if name in item.keys)
     raise UsageError(
         f"input {where.name} {where.words}: nothing says how large {name} is to be",
@@ -272,7 +263,7 @@ def load_feeds(path: Path, inputs: Sequence[GraphInput]) -> dict[str, Array]:
             f"--input-data {path}: no array for input {missing[0]!r}",
             hint=f"The graph takes {', '.join(f'{item.name} {item.words}' for item in inputs)}.",
         )
-    feeds = {item.name: _fitting(item, arrays[item.name], path) for item in inputs}
+    feeds = {item.name: _fit_array(item, arrays[item.name], path) for item in inputs}
     _check_shared_names(inputs, feeds, path)
     return feeds
 
@@ -297,7 +288,7 @@ def _read_npz(path: Path) -> dict[str, Array]:
     )
 
 
-def _fitting(item: GraphInput, array: Array, path: Path) -> Array:
+def _fit_array(item: GraphInput, array: Array, path: Path) -> Array:
     """Return the array as the input takes it; only what loses nothing is changed.
 
     Raises:
@@ -329,9 +320,9 @@ def _as_declared(dtype: str, array: Array) -> Array:
 
 
 def _check_shared_names(inputs: Sequence[GraphInput], feeds: Mapping[str, Array], path: Path) -> None:
-    known: dict[str, tuple[int, str]] = {}
+    first_sizes: dict[str, tuple[int, str]] = {}
     for item, name, size in _named_sizes(inputs, feeds):
-        first_size, first_input = known.setdefault(name, (size, item))
+        first_size, first_input = first_sizes.setdefault(name, (size, item))
         if first_size != size:
             raise UsageError(
                 f"--input-data {path}: dimension {name} is {first_size} in {first_input!r} and {size} in {item!r}",
@@ -355,7 +346,7 @@ def batch_of(
     batch; where they share none, a run counts as one sample.
     """
     for _, name, size in _named_sizes(inputs, feeds):
-        if _conventional(name) == "batch":
+        if _conventional_name(name) == "batch":
             return size, f"dimension {name}"
     shapes = [array.shape for array in (*feeds.values(), *outputs.values()) if array is not None and array.ndim]
     first = {shape[0] for shape in shapes}

@@ -358,6 +358,15 @@ def test_media_are_laid_out_as_the_forward_takes_them(
     assert torch.isfinite(next(iter(run(model, decision.inputs).values())).float()).all()
 
 
+def test_media_mask_is_as_long_as_the_recording_whose_layout_a_run_decides(tmp_path: Path) -> None:
+    """The mask that a feature extractor makes has the frames of the layout the forward takes."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"return_attention_mask": True}), encoding="utf-8")
+    model = build("ParakeetEncoder", {**SMALL_ENCODER, "num_mel_bins": 40, "subsampling_conv_channels": 8})
+    decision = decide_inputs(model, model.config, tmp_path)
+    assert {"input_features": (1, 256, 40), "attention_mask": (1, 256)} == shapes(decision)
+    run(model, decision.inputs)
+
+
 def test_media_nobody_can_lay_out_are_told() -> None:
     """Where no layout runs the usual one stays, and the user hears what is not known."""
     class_name, config = MULTIMODAL["llava"]

@@ -1,4 +1,4 @@
-"""What does the checkpoint's ``config.json`` say it is?
+"""Reads the ``config.json`` of a checkpoint into a transformers config.
 
 Reads the JSON, decides the model type, decides whether the checkpoint's own code is needed and allowed, and builds the
 transformers config. Everything is read from the disk; nothing is fetched. Does not decide task or class (``task.py``).
@@ -59,12 +59,12 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
         CheckpointError: malformed JSON (line and column), an unknown model type, or values transformers refuses.
         RemoteCodeError: the checkpoint needs its own code, and that was not allowed or is not there.
     """
-    content = _read(path)
+    content = _read_content(path)
     refuse_absurd_sizes(content, path)
     _check_architectures(content, path)
-    references = _references(content)
-    model_type, notes = _model_type(content, name, path, has_own_code=_AUTO_CONFIG in references)
-    own = _own_code(references, model_type)
+    references = _own_class_references(content)
+    model_type, notes = _decide_model_type(content, name, path, has_own_code=_AUTO_CONFIG in references)
+    own = _classes_of_own_code(references, model_type)
     if own and not trust_remote_code:
         raise RemoteCodeError(
             f"{name}: needs code of its own ({', '.join(sorted(set(own.values())))}), which was not run",
@@ -75,7 +75,7 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
     if references and trust_remote_code:
         own = references
         notes.append(f"running code of {name}, as --trust-remote-code allows: {', '.join(sorted(set(own.values())))}")
-    config = _build(path, content, model_type, own.get(_AUTO_CONFIG))
+    config = _build_config(path, content, model_type, own.get(_AUTO_CONFIG))
     models = {key: reference for key, reference in own.items() if key != _AUTO_CONFIG}
     return CheckpointConfig(config, path.parent, models, tuple(notes))
 
@@ -95,10 +95,10 @@ def default_config(model_type: str) -> CheckpointConfig:
             f"--model-type {model_type}: unknown to transformers {transformers.__version__}",
             hint=f"Did you mean {guess!r}?" if guess else "Give a model type such as bert, vit or whisper.",
         )
-    return CheckpointConfig(_checked(CONFIG_MAPPING[model_type], f"--model-type {model_type}"), None, {})
+    return CheckpointConfig(_built_or_refused(CONFIG_MAPPING[model_type], f"--model-type {model_type}"), None, {})
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"), object_hook=_plain_value)
     except json.JSONDecodeError as error:
@@ -124,7 +124,7 @@ def _plain_value(value: dict[str, Any]) -> Any:
     return _SPECIAL_FLOATS.get(tag, value) if isinstance(tag, str) and len(value) == 1 else value
 
 
-def _model_type(content: dict[str, Any], name: str, path: Path, *, has_own_code: bool) -> tuple[str, list[str]]:
+def _decide_model_type(content: dict[str, Any], name: str, path: Path, *, has_own_code: bool) -> tuple[str, list[str]]:
     """Return the model type, with a note where it was not simply written down."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -132,7 +132,7 @@ def _model_type(content: dict[str, Any], name: str, path: Path, *, has_own_code:
     if isinstance(declared, str) and (declared in CONFIG_MAPPING or has_own_code):
         return declared, []
     if declared is not None:
-        raise _unknown_type(declared, path, CONFIG_MAPPING.keys())
+        raise _unknown_type_error(declared, path, CONFIG_MAPPING.keys())
     # Configs older than the key are told by their name, the longest type in it winning, as transformers does.
     last = name.replace("\\", "/").rstrip("/").rpartition("/")[2].removesuffix(".json")
     for model_type in sorted(CONFIG_MAPPING.keys(), key=len, reverse=True):
@@ -144,10 +144,10 @@ def _model_type(content: dict[str, Any], name: str, path: Path, *, has_own_code:
     )
 
 
-def _unknown_type(declared: Any, path: Path, known: Any) -> CheckpointError:
+def _unknown_type_error(declared: Any, path: Path, model_types: Any) -> CheckpointError:
     import transformers
 
-    guess = nearest(str(declared), known)
+    guess = nearest(str(declared), model_types)
     ending = f"Did you mean {guess!r}? " if guess else ""
     return CheckpointError(
         f"{path}: model_type {declared!r} is unknown to transformers {transformers.__version__}",
@@ -155,7 +155,7 @@ def _unknown_type(declared: Any, path: Path, known: Any) -> CheckpointError:
     )
 
 
-def _references(content: dict[str, Any]) -> dict[str, str]:
+def _own_class_references(content: dict[str, Any]) -> dict[str, str]:
     """Return the config and model classes of the checkpoint's own code; tokenizers are never built here."""
     auto_map = content.get("auto_map")
     entries = auto_map.items() if isinstance(auto_map, dict) else ()
@@ -166,7 +166,7 @@ def _references(content: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _own_code(references: dict[str, str], model_type: str) -> dict[str, str]:
+def _classes_of_own_code(references: dict[str, str], model_type: str) -> dict[str, str]:
     """Return the references that transformers has no class of the same name for.
 
     Models that moved into transformers keep their ``auto_map``; the class of the same name is then the same model.
@@ -178,15 +178,15 @@ def _own_code(references: dict[str, str], model_type: str) -> dict[str, str]:
     return {key: value for key, value in references.items() if value.rpartition(".")[2] not in native}
 
 
-def _build(path: Path, content: dict[str, Any], model_type: str, reference: str | None) -> Any:
+def _build_config(path: Path, content: dict[str, Any], model_type: str, reference: str | None) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config_class = own_class(reference, path.parent) if reference else CONFIG_MAPPING[model_type]
     values = {**content, "model_type": model_type}
-    return _checked(lambda: config_class.from_dict(values), f"{path}: {config_class.__name__}")
+    return _built_or_refused(lambda: config_class.from_dict(values), f"{path}: {config_class.__name__}")
 
 
-def _checked(build: Callable[[], Any], subject: str) -> Any:
+def _built_or_refused(build: Callable[[], Any], subject: str) -> Any:
     from huggingface_hub.errors import StrictDataclassError
 
     try:

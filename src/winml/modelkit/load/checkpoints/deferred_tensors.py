@@ -1,9 +1,8 @@
-"""What would a tensor be, were it read?
+"""Tensors with a shape and an element type whose values are read from weight files when they are asked for.
 
-A tensor that has a shape and an element type but no values: only how they would be got. Operations on it are written
-down instead of done, so whoever loads a checkpoint – renames, merges, casts, ties – may do it with these, and what
-comes out can be read later, one tensor at a time. Where a value decides what is done (are these two equal?), it is
-read.
+Operations on such a tensor are recorded instead of computed. So a checkpoint can be loaded with them – its tensors
+renamed, merged, cast and tied – and the results are read later, one tensor at a time. Where a value decides which
+operation comes next (are these two equal?), it is read at once.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class NotDeferrableError(Exception):
 
 
 @dataclass(frozen=True)
-class _Computed:
-    """How values come out of an operation."""
+class _RecordedOperation:
+    """A recorded operation that values come out of."""
 
     operation: Any
     arguments: tuple[Any, ...]
@@ -55,19 +54,19 @@ class _Computed:
 class DeferredTensor(torch.Tensor):
     """A tensor on the CPU whose values are not there yet."""
 
-    _origin: StoredTensor | _Computed
+    _origin: StoredTensor | _RecordedOperation
     _meta: torch.Tensor
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's own way to say: none
 
     @staticmethod
-    def __new__(cls, origin: StoredTensor | _Computed, meta: torch.Tensor) -> DeferredTensor:  # noqa: PYI034 - typing has Self from Python 3.11 on
+    def __new__(cls, origin: StoredTensor | _RecordedOperation, meta: torch.Tensor) -> DeferredTensor:  # noqa: PYI034 - typing has Self from Python 3.11 on
         """Make one that is like ``meta``."""
-        made: DeferredTensor = torch.Tensor._make_wrapper_subclass(
+        tensor: DeferredTensor = torch.Tensor._make_wrapper_subclass(
             cls, meta.shape, strides=meta.stride(), storage_offset=0, dtype=meta.dtype, device=torch.device("cpu")
         )
-        made._origin, made._meta = origin, meta
-        return made
+        tensor._origin, tensor._meta = origin, meta
+        return tensor
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch says Any
         """Return what is known without reading."""
@@ -77,23 +76,25 @@ class DeferredTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # as torch documents and calls it
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Write down what is to be done."""
+        """Record the operation."""
         kwargs = kwargs or {}
         if func in _DECIDING:
-            return func(*tree_map(_realized, args), **tree_map(_realized, kwargs))
+            return func(*tree_map(_realize_deferred, args), **tree_map(_realize_deferred, kwargs))
         if func._schema.is_mutable:
-            return cls._write(func, args, kwargs)
+            return cls._record_write(func, args, kwargs)
         like = func(*tree_map(_without_values, args), **tree_map(_without_values, kwargs))
         outputs, spec = tree_flatten(like)
-        made = [
-            cls(_origin(func, args, kwargs, position, output), output) if isinstance(output, torch.Tensor) else output
+        deferred = [
+            cls(_values_of_output(func, args, kwargs, position, output), output)
+            if isinstance(output, torch.Tensor)
+            else output
             for position, output in enumerate(outputs)
         ]
-        return spec.unflatten(made)
+        return spec.unflatten(deferred)
 
     @classmethod
-    def _write(cls, func: Any, args: Any, kwargs: Any) -> Any:
-        """Write down what is done to a tensor that nothing else shares memory with.
+    def _record_write(cls, func: Any, args: Any, kwargs: Any) -> Any:
+        """Record an operation that writes into a tensor which shares its memory with no other.
 
         Raises:
             NotDeferrableError: something does, or may.
@@ -101,13 +102,13 @@ class DeferredTensor(torch.Tensor):
         target = args[0] if args else None
         if (
             not isinstance(target, DeferredTensor)
-            or not isinstance(before := target._origin, _Computed)
+            or not isinstance(before := target._origin, _RecordedOperation)
             or before.is_view
             or kwargs.get("out") is not None
         ):
             raise NotDeferrableError(f"{func} on a tensor of the checkpoint")
         earlier = cls(before, target._meta)
-        target._origin = _Computed(func, (earlier, *args[1:]), kwargs, 0)
+        target._origin = _RecordedOperation(func, (earlier, *args[1:]), kwargs, 0)
         return target
 
     def realized(self) -> torch.Tensor:
@@ -118,9 +119,10 @@ class DeferredTensor(torch.Tensor):
         """
         if isinstance(self._origin, StoredTensor):
             return _from_numpy(self._origin)
-        how = self._origin
-        returned = how.operation(*tree_map(_realized, how.arguments), **tree_map(_realized, how.keywords))
-        values: torch.Tensor = tree_flatten(returned)[0][how.position]
+        recorded = self._origin
+        arguments = tree_map(_realize_deferred, recorded.arguments)
+        keywords = tree_map(_realize_deferred, recorded.keywords)
+        values: torch.Tensor = tree_flatten(recorded.operation(*arguments, **keywords))[0][recorded.position]
         return values
 
     def by_reference(self, name: str) -> ir.TensorProtocol:
@@ -141,10 +143,10 @@ def deferred_entries(entries: Mapping[str, StoredEntry]) -> dict[str, DeferredTe
     Raises:
         NotDeferrableError: torch has no such element type.
     """
-    return {name: _deferred(name, entry) for name, entry in entries.items()}
+    return {name: _defer_entry(name, entry) for name, entry in entries.items()}
 
 
-def _deferred(name: str, entry: StoredEntry) -> DeferredTensor:
+def _defer_entry(name: str, entry: StoredEntry) -> DeferredTensor:
     dtype = getattr(torch, entry.dtype, None)
     if dtype is None:
         raise NotDeferrableError(f"{name} is {entry.dtype}")
@@ -152,8 +154,10 @@ def _deferred(name: str, entry: StoredEntry) -> DeferredTensor:
     return DeferredTensor(StoredTensor(stored), torch.empty(entry.shape, dtype=dtype, device="meta"))
 
 
-def _origin(func: Any, args: Any, kwargs: Any, position: int, output: torch.Tensor) -> StoredTensor | _Computed:
-    """Return how an output is got; reading alone, where the operation changes nothing or casts."""
+def _values_of_output(
+    func: Any, args: Any, kwargs: Any, position: int, output: torch.Tensor
+) -> StoredTensor | _RecordedOperation:
+    """Return where the values of an output come from: a file, where the operation changes nothing or only casts."""
     first = args[0] if args else None
     if isinstance(first, DeferredTensor) and first.shape == output.shape and output.is_contiguous():
         before = first._origin
@@ -164,7 +168,7 @@ def _origin(func: Any, args: Any, kwargs: Any, position: int, output: torch.Tens
                 return before
             if before.dtype == before.stored.dtype and first.is_floating_point() and output.is_floating_point():
                 return before.cast(tensor_adapters.from_torch_dtype(output.dtype))
-    return _Computed(func, args, kwargs, position)
+    return _RecordedOperation(func, args, kwargs, position)
 
 
 def _without_values(value: Any) -> Any:
@@ -175,7 +179,7 @@ def _without_values(value: Any) -> Any:
     return torch.device("meta") if isinstance(value, torch.device) else value
 
 
-def _realized(value: Any) -> Any:
+def _realize_deferred(value: Any) -> Any:
     return value.realized() if isinstance(value, DeferredTensor) else value
 
 

@@ -1,4 +1,4 @@
-"""Where on this disk is the checkpoint that a Hub id names?
+"""Finds the folder on this disk that holds the checkpoint of a Hub id, and fetches what is missing.
 
 Looks into the cache that transformers uses and, only if something is missing there, fetches it. Hands back a folder, so
 that nothing after it ever needs the network. Imports ``huggingface_hub`` alone; knows nothing of models.
@@ -53,12 +53,12 @@ def snapshot_folder(
         _LOG.debug("using cached snapshot %s", cached)
         return cached
     if huggingface_hub.is_offline_mode():
-        wanted = repository if revision is None else f"{repository} at revision {revision}"
+        shown_name = repository if revision is None else f"{repository} at revision {revision}"
         raise HubError(
-            f"{wanted}: not in the cache, and offline mode forbids fetching it",
+            f"{shown_name}: not in the cache, and offline mode forbids fetching it",
             hint="Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or give a local checkpoint folder.",
         )
-    return _fetch(repository, revision, needs_weights, needs_code, progress)
+    return _fetch_snapshot(repository, revision, needs_weights, needs_code, progress)
 
 
 def _cached_snapshot(repository: str, revision: str | None, needs_weights: bool) -> Path | None:
@@ -76,7 +76,7 @@ def _cached_snapshot(repository: str, revision: str | None, needs_weights: bool)
     return folder if complete else None
 
 
-def _fetch(
+def _fetch_snapshot(
     repository: str, revision: str | None, needs_weights: bool, needs_code: bool, progress: Callable[[str], None] | None
 ) -> Path:
     import huggingface_hub
@@ -85,11 +85,11 @@ def _fetch(
     try:
         listing = huggingface_hub.HfApi().model_info(repository, revision=revision)
         names = [sibling.rfilename for sibling in listing.siblings or ()]
-        wanted = _wanted_files(names, needs_weights, needs_code)
+        file_names = _files_to_fetch(names, needs_weights, needs_code)
         if progress is not None:
-            progress(f"fetching {len(wanted)} files of {repository}")
+            progress(f"fetching {len(file_names)} files of {repository}")
         # By name, not by the commit of the listing: only then is it found in the cache by that name again.
-        folder = huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=wanted)
+        folder = huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=file_names)
     except errors.GatedRepoError as error:
         raise HubError(
             f"{repository}: is gated and this account has no access",
@@ -121,7 +121,7 @@ def _connection_errors() -> tuple[type[BaseException], ...]:
     return HfHubHTTPError.__bases__
 
 
-def _wanted_files(names: Iterable[str], needs_weights: bool, needs_code: bool) -> list[str]:
+def _files_to_fetch(names: Iterable[str], needs_weights: bool, needs_code: bool) -> list[str]:
     """Choose what to fetch: small files at the top of the repository, one format of weights, and code if allowed."""
     top = [name for name in names if "/" not in name]
     weights: list[str] = []

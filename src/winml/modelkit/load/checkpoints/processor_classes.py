@@ -63,27 +63,27 @@ def find_processor_classes(
     Raises:
         CheckpointError: a file is there and is not a JSON object.
     """
-    found: dict[str, ProcessorClass] = {}
+    classes: dict[str, ProcessorClass] = {}
     for role, file, key in _FILES:
         name = read_json_object(folder / file).get(key) if folder is not None else None
-        if isinstance(name, str) and name and role not in found:
-            found[role] = ProcessorClass(role, name, file)
-    for role in _roles(set(input_names)):
-        if role not in found and (name := _from_table(role, model_type)):
-            found[role] = ProcessorClass(role, name, _TABLE)
-    return tuple(found.values())
+        if isinstance(name, str) and name and role not in classes:
+            classes[role] = ProcessorClass(role, name, file)
+    for role in _roles_for(set(input_names)):
+        if role not in classes and (name := _class_in_table(role, model_type)):
+            classes[role] = ProcessorClass(role, name, _TABLE)
+    return tuple(classes.values())
 
 
-def _roles(inputs: set[str]) -> list[str]:
-    wanted = [
+def _roles_for(inputs: set[str]) -> list[str]:
+    inputs_by_role = [
         ("tokenizer", _TEXT_INPUTS),
         ("image processor", _IMAGE_INPUTS),
         ("feature extractor", _AUDIO_INPUTS),
     ]
-    return [role for role, names in wanted if inputs & names]
+    return [role for role, names in inputs_by_role if inputs & names]
 
 
-def _from_table(role: str, model_type: str) -> str | None:
+def _class_in_table(role: str, model_type: str) -> str | None:
     module, table = _TABLES[role]
     # By its full name: asked of the package, the module is a dummy where Pillow is missing.
     names: Any = getattr(importlib.import_module(f"transformers.models.auto.{module}"), table)

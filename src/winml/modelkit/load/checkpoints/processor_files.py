@@ -1,4 +1,4 @@
-"""What do the files of the tokenizer and the processors say about the inputs?
+"""Reads what the files of the tokenizer and the processors say about the inputs.
 
 Reads ``tokenizer_config.json``, ``preprocessor_config.json`` and ``processor_config.json`` as JSON. No tokenizer or
 processor is built: they may need packages that are not here, and nothing but a few numbers is asked of them.
@@ -52,11 +52,11 @@ def read_processor_files(folder: Path | None) -> ProcessorInfo:
             processor = {**(nested if isinstance(nested, dict) else {}), **processor}
         processor = {**content, **processor}
     return ProcessorInfo(
-        text_inputs=_names(tokenizer.get("model_input_names")),
+        text_inputs=_input_names(tokenizer.get("model_input_names")),
         max_tokens=_positive_int(tokenizer.get("model_max_length")),
         image_size=_image_size(processor),
         sampling_rate_hz=_positive_int(processor.get("sampling_rate")),
-        makes_audio_mask=_flag(processor.get("return_attention_mask")),
+        makes_audio_mask=_truth_value(processor.get("return_attention_mask")),
     )
 
 
@@ -108,9 +108,9 @@ def _positive_int(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _NO_LIMIT else None
 
 
-def _names(value: Any) -> tuple[str, ...] | None:
+def _input_names(value: Any) -> tuple[str, ...] | None:
     return tuple(map(str, value)) if isinstance(value, list) else None
 
 
-def _flag(value: Any) -> bool | None:
+def _truth_value(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None

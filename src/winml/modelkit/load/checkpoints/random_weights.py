@@ -1,6 +1,6 @@
-"""What stands in for weights when there is only a config?
+"""Builds a model with seeded random weights from a config alone.
 
-Builds a seeded model whose outputs still show mistakes: no two tensors equal by being constant, and activations that
+Its outputs still show mistakes: no two tensors equal by being constant, and activations that
 neither fade nor explode through a deep stack. Reads no checkpoint.
 """
 

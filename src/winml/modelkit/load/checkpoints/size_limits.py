@@ -1,4 +1,4 @@
-"""Could a model with these sizes exist?
+"""Refuses configs with sizes that no model has.
 
 Configs are looked at before anything is built from them: a wrong number would otherwise make a library build layers
 until the memory is full. Goes by the names of the keys; what a class itself refuses is found out when it is built.
@@ -45,15 +45,15 @@ def refuse_absurd_sizes(content: Mapping[str, Any], path: Path) -> None:
     Raises:
         CheckpointError: names the key, its value and the limit.
     """
-    for name, key, value in _numbers(content):
-        limit = _limit(key)
+    for name, key, value in _named_numbers(content):
+        limit = _largest_value(key)
         if value > limit:
-            raise _refused(path, name, value, f"expected at most {limit:_}")
+            raise _size_error(path, name, value, f"expected at most {limit:_}")
         if value < 0 and _NEVER_NEGATIVE.match(key):
-            raise _refused(path, name, value, "expected no negative number")
+            raise _size_error(path, name, value, "expected no negative number")
 
 
-def _limit(key: str) -> float:
+def _largest_value(key: str) -> float:
     if _REPEATED.search(key):
         return _LONGEST_STACK
     if key == "num_labels":
@@ -61,12 +61,12 @@ def _limit(key: str) -> float:
     return _LARGEST_SIZE if _SIZES.search(key) else float("inf")
 
 
-def _refused(path: Path, name: str, value: int, expected: str) -> CheckpointError:
+def _size_error(path: Path, name: str, value: int, expected: str) -> CheckpointError:
     shown = str(value) if abs(value) < 10**15 else f"{float(value):.0e}" if abs(value) < 10**300 else "far too large"
     return CheckpointError(f"{path}: {name} is {shown}, {expected}", hint="Mend the value, or fetch the config again.")
 
 
-def _numbers(content: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
+def _named_numbers(content: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
     """Yield every integer with its dotted name and its key; a list counts as the sum of its numbers."""
     waiting: list[tuple[str, Mapping[str, Any]]] = [("", content)]
     while waiting:

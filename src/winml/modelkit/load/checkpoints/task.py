@@ -1,4 +1,4 @@
-"""What is the model for, and which class serves that?
+"""Decides the task of a model and the class that serves it.
 
 The task decides the model class; both come from transformers' own auto-model tables. The task is the user's, else that
 of the architecture the config names, else that of the model type's base model; which rule decided is said in words.
@@ -142,16 +142,18 @@ def canonical_task(name: str) -> str:
     task = TASK_ALIASES.get(word, word)
     if task in TASKS:
         return task
-    known = tuple(sorted(TASKS))
+    task_names = tuple(sorted(TASKS))
     guess = nearest(word, [*TASKS, *TASK_ALIASES])
     hint = f"Did you mean {guess!r}? " if guess else ""
-    raise TaskError(f"--task {name}: unknown task", hint=f"{hint}Tasks: {', '.join(known)}.", candidates=known)
+    raise TaskError(
+        f"--task {name}: unknown task", hint=f"{hint}Tasks: {', '.join(task_names)}.", candidates=task_names
+    )
 
 
 def tasks_for(model_type: str) -> dict[str, tuple[str, ...]]:
     """Return every task of a model type with its classes, in the order of :data:`TASKS`."""
-    found = {task: tuple(dict.fromkeys(_classes(task, model_type))) for task in TASKS}
-    return {task: classes for task, classes in found.items() if classes}
+    classes_by_task = {task: tuple(dict.fromkeys(_classes_of_task(task, model_type))) for task in TASKS}
+    return {task: classes for task, classes in classes_by_task.items() if classes}
 
 
 def resolve_task(config: Any, task: str | None = None) -> TaskDecision:
@@ -167,9 +169,9 @@ def resolve_task(config: Any, task: str | None = None) -> TaskDecision:
     offered = tasks_for(config.model_type)
     architectures = tuple(config.architectures or ())
     if task is not None:
-        return _asked_for(canonical_task(task), task, config.model_type, architectures, offered)
-    by_architecture = _by_architecture(architectures, config.model_type, offered)
-    return by_architecture or _by_model_type(config.model_type, offered)
+        return _requested_decision(canonical_task(task), task, config.model_type, architectures, offered)
+    by_architecture = _decide_by_architecture(architectures, config.model_type, offered)
+    return by_architecture or _decide_by_model_type(config.model_type, offered)
 
 
 def resolve_custom_task(
@@ -189,12 +191,12 @@ def resolve_custom_task(
         TaskError: unknown, not among the references, or nothing decides between several.
     """
     offered = {name: tuple(references[auto] for auto in _auto_classes(name) if auto in references) for name in TASKS}
-    offered = {name: found for name, found in offered.items() if found}
+    offered = {name: classes for name, classes in offered.items() if classes}
     if task is not None:
-        return _asked_for(canonical_task(task), task, "these custom", (), offered)
+        return _requested_decision(canonical_task(task), task, "these custom", (), offered)
     for reference in references.values():
         name = reference.rpartition(".")[2]
-        tasks = [name for name, found in offered.items() if reference in found]
+        tasks = [name for name, classes in offered.items() if reference in classes]
         if name in architectures and tasks:
             return TaskDecision(tasks[0], f"from the architecture {name} in the config", reference, tuple(offered))
     if len(offered) == 1 or "feature-extraction" in offered:
@@ -230,17 +232,17 @@ def inference_classes() -> dict[str, str]:
     >>> inference_classes()["WinMLModelForSequenceClassification"]
     'text-classification'
     """
-    found = {"feature-extraction": [f"{_INFERENCE_PREFIX}FeatureExtraction"]}
+    names_by_task = {"feature-extraction": [f"{_INFERENCE_PREFIX}FeatureExtraction"]}
     for task in TASKS:
-        found.setdefault(task, [f"{_INFERENCE_PREFIX}{_after_for(auto)}" for auto in _auto_classes(task)])
-    return {name: task for task, names in found.items() for name in names}
+        names_by_task.setdefault(task, [f"{_INFERENCE_PREFIX}{_after_for(auto)}" for auto in _auto_classes(task)])
+    return {name: task for task, names in names_by_task.items() for name in names}
 
 
 def _after_for(auto_class: str) -> str:
     return auto_class.removeprefix("Auto").removeprefix("ModelFor")
 
 
-def _asked_for(
+def _requested_decision(
     task: str, name: str, model_type: str, architectures: tuple[str, ...], offered: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision:
     if task not in offered:
@@ -255,29 +257,29 @@ def _asked_for(
     return TaskDecision(task, f"given by --task{alias}", (own or offered[task])[0], tuple(offered))
 
 
-def _by_architecture(
+def _decide_by_architecture(
     architectures: tuple[str, ...], model_type: str, offered: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision | None:
     """Return the decision of the config's ``architectures``, or None if it names none."""
     if not architectures:
         return None
-    found = {name: [task for task, classes in offered.items() if name in classes] for name in architectures}
-    known = {name: tasks for name, tasks in found.items() if tasks}
-    if len(known) > 1:
-        candidates = tuple(dict.fromkeys(task for tasks in known.values() for task in tasks))
+    class_tasks = {name: [task for task, classes in offered.items() if name in classes] for name in architectures}
+    class_tasks = {name: tasks for name, tasks in class_tasks.items() if tasks}
+    if len(class_tasks) > 1:
+        candidates = tuple(dict.fromkeys(task for tasks in class_tasks.values() for task in tasks))
         raise TaskError(
-            f"the config names {len(known)} architectures ({', '.join(known)}), which do different things",
+            f"the config names {len(class_tasks)} architectures ({', '.join(class_tasks)}), which do different things",
             hint=f"Choose with --task: {', '.join(candidates)}.",
             candidates=candidates,
         )
-    for name, tasks in known.items():
-        others = [task for task in tasks[1:] if task != "pretraining"]
-        also = f"; it also serves {', '.join(others)}" if others else ""
+    for name, tasks in class_tasks.items():
+        further_tasks = [task for task in tasks[1:] if task != "pretraining"]
+        also = f"; it also serves {', '.join(further_tasks)}" if further_tasks else ""
         return TaskDecision(tasks[0], f"from the architecture {name} in the config{also}", name, tuple(offered))
-    return _outside_the_tables(architectures, model_type, offered)
+    return _decide_outside_the_tables(architectures, model_type, offered)
 
 
-def _outside_the_tables(
+def _decide_outside_the_tables(
     architectures: tuple[str, ...], model_type: str, offered: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision:
     """Decide for a class that transformers has but lists under no task."""
@@ -294,7 +296,7 @@ def _outside_the_tables(
     )
 
 
-def _by_model_type(model_type: str, offered: Mapping[str, tuple[str, ...]]) -> TaskDecision:
+def _decide_by_model_type(model_type: str, offered: Mapping[str, tuple[str, ...]]) -> TaskDecision:
     """Return the base model's task, or the only one there is."""
     rule = f"from the model type {model_type!r}: the config names no architecture"
     if "feature-extraction" in offered:
@@ -318,7 +320,7 @@ def _auto_classes(task: str) -> Iterator[str]:
         yield _AUTO_CLASS_PARTS.get(part) or f"AutoModelFor{words}"
 
 
-def _classes(task: str, model_type: str) -> Iterator[str]:
+def _classes_of_task(task: str, model_type: str) -> Iterator[str]:
     for part in TASKS[task]:
         yield from _table_entries(part, model_type)
 

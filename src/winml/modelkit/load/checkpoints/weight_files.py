@@ -1,7 +1,7 @@
-"""Which weight files does a checkpoint folder hold, and are they whole?
+"""Finds the weight files of a checkpoint folder and checks that they are complete.
 
 Looks at file names, sizes and safetensors headers only: no tensor is read, nothing is unpickled, torch is not imported.
-Whether the tensors fit the model is found out by ``checkpoint.py``.
+Whether the tensors fit the model is found out by ``weights.py``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DTYPE_NAMES = {
     "I64": "int64", "U64": "uint64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
     "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
-"""The names everybody else uses."""
+"""The names of numpy and torch."""
 
 _MAX_HEADER_BYTES = 100_000_000
 """Limit of the safetensors format."""
@@ -60,6 +60,8 @@ class WeightFiles:
 
     format: str
     """``safetensors`` or ``pickle``."""
+    folder: Path
+    """The checkpoint folder."""
     files: tuple[Path, ...]
     """One file, or the shards in the order of their names."""
 
@@ -72,9 +74,9 @@ def find_weights(folder: Path) -> WeightFiles | None:
     """
     for kind, single, index in FORMATS:
         if (folder / single).is_file():
-            return WeightFiles(kind, (folder / single,))
+            return WeightFiles(kind, folder, (folder / single,))
         if (folder / index).is_file():
-            return WeightFiles(kind, _shards(folder / index))
+            return WeightFiles(kind, folder, _complete_shards(folder / index))
     return None
 
 
@@ -132,7 +134,7 @@ def _index_entries(index: Path) -> dict[str, str]:
         raise CheckpointError(f"{index}: has no weight_map from tensors to files", hint=_RESAVE) from None
 
 
-def _shards(index: Path) -> tuple[Path, ...]:
+def _complete_shards(index: Path) -> tuple[Path, ...]:
     shards = tuple(index.parent / name for name in sorted(set(_weight_map(index).values())))
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:

@@ -1,4 +1,4 @@
-"""How do the weights of a checkpoint folder get into the model, and are they the right ones?
+"""Loads the weights of a checkpoint folder into a model and checks that they are the right ones.
 
 Safetensors are mapped into memory; pickles are read with ``weights_only``, so no code in them runs. A model some of
 whose weights would be random is refused: its answers would mean nothing. Reads the disk only.
@@ -52,20 +52,18 @@ _MESSAGE_LENGTH = 200
 def load_checkpoint(
     model_class: Any,
     config: Any,
-    folder: Path,
     weights: WeightFiles,
     *,
     dtype: torch.dtype | None = None,
     trust_remote_code: bool = False,
     tensors: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[torch.nn.Module, tuple[str, ...]]:
-    """Load the weights of ``folder`` into a new model of ``model_class``; without a dtype, in that they were saved in.
+    """Load weight files into a new model of ``model_class``; without a dtype, in that they were saved in.
 
     Args:
         model_class: A transformers class.
         config: Its config.
-        folder: The checkpoint.
-        weights: The weight files in it.
+        weights: The weight files.
         dtype: Type of floating point parameters.
         trust_remote_code: Whether code that the checkpoint brings along may run.
         tensors: What stands in for the tensors of the files, by the names they have there.
@@ -81,7 +79,7 @@ def load_checkpoint(
             # torch asks to report pickles of newer protocols to it, which nobody here can act on.
             warnings.filterwarnings("ignore", message="Detected pickle protocol", category=UserWarning)
             model, loading = model_class.from_pretrained(
-                str(folder) if tensors is None else None,
+                str(weights.folder) if tensors is None else None,
                 state_dict=None if tensors is None else dict(tensors),
                 config=config,
                 dtype=dtype or "auto",
@@ -93,19 +91,19 @@ def load_checkpoint(
             )
     except _PICKLE_ERRORS as error:
         if weights.format != "pickle":
-            raise _not_loaded(model_class, weights, error) from error
-        raise _refused_pickle(weights, error) from error
+            raise _loading_error(model_class, weights, error) from error
+        raise _pickle_error(weights, error) from error
     except ImportError as error:
         raise CheckpointError(
-            f"{folder}: {model_class.__name__} needs a package that is not installed: {_brief(error)}",
+            f"{weights.folder}: {model_class.__name__} needs a package that is not installed: {_first_sentence(error)}",
             hint="Install that package.",
         ) from error
     except _loading_errors() as error:
-        raise _not_loaded(model_class, weights, error) from error
+        raise _loading_error(model_class, weights, error) from error
     _check_shapes(loading["mismatched_keys"], weights)
     _check_scales(loading["unexpected_keys"], weights)
-    notes = _missing(loading["missing_keys"], model, config, weights)
-    notes += [*_left_over(loading["unexpected_keys"]), *_cast(model, config, weights)]
+    notes = _check_missing(loading["missing_keys"], model, config, weights)
+    notes += [*_notes_on_unused(loading["unexpected_keys"]), *_notes_on_casts(model, config, weights)]
     return model.eval(), tuple(notes)
 
 
@@ -115,23 +113,24 @@ def _loading_errors() -> tuple[type[Exception], ...]:
     return (SafetensorError, OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
 
 
-def _not_loaded(model_class: Any, weights: WeightFiles, error: Exception) -> CheckpointError:
+def _loading_error(model_class: Any, weights: WeightFiles, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"{_names(weights.files)}: {model_class.__name__} cannot be loaded: {_brief(error)}",
+        f"{_shown_files(weights.files)}: {model_class.__name__} cannot be loaded: {_first_sentence(error)}",
         hint="Fetch or save the checkpoint again.",
     )
 
 
-def _refused_pickle(weights: WeightFiles, error: Exception) -> CheckpointError:
+def _pickle_error(weights: WeightFiles, error: Exception) -> CheckpointError:
     """Return the error for what torch refuses to unpickle: something that could run code, or no pickle at all."""
+    files = _shown_files(weights.files)
     names = re.findall(r"(?:GLOBAL|global) ([\w.]+)", str(error))
     if names:
         return CheckpointError(
-            f"{_names(weights.files)}: holds {names[0]}, which is no tensor and could run code; it was not unpickled",
+            f"{files}: holds {names[0]}, which is no tensor and could run code; it was not unpickled",
             hint="Get the checkpoint as safetensors, or save it as such where you trust the file.",
         )
     return CheckpointError(
-        f"{_names(weights.files)}: no pickle of tensors alone: it is damaged or could run code; it was not unpickled",
+        f"{files}: no pickle of tensors alone: it is damaged or could run code; it was not unpickled",
         hint="Fetch the checkpoint again, better as safetensors.",
     )
 
@@ -140,10 +139,10 @@ def _check_shapes(mismatched: Iterable[tuple[str, Any, Any]], weights: WeightFil
     entries = sorted((name, tuple(stored), tuple(expected)) for name, stored, expected in mismatched)
     if entries:
         name, stored, expected = entries[0]
-        others = f" ({len(entries) - 1} other tensors differ too)" if len(entries) > 1 else ""
+        further = f" ({len(entries) - 1} other tensors differ too)" if len(entries) > 1 else ""
         raise CheckpointError(
-            f"{_file_of(name, weights)}: tensor {name!r} has shape {list(stored)}, the config asks for "
-            f"{list(expected)}{others}",
+            f"{_file_of_tensor(name, weights)}: tensor {name!r} has shape {list(stored)}, the config asks for "
+            f"{list(expected)}{further}",
             hint="The config and the weights belong to different models: fetch the checkpoint again.",
         )
 
@@ -162,7 +161,7 @@ def _check_scales(unused: Iterable[str], weights: WeightFiles) -> None:
             )
 
 
-def _missing(names: Iterable[str], model: torch.nn.Module, config: Any, weights: WeightFiles) -> list[str]:
+def _check_missing(names: Iterable[str], model: torch.nn.Module, config: Any, weights: WeightFiles) -> list[str]:
     """Return notes about weights that may be missing, and refuse to go on without the others."""
     missing = [name for name in sorted(names) if name.rpartition(".")[2] not in _UNUSED_WITHOUT_TRAINING]
     optional = [name for name in missing if _OPTIONAL_PART in name.split(".")]
@@ -170,8 +169,8 @@ def _missing(names: Iterable[str], model: torch.nn.Module, config: Any, weights:
     if needed:
         total = len(model.state_dict())
         raise CheckpointError(
-            f"{_names(weights.files)}: lacks {len(needed)} of the {total} tensors of {type(model).__name__}, "
-            f"which would be random: {_list(needed)}",
+            f"{_shown_files(weights.files)}: lacks {len(needed)} of the {total} tensors of {type(model).__name__}, "
+            f"which would be random: {_first_names(needed)}",
             hint=f"{_why_missing(type(model).__name__, config.architectures or ())}; or --random-weights if numbers do "
             "not matter.",
         )
@@ -182,18 +181,18 @@ def _missing(names: Iterable[str], model: torch.nn.Module, config: Any, weights:
 
 def _why_missing(class_name: str, architectures: Sequence[str]) -> str:
     """Return what may be the matter with a checkpoint that lacks tensors, and what helps."""
-    again = "the checkpoint is not whole: fetch or save it again"
+    incomplete = "the checkpoint is not whole: fetch or save it again"
     if class_name in architectures:
-        return f"It was saved from {class_name} itself, so {again}"
+        return f"It was saved from {class_name} itself, so {incomplete}"
     if architectures:
-        return f"It was saved from {', '.join(architectures)}: choose a --task of that; or {again}"
-    return f"Either it was saved from another class: choose another --task; or {again}"
+        return f"It was saved from {', '.join(architectures)}: choose a --task of that; or {incomplete}"
+    return f"Either it was saved from another class: choose another --task; or {incomplete}"
 
 
-def _cast(model: torch.nn.Module, config: Any, weights: WeightFiles) -> list[str]:
+def _notes_on_casts(model: torch.nn.Module, config: Any, weights: WeightFiles) -> list[str]:
     """Return a note where weights of a floating point type are stored as integers or as small floats.
 
-    They are taken as the numbers they are. Which they may be; more often somebody left out the scale.
+    They are taken as the numbers they are. Integer weights may be intended; a missing scale is more likely.
     """
     if weights.format != "safetensors" or getattr(config, "quantization_config", None) is not None:
         return []
@@ -201,16 +200,18 @@ def _cast(model: torch.nn.Module, config: Any, weights: WeightFiles) -> list[str
     cast = {
         name: entry.dtype
         for name, tensor in model.state_dict(keep_vars=True).items()
-        if tensor.is_floating_point() and (entry := _entry(name, stored)) is not None and _is_unscaled(entry.dtype)
+        if tensor.is_floating_point()
+        and (entry := _stored_entry(name, stored)) is not None
+        and _is_unscaled(entry.dtype)
     }
     if not cast:
         return []
     dtypes = " and ".join(dict.fromkeys(cast.values()))
     count = f"{len(cast)} tensor{'s are' if len(cast) > 1 else ' is'}"
-    return [f"{count} stored as {dtypes} and cast without a scale, so 100 stays 100: {_list([*cast])}"]
+    return [f"{count} stored as {dtypes} and cast without a scale, so 100 stays 100: {_first_names([*cast])}"]
 
 
-def _entry(name: str, stored: Mapping[str, StoredEntry]) -> StoredEntry | None:
+def _stored_entry(name: str, stored: Mapping[str, StoredEntry]) -> StoredEntry | None:
     """Return where a tensor of the model lies; names in files may lack its first part."""
     return stored.get(name) or stored.get(name.partition(".")[2])
 
@@ -219,12 +220,14 @@ def _is_unscaled(dtype: str) -> bool:
     return dtype.startswith(_SMALL_FLOATS) or dtype in _INTEGERS
 
 
-def _left_over(names: Iterable[str]) -> list[str]:
+def _notes_on_unused(names: Iterable[str]) -> list[str]:
     unused = sorted(names)
-    return [f"{len(unused)} tensors of the checkpoint are not part of the model: {_list(unused)}"] if unused else []
+    return (
+        [f"{len(unused)} tensors of the checkpoint are not part of the model: {_first_names(unused)}"] if unused else []
+    )
 
 
-def _file_of(tensor: str, weights: WeightFiles) -> Path:
+def _file_of_tensor(tensor: str, weights: WeightFiles) -> Path:
     """Return the file a tensor of the model was read from; names in files may lack or have a prefix."""
     if weights.format == "safetensors":
         for file in weights.files:
@@ -233,16 +236,16 @@ def _file_of(tensor: str, weights: WeightFiles) -> Path:
     return weights.files[0]
 
 
-def _names(files: tuple[Path, ...]) -> str:
-    others = f" and {len(files) - 1} other files" if len(files) > 1 else ""
-    return f"{files[0]}{others}"
+def _shown_files(files: tuple[Path, ...]) -> str:
+    further = f" and {len(files) - 1} other files" if len(files) > 1 else ""
+    return f"{files[0]}{further}"
 
 
-def _list(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
 
 
-def _brief(error: BaseException) -> str:
+def _first_sentence(error: BaseException) -> str:
     """Return the first sentence of a foreign message: what follows is advice that does not apply here."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     sentence = re.split(r"\.\s", line, maxsplit=1)[0]

@@ -1,4 +1,4 @@
-"""Which axes of the inputs are left open, under which names?
+"""Which axes of the inputs are left open, and under which names?
 
 Turns what the user asked for – by meaning (``--dynamic-batch``), by key (``--shape-config``), by place
 (``--dynamic-axes``) or in shapes (``--input-specs``) – into names in the shapes of the inputs. Whether the model can
@@ -13,21 +13,19 @@ from dataclasses import dataclass, replace
 import torch
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, DynamicDimension, DynamicRequest, OpenSize
-from winml.modelkit.load.inputs.axis_names import AxisNames
+from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest, OpenSize
+from winml.modelkit.load.inputs.axis_names import AxisKeys, AxisNames, conventional_name
 from winml.modelkit.load.inputs.decision import InputDecision
-from winml.modelkit.load.inputs.options import SHAPE_CONFIG_OPTION
+from winml.modelkit.load.inputs.modalities.modality import BATCH_KEY
+from winml.modelkit.load.inputs.modalities.pipeline import SHAPE_KEYS
+from winml.modelkit.load.inputs.option_names import SHAPE_CONFIG_OPTION
 from winml.modelkit.load.inputs.trace_sizes import SizeWish, choose_trace_sizes
 from winml.modelkit.options import nearest
 
 __all__ = ["fitting_example", "open_axes"]
 
-_IMAGE_SIZES = ("height", "width")
-_SIZES_WITHOUT_MODEL: Mapping[str, int] = {"batch_size": 2, "height": 224, "width": 224, "audio_length": 16_000}
-"""Trace sizes where no config says anything, by the key whose conventional name a dimension bears: chosen, usual."""
-_ANY_SIZE = 16
-_IMAGE_STEP = 32
-"""Chosen: the product of strides of nearly all vision models."""
+_TRACE_SIZE = 16
+"""Chosen: size to trace a dimension with of which nothing is known, large enough to differ from counts of channels."""
 
 
 def open_axes(
@@ -56,7 +54,7 @@ def open_axes(
             model does not have or cannot vary.
     """
     left_open = left_open or {}
-    naming = AxisNames(decision)
+    naming = AxisNames(AxisKeys(decision))
     naming.take_names_in_shapes()
     naming.take_axes(request.axes)
     naming.take_keys(left_open)
@@ -64,8 +62,8 @@ def open_axes(
     if not naming.names:
         return decision
     notes = naming.bring_along()
-    wanted = _Wanted(left_open, _declared(request, naming.symbols()), firm_keys, are_sizes_firm)
-    wishes = [_wish(name, naming, wanted) for name in naming.symbols()]
+    requested = _RequestedSizes(left_open, _bounds_by_name(request, naming.symbols()), firm_keys, are_sizes_firm)
+    wishes = [_size_wish(name, naming, requested) for name in naming.symbols()]
     sizes = choose_trace_sizes(wishes)
     dimensions = tuple(
         DynamicDimension(name=wish.name, min=wish.min, max=wish.max, example=sizes[wish.name]) for wish in wishes
@@ -92,23 +90,23 @@ def fitting_example(
     return example if all(shapes[name] == tuple(tensor.shape) for name, tensor in example.items()) else None
 
 
-def _declared(request: DynamicRequest, symbols: Sequence[str]) -> dict[str, DynamicDimension]:
+def _bounds_by_name(request: DynamicRequest, symbols: Sequence[str]) -> dict[str, DynamicDimension]:
     """Return the bounds the user gave by name.
 
     Raises:
         UsageError: no axis bears such a name.
     """
-    declared = {dimension.name: dimension for dimension in request.dimensions}
-    for name in declared:
+    dimensions = {dimension.name: dimension for dimension in request.dimensions}
+    for name in dimensions:
         if name not in symbols:
             guess = nearest(name, symbols)
             hint = f"Did you mean {guess!r}?" if guess else f"Names: {', '.join(symbols)}."
             raise UsageError(f"dynamic_dimensions: no axis is named {name!r}", hint=hint)
-    return declared
+    return dimensions
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _RequestedSizes:
     """What the user said about sizes."""
 
     by_key: Mapping[str, OpenSize]
@@ -122,30 +120,31 @@ class _Wanted:
         return [*(self.by_key[key] for key in keys if key in self.by_key), *named]
 
 
-def _wish(name: str, naming: AxisNames, wanted: _Wanted) -> SizeWish:
+def _size_wish(name: str, naming: AxisNames, requested: _RequestedSizes) -> SizeWish:
     """Return between which sizes a dimension may vary, and at which it is best traced."""
     keys = naming.keys_named(name)
-    low, high = _bounds(name, naming, wanted)
-    example, is_firm = _preferred(name, naming, wanted)
+    low, high = _combined_bounds(name, naming, requested)
+    example, is_firm = _preferred_size(name, naming, requested)
     if is_firm and not low <= example <= (high or example):
         raise UsageError(
             f"{name}: example size {example} is not between {low} and {high or 'any'}", hint="Give one that is."
         )
-    step = _IMAGE_STEP if set(keys) & set(_IMAGE_SIZES) or name in _IMAGE_SIZES else 1
+    conventional_keys = (key.name for key in SHAPE_KEYS.values() if conventional_name(key.name) == name)
+    step = max((SHAPE_KEYS[key].trace_step for key in (*keys, *conventional_keys)), default=1)
     return SizeWish(name, example, is_firm, low, high, step, naming.sizes_beside(name))
 
 
-def _bounds(name: str, naming: AxisNames, wanted: _Wanted) -> tuple[int, int | None]:
+def _combined_bounds(name: str, naming: AxisNames, requested: _RequestedSizes) -> tuple[int, int | None]:
     """Return the smallest and the largest size, as the user and the model bound them.
 
     Raises:
         UsageError: the user wants larger ones than the model takes, or nothing is left to vary.
     """
-    asked = wanted.of(name, naming.keys_named(name))
-    bounds = [naming.bounds(key) for key in naming.keys_named(name)]
-    low = max((item.min for item in (*asked, *bounds)), default=1)
-    high = _smallest([item.max for item in asked])
-    limit = _smallest([item.max for item in bounds])
+    said = requested.of(name, naming.keys_named(name))
+    bounds = [naming.axis_keys.bounds_of(key) for key in naming.keys_named(name)]
+    low = max((item.min for item in (*said, *bounds)), default=1)
+    high = _smallest_limit([item.max for item in said])
+    limit = _smallest_limit([item.max for item in bounds])
     if limit is not None and high is not None and high > limit:
         raise UsageError(
             f"{SHAPE_CONFIG_OPTION}: {name} up to {high}: the model takes {limit} at most", hint=f"Give max {limit}."
@@ -158,7 +157,7 @@ def _bounds(name: str, naming: AxisNames, wanted: _Wanted) -> tuple[int, int | N
     return low, high
 
 
-def _preferred(name: str, naming: AxisNames, wanted: _Wanted) -> tuple[int, bool]:
+def _preferred_size(name: str, naming: AxisNames, requested: _RequestedSizes) -> tuple[int, bool]:
     """Return the size to trace with, and whether the user wants it.
 
     Raises:
@@ -166,10 +165,10 @@ def _preferred(name: str, naming: AxisNames, wanted: _Wanted) -> tuple[int, bool
     """
     keys = naming.keys_named(name)
     sizes = naming.decision.meanings.sizes
-    firm = {item.example for item in wanted.of(name, keys) if item.example is not None}
+    firm = {item.example for item in requested.of(name, keys) if item.example is not None}
     if not firm:
-        firm |= {sizes[key] for key in keys if key in wanted.firm_keys and key in sizes}
-        firm |= naming.sizes_named(name) if wanted.are_sizes_firm else set()
+        firm |= {sizes[key] for key in keys if key in requested.firm_keys and key in sizes}
+        firm |= naming.sizes_named(name) if requested.are_sizes_firm else set()
     if len(firm) > 1:
         raise UsageError(
             f"{name}: one dimension, but two example sizes, {' and '.join(map(str, sorted(firm)))}",
@@ -177,16 +176,16 @@ def _preferred(name: str, naming: AxisNames, wanted: _Wanted) -> tuple[int, bool
         )
     if firm:
         return firm.pop(), True
-    known = [sizes[key] for key in keys if key in sizes]
-    return (known[0] if known else _usual_size(name, naming)), False
+    model_sizes = [sizes[key] for key in keys if key in sizes]
+    return (model_sizes[0] if model_sizes else _usual_size(name, naming)), False
 
 
 def _usual_size(name: str, naming: AxisNames) -> int:
     """Return a size for a dimension of which only the name, or the place, is known."""
-    by_name = {CONVENTIONAL_NAMES[key]: size for key, size in _SIZES_WITHOUT_MODEL.items()}
+    by_name = {conventional_name(key.name): key.trace_size for key in SHAPE_KEYS.values()}
     is_first = all(axis == 0 for _, axis in naming.axes_named(name))
-    return by_name.get(name, _SIZES_WITHOUT_MODEL["batch_size"] if is_first else _ANY_SIZE)
+    return by_name.get(name) or (BATCH_KEY.trace_size if is_first else None) or _TRACE_SIZE
 
 
-def _smallest(limits: Sequence[int | None]) -> int | None:
+def _smallest_limit(limits: Sequence[int | None]) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)

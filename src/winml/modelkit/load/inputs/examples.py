@@ -17,7 +17,7 @@ from winml.modelkit.load.inputs.decision import forward_parameters
 __all__ = ["name_examples", "refuse_uninitialized", "refuse_without_values", "spec_of_example"]
 
 
-def refuse_uninitialized(model: torch.nn.Module, source: str) -> None:
+def refuse_uninitialized(model: torch.nn.Module, given_by: str) -> None:
     """Refuse a live module some of whose parameters have no shape yet.
 
     Raises:
@@ -26,12 +26,12 @@ def refuse_uninitialized(model: torch.nn.Module, source: str) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             raise InputError(
-                f"{source}: {name!r} is not initialized; its shape comes with the first call",
+                f"{given_by}: {name!r} is not initialized; its shape comes with the first call",
                 hint="Call the model once before it is returned, with inputs like those it will get.",
             )
 
 
-def refuse_without_values(model: torch.nn.Module, source: str) -> None:
+def refuse_without_values(model: torch.nn.Module, given_by: str) -> None:
     """Refuse a live module some of whose parameters have a shape but no values.
 
     Raises:
@@ -40,18 +40,18 @@ def refuse_without_values(model: torch.nn.Module, source: str) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise InputError(
-                f"{source}: {name!r} is on the meta device, where tensors have no values",
+                f"{given_by}: {name!r} is on the meta device, where tensors have no values",
                 hint="Build the model on the CPU, or move it with to_empty() and load its weights.",
             )
 
 
-def name_examples(examples: Any, model: torch.nn.Module, source: str) -> dict[str, torch.Tensor]:
+def name_examples(examples: Any, model: torch.nn.Module, given_by: str) -> dict[str, torch.Tensor]:
     """Return example tensors by the parameter of ``forward`` they are for.
 
     Args:
         examples: Tensors by name, in the order of the parameters, or a single one.
         model: The module they are for.
-        source: What gave the examples, for messages.
+        given_by: What gave the examples, for messages.
 
     Raises:
         InputError: there are none, more than ``forward`` takes, or one is no tensor.
@@ -60,19 +60,19 @@ def name_examples(examples: Any, model: torch.nn.Module, source: str) -> dict[st
         named = dict(examples)
     else:
         values = list(examples) if isinstance(examples, (tuple, list)) else [examples]
-        named = dict(zip(_positional_names(model, len(values), source), values, strict=True))
+        named = dict(zip(_positional_parameters(model, len(values), given_by), values, strict=True))
     for name, value in named.items():
         if not isinstance(value, torch.Tensor):
             raise InputError(
-                f"{source} gave {type(value).__name__} for {name!r}, expected a torch.Tensor",
+                f"{given_by} gave {type(value).__name__} for {name!r}, expected a torch.Tensor",
                 hint="Give only tensors; give other arguments a default in forward.",
             )
     if not named:
-        raise InputError(f"{source} gave no inputs", hint="Give at least one tensor.")
+        raise InputError(f"{given_by} gave no inputs", hint="Give at least one tensor.")
     return named
 
 
-def spec_of_example(name: str, value: torch.Tensor, source: str) -> InputTensorSpec:
+def spec_of_example(name: str, value: torch.Tensor, given_by: str) -> InputTensorSpec:
     """Describe an example tensor; indices are valid between the smallest and the largest of the example.
 
     A mask that hides nothing may hide something.
@@ -90,12 +90,12 @@ def spec_of_example(name: str, value: torch.Tensor, source: str) -> InputTensorS
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise UsageError(
-            f"{source}: {name!r} of shape {list(value.shape)} and dtype {dtype} cannot be an input: {first['msg']}",
+            f"{given_by}: {name!r} of shape {list(value.shape)} and dtype {dtype} cannot be an input: {first['msg']}",
             hint=f"Give tensors without empty dimensions, of one of: {', '.join(DTYPES)}.",
         ) from error
 
 
-def _positional_names(model: torch.nn.Module, count: int, source: str) -> list[str]:
+def _positional_parameters(model: torch.nn.Module, count: int, given_by: str) -> list[str]:
     kinds = inspect.Parameter
     names = []
     for name, parameter in forward_parameters(model).items():
@@ -105,7 +105,7 @@ def _positional_names(model: torch.nn.Module, count: int, source: str) -> list[s
             names.extend(f"{name}_{position}" for position in range(count - len(names)))
     if count > len(names):
         raise InputError(
-            f"{source} gave {count} values, forward takes {len(names)} by position",
+            f"{given_by} gave {count} values, forward takes {len(names)} by position",
             hint="Give a dict from parameter names to tensors.",
         )
     return names[:count]

@@ -1,7 +1,7 @@
-"""What did the user say about the inputs?
+"""Reads ``--shape-config`` and ``--input-specs`` into records.
 
-Reads ``--shape-config`` and ``--input-specs`` into records. Does not know the model: whether a size or a name makes
-sense for it is decided in ``inputs.py``. Imports neither torch nor transformers, so mistakes are told at once.
+Does not know the model: whether a size or a name makes sense for it is decided in ``decision.py``. Imports neither
+torch nor transformers, so mistakes are told at once.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import pydantic
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.graph.dimensions import OpenSize
 from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.inputs.modalities.pipeline import SHAPE_KEYS
+from winml.modelkit.load.inputs.option_names import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION
 from winml.modelkit.options import Options, parse_options, read_json
 
-__all__ = ["ShapeConfig", "parse_input_specs", "parse_shape_config"]
-
-SHAPE_CONFIG_OPTION = "--shape-config"
-INPUT_SPECS_OPTION = "--input-specs"
+__all__ = ["INPUT_SPECS_OPTION", "SHAPE_CONFIG_OPTION", "ShapeConfig", "parse_input_specs", "parse_shape_config"]
 
 
-def _size(value: Any) -> int | OpenSize:
+def _read_size(value: Any) -> int | OpenSize:
     """Read one size: a number, or what leaves it open (a name, or an object with min, max, example or name)."""
     if isinstance(value, OpenSize):
         return value
@@ -32,7 +31,7 @@ def _size(value: Any) -> int | OpenSize:
         try:
             return parse_options(OpenSize, value, "")
         except ConfigError as error:
-            # The reader of the whole object says which size of which source this is about.
+            # The reader of the whole object says which size of which option this is about.
             raise ValueError(error.message.removeprefix(": ")) from None
     if not isinstance(value, int) or isinstance(value, bool):
         # pydantic turns a ValueError into an error that names the field, and no other.
@@ -42,38 +41,26 @@ def _size(value: Any) -> int | OpenSize:
     return value
 
 
-def _plain(value: int | OpenSize) -> int | dict[str, Any]:
+def _as_json(value: int | OpenSize) -> int | dict[str, Any]:
     return value if isinstance(value, int) else value.model_dump(exclude_defaults=True)
 
 
 Size = Annotated[
-    int | OpenSize, pydantic.PlainValidator(_size), pydantic.PlainSerializer(_plain, return_type=int | dict[str, Any])
+    int | OpenSize,
+    pydantic.PlainValidator(_read_size),
+    pydantic.PlainSerializer(_as_json, return_type=int | dict[str, Any]),
 ]
 
 
-class ShapeConfig(Options):
-    """Sizes the user wants; None leaves the size to the model's config, an :class:`OpenSize` leaves it open."""
+_SIZE_FIELDS: dict[str, Any] = {
+    key.name: (Size | None, pydantic.Field(None, description=key.description)) for key in SHAPE_KEYS.values()
+}
+"""One field for each key that a modality understands."""
+_SizeFields: Any = pydantic.create_model("_SizeFields", __base__=Options, **_SIZE_FIELDS)
 
-    batch_size: Size | None = None
-    """Rows of every input."""
-    sequence_length: Size | None = None
-    """Tokens per row of text."""
-    decoder_sequence_length: Size | None = None
-    """Tokens per row given to the decoder of an encoder-decoder model."""
-    num_choices: Size | None = None
-    """Answers per question (multiple choice)."""
-    height: Size | None = None
-    """Image height in pixels."""
-    width: Size | None = None
-    """Image width in pixels."""
-    num_channels: Size | None = None
-    """Image channels."""
-    num_frames: Size | None = None
-    """Frames of audio features, or of a video."""
-    num_mel_bins: Size | None = None
-    """Audio features per frame."""
-    audio_length: Size | None = None
-    """Samples of raw audio."""
+
+class ShapeConfig(_SizeFields):  # type: ignore[misc]  # its fields are known at run time only
+    """Sizes the user wants; None leaves the size to the model's config, an :class:`OpenSize` leaves it open."""
 
     def given(self) -> dict[str, int]:
         """Return the sizes that were set to a number."""
@@ -102,27 +89,27 @@ def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensor
     Raises:
         ConfigError: not JSON, an unknown key, a wrong value, no input at all, or a name given twice.
     """
-    value, source = read_json(text_or_path, INPUT_SPECS_OPTION)
-    entries = _entries(value, source)
+    value, place = read_json(text_or_path, INPUT_SPECS_OPTION)
+    entries = _described_inputs(value, place)
     specs = tuple(parse_options(InputTensorSpec, entry, where) for where, entry in entries)
     if not specs:
-        raise ConfigError(f"{source}: no input is described", hint='Give at least one {"name", "shape", "dtype"}.')
+        raise ConfigError(f"{place}: no input is described", hint='Give at least one {"name", "shape", "dtype"}.')
     names = [spec.name for spec in specs]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"{source}: input {name!r} is described twice")
+            raise ConfigError(f"{place}: input {name!r} is described twice")
     return specs
 
 
-def _entries(value: Any, source: str) -> list[tuple[str, Any]]:
+def _described_inputs(value: Any, place: str) -> list[tuple[str, Any]]:
     """Return every described input with the words that say where it stands."""
     if isinstance(value, list):
-        return [(f"{source}: input {index}", entry) for index, entry in enumerate(value)]
+        return [(f"{place}: input {index}", entry) for index, entry in enumerate(value)]
     if not isinstance(value, dict):
-        raise ConfigError(f"{source}: expected a list of inputs, got {type(value).__name__}")
+        raise ConfigError(f"{place}: expected a list of inputs, got {type(value).__name__}")
     entries = []
     for name, entry in value.items():
-        where = f"{source}: input {name!r}"
+        where = f"{place}: input {name!r}"
         if not isinstance(entry, dict):
             raise ConfigError(f"{where}: expected an object with shape and dtype, got {type(entry).__name__}")
         if entry.get("name", name) != name:

@@ -1,7 +1,7 @@
-"""What shapes come out of a forward of which nobody has the weights?
+"""Runs Python code of a model on shapes alone, without its weights.
 
-Runs Python of a model on tensors without storage; only whole numbers and truth values that follow from sizes are
-computed, since forwards use them as sizes in turn (the grid of an image, the length of a recording). Knows no model.
+Tensors have no storage. Only whole numbers and truth values that follow from sizes are computed, since forwards use
+them as sizes in turn (the grid of an image, the length of a recording). Knows no model.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _CPU = torch.device("cpu")
 def run_on_shapes(call: Callable[..., Any], inputs: Mapping[str, InputTensorSpec]) -> Any | None:
     """Call Python of a model with inputs of these specifications, and return its result; None where it does not run.
 
-    Tensors of whole numbers hold their first values, and the smallest valid value behind them. A value nobody has is
-    equal to no other; whatever else is asked of it is taken to be so.
+    Tensors of whole numbers hold their first values, and the smallest valid value behind them. A missing value is
+    equal to no other; every other question about it is answered with yes.
 
     Args:
         call: Bound to a model whose parameters may be on the ``meta`` device; no parameter is written or read.
         inputs: Of fixed sizes.
     """
-    tensors = {name: _tensor(spec) for name, spec in inputs.items()}
+    tensors = {name: _tensor_for(spec) for name, spec in inputs.items()}
     with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         # About tensors without elements; whether the forward runs is all that is asked.
         warnings.simplefilter("ignore")
         try:
-            with _MadeWithValues(), _ShapesOnly():
+            with _KeepPythonNumbers(), _ComputeShapesOnly():
                 return call(**tensors)
         except _REFUSALS:
             return None
 
 
-def _tensor(spec: InputTensorSpec) -> torch.Tensor:
+def _tensor_for(spec: InputTensorSpec) -> torch.Tensor:
     sizes = [int(size) for size in spec.shape]
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if dtype.is_floating_point:
@@ -62,7 +62,7 @@ def _tensor(spec: InputTensorSpec) -> torch.Tensor:
     return values
 
 
-class _MadeWithValues(TorchFunctionMode):
+class _KeepPythonNumbers(TorchFunctionMode):
     """Keeps the values of tensors that are made from Python's numbers."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,7 +72,7 @@ class _MadeWithValues(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _ShapesOnly(TorchDispatchMode):
+class _ComputeShapesOnly(TorchDispatchMode):
     """Computes whole numbers on the CPU and leaves everything else without values."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -81,15 +81,15 @@ class _ShapesOnly(TorchDispatchMode):
         # Parameters have none here, also where they do: what is made of them alone goes where all the rest is.
         if any(tensor.is_meta or isinstance(tensor, torch.nn.Parameter) for tensor in tensors):
             if func in _CHOOSING:
-                return _chosen(func, args)
+                return _index_without_values(func, args)
             leaves = [_META if isinstance(leaf, torch.device) else _without_values(leaf) for leaf in leaves]
             args, kwargs = tree_unflatten(leaves, structure)
-            return tree_map(_taken_to_be(func not in _EQUAL), func(*args, **kwargs))
+            return tree_map(_fill_truth_values(func not in _EQUAL), func(*args, **kwargs))
         leaves = [_CPU if isinstance(leaf, torch.device) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(leaves, structure)
         result = func(*args, **kwargs)
         # What is made from nothing is a mask or a row of positions where it is whole, and a value like others if not.
-        return result if tensors else tree_map(_if_whole, result)
+        return result if tensors else tree_map(_whole_numbers_only, result)
 
 
 _aten = torch.ops.aten
@@ -98,26 +98,26 @@ _CHOOSING = (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.defau
 """What picks by truth values; the size of the result, or of the places, is the number of those that are true."""
 
 
-def _taken_to_be(truth: bool) -> Callable[[Any], Any]:
-    """Return what gives truth values nobody has the value ``truth``, and leaves anything else."""
+def _fill_truth_values(truth: bool) -> Callable[[Any], Any]:
+    """Return a function that gives missing truth values the value ``truth`` and leaves everything else."""
 
-    def known(leaf: Any) -> Any:
+    def with_truth(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.is_meta and leaf.dtype == torch.bool:
             return torch.full(leaf.shape, truth)
         return leaf
 
-    return known
+    return with_truth
 
 
-def _chosen(func: Any, args: Any) -> Any:
-    subject, *others = map(_without_values, (args[0], *args[2:]))
-    places = [place for choice in args[1] for place in _places(choice)]
-    if others:
-        others[0].expand(_aten.index.Tensor(subject, places).shape)  # raises, where torch would with values
-    return func(subject, places, *others)
+def _index_without_values(func: Any, args: Any) -> Any:
+    subject, *values = map(_without_values, (args[0], *args[2:]))
+    places = [place for choice in args[1] for place in _chosen_places(choice)]
+    if values:
+        values[0].expand(_aten.index.Tensor(subject, places).shape)  # raises, where torch would with values
+    return func(subject, places, *values)
 
 
-def _places(choice: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
+def _chosen_places(choice: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
     """Return a choice as the places it chooses."""
     if choice is None or choice.is_meta or choice.dtype not in (torch.bool, torch.uint8):
         return [_without_values(choice)]
@@ -128,6 +128,6 @@ def _without_values(leaf: Any) -> Any:
     return leaf.to(_META) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _if_whole(leaf: Any) -> Any:
+def _whole_numbers_only(leaf: Any) -> Any:
     is_float = isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
     return leaf.to(_META) if is_float else leaf

@@ -1,6 +1,6 @@
-"""With which sizes is a model traced whose dimensions are left open?
+"""Chooses the sizes that open dimensions are traced with.
 
-Pure arithmetic on wishes. A size of 1 is traced as a constant, and two dimensions of one size hide that one was taken
+Pure arithmetic. A size of 1 is traced as a constant, and two dimensions of one size hide that one was taken
 for the other; so sizes are at least 2, and apart from each other wherever nobody asked otherwise.
 """
 
@@ -41,16 +41,16 @@ def choose_trace_sizes(wishes: Sequence[SizeWish]) -> dict[str, int]:
     """
     chosen: dict[str, int] = {}
     for wish in sorted(wishes, key=lambda wish: not wish.is_firm):
-        taken = set(chosen.values())
-        candidates = list(_candidates(wish))
-        apart = (size for size in candidates if size not in taken and size not in wish.beside)
-        distinct = (size for size in candidates if size not in taken)
-        first = candidates[0]
-        chosen[wish.name] = first if wish.is_firm else next(apart, next(distinct, first))
+        chosen_sizes = set(chosen.values())
+        candidates = list(_candidate_sizes(wish))
+        apart = (size for size in candidates if size not in chosen_sizes and size not in wish.beside)
+        distinct = (size for size in candidates if size not in chosen_sizes)
+        best = candidates[0]
+        chosen[wish.name] = best if wish.is_firm else next(apart, next(distinct, best))
     return {wish.name: chosen[wish.name] for wish in wishes}
 
 
-def _candidates(wish: SizeWish) -> Iterator[int]:
+def _candidate_sizes(wish: SizeWish) -> Iterator[int]:
     """Yield sizes inside the bounds, the best first: the preferred one, then smaller ones, then larger ones."""
     top = wish.max if wish.max is not None else wish.preferred + _MOST_STEPS * wish.step
     bottom = min(max(wish.min, _SMALLEST), top)

@@ -1,0 +1,88 @@
+"""What an input is made from: records on the way from a model to its :class:`InputTensorSpec`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.inputs.sizes import InputSize, SizeBounds
+
+__all__ = ["ALL_VALID", "InputDraft", "InputLayout", "index_range", "input_shape", "value_runs"]
+
+ALL_VALID = (1, 1)
+"""Value range of a mask that hides nothing: what is hidden takes no tokens, and their number is fixed."""
+
+
+@dataclass(frozen=True)
+class InputDraft:
+    """One input; unlike a specification, its sizes know which keys of ``--shape-config`` they are."""
+
+    name: str
+    shape: tuple[InputSize, ...]
+    dtype: str
+    value_range: tuple[float, float] | None = None
+    """Smallest and largest valid value; None: standard normal for floats, 0 and 1 for integers."""
+    last_value: int | None = None
+    """Value of the last unmasked position of each row."""
+    first_values: tuple[tuple[int, int], ...] = ()
+    """Values that each row begins with, as runs of a value and how often it comes."""
+
+    @property
+    def keys(self) -> tuple[str | None, ...]:
+        """Key of ``--shape-config`` of each axis."""
+        return tuple(size.key for size in self.shape)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should hear about the sizes."""
+        return tuple(note for size in self.shape for note in size.notes)
+
+    def as_spec(self) -> InputTensorSpec:
+        """Return the specification."""
+        return InputTensorSpec(
+            name=self.name,
+            shape=tuple(size.value for size in self.shape),
+            dtype=self.dtype,
+            value_range=self.value_range,
+            last_value=self.last_value,
+            first_values=self.first_values,
+        )
+
+
+@dataclass(frozen=True)
+class InputLayout:
+    """One way in which the tensors of an image or a recording may be laid out."""
+
+    drafts: Mapping[str, InputDraft]
+    """Parameter → its draft."""
+    underlying_sizes: tuple[InputSize, ...] = ()
+    """Sizes that shapes were computed from and that stand in none of them, such as the height of a row of patches."""
+    bounds: Mapping[str, SizeBounds] = field(default_factory=dict)
+    """Key → bounds that hold once the model has been seen to take this layout."""
+
+    @property
+    def sizes(self) -> tuple[InputSize, ...]:
+        """All sizes the layout follows from."""
+        return (*self.underlying_sizes, *(size for draft in self.drafts.values() for size in draft.shape))
+
+
+def input_shape(*sizes: InputSize | int) -> tuple[InputSize, ...]:
+    """Return a shape; a plain number is a size the architecture decides."""
+    return tuple(size if isinstance(size, InputSize) else InputSize(size) for size in sizes)
+
+
+def index_range(count: int) -> tuple[float, float]:
+    """Return the value range of indices into a table of so many entries."""
+    return (0, max(count, 1) - 1)
+
+
+def value_runs(values: Iterable[int | InputSize]) -> tuple[tuple[int, int], ...]:
+    """Return values as runs of a value and how often it comes.
+
+    >>> value_runs([1, 4, 4])
+    ((1, 1), (4, 2))
+    """
+    numbers = (value.value if isinstance(value, InputSize) else value for value in values)
+    return tuple((value, len(list(group))) for value, group in itertools.groupby(numbers))

@@ -1,0 +1,66 @@
+"""Which size does a dimension get when neither the user nor the model says one?
+
+The one table of default sizes: ``load/`` takes them for the inputs of a model, ``runtime/`` for open dimensions of any
+ONNX graph. Plain numbers; imports nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = [
+    "AUDIO_FRAMES",
+    "BATCH",
+    "CHOICES",
+    "DEFAULT_SIZES",
+    "IMAGE_CHANNELS",
+    "IMAGE_EDGE",
+    "MEL_BINS",
+    "PATCH_EDGE",
+    "SAMPLING_RATE_HZ",
+    "TOKENS",
+    "USUAL_MEL_BINS",
+    "VIDEO_FRAMES",
+]
+
+BATCH = 1
+"""Rows of every input: chosen, the smallest."""
+TOKENS = 128
+"""Tokens per row unless the model takes fewer: chosen, long enough for masks and position buckets to matter."""
+CHOICES = 4
+"""Answers per question of a multiple-choice model: chosen, as the common data sets have."""
+IMAGE_EDGE = 224
+"""Pixels per edge where neither config nor processor says: the edge most vision models were trained at."""
+IMAGE_CHANNELS = 3
+"""Red, green and blue."""
+PATCH_EDGE = 16
+"""Pixels per edge of a patch: that of the first vision transformers."""
+VIDEO_FRAMES = 16
+"""Frames of a video: what most video models were trained on."""
+SAMPLING_RATE_HZ = 16_000
+"""Rate of nearly all speech models; raw audio is one second of it unless asked otherwise."""
+AUDIO_FRAMES = 256
+"""Frames of audio features where the model takes any number: 2.56 s at the usual 100 frames per second."""
+MEL_BINS = 80
+"""Features per frame of most speech models."""
+USUAL_MEL_BINS = (MEL_BINS, 128)
+"""Features per frame of nearly all speech models, for those whose config does not say."""
+
+_DECODER_TOKENS_OF_A_GRAPH = 16
+"""Chosen: a decoder's row is short in use. At export it is as long as the text's, so that positions matter."""
+_CHOICES_OF_A_GRAPH = 2
+"""Chosen: the fewest that are a choice, as each costs a whole row."""
+
+DEFAULT_SIZES: Mapping[str, int] = {
+    "batch": BATCH,
+    "sequence": TOKENS,
+    "decoder_sequence": _DECODER_TOKENS_OF_A_GRAPH,
+    "choices": _CHOICES_OF_A_GRAPH,
+    "height": IMAGE_EDGE,
+    "width": IMAGE_EDGE,
+    "channels": IMAGE_CHANNELS,
+    "frames": AUDIO_FRAMES,
+    "mel_bins": MEL_BINS,
+    "samples": SAMPLING_RATE_HZ,
+}
+"""Conventional name of an open dimension → the size a graph is run with where nobody gave one."""
