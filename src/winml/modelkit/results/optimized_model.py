@@ -71,6 +71,8 @@ class OptimizedFile:
     is_copy: bool
     """Whether nothing was asked for and the source was in its plain form: the result is the source under another
     name."""
+    is_plain: bool
+    """Whether the result is in its plain form."""
     normalizations: int
     """How often the graph was brought into its plain form: 0 or 1."""
     enabled: tuple[str, ...]
