@@ -18,7 +18,7 @@ from graphs import parse
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import InputError, NormalizeError, OutputExistsError, UsageError, VerificationError
 from winml.modelkit.flows.graph_file import ALREADY_NORMALIZED, CopyRules, GraphFileTask, GraphWork, transform_file
-from winml.modelkit.graph.stage import PassStep, StageResult, run_passes
+from winml.modelkit.graph.stage import DeclaredPass, StageResult, run_passes
 from winml.modelkit.hierarchy.coverage import measure_coverage
 from winml.modelkit.metadata_keys import EXPORT_KEY, INPUTS_KEY, NORMALIZED_KEY
 from winml.modelkit.normalize.stamp import is_normalized, stamp
@@ -60,7 +60,7 @@ class ReluRemoval(GraphWork[StageResult]):
 
     def apply(self, model: ir.Model) -> StageResult:
         """Run the pass."""
-        changed = run_passes(model, (PassStep(ReluRemovalPass(self.count), "keeps"),), NormalizeError)
+        changed = run_passes(model, (DeclaredPass(ReluRemovalPass(self.count), "keeps"),), NormalizeError)
         return StageResult(model, changed, ("Relu was looked for.",), measure_coverage(model))
 
     def summary(self, result: StageResult) -> str:

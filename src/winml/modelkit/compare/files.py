@@ -106,7 +106,7 @@ _TEXT = "USO"
 """Kinds of arrays that hold no numbers."""
 
 
-def _session(path: Path, *, as_written: bool) -> Session:
+def _open_session(path: Path, *, as_written: bool) -> Session:
     model = runnable(path)
     folder = path.absolute().parent if isinstance(model, bytes) else None
     return Session(model, optimize=not as_written, data_folder=folder, name=str(path))
@@ -128,7 +128,7 @@ def _draws_and_answers(path: Path, seed: int) -> tuple[list[Feeds], list[Feeds]]
     draws: list[Feeds] = []
     answers: list[Feeds] = []
     refusal: StageError | UsageError = StageError("no sizes were tried")
-    session = _session(path, as_written=True)
+    session = _open_session(path, as_written=True)
     inputs = graph_inputs(session)
     for sizes in _sizes_to_try(inputs):
         try:
@@ -166,7 +166,7 @@ _LARGE = frozenset({"height", "width", "samples", "frames", "channels", "mel_bin
 
 def _reference_answers(reference: Path, draws: Sequence[Feeds], *, as_written: bool = True) -> list[Feeds]:
     try:
-        return _answers(reference, draws, as_written=as_written)
+        return _run_draws(reference, draws, as_written=as_written)
     except (StageError, UsageError) as error:
         raise _reference_error(reference, error) from error
 
@@ -180,12 +180,12 @@ def _reference_error(reference: Path, error: StageError | UsageError) -> StageEr
 
 def _candidate_answers(candidate: Path, draws: Sequence[Feeds], *, as_written: bool = True) -> list[Feeds]:
     try:
-        return _answers(candidate, draws, as_written=as_written)
+        return _run_draws(candidate, draws, as_written=as_written)
     except (StageError, UsageError) as error:
         message = error.message.replace(str(candidate), "the result")
         raise VerificationError(f"the result does not run: {message}", hint=_HINT) from error
 
 
-def _answers(path: Path, draws: Sequence[Feeds], *, as_written: bool) -> list[Feeds]:
-    session = _session(path, as_written=as_written)
+def _run_draws(path: Path, draws: Sequence[Feeds], *, as_written: bool) -> list[Feeds]:
+    session = _open_session(path, as_written=as_written)
     return [session.run(draw) for draw in draws]

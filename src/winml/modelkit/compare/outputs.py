@@ -113,7 +113,7 @@ def compare_outputs(
     return VerificationInfo(comparisons, has_signal=_has_signal(reference, coarsest))
 
 
-def _threshold(dtype: str, coarsest: str) -> float:
+def _output_threshold(dtype: str, coarsest: str) -> float:
     """Return the threshold of an output; integers stay exact whatever the model computes in."""
     own = THRESHOLDS.get(dtype, 0.0)
     return max(own, THRESHOLDS.get(coarsest, 0.0)) if own else 0.0
@@ -121,12 +121,12 @@ def _threshold(dtype: str, coarsest: str) -> float:
 
 def _compare_one(name: str, draw: int, expected: NDArray[Any], actual: NDArray[Any], coarsest: str) -> OutputComparison:
     dtype = str(expected.dtype)
-    threshold = _threshold(dtype, coarsest)
+    threshold = _output_threshold(dtype, coarsest)
     computed_in = coarsest if threshold > THRESHOLDS.get(dtype, 0.0) else ""
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
         problem = f"PyTorch gives {dtype}{list(expected.shape)}, ONNX Runtime {actual.dtype}{list(actual.shape)}"
         return OutputComparison(name, draw, dtype, np.inf, 0.0, np.inf, threshold, is_equal=False, problem=problem)
-    left, right = _comparable(expected), _comparable(actual)
+    left, right = _as_float64(expected), _as_float64(actual)
     finite = np.isfinite(left)
     # NaN equals NaN here, and an infinity the same infinity: they are part of the answer.
     if not np.array_equal(left[~finite], right[~finite], equal_nan=True) or not np.isfinite(right[finite]).all():
@@ -141,7 +141,7 @@ def _compare_one(name: str, draw: int, expected: NDArray[Any], actual: NDArray[A
 
 def _largest_difference(expected: NDArray[Any], actual: NDArray[Any]) -> float:
     if expected.dtype.kind not in "biu":
-        return float(np.abs(_comparable(expected) - _comparable(actual)).max(initial=0.0))
+        return float(np.abs(_as_float64(expected) - _as_float64(actual)).max(initial=0.0))
     # In float64, integers beyond 2**53 that differ can be one number; unsigned subtraction is exact.
     left, right = expected.astype(np.int64), actual.astype(np.int64)
     distances = np.maximum(left, right).astype(np.uint64) - np.minimum(left, right).astype(np.uint64)
@@ -152,17 +152,17 @@ def _has_signal(reference: Sequence[Mapping[str, NDArray[Any]]], coarsest: str) 
     """Say whether some output changes between the draws by more than the comparison would forgive."""
     first, *later_draws = reference
     for name, value in first.items():
-        values = _comparable(value)
+        values = _as_float64(value)
         scale = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
         if scale < MINIMUM_SCALE:
             continue
         for draw in later_draws:
-            later_values = _comparable(draw[name])
+            later_values = _as_float64(draw[name])
             if later_values.shape != values.shape:
                 return True
             both = np.isfinite(values) & np.isfinite(later_values)
             change = float(np.abs(values[both] - later_values[both]).max(initial=0.0))
-            if change > _threshold(str(value.dtype), coarsest) * scale:
+            if change > _output_threshold(str(value.dtype), coarsest) * scale:
                 return True
     return False
 
@@ -172,7 +172,7 @@ def _set_aside_record(item: OutputComparison) -> dict[str, Any]:
     return {"name": item.name, "draw": item.draw, "moved_by_rounding": moved, "threshold": item.threshold}
 
 
-def _comparable(value: NDArray[Any]) -> NDArray[np.float64]:
+def _as_float64(value: NDArray[Any]) -> NDArray[np.float64]:
     # Every dtype in use embeds in float64, except the largest int64, whose differences are measured apart.
     return np.asarray(value).astype(np.float64)
 

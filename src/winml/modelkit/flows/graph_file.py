@@ -71,7 +71,7 @@ class CopyRules:
 
 @dataclass(frozen=True)
 class GraphFileTask:
-    """Which file becomes which, and what is asked of the result whatever the work is."""
+    """Which file is turned into which, and what is asked of the result whatever the work is."""
 
     source: Path
     """The file that is read; it stays as it is."""
@@ -205,13 +205,16 @@ def transform_file(
     opened = _read_source(task, work, clock)
     if work.precedes_normalization:
         result = _apply_work(work, opened.model, clock)
-        normalized = _normalize(task, replace(opened, model=result.model, is_plain=False), clock)
+        normalized = _bring_into_plain_form(task, replace(opened, model=result.model, is_plain=False), clock)
     else:
-        normalized = _normalize(task, opened, clock)
+        normalized = _bring_into_plain_form(task, opened, clock)
         result = _apply_work(work, opened.model, clock)
+    # The one place that decides it; asked after the work, which may have requested more.
     is_copy = opened.may_be_copied and not work.is_requested
-    written = _write_result(task, work, clock, None if is_copy else _stamped(result.model, work, normalized))
-    is_known = is_copy and opened.is_plain
+    written = _write_result(task, work, clock, None if is_copy else result.model, is_plain=normalized.is_plain)
+    notes = normalized.notes
+    if is_copy:
+        notes = (ALREADY_NORMALIZED,) if opened.is_plain else ()
     return TransformedFile(
         result=result,
         model_path=task.paths.model,
@@ -224,7 +227,7 @@ def transform_file(
         coverage=written.coverage,
         verification=written.verification,
         steps=clock.timings(),
-        notes=(*([ALREADY_NORMALIZED] if is_known else []), *normalized.notes, *result.notes),
+        notes=(*notes, *result.notes),
     )
 
 
@@ -245,11 +248,11 @@ def _read_source(task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock
     """Read the structure, decide whether the source may be copied by reference, and read the weights where needed."""
     source, paths = task.source, task.paths
     with clock.step(_READING) as step:
-        data = external_files(source)  # whatever is wrong with the files is told in words of ours
+        data = external_files(source)  # raises our errors, where a library would raise its own
         if paths.model.resolve() != source.resolve():
             # The data of an earlier output goes when that is replaced.
             refuse_inputs([paths.data], data)
-        # Nothing is asked of the weights yet, which a copy by reference never reads.
+        # The structure only: a copy by reference never reads the weights.
         structure = read_structure(source)
         refuse_invalid(structure, source)
         model = _read_graph(source, lambda: ir.serde.deserialize_model(structure))
@@ -282,7 +285,7 @@ class _Normalized:
     notes: tuple[str, ...]
 
 
-def _normalize(task: GraphFileTask, opened: _OpenedSource, clock: StepClock) -> _Normalized:
+def _bring_into_plain_form(task: GraphFileTask, opened: _OpenedSource, clock: StepClock) -> _Normalized:
     """Bring the graph into its plain form, in place, unless it is or that is skipped."""
     model = opened.model
     with clock.step(_NORMALIZATION) as step:
@@ -314,26 +317,6 @@ def _apply_work(work: GraphWork[ResultT], model: ir.Model, clock: StepClock) -> 
     return result
 
 
-def _stamped(model: ir.Model, work: GraphWork[ResultT], normalized: _Normalized) -> ir.Model:
-    """Bring what the file says about itself up to date, in place; a file that says nothing goes on saying nothing.
-
-    Returns:
-        The same model.
-    """
-    records = dict(work.metadata(model))
-    # Not where the file says nothing of an export, or what it says is damaged.
-    with contextlib.suppress(KeyError, TypeError, json.JSONDecodeError):
-        export = json.loads(model.metadata_props[EXPORT_KEY])
-        records[EXPORT_KEY] = {**export, "opset_produced": model.opset_imports[""]}
-    for key in records.keys() & model.metadata_props.keys():
-        model.metadata_props[key] = json.dumps(records[key], ensure_ascii=False, separators=(",", ":"))
-    if normalized.is_plain:
-        stamp(model)
-    else:
-        model.metadata_props.pop(NORMALIZED_KEY, None)
-    return model
-
-
 @dataclass(frozen=True)
 class _Written:
     """The result in its place."""
@@ -344,7 +327,9 @@ class _Written:
     verification: VerificationInfo | None
 
 
-def _write_result(task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock, model: ir.Model | None) -> _Written:
+def _write_result(
+    task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock, model: ir.Model | None, *, is_plain: bool
+) -> _Written:
     """Write the model, or the source under another name where there is none; compare, count and put in place."""
     paths = task.paths
     with clock.step(_WRITING) as step, OutputFiles() as files:
@@ -356,6 +341,7 @@ def _write_result(task: GraphFileTask, work: GraphWork[ResultT], clock: StepCloc
             place_copy(task.source, staged, share_data=rules.share_data, may_link=rules.may_link)
             step.summary = "a copy by reference"
         else:
+            _refresh_metadata(model, work, is_plain=is_plain)
             write_model(model, staged, external=_is_external(task, model))
             verification = work.compare(task.source, staged, task.seed) if task.verify else None
             step.summary = equality_words(verification)
@@ -366,6 +352,24 @@ def _write_result(task: GraphFileTask, work: GraphWork[ResultT], clock: StepCloc
     model_path = paths.model.absolute()
     ordered = sorted(written.items(), key=lambda item: (item[0] != model_path, item[0]))
     return _Written(tuple(WrittenFile(path, size) for path, size in ordered), summary, coverage, verification)
+
+
+def _refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: bool) -> None:
+    """Bring what the file says about itself up to date, in place; a key that the file does not have is not added.
+
+    The stamp is: every graph that is in its plain form bears one.
+    """
+    records = dict(work.metadata(model))
+    # Not where the file says nothing of an export, or what it says is damaged.
+    with contextlib.suppress(KeyError, TypeError, json.JSONDecodeError):
+        export = json.loads(model.metadata_props[EXPORT_KEY])
+        records[EXPORT_KEY] = {**export, "opset_produced": model.opset_imports[""]}
+    for key in records.keys() & model.metadata_props.keys():
+        model.metadata_props[key] = json.dumps(records[key], ensure_ascii=False, separators=(",", ":"))
+    if is_plain:
+        stamp(model)
+    else:
+        model.metadata_props.pop(NORMALIZED_KEY, None)
 
 
 def _is_external(task: GraphFileTask, model: ir.Model) -> bool | None:

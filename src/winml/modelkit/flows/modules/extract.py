@@ -102,16 +102,7 @@ def extract_modules(
         refuse_inputs(outputs, (*files_of_model(path), *options.protected))
         refuse_existing(outputs, overwrite=options.overwrite)
         step.summary = f"{len(cuts.calls)} of {len(cuts.calls) + len(cuts.refused)}"
-    result = ExtractResult(
-        source=options.run.shown,
-        selector=selector,
-        folder=folder,
-        tool_version=__version__,
-        modules=(),
-        refused=cuts.refused,
-        without_nodes=cuts.without_nodes,
-        notes=(),
-    )
+    result = _result_without_modules(options.run.shown, selector, folder, cuts)
     if not cuts.calls:
         return result
     with clock.step(_STEPS[1]) as step:
@@ -129,6 +120,20 @@ def extract_modules(
             written = files.commit(overwrite=options.overwrite)
             step.summary = f"{len(written)} files"
     return result
+
+
+def _result_without_modules(shown: str, selector: str, folder: Path, cuts: ModuleCuts) -> ExtractResult:
+    """Return the result as far as it is known before anything is written."""
+    return ExtractResult(
+        source=shown,
+        selector=selector,
+        folder=folder,
+        tool_version=__version__,
+        modules=(),
+        refused=cuts.refused,
+        without_nodes=cuts.without_nodes,
+        notes=(),
+    )
 
 
 def _output_paths(folder: Path, stems: Iterable[str], *, with_inputs: bool) -> list[Path]:
@@ -177,7 +182,7 @@ class _CutWriter:
             inputs=written.inputs,
             outputs=written.outputs,
             nodes=len(item.cut.nodes),
-            parameters=_parameters(item),
+            parameters=_parameter_count(item),
             size_bytes=sum(file.stat().st_size for file in written.files),
             drawn_in=_node_names(item.cut.drawn_in),
             left_out=_node_names(item.cut.left_out),
@@ -197,7 +202,7 @@ def _node_names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
     return tuple(node.name or node.op_type for node in nodes)
 
 
-def _parameters(item: CutCall) -> int:
+def _parameter_count(item: CutCall) -> int:
     return sum(value.const_value.size for value in item.cut.initializers if value.const_value is not None)
 
 
