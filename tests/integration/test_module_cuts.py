@@ -19,7 +19,7 @@ from checkpoints import build_model, save_checkpoint
 from winml.modelkit.errors import InputError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.flows.export.export import HTPExporter
-from winml.modelkit.flows.modules.extract import extract_modules
+from winml.modelkit.flows.modules.extract import ExtractOptions, extract_modules
 from winml.modelkit.graph.dimensions import DynamicRequest
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
@@ -56,7 +56,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
 
 
 def _extract(path: Path, folder: Path, selector: str = "**", **options: Any) -> ExtractResult:
-    return extract_modules(path, selector, folder, options=RunOptions(shown=path.name, **options), with_inputs=True)
+    run = RunOptions(shown=path.name, **options)
+    return extract_modules(path, selector, folder, ExtractOptions(run, with_inputs=True))
 
 
 def _draw(path: Path, folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from winml.modelkit.errors import (
     UsageError,
     VerificationError,
 )
-from winml.modelkit.flows.optimize import ALREADY_NORMALIZED
+from winml.modelkit.flows.graph_file import ALREADY_NORMALIZED
 from winml.modelkit.metadata_keys import NORMALIZED_KEY
 from winml.modelkit.normalize.stamp import is_normalized, stamp
 from winml.modelkit.results.optimized_model import OptimizationRound

@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 
+from graphs import parse
 from winml.modelkit import WinMLExportConfig, export_pytorch
-from winml.modelkit.errors import InputError, ModelPathError, OutputExistsError, UsageError
+from winml.modelkit.errors import InputError, ModelPathError, OutputExistsError, UsageError, VerificationError
 from winml.modelkit.flows.pin import pin_model
 from winml.modelkit.metadata_keys import TAG_KEY
+from winml.modelkit.runtime.ir_versions import newest_ir_version
 
 
 class Net(nn.Module):
@@ -83,3 +86,32 @@ def test_unknown_name_existing_output_and_no_model_are_refused(dynamic: Path, tm
     with pytest.raises(InputError):
         pin_model(tmp_path / "broken.onnx", tmp_path / "static.onnx", {"tokens": 5})
     assert not (tmp_path / "static.onnx").exists()
+
+
+def test_sizes_the_model_does_not_take_cannot_be_verified(tmp_path: Path) -> None:
+    """Nothing is written, and the hint is to give other sizes; a refused request names no step."""
+    body = """m (float[N, 4] x) => (float[M, 8] y) <int64[2] s = {2, 8}, float[4] w = {1, 2, 3, 4}>
+        { a = Mul (x, w) y = Reshape (a, s) }"""
+    ir.save(parse(body), tmp_path / "in.onnx")
+    with pytest.raises(VerificationError, match="cannot verify") as raised:
+        pin_model(tmp_path / "in.onnx", tmp_path / "static.onnx", {"N": 3})
+    assert ("", True) == (raised.value.step, "Give sizes the model takes" in raised.value.hint)
+    assert ["in.onnx"] == [path.name for path in tmp_path.iterdir()]
+    result = pin_model(tmp_path / "in.onnx", tmp_path / "static.onnx", {"N": 4})
+    assert result.verification is not None
+    assert result.verification.is_verified
+    assert ((), result.sizes) == (result.still_open, {"N": 4})
+
+
+def test_graph_that_is_not_valid_and_newer_formats_are_treated_as_by_every_verb(dynamic: Path, tmp_path: Path) -> None:
+    """The first is refused, the second lowered with a note."""
+    model = onnx.load(dynamic)
+    model.ir_version = newest_ir_version() + 1
+    onnx.save(model, tmp_path / "newer.onnx")
+    result = pin_model(tmp_path / "newer.onnx", tmp_path / "static.onnx", {"tokens": 5})
+    assert any("IR version" in note for note in result.notes)
+    assert newest_ir_version() == onnx.load(result.model_path).ir_version
+    model.graph.node[0].input[0] = "nowhere"
+    onnx.save(model, tmp_path / "broken.onnx")
+    with pytest.raises(InputError):
+        pin_model(tmp_path / "broken.onnx", tmp_path / "other.onnx", {"tokens": 5})

@@ -9,7 +9,7 @@ import pytest
 
 from graphs import parse, tags
 from winml.modelkit.errors import NormalizeError
-from winml.modelkit.graph.stage import PassStep, TagPolicy, run_passes
+from winml.modelkit.graph.stage import DeclaredPass, TagPolicy, run_passes
 from winml.modelkit.hierarchy.tagging import NodeTag, clear_tag, write_tag
 
 BODY = "m (float[2] x, float[2] k) => (float[2] y, float[2] z) { y = Relu (x)  z = Add (y, k) }"
@@ -66,7 +66,7 @@ def _fail(_model: ir.Model) -> bool:
 
 
 def _run(change: Callable[[ir.Model], bool], policy: TagPolicy) -> bool:
-    steps = (PassStep(IdlePass(), "keeps"), PassStep(_Pass(change), policy))
+    steps = (DeclaredPass(IdlePass(), "keeps"), DeclaredPass(_Pass(change), policy))
     return run_passes(parse(BODY), steps, NormalizeError)
 
 
@@ -105,5 +105,5 @@ def test_passes_on_a_graph_without_tags_have_none_to_lose() -> None:
     model = parse(BODY)
     for node in model.graph:
         clear_tag(node)
-    assert run_passes(model, (PassStep(_Pass(_append), "creates"),), NormalizeError)
+    assert run_passes(model, (DeclaredPass(_Pass(_append), "creates"),), NormalizeError)
     assert [None, None, None] == tags(model)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.builds.plan import BuildPlan, request_record
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import BUILD_CONFIG_NAME, BUILT_MODEL_NAME, data_path, sidecar_path
-from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.results.build_manifest import StageName, StageRecord
 
 if TYPE_CHECKING:
@@ -153,55 +152,51 @@ def _optimize_options(plan: BuildPlan) -> dict[str, Any]:
 
 
 def _optimize(task: StageTask) -> StageOutcome:
-    import onnx_ir as ir
-
-    from winml.modelkit.graph.files.reading import read_structure
-    from winml.modelkit.graph.validity import refuse_invalid
-    from winml.modelkit.normalize.stamp import is_normalized
-    from winml.modelkit.runtime.ir_versions import newest_ir_version
+    from winml.modelkit.flows.graph_file import CopyRules, GraphFileTask
+    from winml.modelkit.flows.optimize import EXTERNAL_BYTES, optimize_file
 
     section = task.plan.config.optim
     assert section is not None  # skipped otherwise
     assert task.source is not None  # an export ran before, or the build starts from an ONNX file
-    notes: tuple[str, ...] = ()
-    structure = read_structure(task.source)
-    refuse_invalid(structure, task.source)  # else the library that reads it makes up what is missing
-    is_plain = is_normalized(ir.serde.deserialize_model(structure)) and structure.ir_version <= newest_ir_version()
-    if section.is_empty and is_plain:
-        return _as_it_is(task, "already normalized")
-    if task.plan.skip_pre_normalization:
-        if section.is_empty:
-            return _as_it_is(task, "not normalized (--skip-pre-normalization)")
-        notes = ("--skip-pre-normalization is ignored: what the optimizer is asked for needs the plain form.",)
-    from winml.modelkit.flows.optimize import optimize_onnx
-
-    result = optimize_onnx(
-        task.source,
-        task.output,
-        options=section,
-        overwrite=True,
-        verify=task.plan.verify,
-        seed=task.plan.request.seed,
+    # Files of this build may share data and name each other; the user's file must stay free to be changed.
+    is_ours = task.source != task.plan.onnx_path
+    skips = task.plan.skip_pre_normalization
+    result = optimize_file(
+        GraphFileTask(
+            task.source,
+            task.output,
+            overwrite=True,
+            verify=task.plan.verify,
+            seed=task.plan.request.seed,
+            skip_normalization=skips and section.is_empty,
+            external_from_bytes=EXTERNAL_BYTES,
+            copying=CopyRules(share_data=is_ours, may_link=is_ours, of_any_form=skips),
+        ),
+        section,
     )
+    if result.is_copy:
+        return _copied_by_reference(result)
+    ignored = (_IGNORED_SKIP,) if skips else ()
     return StageOutcome(
         files=tuple(file.path for file in result.files),
         normalizations=result.normalizations,
         summary=_optimized_words(result),
-        notes=(*notes, *result.notes),
+        notes=(*ignored, *result.notes),
     )
 
 
-def _as_it_is(task: StageTask, summary: str) -> StageOutcome:
-    """Let the result be the source under another name: nothing was asked for that would change it."""
-    from winml.modelkit.graph.files.placing import external_files, place_copy
+_IGNORED_SKIP = "--skip-pre-normalization is ignored: what the optimizer is asked for needs the plain form."
 
-    assert task.source is not None  # only graphs are taken as they are
-    is_ours = task.source != task.plan.onnx_path
-    with OutputFiles() as files:
-        files.drop(data_path(task.output))
-        place_copy(task.source, files.stage(task.output), share_data=is_ours, may_link=is_ours)
-        files.commit()
-    return StageOutcome((task.output, *external_files(task.output)), normalizations=0, summary=summary)
+
+def _copied_by_reference(result: OptimizedFile) -> StageOutcome:
+    """Return the outcome where nothing was asked for that would change the source."""
+    from winml.modelkit.graph.files.placing import external_files
+
+    return StageOutcome(
+        files=(result.model_path, *external_files(result.model_path)),
+        normalizations=0,
+        summary="already normalized" if result.is_plain else "not normalized (--skip-pre-normalization)",
+    )
 
 
 def _optimized_words(result: OptimizedFile) -> str:

@@ -1,8 +1,8 @@
 """Does one ONNX file answer as another does?
 
-Opens one after the other, so that two large models are never held at once, and asks both the same questions. Both are
-run node by node as they are written: what ONNX Runtime would make of them first has mistakes of its own, which would
-not show where it makes them in both files alike.
+Opens one after the other, so that two large models are never held at once, and feeds both the same values. Both are run
+node by node as they are written: the optimizations of ONNX Runtime have mistakes of their own, which would not show
+where they are made in both files alike.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
+from winml.modelkit.compare.thresholds import ROUNDING_FACTOR
 from winml.modelkit.compare.words import difference_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
@@ -27,34 +28,36 @@ __all__ = ["refuse_different"]
 
 Feeds = dict[str, NDArray[Any]]
 
+_BothAnswers = tuple[list[Feeds], list[Feeds], list[Feeds]]
+"""The draws, the answers of the reference and those of the candidate."""
+
 DRAWS = 2
 """How many sets of values are compared; open dimensions have another size in each."""
-
-ROUNDING_FACTOR = 10
-"""How many times the threshold two files may differ as written and still be compared as ONNX Runtime runs them by
-default, where rounding is done alike. Measured: 2 on resnet-50 with random weights, 50 convolutions deep; what a wrong
-graph differs by is a thousand times the threshold and more (``THRESHOLDS``)."""
 
 _HINT = "No file was written; --no-verify writes it all the same. Please report it."
 
 
-def refuse_different(reference: Path, candidate: Path, seed: int) -> VerificationInfo:
+def refuse_different(reference: Path, candidate: Path, seed: int, *, has_fixed_sizes: bool = False) -> VerificationInfo:
     """Compare the answers of two files to two draws of values.
 
     Args:
         reference: The file that is right.
         candidate: The file that was made from it.
         seed: Seed of the values.
+        has_fixed_sizes: Whether the candidate takes only some of the sizes that the reference takes; the values then
+            have sizes of the candidate.
 
     Returns:
         The comparison: every output equal within the threshold of its dtype.
 
     Raises:
-        StageError: the reference itself cannot be run, so there is nothing to compare with.
+        StageError: the reference itself cannot be run, so there is nothing to compare with; or neither can, at the
+            sizes that were fixed.
         VerificationError: they differ, or the candidate cannot be run.
     """
-    draws, expected = _questions(reference, seed)
-    answers = _answers(candidate, draws)
+    draws, expected, answers = (_answers_to_candidate_sizes if has_fixed_sizes else _answers_to_reference_sizes)(
+        reference, candidate, seed
+    )
     if set(answers[0]) != set(expected[0]):
         raise VerificationError(
             f"the result gives {', '.join(answers[0])}, and {reference.name} {', '.join(expected[0])}", hint=_HINT
@@ -62,7 +65,8 @@ def refuse_different(reference: Path, candidate: Path, seed: int) -> Verificatio
     verification = compare_outputs(expected, answers)
     if _may_be_rounding(verification):
         verification = compare_outputs(
-            _answers(reference, draws, as_written=False), _answers(candidate, draws, as_written=False)
+            _reference_answers(reference, draws, as_written=False),
+            _candidate_answers(candidate, draws, as_written=False),
         )
     if not all(item.is_equal for item in verification.comparisons):
         raise VerificationError(
@@ -74,6 +78,26 @@ def refuse_different(reference: Path, candidate: Path, seed: int) -> Verificatio
     )
 
 
+def _answers_to_reference_sizes(reference: Path, candidate: Path, seed: int) -> _BothAnswers:
+    try:
+        draws, expected = _draws_and_answers(reference, seed)
+    except (StageError, UsageError) as error:
+        raise _reference_error(reference, error) from error
+    return draws, expected, _candidate_answers(candidate, draws)
+
+
+def _answers_to_candidate_sizes(reference: Path, candidate: Path, seed: int) -> _BothAnswers:
+    try:
+        draws, answers = _draws_and_answers(candidate, seed)
+    except (StageError, UsageError) as error:
+        # The sizes may be none that the model takes: that is no fault of the candidate.
+        raise StageError(
+            f"cannot verify: {error.message.replace(str(candidate), 'the result')}",
+            hint="--no-verify writes the result without comparing it.",
+        ) from error
+    return draws, _reference_answers(reference, draws), answers
+
+
 def _is_telling(values: NDArray[Any]) -> bool:
     """Say whether there is something in an answer that a wrong graph would get wrong: not only NaN and infinities."""
     return values.dtype.kind in _TEXT or bool(np.isfinite(values).any())
@@ -83,7 +107,7 @@ _TEXT = "USO"
 """Kinds of arrays that hold no numbers."""
 
 
-def _session(path: Path, *, as_written: bool) -> Session:
+def _open_session(path: Path, *, as_written: bool) -> Session:
     model = runnable(path)
     folder = path.absolute().parent if isinstance(model, bytes) else None
     return Session(model, optimize=not as_written, data_folder=folder, name=str(path))
@@ -95,36 +119,33 @@ def _may_be_rounding(verification: VerificationInfo) -> bool:
     return bool(different) and all(item.relative_diff <= ROUNDING_FACTOR * item.threshold for item in different)
 
 
-def _questions(reference: Path, seed: int) -> tuple[list[Feeds], list[Feeds]]:
-    """Return sets of values that the reference takes, and its answers.
+def _draws_and_answers(path: Path, seed: int) -> tuple[list[Feeds], list[Feeds]]:
+    """Return sets of values that a file takes, and its answers.
 
     Raises:
         StageError: it takes none.
+        UsageError: one of its inputs takes values that nobody can draw.
     """
     draws: list[Feeds] = []
     answers: list[Feeds] = []
-    reason: StageError | UsageError | None = None
-    try:
-        session = _session(reference, as_written=True)
-        inputs = graph_inputs(session)
-        for sizes in _sizes_to_try(inputs):
+    refusal: StageError | UsageError = StageError("no sizes were tried")
+    session = _open_session(path, as_written=True)
+    inputs = graph_inputs(session)
+    for sizes in _sizes_to_try(inputs):
+        try:
             feeds = draw_feeds(inputs, sizes, seed + len(draws))
-            try:
-                answers.append(session.run(feeds))
-            except StageError as error:
-                reason = error  # these sizes do not go together; others may
-                continue
-            draws.append(feeds)
-            if len(draws) == DRAWS:
-                break
-    except (StageError, UsageError) as error:
-        reason = error
+            answers.append(session.run(feeds))
+        except StageError as error:
+            refusal = error  # these sizes do not go together; others may
+            continue
+        except UsageError as error:
+            refusal = error  # no values can be drawn, whatever the sizes
+            break
+        draws.append(feeds)
+        if len(draws) == DRAWS:
+            break
     if not draws:
-        words = reason.message if reason else "no sizes were tried"
-        raise StageError(
-            f"cannot verify, since {reference.name} itself does not run: {words}",
-            hint="--no-verify writes the result without comparing it.",
-        ) from reason
+        raise refusal
     return draws, answers
 
 
@@ -144,10 +165,28 @@ _LARGE = frozenset({"height", "width", "samples", "frames", "channels", "mel_bin
 """Dimensions that models refuse small sizes of."""
 
 
-def _answers(path: Path, draws: Sequence[Feeds], *, as_written: bool = True) -> list[Feeds]:
+def _reference_answers(reference: Path, draws: Sequence[Feeds], *, as_written: bool = True) -> list[Feeds]:
     try:
-        session = _session(path, as_written=as_written)
-        return [session.run(draw) for draw in draws]
+        return _run_draws(reference, draws, as_written=as_written)
     except (StageError, UsageError) as error:
-        message = error.message.replace(str(path), "the result")
+        raise _reference_error(reference, error) from error
+
+
+def _reference_error(reference: Path, error: StageError | UsageError) -> StageError:
+    return StageError(
+        f"cannot verify, since {reference.name} itself does not run: {error.message}",
+        hint="--no-verify writes the result without comparing it.",
+    )
+
+
+def _candidate_answers(candidate: Path, draws: Sequence[Feeds], *, as_written: bool = True) -> list[Feeds]:
+    try:
+        return _run_draws(candidate, draws, as_written=as_written)
+    except (StageError, UsageError) as error:
+        message = error.message.replace(str(candidate), "the result")
         raise VerificationError(f"the result does not run: {message}", hint=_HINT) from error
+
+
+def _run_draws(path: Path, draws: Sequence[Feeds], *, as_written: bool) -> list[Feeds]:
+    session = _open_session(path, as_written=as_written)
+    return [session.run(draw) for draw in draws]

@@ -1,7 +1,7 @@
-"""Does the exported file answer as the torch module does?
+"""Do outputs agree with those of a reference?
 
 Compares outputs that are already computed; runs neither side. Differences are measured against the scale of the
-reference, and a reference that would hide a wrong answer is refused.
+reference, and a reference that would hide a wrong answer has no signal.
 """
 
 from __future__ import annotations
@@ -13,24 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["THRESHOLDS", "OutputComparison", "VerificationInfo", "compare_outputs"]
+from winml.modelkit.compare.thresholds import MINIMUM_SCALE, THRESHOLDS
 
-THRESHOLDS: Mapping[str, float] = {
-    "float64": 1e-7,
-    "float32": 1e-4,
-    "float16": 1e-2,
-    "bfloat16": 5e-2,
-}
-"""Largest accepted difference relative to the largest reference value, per dtype the output is computed in.
-
-Chosen about a hundred times above what correct exports show (2e-6 for float32, measured over 36 architectures) and a
-thousand times below what a wrong mask or a stray input does (0.9 to 1.4). Half precision: ten units in the last place
-of ``float16`` (2**-11) and of ``bfloat16`` (2**-8), since both sides round after every operator, in different orders.
-Integers and booleans must be equal.
-"""
-
-MINIMUM_SCALE = 1e-20
-"""Below this a reference is nothing but rounding. Chosen well under any activation, over float32's smallest normal."""
+__all__ = ["MINIMUM_SCALE", "THRESHOLDS", "OutputComparison", "VerificationInfo", "compare_outputs"]
 
 
 @dataclass(frozen=True)
@@ -53,20 +38,20 @@ class OutputComparison:
     computed_in: str = ""
     """The dtype whose rounding sets the threshold, where it is coarser than the output's own."""
     nan_count: int = 0
-    """Values that are NaN, in PyTorch as in ONNX Runtime."""
+    """Values that are NaN on both sides."""
     problem: str = ""
     """Why it is not equal, where that is not the difference: another shape, or NaN on one side only."""
 
 
 @dataclass(frozen=True)
 class VerificationInfo:
-    """Outcome of comparing the file with the module."""
+    """Outcome of comparing the outputs of some draws with those of the reference."""
 
     comparisons: tuple[OutputComparison, ...]
     has_signal: bool
     """Whether some output depends on the inputs by more than its threshold, so that a wrong answer would have shown."""
     set_aside: tuple[OutputComparison, ...] = ()
-    """Of each draw that is not compared, the output of PyTorch that rounding moves most."""
+    """Of each draw that is not compared, the output of the reference that rounding moves most."""
 
     @property
     def is_verified(self) -> bool:
@@ -111,37 +96,37 @@ def compare_outputs(
     *,
     computed_in: Iterable[str] = (),
 ) -> VerificationInfo:
-    """Compare what PyTorch gave with what ONNX Runtime gave, draw by draw.
+    """Compare outputs with those of a reference, draw by draw.
 
     Args:
-        reference: PyTorch's outputs by name, one mapping per draw.
-        answers: ONNX Runtime's outputs by name, in the same order of draws.
+        reference: Outputs of the reference by name, one mapping per draw: those of PyTorch, or of another file.
+        answers: Outputs of the file by name, in the same order of draws.
         computed_in: Dtypes the model computes in: what half precision has rounded is not exact to float32 again for
             being cast to it at the end.
     """
     coarsest = max(computed_in, key=lambda dtype: THRESHOLDS.get(dtype, 0.0), default="")
     comparisons = tuple(
-        _compare(name, draw, expected, answer[name], coarsest)
-        for draw, (wanted, answer) in enumerate(zip(reference, answers, strict=True), start=1)
-        for name, expected in wanted.items()
+        _compare_one(name, draw, expected, answer[name], coarsest)
+        for draw, (outputs, answer) in enumerate(zip(reference, answers, strict=True), start=1)
+        for name, expected in outputs.items()
     )
     return VerificationInfo(comparisons, has_signal=_has_signal(reference, coarsest))
 
 
-def _threshold(dtype: str, coarsest: str) -> float:
+def _output_threshold(dtype: str, coarsest: str) -> float:
     """Return the threshold of an output; integers stay exact whatever the model computes in."""
     own = THRESHOLDS.get(dtype, 0.0)
     return max(own, THRESHOLDS.get(coarsest, 0.0)) if own else 0.0
 
 
-def _compare(name: str, draw: int, expected: NDArray[Any], actual: NDArray[Any], coarsest: str) -> OutputComparison:
+def _compare_one(name: str, draw: int, expected: NDArray[Any], actual: NDArray[Any], coarsest: str) -> OutputComparison:
     dtype = str(expected.dtype)
-    threshold = _threshold(dtype, coarsest)
+    threshold = _output_threshold(dtype, coarsest)
     computed_in = coarsest if threshold > THRESHOLDS.get(dtype, 0.0) else ""
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
         problem = f"PyTorch gives {dtype}{list(expected.shape)}, ONNX Runtime {actual.dtype}{list(actual.shape)}"
         return OutputComparison(name, draw, dtype, np.inf, 0.0, np.inf, threshold, is_equal=False, problem=problem)
-    left, right = _comparable(expected), _comparable(actual)
+    left, right = _as_float64(expected), _as_float64(actual)
     finite = np.isfinite(left)
     # NaN equals NaN here, and an infinity the same infinity: they are part of the answer.
     if not np.array_equal(left[~finite], right[~finite], equal_nan=True) or not np.isfinite(right[finite]).all():
@@ -156,7 +141,7 @@ def _compare(name: str, draw: int, expected: NDArray[Any], actual: NDArray[Any],
 
 def _largest_difference(expected: NDArray[Any], actual: NDArray[Any]) -> float:
     if expected.dtype.kind not in "biu":
-        return float(np.abs(_comparable(expected) - _comparable(actual)).max(initial=0.0))
+        return float(np.abs(_as_float64(expected) - _as_float64(actual)).max(initial=0.0))
     # In float64, integers beyond 2**53 that differ can be one number; unsigned subtraction is exact.
     left, right = expected.astype(np.int64), actual.astype(np.int64)
     distances = np.maximum(left, right).astype(np.uint64) - np.minimum(left, right).astype(np.uint64)
@@ -165,19 +150,19 @@ def _largest_difference(expected: NDArray[Any], actual: NDArray[Any]) -> float:
 
 def _has_signal(reference: Sequence[Mapping[str, NDArray[Any]]], coarsest: str) -> bool:
     """Say whether some output changes between the draws by more than the comparison would forgive."""
-    first, *others = reference
+    first, *later_draws = reference
     for name, value in first.items():
-        values = _comparable(value)
+        values = _as_float64(value)
         scale = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
         if scale < MINIMUM_SCALE:
             continue
-        for other in others:
-            rival = _comparable(other[name])
-            if rival.shape != values.shape:
+        for draw in later_draws:
+            later_values = _as_float64(draw[name])
+            if later_values.shape != values.shape:
                 return True
-            both = np.isfinite(values) & np.isfinite(rival)
-            change = float(np.abs(values[both] - rival[both]).max(initial=0.0))
-            if change > _threshold(str(value.dtype), coarsest) * scale:
+            both = np.isfinite(values) & np.isfinite(later_values)
+            change = float(np.abs(values[both] - later_values[both]).max(initial=0.0))
+            if change > _output_threshold(str(value.dtype), coarsest) * scale:
                 return True
     return False
 
@@ -187,7 +172,7 @@ def _set_aside_record(item: OutputComparison) -> dict[str, Any]:
     return {"name": item.name, "draw": item.draw, "moved_by_rounding": moved, "threshold": item.threshold}
 
 
-def _comparable(value: NDArray[Any]) -> NDArray[np.float64]:
+def _as_float64(value: NDArray[Any]) -> NDArray[np.float64]:
     # Every dtype in use embeds in float64, except the largest int64, whose differences are measured apart.
     return np.asarray(value).astype(np.float64)
 

@@ -1,4 +1,4 @@
-"""How is the comparison of a file with the file it was made from put into words?"""
+"""Words for the comparison of a file with the file it was made from."""
 
 from __future__ import annotations
 

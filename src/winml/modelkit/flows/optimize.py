@@ -1,50 +1,32 @@
-"""How does an ONNX file become a cheaper one with the same answer? The flow of ``winml optimize``.
+"""What does ``winml optimize`` do, from file to file? Makes a graph cheaper with the same answer.
 
-Reads the file, brings it into its plain form unless its stamp says that it is, optimizes it, compares the result with
-the file it was made from, and writes it. Knows no PyTorch and imports none.
+Reading, plain form, comparison and writing are those of every verb that changes a graph (``graph_file``). Knows no
+PyTorch and imports none.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from winml.modelkit.compare.files import refuse_different
-from winml.modelkit.compare.words import equality_words
-from winml.modelkit.errors import InputError, UsageError, first_line
-from winml.modelkit.graph.files.output_files import OutputFiles, refuse_inputs
-from winml.modelkit.graph.files.output_paths import ExportPaths
-from winml.modelkit.graph.files.placing import external_files, place_copy
-from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.graph.validity import refuse_invalid
-from winml.modelkit.hierarchy.coverage import all_nodes
-from winml.modelkit.hierarchy.tagging import read_tag
-from winml.modelkit.metadata_keys import EXPORT_KEY, NORMALIZED_KEY
-from winml.modelkit.normalize.pipeline import normalize
-from winml.modelkit.normalize.stamp import is_normalized, stamp
+from winml.modelkit.errors import UsageError
+from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, TransformedFile, summarize_graph, transform_file
 from winml.modelkit.optimize.capabilities import CAPABILITIES
-from winml.modelkit.optimize.operator_counts import GraphCensus, operator_name
 from winml.modelkit.optimize.opset_conversion import refuse_unknown_opset
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
 from winml.modelkit.options import parse_options
-from winml.modelkit.progress import StepClock, StepEvent
-from winml.modelkit.results.optimized_model import GraphSummary, OptimizationLoop, OptimizationRound, OptimizedFile
-from winml.modelkit.results.written_file import WrittenFile
-from winml.modelkit.runtime.ir_versions import newest_ir_version
+from winml.modelkit.progress import StepEvent
+from winml.modelkit.results.optimized_model import OptimizationLoop, OptimizationRound, OptimizedFile
 
-__all__ = ["EXTERNAL_BYTES", "STEPS", "optimize_onnx", "run_optimize_analyze_loop"]
-
-STEPS = ("reading", "normalization", "optimization", "writing and verification")
+__all__ = ["EXTERNAL_BYTES", "optimize_file", "optimize_onnx", "run_optimize_analyze_loop"]
 
 EXTERNAL_BYTES = 32_000_000
 """Weights of this size on are written to a file of their own, which ONNX Runtime maps where it would parse and copy
@@ -53,7 +35,8 @@ them: a session of bert-base is there 2.6 times as fast (measured). Chosen: belo
 MAX_ROUNDS = 5
 """Chosen: two rounds settle every model tried, the second finding nothing."""
 
-ALREADY_NORMALIZED = "already normalized, and nothing else was asked for: the result is the source under another name"
+AnalyzeRound = Callable[[OptimizationRound], Mapping[str, Any] | None]
+"""Called after each round; returns the flags of the next in place of those so far, or None to go on with the same."""
 
 
 def optimize_onnx(
@@ -87,7 +70,7 @@ def optimize_onnx(
         **flags: ``level``, ``ep``, ``opset``, and the names of capabilities (``gelu_fusion=True``).
 
     Returns:
-        What was made. The file is in place.
+        The record of the optimization. The file is in place.
 
     Raises:
         UsageError: a flag nobody knows or that goes with no other, or an output that exists.
@@ -99,11 +82,27 @@ def optimize_onnx(
     """
     if options is None:
         options = parse_options(OptimizeOptions, flags, "optimize_onnx")
-    target = _Target.of(output, overwrite=overwrite, verify=verify, external_data=external_data, seed=seed)
+    task = GraphFileTask(
+        Path(model),
+        Path(output),
+        overwrite=overwrite,
+        verify=verify,
+        seed=seed,
+        skip_normalization=skip_normalization,
+        external_data=external_data,
+        external_from_bytes=EXTERNAL_BYTES,
+    )
+    return optimize_file(task, options, on_step)
+
+
+def optimize_file(
+    task: GraphFileTask, options: OptimizeOptions, on_step: Callable[[StepEvent], None] | None = None
+) -> OptimizedFile:
+    """Optimize an ONNX file as a task says; see :func:`optimize_onnx` for what is returned and raised."""
+    task.refuse_early()
     refuse_unknown_opset(options.opset)
-    clock = StepClock(STEPS, on_step)
-    work = _Work(lambda graph: optimize(graph, options), [options], may_ask_more=False)
-    return _optimize_file(Path(model), target, work, clock, skip_normalization)
+    work = _SingleOptimization(options)
+    return _optimized_file(task, work, transform_file(task, work, on_step))
 
 
 def run_optimize_analyze_loop(
@@ -111,7 +110,7 @@ def run_optimize_analyze_loop(
     output: str | os.PathLike[str],
     *,
     max_rounds: int = MAX_ROUNDS,
-    analyze: Callable[[OptimizationRound], Mapping[str, Any] | None] | None = None,
+    analyze: AnalyzeRound | None = None,
     overwrite: bool = False,
     verify: bool = True,
     external_data: bool | None = None,
@@ -139,7 +138,7 @@ def run_optimize_analyze_loop(
         **flags: As for :func:`optimize_onnx`; those of the first round.
 
     Returns:
-        The file that was made, and the record of every round.
+        The record of the optimization, and that of every round. The file is in place.
 
     Raises:
         UsageError: a flag nobody knows, an output that exists, or no round.
@@ -148,232 +147,153 @@ def run_optimize_analyze_loop(
     if max_rounds < 1:
         raise UsageError(f"max_rounds {max_rounds}: at least one round is needed", hint="Give a number from 1 up.")
     options = parse_options(OptimizeOptions, flags, "run_optimize_analyze_loop")
-    target = _Target.of(output, overwrite=overwrite, verify=verify, external_data=external_data, seed=seed)
-    refuse_unknown_opset(options.opset)
-    rounds: list[OptimizationRound] = []
-    asked = [options]
-    work = _Work(
-        lambda graph: _work_in_rounds(graph, asked, max_rounds, analyze, rounds),
-        asked,
-        may_ask_more=analyze is not None,
+    task = GraphFileTask(
+        Path(model),
+        Path(output),
+        overwrite=overwrite,
+        verify=verify,
+        seed=seed,
+        external_data=external_data,
+        external_from_bytes=EXTERNAL_BYTES,
     )
-    file = _optimize_file(Path(model), target, work, StepClock(STEPS, on_step), skip_normalization=False)
-    return OptimizationLoop(file, tuple(rounds))
+    task.refuse_early()
+    refuse_unknown_opset(options.opset)
+    work = _OptimizationInRounds([options], max_rounds, analyze)
+    file = _optimized_file(task, work, transform_file(task, work, on_step))
+    return OptimizationLoop(file, tuple(work.rounds))
 
 
-def _work_in_rounds(
-    graph: ir.Model,
-    asked: list[OptimizeOptions],
-    max_rounds: int,
-    analyze: Callable[[OptimizationRound], Mapping[str, Any] | None] | None,
-    rounds: list[OptimizationRound],
-) -> OptimizeResult:
-    """Optimize until nothing changes; adds a record per round to ``rounds``.
+class _Optimization(GraphWork[OptimizeResult]):
+    """What one optimization and several in rounds have in common."""
 
-    What is asked of the first round is the last of ``asked``, to which that of later ones is added.
-    """
-    fired: Counter[str] = Counter()
-    notes: dict[str, None] = {}
-    for number in range(1, max_rounds + 1):
-        started = time.perf_counter()
-        before = _summary(graph, 0)
-        options = asked[-1]
-        result = optimize(graph, options)
-        graph = result.model
-        fired.update(result.fired)
-        notes |= dict.fromkeys(result.notes)
-        seconds = time.perf_counter() - started
-        enabled = tuple(entry.name for entry in options.enabled())
-        done = OptimizationRound(number, enabled, result.fired, result.changed, before, _summary(graph, 0), seconds)
-        rounds.append(done)
-        wishes = analyze(done) if analyze is not None else None
-        if wishes is not None and number < max_rounds:
-            asked.append(_next_options(wishes))
-        elif not result.changed:
-            break
-    return replace(result, fired=dict(fired), notes=tuple(notes), changed=any(item.changed for item in rounds))
+    step_name: ClassVar[str] = "optimization"
+
+    @property
+    def requested_options(self) -> Sequence[OptimizeOptions]:
+        """What was asked for so far, in order."""
+        raise NotImplementedError
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether anything was asked for so far."""
+        return not all(options.is_empty for options in self.requested_options)
+
+    def enabled_names(self) -> tuple[str, ...]:
+        """Return the capabilities that were on at some time, in the order of the registry."""
+        return tuple(
+            name
+            for name, entry in CAPABILITIES.items()
+            if any(options.is_enabled(entry) for options in self.requested_options)
+        )
+
+    def summary(self, result: OptimizeResult) -> str:
+        """Return which capabilities fired."""
+        if not self.is_requested:
+            return "nothing was asked for"
+        fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
+        return fired or "no fusion found its pattern"
 
 
-def _next_options(wishes: Mapping[str, Any]) -> OptimizeOptions:
-    if not isinstance(wishes, Mapping):
+@dataclass(frozen=True)
+class _SingleOptimization(_Optimization):
+    """The optimizer, once."""
+
+    options: OptimizeOptions
+
+    @property
+    def requested_options(self) -> Sequence[OptimizeOptions]:
+        """The options."""
+        return (self.options,)
+
+    def apply(self, model: ir.Model) -> OptimizeResult:
+        """Optimize the model."""
+        return optimize(model, self.options)
+
+
+@dataclass
+class _OptimizationInRounds(_Optimization):
+    """The optimizer, until a round changes nothing; options and rounds grow while it works."""
+
+    options_by_round: list[OptimizeOptions]
+    """The options of the first round, then those the analysis asked for."""
+    max_rounds: int
+    analyze: AnalyzeRound | None
+    rounds: list[OptimizationRound] = field(default_factory=list)
+    """A record for each round done."""
+
+    @property
+    def requested_options(self) -> Sequence[OptimizeOptions]:
+        """The options of all rounds."""
+        return self.options_by_round
+
+    @property
+    def may_be_requested(self) -> bool:
+        """Whether anything is asked for, or the analysis may ask for it."""
+        return self.analyze is not None or self.is_requested
+
+    def apply(self, model: ir.Model) -> OptimizeResult:
+        """Optimize until nothing changes."""
+        fired: Counter[str] = Counter()
+        notes: dict[str, None] = {}
+        for number in range(1, self.max_rounds + 1):
+            result = self._optimize_once(model, number)
+            model = result.model
+            fired.update(result.fired)
+            notes |= dict.fromkeys(result.notes)
+            flags = self.analyze(self.rounds[-1]) if self.analyze is not None else None
+            if flags is not None and number < self.max_rounds:
+                self.options_by_round.append(_options_of_next_round(flags))
+            elif not result.changed:
+                break
+        changed = any(finished.changed for finished in self.rounds)
+        return replace(result, fired=dict(fired), notes=tuple(notes), changed=changed)
+
+    def _optimize_once(self, model: ir.Model, number: int) -> OptimizeResult:
+        """Do one round and add its record."""
+        options, started, before = self.options_by_round[-1], time.perf_counter(), summarize_graph(model)
+        result = optimize(model, options)
+        self.rounds.append(
+            OptimizationRound(
+                number=number,
+                enabled=tuple(entry.name for entry in options.enabled()),
+                fired=result.fired,
+                changed=result.changed,
+                before=before,
+                after=summarize_graph(result.model),
+                seconds=time.perf_counter() - started,
+            )
+        )
+        return result
+
+
+def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
+    if not isinstance(flags, Mapping):
         raise UsageError(
-            f"analyze returned {wishes!r}, a {type(wishes).__name__}: a mapping of flags or None was expected",
+            f"analyze returned {flags!r}, a {type(flags).__name__}: a mapping of flags or None was expected",
             hint='Return the flags of the next round, such as {"level": "full"}, or None to go on with the same.',
         )
-    options = parse_options(OptimizeOptions, dict(wishes), "run_optimize_analyze_loop")
+    options = parse_options(OptimizeOptions, dict(flags), "run_optimize_analyze_loop")
     refuse_unknown_opset(options.opset)
     return options
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What is done with the graph in its plain form."""
-
-    run: Callable[[ir.Model], OptimizeResult]
-    asked: list[OptimizeOptions]
-    """What was asked for so far; grows while the work runs."""
-    may_ask_more: bool
-
-    @property
-    def may_change(self) -> bool:
-        """Whether the graph may come out another one."""
-        return self.may_ask_more or self.is_asked
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether anything was asked for so far."""
-        return not all(options.is_empty for options in self.asked)
-
-    def enabled(self) -> tuple[str, ...]:
-        """Return the capabilities that were on at some time, in the order of the registry."""
-        return tuple(name for name, entry in CAPABILITIES.items() if any(o.is_enabled(entry) for o in self.asked))
-
-
-@dataclass(frozen=True)
-class _Target:
-    """Where the result goes, and what is asked of it."""
-
-    paths: ExportPaths
-    overwrite: bool
-    verify: bool
-    external_data: bool | None
-    seed: int
-
-    @classmethod
-    def of(cls, output: str | os.PathLike[str], **wishes: Any) -> _Target:
-        paths = ExportPaths.for_output(output, with_sidecar=False, with_report=False)
-        paths.refuse_existing(overwrite=wishes["overwrite"])
-        return cls(paths, **wishes)
-
-
-def _optimize_file(
-    source: Path,
-    target: _Target,
-    work: _Work,
-    clock: StepClock,
-    skip_normalization: bool,
+def _optimized_file(
+    task: GraphFileTask, work: _Optimization, transformed: TransformedFile[OptimizeResult]
 ) -> OptimizedFile:
-    """Run the steps."""
-    paths = target.paths
-    with clock.step("reading") as step:
-        data = external_files(source)  # whatever is wrong with the files is told in words of ours
-        if paths.model.resolve() != source.resolve():
-            # The data of an earlier output goes when that is replaced.
-            refuse_inputs([paths.data], data)
-        # Nothing is asked of the weights yet, which a copy by reference never reads.
-        structure = read_structure(source)
-        refuse_invalid(structure, source)
-        graph = _as_graph(source, lambda: ir.serde.deserialize_model(structure))
-        before = _summary(graph, sum(file.stat().st_size for file in (source, *data)))
-        step.summary = f"{before.nodes} nodes, opset {before.opset}"
-    with clock.step("normalization") as step:
-        is_plain = is_normalized(graph)
-        is_as_asked = is_plain and target.external_data is None and structure.ir_version <= newest_ir_version()
-        is_skipped = is_plain or skip_normalization
-        if work.may_change or not is_as_asked:
-            graph = _as_graph(source, lambda: ir.load(source))
-        notes = _lower_ir_version(graph)
-        if not is_skipped:
-            notes += normalize(graph).notes
-        step.summary = "already normalized" if is_plain else "left out" if is_skipped else _node_words(graph)
-    with clock.step("optimization") as step:
-        result = work.run(graph)
-        graph = result.model
-        is_copy = is_as_asked and not work.is_asked
-        _refresh_metadata(graph, is_normal=is_plain or not skip_normalization)
-        step.summary = _fired_words(result.fired) if work.is_asked else "nothing was asked for"
-    with clock.step("writing and verification") as step, OutputFiles() as files:
-        staged = files.stage(paths.model)
-        files.drop(paths.data)
-        if is_copy:
-            place_copy(source, staged)
-        else:
-            write_model(graph, staged, external=_is_external(graph, target.external_data))
-        verification = refuse_different(source, staged, target.seed) if target.verify and not is_copy else None
-        step.summary = "a copy by reference" if is_copy else equality_words(verification)
-        written = files.commit(overwrite=target.overwrite)
     return OptimizedFile(
-        source=source,
-        model_path=paths.model,
-        files=_files_of(paths.model, written),
-        is_copy=is_copy,
-        normalizations=0 if is_skipped else 1,
-        enabled=work.enabled(),
-        fired=result.fired,
-        before=before,
-        after=_summary(graph, sum(written.values())),
-        coverage=result.coverage,
-        is_tagged=any(before.modules.values()),
-        verification=verification,
-        steps=clock.timings(),
-        notes=(*([ALREADY_NORMALIZED] if is_copy else []), *notes, *result.notes),
+        source=task.source,
+        model_path=transformed.model_path,
+        files=transformed.files,
+        is_copy=transformed.is_copy,
+        is_plain=transformed.is_plain,
+        normalizations=transformed.normalizations,
+        enabled=work.enabled_names(),
+        fired=transformed.result.fired,
+        before=transformed.before,
+        after=transformed.after,
+        coverage=transformed.coverage,
+        is_tagged=any(transformed.before.modules.values()),
+        verification=transformed.verification,
+        steps=transformed.steps,
+        notes=transformed.notes,
     )
-
-
-def _as_graph(source: Path, read: Callable[[], ir.Model]) -> ir.Model:
-    try:
-        return read()
-    except (OSError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
-        raise InputError(
-            f"{source}: cannot be read as a graph: {first_line(error)}", hint="Export it again."
-        ) from error
-
-
-def _lower_ir_version(graph: ir.Model) -> tuple[str, ...]:
-    """Let the model bear a version of the format that ONNX Runtime takes, in place; returns what to say of it.
-
-    Newer versions add kinds of tensors only, which ONNX Runtime refuses by themselves where a model has them.
-    """
-    newest, version = newest_ir_version(), graph.ir_version
-    if version <= newest:
-        return ()
-    graph.ir_version = newest
-    return (f"IR version {version} was lowered to {newest}, the newest that the installed ONNX Runtime takes.",)
-
-
-def _summary(graph: ir.Model, size_bytes: int) -> GraphSummary:
-    modules: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for node in all_nodes(graph):
-        if tag := read_tag(node):
-            modules[tag.tag][operator_name(node)] += 1
-    return GraphSummary(
-        operators=GraphCensus.of(graph).by_count(),
-        modules={tag: dict(counts) for tag, counts in modules.items()},
-        size_bytes=size_bytes,
-        opset=graph.opset_imports.get("", 0),
-    )
-
-
-def _files_of(model: Path, written: Mapping[Path, int]) -> tuple[WrittenFile, ...]:
-    model = model.absolute()
-    ordered = sorted(written.items(), key=lambda item: (item[0] != model, item[0]))
-    return tuple(WrittenFile(path, size) for path, size in ordered)
-
-
-def _node_words(graph: ir.Model) -> str:
-    return f"normalized to {sum(1 for _ in all_nodes(graph))} nodes"
-
-
-def _fired_words(fired: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in fired.items() if count) or "no fusion found its pattern"
-
-
-def _is_external(graph: ir.Model, wanted: bool | None) -> bool | None:
-    """Say whether weights go to a file of their own; None leaves it to the writer, which asks whether they must."""
-    weights = (value.const_value for value in graph.graph.initializers.values())
-    size_bytes = sum(tensor.nbytes for tensor in weights if tensor is not None)
-    return True if wanted is None and size_bytes >= EXTERNAL_BYTES else wanted
-
-
-def _refresh_metadata(graph: ir.Model, *, is_normal: bool) -> None:
-    """Bring what the file says about itself up to date, in place; a file that says nothing goes on saying nothing."""
-    if is_normal:
-        stamp(graph)
-    else:
-        graph.metadata_props.pop(NORMALIZED_KEY, None)
-    try:
-        record = json.loads(graph.metadata_props[EXPORT_KEY])
-        record["opset_produced"] = graph.opset_imports[""]
-    except (KeyError, TypeError, json.JSONDecodeError):
-        return
-    graph.metadata_props[EXPORT_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))

@@ -1,52 +1,39 @@
-"""How does a file with open dimensions become a verified one with fixed sizes?
+"""What does ``winml export`` do with an ONNX file whose open dimensions are to be fixed, from file to file?
 
-Fixes the sizes, brings the graph into its plain form, which computes whatever depended on them only, and compares the
-result with the file it was made from. Knows no PyTorch and imports none.
+Fixes the sizes; the plain form, which computes whatever depended on them only, the comparison and the writing are those
+of every verb that changes a graph (``graph_file``). Knows no PyTorch and imports none.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx_ir as ir
 import pydantic
-from numpy.typing import NDArray
 
-from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
-from winml.modelkit.errors import InputError, StageError, VerificationError
+from winml.modelkit.compare.files import refuse_different
+from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.errors import InputError, StageError, VerificationError, WinMLError
+from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.dimensions import resolve_names
-from winml.modelkit.graph.files.output_files import OutputFiles, refuse_inputs
-from winml.modelkit.graph.files.output_paths import ExportPaths
-from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.model_metadata import output_specs
 from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
-from winml.modelkit.hierarchy.coverage import Coverage
+from winml.modelkit.graph.stage import StageResult
+from winml.modelkit.hierarchy.coverage import Coverage, measure_coverage
 from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
-from winml.modelkit.normalize.pipeline import normalize
-from winml.modelkit.normalize.stamp import stamp
-from winml.modelkit.results.words import verification_words
-from winml.modelkit.runtime.feeds import make_feeds
-from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["PinnedModel", "pin_model"]
-
-Array = NDArray[Any]
-
-_TRIED_SIZES: Mapping[str, int] = {"height": 224, "width": 224, "samples": 16_000, "frames": 256}
-"""Sizes of dimensions that stay open, for the comparison: chosen, ones that models take. Others get small ones."""
 
 
 @dataclass(frozen=True)
 class PinnedModel:
-    """What came of fixing sizes."""
+    """The result of fixing sizes."""
 
     model_path: Path
     sizes: Mapping[str, int]
@@ -101,53 +88,98 @@ def pin_model(
         NormalizeError: the graph could not be brought into its plain form.
         VerificationError: the result does not answer as ``source`` does; no file was written.
     """
-    source = Path(source)
-    paths = ExportPaths.for_output(output, with_sidecar=False, with_report=False)
-    paths.refuse_existing(overwrite=overwrite)
-    read_structure(source)  # whatever is wrong with the file is told in words of ours
-    if paths.model.resolve() != source.resolve():
-        # The data of an earlier output goes when that is replaced.
-        refuse_inputs([paths.data], external_files(source))
-    model = _load(source)
-    names = open_dimensions(model.graph)
-    pinned = resolve_names(sizes, names)
-    pin_dimensions(model, pinned)
-    normalized = normalize(model)
-    inputs = _input_specs(model)
-    _rewrite_metadata(model, inputs)
-    with OutputFiles() as files:
-        staged = files.stage(paths.model)
-        files.drop(paths.data)
-        write_model(model, staged)
-        still_open = tuple(name for name in names if name not in pinned)
-        verification = _compare(source, staged, inputs, still_open, seed) if verify else None
-        written = files.commit(overwrite=overwrite)
+    task = GraphFileTask(Path(source), Path(output), overwrite=overwrite, verify=verify, seed=seed)
+    try:
+        pinned_file = transform_file(task, _Pinning(sizes))
+    except WinMLError as error:
+        error.step = ""  # nobody is shown the steps of fixing sizes
+        raise
+    result = pinned_file.result
     return PinnedModel(
-        model_path=paths.model,
-        sizes=pinned,
-        still_open=still_open,
-        inputs=inputs,
-        outputs=output_specs(model.graph),
-        coverage=normalized.coverage,
-        verification=verification,
-        size_bytes=sum(written.values()),
-        notes=normalized.notes,
+        model_path=pinned_file.model_path,
+        sizes=result.sizes,
+        still_open=result.still_open,
+        inputs=_input_specs(result.model),
+        outputs=output_specs(result.model.graph),
+        coverage=pinned_file.coverage,
+        verification=pinned_file.verification,
+        size_bytes=sum(file.size_bytes for file in pinned_file.files),
+        notes=pinned_file.notes,
     )
 
 
-def _load(source: Path) -> ir.Model:
-    try:
-        return ir.load(source)
-    except (OSError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
-        raise InputError(f"{source}: cannot be read as a graph: {error}", hint="Export it again.") from error
+@dataclass(frozen=True)
+class _PinResult(StageResult):
+    """A model whose dimensions are fixed."""
+
+    sizes: Mapping[str, int]
+    """Dimension → size, as fixed."""
+    still_open: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Pinning(GraphWork[_PinResult]):
+    """Fixing open dimensions."""
+
+    sizes: Mapping[str, int]
+    """Size by name in the file, or by key of ``--shape-config``."""
+    step_name: ClassVar[str] = "pinning"
+    # Normalization then computes what depended on the sizes, and infers the shapes anew.
+    precedes_normalization: ClassVar[bool] = True
+
+    def apply(self, model: ir.Model) -> _PinResult:
+        """Fix the dimensions, in place.
+
+        Raises:
+            UsageError: a name the file does not have.
+        """
+        names = open_dimensions(model.graph)
+        sizes = resolve_names(self.sizes, names)
+        pin_dimensions(model, sizes)
+        return _PinResult(
+            model,
+            changed=bool(sizes),
+            notes=(),
+            coverage=measure_coverage(model),
+            sizes=sizes,
+            still_open=tuple(name for name in names if name not in sizes),
+        )
+
+    def summary(self, result: _PinResult) -> str:
+        """Return the sizes."""
+        return ", ".join(f"{name} {size}" for name, size in result.sizes.items())
+
+    def metadata(self, model: ir.Model) -> Mapping[str, Any]:
+        """Return inputs and outputs as they are now.
+
+        Raises:
+            InputError: an input has no rank or no dtype, or an open size without a name.
+        """
+        return {
+            INPUTS_KEY: [spec.as_record() for spec in _input_specs(model)],
+            OUTPUTS_KEY: [spec.as_record() for spec in output_specs(model.graph)],
+        }
+
+    def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
+        """Compare both files at the sizes that were fixed.
+
+        Raises:
+            VerificationError: they differ, or one cannot be run at these sizes.
+        """
+        try:
+            return refuse_different(source, written, seed, has_fixed_sizes=True)
+        except StageError as error:
+            raise VerificationError(
+                error.message, hint="Give sizes the model takes, or skip the comparison with --no-verify."
+            ) from error
 
 
 def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
-    """Return the inputs as the graph declares them, with the value ranges the file knows."""
+    """Return the inputs as the graph declares them, with the value ranges that the file states."""
     try:
-        known = {record["name"]: record for record in json.loads(model.metadata_props.get(INPUTS_KEY, "[]"))}
+        stated = {record["name"]: record for record in json.loads(model.metadata_props.get(INPUTS_KEY, "[]"))}
     except (json.JSONDecodeError, KeyError, TypeError):
-        known = {}
+        stated = {}
     specs = []
     for value in model.graph.inputs:
         if value.name in model.graph.initializers:
@@ -157,9 +189,9 @@ def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
             "shape": [size if isinstance(size, int) else str(size) for size in value.shape or ()],
             "dtype": str(value.dtype.numpy()) if value.dtype is not None else "",
             **{
-                key: known[value.name][key]
+                key: stated[value.name][key]
                 for key in ("value_range", "first_values")
-                if key in known.get(value.name, {})
+                if key in stated.get(value.name, {})
             },
         }
         try:
@@ -171,47 +203,3 @@ def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
                 hint="Only inputs whose rank and dtype are known, and whose open sizes have names, can be pinned.",
             ) from None
     return tuple(specs)
-
-
-def _rewrite_metadata(model: ir.Model, inputs: tuple[InputTensorSpec, ...]) -> None:
-    """Bring what the file says about itself up to date, in place; a file that says nothing goes on saying nothing."""
-    if INPUTS_KEY not in model.metadata_props:
-        return
-    records = {
-        INPUTS_KEY: [spec.as_record() for spec in inputs],
-        OUTPUTS_KEY: [spec.as_record() for spec in output_specs(model.graph)],
-    }
-    for key, record in records.items():
-        model.metadata_props[key] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-    stamp(model)
-
-
-def _compare(
-    source: Path, staged: Path, inputs: tuple[InputTensorSpec, ...], still_open: tuple[str, ...], seed: int
-) -> VerificationInfo:
-    """Compare both files on two draws.
-
-    Raises:
-        VerificationError: they differ, or one cannot be run.
-    """
-    sizes = {name: _TRIED_SIZES.get(name, position) for position, name in enumerate(still_open, start=2)}
-    draws = [make_feeds(inputs, seed + number, sizes=sizes) for number in (1, 2)]
-    verification = compare_outputs(_answers(source, source.name, draws), _answers(staged, "the result", draws))
-    if not all(item.is_equal for item in verification.comparisons):
-        raise VerificationError(
-            f"the result does not answer as {source.name} does: {verification_words(verification)}",
-            hint="No file was written; --no-verify writes it all the same. Please report it.",
-        )
-    # A model that ignores its inputs was found out when it was exported; here only equality is asked.
-    return replace(verification, has_signal=True)
-
-
-def _answers(path: Path, shown: str, draws: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-    try:
-        session = Session(path)
-        return [session.run(draw) for draw in draws]
-    except StageError as error:
-        raise VerificationError(
-            f"cannot verify: {error.message.replace(str(path), shown)}",
-            hint="Give sizes the model takes, or skip the comparison with --no-verify.",
-        ) from error

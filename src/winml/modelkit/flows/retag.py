@@ -1,7 +1,7 @@
-"""How does a file that another tool made get back the tags of the file it was made from?
+"""What does ``winml retag`` do? Carries the tags of a file to the one that another tool wrote from it.
 
-Reads the structure of both, carries the tags, and copies the file with new metadata; no weight is read. Knows no
-PyTorch and imports none.
+Reads the structure of both, carries the tags, and copies the file byte by byte but for its metadata. No weight is read
+and no graph is written anew, so this is no call of ``graph_file``. Knows no PyTorch and imports none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ activation wrapped keeps a third; two models that only share input names have no
 
 @dataclass(frozen=True)
 class RetaggedModel:
-    """What came of carrying tags to a file."""
+    """The result of carrying tags to a file."""
 
     model_path: Path
     before: Path
@@ -73,7 +73,7 @@ def retag_model(
 
     Args:
         before: The tagged file a tool was given; stays as it is.
-        after: What the tool made of it.
+        after: The file the tool wrote from it.
         output: The ``.onnx`` file to write; None writes ``after`` itself. Everything but the metadata of model and
             nodes is copied byte by byte.
         overwrite: Replace a file that is there already; needed to write ``after`` itself.
@@ -98,7 +98,7 @@ def retag_model(
     _refuse_unrelated(before, after, report)
     with OutputFiles() as files:
         try:
-            rewrite_metadata(after, files.stage(target), model.metadata_props, *_metadata(model))
+            rewrite_metadata(after, files.stage(target), model.metadata_props, *_node_metadata(model))
             for file, copy in copies.items():
                 shutil.copyfile(file, files.stage(copy))
         except OSError as error:
@@ -112,7 +112,7 @@ def retag_model(
         coverage=measure_coverage(model),
         repaired=repaired,
         size_bytes=sum(written.values()),
-        notes=(*report.notes, *_notes(target, after, data if shares_data else ())),
+        notes=(*report.notes, *_sharing_notes(target, after, data if shares_data else ())),
     )
 
 
@@ -147,13 +147,13 @@ def _refuse_unrelated(before: Path, after: Path, report: CarryReport) -> None:
         )
 
 
-def _metadata(model: ir.Model) -> tuple[list[Mapping[str, str]], list[Mapping[str, str]]]:
+def _node_metadata(model: ir.Model) -> tuple[list[Mapping[str, str]], list[Mapping[str, str]]]:
     """Return the metadata of every node in the order of the file: those of the graph, and those of functions."""
     functions = [node.metadata_props for function in model.functions.values() for node, _ in walk(function)]
     return [node.metadata_props for node, _ in walk(model.graph)], list(functions)
 
 
-def _notes(target: Path, after: Path, shared: tuple[Path, ...]) -> tuple[str, ...]:
+def _sharing_notes(target: Path, after: Path, shared: tuple[Path, ...]) -> tuple[str, ...]:
     if not shared or target == after:
         return ()
     names = ", ".join(file.name for file in shared)

@@ -1,7 +1,7 @@
-"""What does every graph stage promise, and is it kept?
+"""The contract of every graph stage, and the runner that checks what each pass of a stage declares.
 
-The result of a stage, and the runner that takes a model through an ordered tuple of passes and checks each against what
-it declared. Knows no pass.
+A stage takes a model and frozen options, and returns a :class:`StageResult` or a subclass of it. Knows no pass and no
+file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from winml.modelkit.errors import StageError
 from winml.modelkit.hierarchy.coverage import Coverage, all_nodes
 from winml.modelkit.hierarchy.tagging import NodeTag, read_tag
 
-__all__ = ["PassStep", "StageResult", "TagPolicy", "run_passes"]
+__all__ = ["DeclaredPass", "StageResult", "TagPolicy", "run_passes"]
 
 TagPolicy = Literal["keeps", "merges", "creates", "drops"]
 """What a pass does to tags. ``keeps``: nodes stay or go, none is new and none changes its tag. ``merges``: a new node
@@ -30,7 +30,7 @@ _NEW = object()
 
 @dataclass(frozen=True)
 class StageResult:
-    """What a stage made of a model."""
+    """The result of a stage, whatever the stage is."""
 
     model: ir.Model
     changed: bool
@@ -42,8 +42,8 @@ class StageResult:
 
 
 @dataclass(frozen=True)
-class PassStep:
-    """One pass in its place."""
+class DeclaredPass:
+    """A pass, and what it promises."""
 
     effect: ir.passes.PassBase
     tags: TagPolicy
@@ -55,12 +55,12 @@ class PassStep:
         return type(self.effect).__name__
 
 
-def run_passes(model: ir.Model, steps: Sequence[PassStep], failure: type[StageError]) -> bool:
+def run_passes(model: ir.Model, passes: Sequence[DeclaredPass], failure: type[StageError]) -> bool:
     """Run passes in order on a model, in place.
 
     Args:
         model: The model.
-        steps: The passes.
+        passes: The passes.
         failure: The error of the stage they belong to.
 
     Returns:
@@ -71,24 +71,24 @@ def run_passes(model: ir.Model, steps: Sequence[PassStep], failure: type[StageEr
         done.
     """
     changed = False
-    for position, step in enumerate(steps):
+    for position, declared in enumerate(passes):
         before = _Promise.of(model)
         try:
-            result = step.effect(model)
+            result = declared.effect(model)
         except Exception as error:
-            # What a library pass raises is not known beforehand; nothing is hidden, the cause is chained.
-            raise failure(_failure_words(steps, position, f"failed: {type(error).__name__}: {error}")) from error
+            # A library pass may raise anything; the cause is chained.
+            raise failure(_failure_words(passes, position, f"failed: {type(error).__name__}: {error}")) from error
         if result.model is not model:
-            raise failure(_failure_words(steps, position, "returned another model; passes work in place"))
-        if broken := before.broken_by(model, step.tags):
-            raise failure(_failure_words(steps, position, broken))
+            raise failure(_failure_words(passes, position, "returned another model; passes work in place"))
+        if broken := before.broken_by(model, declared.tags):
+            raise failure(_failure_words(passes, position, broken))
         changed |= result.modified
     return changed
 
 
-def _failure_words(steps: Sequence[PassStep], position: int, what: str) -> str:
-    done = ", ".join(step.name for step in steps[:position]) or "none"
-    return f"step {position + 1} of {len(steps)}, {steps[position].name}, {what} (done before: {done})"
+def _failure_words(passes: Sequence[DeclaredPass], position: int, what: str) -> str:
+    done = ", ".join(declared.name for declared in passes[:position]) or "none"
+    return f"step {position + 1} of {len(passes)}, {passes[position].name}, {what} (done before: {done})"
 
 
 @dataclass(frozen=True)

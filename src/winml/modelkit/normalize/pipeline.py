@@ -1,4 +1,4 @@
-"""In what order does a graph take its plain form?
+"""Brings a graph into its plain form, by passes in an order that matters.
 
 In memory and without ONNX Runtime. Passes come from onnx_ir and onnxscript where they have them, and from the files
 beside this one where they do not. Does not know who made the graph.
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from winml.modelkit.errors import NormalizeError
-from winml.modelkit.graph.stage import PassStep, StageResult, run_passes
+from winml.modelkit.graph.stage import DeclaredPass, StageResult, run_passes
 from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
 from winml.modelkit.normalize.constant_folding import ConstantFoldingPass
 from winml.modelkit.normalize.identity_removal import IdentityRemovalPass
@@ -40,7 +40,7 @@ def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -
 
     Afterwards there are no ``Constant`` nodes that could be initializers, no identities, no dead nodes; what is known
     is computed; every value onnx can infer has a shape; node and value names are unique. Graph inputs and outputs stay
-    as they are. Done again, it changes nothing.
+    as they are. A second call changes nothing.
 
     Args:
         model: The model. Weights are neither read nor copied.
@@ -52,12 +52,12 @@ def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -
     Raises:
         NormalizeError: a pass failed or did not keep its promise; names the pass.
     """
-    steps = _pipeline(options)
+    passes = _ordered_passes(options)
     changed = False
     notes: tuple[str, ...] = ()
     for _ in range(MAX_ROUNDS):
         # Shapes learned at the end of a round let more be folded in the next.
-        if not run_passes(model, steps, NormalizeError):
+        if not run_passes(model, passes, NormalizeError):
             break
         changed = True
     else:
@@ -65,41 +65,43 @@ def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -
     return StageResult(model, changed, (*notes, *_shape_notes(model)), measure_coverage(model))
 
 
-def _pipeline(options: NormalizeOptions) -> tuple[PassStep, ...]:
+def _ordered_passes(options: NormalizeOptions) -> tuple[DeclaredPass, ...]:
     folding = (
         # Before folding, which would compute small transpositions; this one only refers to them.
-        PassStep(WeightTranspositionPass(), "keeps"),
-        PassStep(ConstantFoldingPass(), "merges"),
+        DeclaredPass(WeightTranspositionPass(), "keeps"),
+        DeclaredPass(ConstantFoldingPass(), "merges"),
     )
     return (
         # First: what follows finds values again by name.
-        PassStep(ValueNamesPass(), "keeps"),
+        DeclaredPass(ValueNamesPass(), "keeps"),
         *(folding if options.fold_constants else ()),
         # After folding, which leaves what it computed as Constant nodes, and no-ops as identities.
-        PassStep(common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0), "keeps"),
-        PassStep(IdentityRemovalPass(), "keeps"),
+        DeclaredPass(common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0), "keeps"),
+        DeclaredPass(IdentityRemovalPass(), "keeps"),
         # Where nothing stands between a padding and its reader any more.
-        PassStep(PaddingSeparationPass(), "keeps"),
+        DeclaredPass(PaddingSeparationPass(), "keeps"),
         # After all that takes uses away.
-        PassStep(common.RemoveUnusedNodesPass(), "keeps"),
-        PassStep(UnusedInitializerRemovalPass(), "keeps"),
-        PassStep(common.RemoveUnusedFunctionsPass(), "keeps"),  # type: ignore[no-untyped-call]
-        PassStep(common.RemoveUnusedOpsetsPass(), "keeps"),
+        DeclaredPass(common.RemoveUnusedNodesPass(), "keeps"),
+        DeclaredPass(UnusedInitializerRemovalPass(), "keeps"),
+        DeclaredPass(common.RemoveUnusedFunctionsPass(), "keeps"),  # type: ignore[no-untyped-call]
+        DeclaredPass(common.RemoveUnusedOpsetsPass(), "keeps"),
         # On the values that are left.
-        PassStep(InferredShapesPass(), "keeps"),
+        DeclaredPass(InferredShapesPass(), "keeps"),
         # Last: passes above make values and nodes.
-        PassStep(ValueNamesPass(), "keeps"),
-        PassStep(UniqueNodeNamesPass(), "keeps"),
+        DeclaredPass(ValueNamesPass(), "keeps"),
+        DeclaredPass(UniqueNodeNamesPass(), "keeps"),
     )
 
 
 def _shape_notes(model: ir.Model) -> tuple[str, ...]:
     values = [value for node in all_nodes(model) for value in node.outputs if value.name]
-    bare = [
+    shapeless = [
         value
         for value in values
         if value.shape is None and not isinstance(value.type, (ir.SequenceType, ir.OptionalType))
     ]
-    if not bare:
+    if not shapeless:
         return ()
-    return (f"{len(bare)} of {len(values)} values have no shape that onnx could infer, {bare[0].name} first.",)
+    return (
+        f"{len(shapeless)} of {len(values)} values have no shape that onnx could infer, {shapeless[0].name} first.",
+    )

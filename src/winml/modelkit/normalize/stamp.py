@@ -1,4 +1,4 @@
-"""Has this graph been normalized, and left alone since?"""
+"""Writes and reads the stamp that says a graph is in its plain form, and unchanged since."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NORMALIZER_VERSION = 2
 
 
 def stamp(model: ir.Model) -> None:
-    """Write down that the model is normalized as it is now; in place."""
+    """Stamp the model as normalized with its present structure; in place."""
     model.metadata_props[NORMALIZED_KEY] = json.dumps(
         {"version": NORMALIZER_VERSION, "fingerprint": fingerprint(model)}
     )

@@ -1,4 +1,4 @@
-"""In what order does a graph become cheaper?
+"""Makes a graph cheaper with the same answer, by engines in an order that matters.
 
 The pipeline is data: engines in order, each with the reason for its place. What each may do is decided by the options;
 what it did is counted, and that no tag was lost is checked.
@@ -29,17 +29,17 @@ __all__ = ["OptimizeResult", "optimize"]
 
 @dataclass(frozen=True)
 class OptimizeResult(StageResult):
-    """What the optimizer made of a model."""
+    """The result of the optimizer."""
 
     fired: Mapping[str, int] = field(default_factory=dict)
     """Capability that was on → how often it fired; those that only take away are not counted one by one."""
 
 
-Run = Callable[[ir.Model, Sequence[Capability], Sequence[Capability]], tuple[ir.Model, tuple[str, ...]]]
+EngineRun = Callable[[ir.Model, Sequence[Capability], Sequence[Capability]], tuple[ir.Model, tuple[str, ...]]]
 """Takes the model, the capabilities that are on and those of them that may make operators of ONNX Runtime; returns the
 model changed, in place or not, and notes."""
 
-PIPELINE: tuple[tuple[Engine, Run], ...] = (
+PIPELINE: tuple[tuple[Engine, EngineRun], ...] = (
     # First: ONNX Runtime takes apart what an attention is made of (products become Gemm, scales go into them).
     ("winml", rewrite_with_passes),
     ("onnxruntime", rewrite_with_onnxruntime),
@@ -71,26 +71,27 @@ def optimize(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:
     scopes = ModuleScopes(model)
     notes: list[str] = []
     fired: dict[str, int] = {}
-    interface = _interface(model)
+    interface = _interface_names(model)
     if options.opset is not None:
-        model, said = convert_opset(model, options.opset)
-        notes += said
+        model, engine_notes = convert_opset(model, options.opset)
+        notes += engine_notes
     for engine, run in PIPELINE:
-        wanted = [entry for entry in enabled if entry.engine == engine]
-        if not wanted:
+        engine_capabilities = [entry for entry in enabled if entry.engine == engine]
+        if not engine_capabilities:
             continue
         before = GraphCensus.of(model)
-        model, said = run(model, wanted, [entry for entry in wanted if options.uses_contrib(entry)])
-        notes += said
+        with_contrib = [entry for entry in engine_capabilities if options.uses_contrib(entry)]
+        model, engine_notes = run(model, engine_capabilities, with_contrib)
+        notes += engine_notes
         after = GraphCensus.of(model)
-        counts = {entry.name: after.fired(entry, before) for entry in wanted}
+        counts = {entry.name: after.fired(entry, before) for entry in engine_capabilities}
         fired |= {name: count for name, count in counts.items() if count is not None}
     # Last: carrying tags reads in names which node was fused into which.
     name_new_nodes(model, scopes)
     order_nodes(model)
     coverage = measure_coverage(model)
     _refuse_lost_tags(coverage_before, coverage)
-    _refuse_changed_interface(interface, _interface(model))
+    _refuse_changed_interface(interface, _interface_names(model))
     return OptimizeResult(
         model,
         changed=fingerprint(model) != fingerprint_before,
@@ -132,7 +133,8 @@ def _refuse_lost_tags(before: Coverage, after: Coverage) -> None:
 def _refuse_changed_interface(before: _Interface, after: _Interface) -> None:
     if before != after:
         raise OptimizeError(
-            f"optimizing changed inputs and outputs of the graph from {_words(before)} to {_words(after)}",
+            "optimizing changed inputs and outputs of the graph "
+            f"from {_interface_words(before)} to {_interface_words(after)}",
             hint="This is a mistake in winml: please report it.",
         )
 
@@ -140,11 +142,11 @@ def _refuse_changed_interface(before: _Interface, after: _Interface) -> None:
 _Interface = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def _interface(model: ir.Model) -> _Interface:
+def _interface_names(model: ir.Model) -> _Interface:
     """Return the names of inputs and outputs; initializers that old files list as inputs may come or go."""
     inputs = (value.name for value in model.graph.inputs if value.name not in model.graph.initializers)
     return tuple(map(str, inputs)), tuple(str(value.name) for value in model.graph.outputs)
 
 
-def _words(interface: _Interface) -> str:
+def _interface_words(interface: _Interface) -> str:
     return " → ".join(", ".join(names) for names in interface)

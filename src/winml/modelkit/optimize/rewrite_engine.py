@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from winml.modelkit.errors import OptimizeError
-from winml.modelkit.graph.stage import PassStep, run_passes
+from winml.modelkit.graph.stage import DeclaredPass, run_passes
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.optimize.attention_fusion import AttentionFusionPass
 from winml.modelkit.optimize.capabilities import Capability
@@ -20,9 +20,9 @@ PASSES: Mapping[str, Callable[[], ir.passes.PassBase]] = {"attention_fusion": At
 
 _CLEANING = (
     # A module that is called twice has two attentions of one name.
-    PassStep(common.NameFixPass(), "keeps"),
-    PassStep(common.RemoveUnusedNodesPass(), "keeps"),
-    PassStep(common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0), "keeps"),
+    DeclaredPass(common.NameFixPass(), "keeps"),
+    DeclaredPass(common.RemoveUnusedNodesPass(), "keeps"),
+    DeclaredPass(common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0), "keeps"),
 )
 
 
@@ -43,7 +43,7 @@ def rewrite_with_passes(
     """
     names = {entry.name for entry in contrib}
     # Tags are carried below, so a pass need not see to them.
-    steps = [PassStep(make(), "drops") for name, make in PASSES.items() if name in names]
+    steps = [DeclaredPass(make(), "drops") for name, make in PASSES.items() if name in names]
     original = model.clone()
     if not run_passes(model, steps, OptimizeError):
         return model, ()

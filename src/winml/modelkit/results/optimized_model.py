@@ -71,6 +71,8 @@ class OptimizedFile:
     is_copy: bool
     """Whether nothing was asked for and the source was in its plain form: the result is the source under another
     name."""
+    is_plain: bool
+    """Whether the result is in its plain form."""
     normalizations: int
     """How often the graph was brought into its plain form: 0 or 1."""
     enabled: tuple[str, ...]
@@ -90,11 +92,11 @@ class OptimizedFile:
 
     def operator_changes(self) -> dict[str, tuple[int, int]]:
         """Return the operators whose number changed: nodes before and after, the largest change first."""
-        return _changes(self.before.operators, self.after.operators)
+        return _count_changes(self.before.operators, self.after.operators)
 
     def module_changes(self) -> tuple[ModuleChange, ...]:
         """Return the modules whose operators changed, in the order of the source, new ones last."""
-        return _module_changes(self.before, self.after)
+        return _changes_by_module(self.before, self.after)
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready summary: sizes in bytes, times in milliseconds."""
@@ -142,11 +144,11 @@ class OptimizationRound:
 
     def operator_changes(self) -> dict[str, tuple[int, int]]:
         """Return the operators whose number changed: nodes before and after, the largest change first."""
-        return _changes(self.before.operators, self.after.operators)
+        return _count_changes(self.before.operators, self.after.operators)
 
     def module_changes(self) -> tuple[ModuleChange, ...]:
         """Return the modules whose operators changed, in the order of the graph, new ones last."""
-        return _module_changes(self.before, self.after)
+        return _changes_by_module(self.before, self.after)
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form; time in milliseconds."""
@@ -184,17 +186,17 @@ class OptimizationLoop:
         }
 
 
-def _module_changes(before: GraphSummary, after: GraphSummary) -> tuple[ModuleChange, ...]:
+def _changes_by_module(before: GraphSummary, after: GraphSummary) -> tuple[ModuleChange, ...]:
     changes = []
     for tag in dict.fromkeys([*before.modules, *after.modules]):
         old, new = before.modules.get(tag, {}), after.modules.get(tag, {})
-        changed = {name: count - earlier for name, (earlier, count) in _changes(old, new).items()}
+        changed = {name: count - earlier for name, (earlier, count) in _count_changes(old, new).items()}
         if changed:
             changes.append(ModuleChange(tag, sum(old.values()), sum(new.values()), changed))
     return tuple(changes)
 
 
-def _changes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+def _count_changes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     difference = Counter(after)
     difference.subtract(before)
     ordered = sorted(difference.items(), key=lambda item: (-abs(item[1]), item[0]))

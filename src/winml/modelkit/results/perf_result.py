@@ -13,6 +13,7 @@ from winml.modelkit.measure.latency import LatencyOptions, LatencyResult
 from winml.modelkit.measure.statistics import Ratio
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.graph_inputs import GraphInput, batch_of
+from winml.modelkit.runtime.memory import peak_bytes, resident_bytes
 from winml.modelkit.runtime.opened_model import PreparedModel, RunOptions
 from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
@@ -35,6 +36,17 @@ class MemoryUse:
     """All of the process at the end."""
     peak_bytes: int
     """Most the process held since it started, libraries and an export included."""
+
+    @classmethod
+    def after_runs(cls, session_bytes: int, bytes_before: int) -> MemoryUse:
+        """Return what the process holds now, after the runs.
+
+        Args:
+            session_bytes: Growth while the session was opened.
+            bytes_before: What the process held before the first run.
+        """
+        now = resident_bytes()
+        return cls(session_bytes, max(now - bytes_before, 0), now, max(peak_bytes(), now))
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from winml.modelkit.flows.modules.extract import _file_names, _write_arrays
+from winml.modelkit.flows.modules.extract import _file_stems, _write_arrays
 from winml.modelkit.hierarchy.module_identity import ModuleIdentity
 
 
 def _names(*modules: str) -> list[str]:
-    return _file_names([ModuleIdentity(module, f"/M/{number}", "C") for number, module in enumerate(modules)])
+    return _file_stems([ModuleIdentity(module, f"/M/{number}", "C") for number, module in enumerate(modules)])
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_root_is_called_after_its_tag_and_calls_are_numbered() -> None:
         ModuleIdentity("", "/BertModel", "BertModel"),
         *(ModuleIdentity("block", "/M/Block", "Block", call, 2) for call in (1, 2)),
     ]
-    assert ["BertModel", "block.call1", "block.call2"] == _file_names(identities)
+    assert ["BertModel", "block.call1", "block.call2"] == _file_stems(identities)
 
 
 def test_arrays_are_read_back_whatever_they_are_called(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     model, run_options = _refuse_early(options)
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.cli._progress import show_step
-    from winml.modelkit.flows.modules.extract import extract_modules
+    from winml.modelkit.flows.modules.extract import ExtractOptions, extract_modules
     from winml.modelkit.runtime.opened_model import RunOptions
 
     with library_output_to_stderr():
@@ -70,10 +70,12 @@ def command(context: click.Context, /, **options: Any) -> None:
             model.onnx_path(on_step),
             options["module"],
             options["output"],
-            options=RunOptions(**run_options),
-            protected=files_read(model, options),
-            with_inputs=options["with_inputs"],
-            overwrite=options["overwrite"],
+            ExtractOptions(
+                RunOptions(**run_options),
+                protected=tuple(files_read(model, options)),
+                with_inputs=options["with_inputs"],
+                overwrite=options["overwrite"],
+            ),
             on_step=on_step,
         )
     if options["format_"] == "json":

@@ -1,1 +1,1 @@
-"""How are single modules of an ONNX file cut out, run and measured?"""
+"""What do the verbs about single modules do: extract, perf --module, perf --by-module?"""

@@ -1,7 +1,7 @@
-"""How do the modules a selector names become models that run alone, fed with what flowed in the whole model?
+"""Cuts the modules that a selector names out of a graph, and records what flows over their boundaries.
 
 Finds the modules by their tags, cuts each call out of the graph, records what crosses the boundaries in one run of the
-whole model, and writes and checks the pieces. ``extract_flow`` keeps them, ``module_perf_flow`` measures them.
+whole model, and writes and checks the pieces. ``extract`` keeps them, ``perf`` measures them.
 """
 
 from __future__ import annotations
@@ -41,16 +41,11 @@ __all__ = [
     "WrittenCut",
     "compare_with_whole",
     "cut_modules",
-    "record",
+    "record_boundaries",
     "write_cut",
 ]
 
 Array = NDArray[Any]
-
-
-EXACT = 1e-6
-"""Largest accepted difference from the whole model, relative to the largest value. Chosen far below any dtype's own
-error: both run the same kernels on the same values, and every model tried is equal bit for bit."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ class Recording:
 
     arrays: Mapping[str, Array]
     """By the name of the value."""
-    whole: Values
+    fed: Values
     """What the whole model was fed."""
 
     def of(self, values: Sequence[ir.Value]) -> dict[str, Array]:
@@ -118,10 +113,10 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
     parts = ModuleParts(model)
     calls, refused, without_nodes = [], [], []
     for module in modules:
-        found = parts.cut(module.tag)
-        if not found:
+        cut_calls = parts.cut(module.tag)
+        if not cut_calls:
             without_nodes.append(ModuleIdentity(module.path, module.tag, module.class_name))
-        for item in found:
+        for item in cut_calls:
             identity = ModuleIdentity(module.path, module.tag, module.class_name, item.call, item.calls)
             if isinstance(item.result, Refusal):
                 refused.append(RefusedModule(identity, item.result.reason))
@@ -142,7 +137,7 @@ def _tagged_modules(path: Path) -> tuple[OnnxModule, ...]:
     return tree.modules
 
 
-def record(cuts: ModuleCuts, options: RunOptions) -> Recording:
+def record_boundaries(cuts: ModuleCuts, options: RunOptions) -> Recording:
     """Run the whole model once and keep what crosses the boundaries of the cuts.
 
     Types of values there that the graph does not declare are completed, in place.
@@ -157,12 +152,12 @@ def record(cuts: ModuleCuts, options: RunOptions) -> Recording:
     """
     values = dict.fromkeys(value for item in cuts.calls for value in (*item.cut.inputs, *item.cut.outputs))
     graph = cuts.model.graph
-    made = [str(value.name) for value in values if value.producer() is not None]
+    computed = [str(value.name) for value in values if value.producer() is not None]
     declared = {value.name for value in graph.outputs}
-    session = open_with_outputs(cuts.path, [name for name in made if name not in declared])
+    session = open_with_outputs(cuts.path, [name for name in computed if name not in declared])
     fed = values_for(session, options)
     with refusals_explained(fed):
-        arrays = {**fed.feeds, **(session.run(fed.feeds, made) if made else {})}
+        arrays = {**fed.feeds, **(session.run(fed.feeds, computed) if computed else {})}
     for value in values:
         name = str(value.name)
         _complete_type(value, arrays[name], session.output_shapes.get(name, ()))
@@ -187,14 +182,14 @@ def write_cut(cuts: ModuleCuts, item: CutCall, recording: Recording, path: Path)
     """
     model = cut_model(cuts.model, item.cut)
     inputs, outputs = _io_records(model.graph, recording)
-    known = cuts.model.metadata_props
+    model_metadata = cuts.model.metadata_props
     records: dict[str, Any] = {
         CUT_KEY: item.identity.as_record(),
         INPUTS_KEY: inputs,
         OUTPUTS_KEY: outputs,
-        TREE_KEY: _tree_part(known.get(TREE_KEY, ""), item),
+        TREE_KEY: _tree_part(model_metadata.get(TREE_KEY, ""), item),
     }
-    model.metadata_props.update({key: known[key] for key in (MODEL_KEY, EXPORT_KEY) if key in known})
+    model.metadata_props.update({key: model_metadata[key] for key in (MODEL_KEY, EXPORT_KEY) if key in model_metadata})
     for key, value in records.items():
         model.metadata_props[key] = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return WrittenCut(write_model(model, path), tuple(inputs), tuple(outputs))

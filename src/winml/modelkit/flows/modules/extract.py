@@ -1,6 +1,6 @@
-"""How do modules become files of their own? Cut, recorded, written and compared with the whole; all or nothing of it.
+"""What does ``winml extract`` do? Cuts modules out of a file, and writes each as a model that is checked.
 
-A module that cannot stand alone is told with its reason, and costs the others nothing.
+All files appear together, or none. A module that cannot stand alone is named with its reason; the others are written.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,16 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from winml.modelkit.compare.thresholds import CUT_MODULE_THRESHOLD
 from winml.modelkit.errors import StageError, VerificationError
 from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME, data_path
 from winml.modelkit.flows.modules.cuts import (
-    EXACT,
     CutCall,
     ModuleCuts,
     Recording,
     compare_with_whole,
     cut_modules,
-    record,
+    record_boundaries,
     write_cut,
 )
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing, refuse_inputs
@@ -38,7 +39,7 @@ from winml.modelkit.results.extract_result import ExtractedModule, ExtractResult
 from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.version import __version__
 
-__all__ = ["extract_modules"]
+__all__ = ["ExtractOptions", "extract_modules"]
 
 LONGEST_STEM = 150
 """Chosen: with every ending, names stay below the 255 bytes that file systems take."""
@@ -50,15 +51,26 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
 """Names Windows keeps for devices."""
 
 
+@dataclass(frozen=True)
+class ExtractOptions:
+    """How modules are cut out and written."""
+
+    run: RunOptions
+    """How the whole model is run while the values at the boundaries are recorded."""
+    protected: tuple[Path, ...] = ()
+    """Files, besides those of the model, that may not be replaced: what it was made from."""
+    with_inputs: bool = False
+    """Also write what was recorded at the boundaries."""
+    overwrite: bool = False
+    """Replace files that are there."""
+
+
 def extract_modules(
     path: Path,
     selector: str,
     folder: str | os.PathLike[str],
+    options: ExtractOptions,
     *,
-    options: RunOptions,
-    protected: Iterable[Path] = (),
-    with_inputs: bool = False,
-    overwrite: bool = False,
     on_step: Callable[[StepEvent], None] | None = None,
 ) -> ExtractResult:
     """Cut modules out of a model and write each as a model of its own.
@@ -67,10 +79,7 @@ def extract_modules(
         path: The ONNX file.
         selector: Which modules.
         folder: Where the models and their manifest go.
-        options: How the whole model is run while the boundaries are recorded.
-        protected: Files, besides those of the model, that may not be replaced: what it was made from.
-        with_inputs: Also write what was recorded at the boundaries.
-        overwrite: Replace files that are there.
+        options: How they are cut out and written.
         on_step: Called when a step starts and when it ends.
 
     Returns:
@@ -84,116 +93,116 @@ def extract_modules(
         VerificationError: a cut model does not answer as the whole does; nothing was written.
     """
     folder = Path(folder)
-    refuse_existing([folder / EXTRACT_MANIFEST_NAME], overwrite=overwrite)
+    refuse_existing([folder / EXTRACT_MANIFEST_NAME], overwrite=options.overwrite)
     clock = StepClock(_STEPS, on_step)
     with clock.step(_STEPS[0]) as step:
         cuts = cut_modules(path, selector)
-        names = _file_names([item.identity for item in cuts.calls])
-        planned = _planned(folder, names, with_inputs=with_inputs)
-        refuse_inputs(planned, (*files_of_model(path), *protected))
-        refuse_existing(planned, overwrite=overwrite)
+        stems = _file_stems([item.identity for item in cuts.calls])
+        outputs = _output_paths(folder, stems, with_inputs=options.with_inputs)
+        refuse_inputs(outputs, (*files_of_model(path), *options.protected))
+        refuse_existing(outputs, overwrite=options.overwrite)
         step.summary = f"{len(cuts.calls)} of {len(cuts.calls) + len(cuts.refused)}"
+    result = _result_without_modules(options.run.shown, selector, folder, cuts)
     if not cuts.calls:
-        return _result(options.shown, selector, folder, cuts, (), (), ())
+        return result
     with clock.step(_STEPS[1]) as step:
-        recording = record(cuts, options)
+        recording = record_boundaries(cuts, options.run)
         step.summary = f"{len(recording.arrays)} values"
     with clock.step(_STEPS[2]) as step, OutputFiles() as files:
         manifest = files.stage(folder / EXTRACT_MANIFEST_NAME)
-        modules, failed = _write_all(cuts, names, recording, folder, files, with_inputs=with_inputs)
-        result = _result(options.shown, selector, folder, cuts, modules, failed, recording.whole.notes)
+        writer = _CutWriter(cuts, recording, folder, files, options.with_inputs)
+        outcomes = [writer.write(item, stem) for item, stem in zip(cuts.calls, stems, strict=True)]
+        modules = tuple(outcome for outcome in outcomes if isinstance(outcome, ExtractedModule))
+        failed = (outcome for outcome in outcomes if isinstance(outcome, RefusedModule))
+        result = replace(result, modules=modules, refused=(*cuts.refused, *failed), notes=recording.fed.notes)
         manifest.write_text(json.dumps(result.as_record(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         if modules:
-            written = files.commit(overwrite=overwrite)
+            written = files.commit(overwrite=options.overwrite)
             step.summary = f"{len(written)} files"
     return result
 
 
-def _planned(folder: Path, names: Iterable[str], *, with_inputs: bool) -> list[Path]:
-    # Data that an earlier model of this name kept outside would be left without it.
-    models = (".onnx", data_path(Path(".onnx")).name)
-    endings = (*models, ".inputs.npz", ".outputs.npz") if with_inputs else models
-    return [folder / f"{name}{ending}" for name in names for ending in endings]
-
-
-def _write_all(
-    cuts: ModuleCuts,
-    names: Sequence[str],
-    recording: Recording,
-    folder: Path,
-    files: OutputFiles,
-    *,
-    with_inputs: bool,
-) -> tuple[list[ExtractedModule], list[RefusedModule]]:
-    modules, failed = [], []
-    for item, name in zip(cuts.calls, names, strict=True):
-        staged = files.stage(folder / f"{name}.onnx")
-        files.drop(data_path(folder / f"{name}.onnx"))
-        written = write_cut(cuts, item, recording, staged)
-        try:
-            worst = compare_with_whole(staged, item, recording)
-        except StageError as error:
-            for file in written.files:
-                file.unlink()
-            failed.append(RefusedModule(item.identity, error.message.replace(str(staged), f"{name}.onnx")))
-            continue
-        if not worst.relative_diff <= EXACT:
-            raise VerificationError(
-                f"{item.identity.words}: cut out, output {worst.name} differs from the whole model by "
-                f"{worst.relative_diff:.1e} of scale; accepted {EXACT:.0e}",
-                hint="Nothing was written. Please report it.",
-            )
-        recorded: dict[str, str | None] = {"inputs": None, "outputs": None}
-        if with_inputs:
-            for kind, values in (("inputs", item.cut.inputs), ("outputs", item.cut.outputs)):
-                recorded[kind] = f"{name}.{kind}.npz"
-                _write_arrays(files.stage(folder / f"{name}.{kind}.npz"), recording.of(values))
-        modules.append(
-            ExtractedModule(
-                identity=item.identity,
-                file=f"{name}.onnx",
-                inputs_file=recorded["inputs"],
-                outputs_file=recorded["outputs"],
-                inputs=written.inputs,
-                outputs=written.outputs,
-                nodes=len(item.cut.nodes),
-                parameters=_parameters(item),
-                size_bytes=sum(file.stat().st_size for file in written.files),
-                drawn_in=_names(item.cut.drawn_in),
-                left_out=_names(item.cut.left_out),
-                max_abs_diff=worst.max_abs_diff,
-                relative_diff=worst.relative_diff,
-            )
-        )
-    return modules, failed
-
-
-def _result(
-    shown: str,
-    selector: str,
-    folder: Path,
-    cuts: ModuleCuts,
-    modules: Sequence[ExtractedModule],
-    failed: Sequence[RefusedModule],
-    notes: Sequence[str],
-) -> ExtractResult:
+def _result_without_modules(shown: str, selector: str, folder: Path, cuts: ModuleCuts) -> ExtractResult:
+    """Return the result as far as it is known before anything is written."""
     return ExtractResult(
         source=shown,
         selector=selector,
         folder=folder,
         tool_version=__version__,
-        modules=tuple(modules),
-        refused=(*cuts.refused, *failed),
+        modules=(),
+        refused=cuts.refused,
         without_nodes=cuts.without_nodes,
-        notes=tuple(notes),
+        notes=(),
     )
 
 
-def _names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
+def _output_paths(folder: Path, stems: Iterable[str], *, with_inputs: bool) -> list[Path]:
+    # Data that an earlier model of this name kept outside would be left without it.
+    models = (".onnx", data_path(Path(".onnx")).name)
+    endings = (*models, ".inputs.npz", ".outputs.npz") if with_inputs else models
+    return [folder / f"{stem}{ending}" for stem in stems for ending in endings]
+
+
+@dataclass(frozen=True)
+class _CutWriter:
+    """Writes cut modules into a folder, and checks each."""
+
+    cuts: ModuleCuts
+    recording: Recording
+    folder: Path
+    files: OutputFiles
+    with_inputs: bool
+
+    def write(self, item: CutCall, stem: str) -> ExtractedModule | RefusedModule:
+        """Write one module; one that ONNX Runtime does not run alone is refused with its reason.
+
+        Raises:
+            VerificationError: it does not answer as it does in the whole model.
+        """
+        staged = self.files.stage(self.folder / f"{stem}.onnx")
+        self.files.drop(data_path(self.folder / f"{stem}.onnx"))
+        written = write_cut(self.cuts, item, self.recording, staged)
+        try:
+            worst = compare_with_whole(staged, item, self.recording)
+        except StageError as error:
+            for file in written.files:
+                file.unlink()
+            return RefusedModule(item.identity, error.message.replace(str(staged), f"{stem}.onnx"))
+        if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
+            raise VerificationError(
+                f"{item.identity.words}: cut out, output {worst.name} differs from the whole model by "
+                f"{worst.relative_diff:.1e} of scale; accepted {CUT_MODULE_THRESHOLD:.0e}",
+                hint="Nothing was written. Please report it.",
+            )
+        return ExtractedModule(
+            identity=item.identity,
+            file=f"{stem}.onnx",
+            inputs_file=self._write_recorded(f"{stem}.inputs.npz", item.cut.inputs),
+            outputs_file=self._write_recorded(f"{stem}.outputs.npz", item.cut.outputs),
+            inputs=written.inputs,
+            outputs=written.outputs,
+            nodes=len(item.cut.nodes),
+            parameters=_parameter_count(item),
+            size_bytes=sum(file.stat().st_size for file in written.files),
+            drawn_in=_node_names(item.cut.drawn_in),
+            left_out=_node_names(item.cut.left_out),
+            max_abs_diff=worst.max_abs_diff,
+            relative_diff=worst.relative_diff,
+        )
+
+    def _write_recorded(self, name: str, values: Sequence[ir.Value]) -> str | None:
+        """Write what was recorded of some values; returns the name of the file, or None where it is not asked for."""
+        if not self.with_inputs:
+            return None
+        _write_arrays(self.files.stage(self.folder / name), self.recording.of(values))
+        return name
+
+
+def _node_names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
     return tuple(node.name or node.op_type for node in nodes)
 
 
-def _parameters(item: CutCall) -> int:
+def _parameter_count(item: CutCall) -> int:
     return sum(value.const_value.size for value in item.cut.initializers if value.const_value is not None)
 
 
@@ -205,23 +214,23 @@ def _write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
 
 
-def _file_names(identities: Sequence[ModuleIdentity]) -> list[str]:
+def _file_stems(identities: Sequence[ModuleIdentity]) -> list[str]:
     """Return a name without ending for each, that every file system takes and that no two share."""
     taken: set[str] = set()
-    names = []
+    stems = []
     for identity in identities:
-        plain = _plain_name(identity)
-        number, name = 1, plain
+        plain = _plain_stem(identity)
+        number, stem = 1, plain
         # File systems that ignore case see one name in ``block.A`` and ``block.a``.
-        while name.lower() in taken:
+        while stem.lower() in taken:
             number += 1
-            name = f"{plain}-{number}"
-        taken.add(name.lower())
-        names.append(name)
-    return names
+            stem = f"{plain}-{number}"
+        taken.add(stem.lower())
+        stems.append(stem)
+    return stems
 
 
-def _plain_name(identity: ModuleIdentity) -> str:
+def _plain_stem(identity: ModuleIdentity) -> str:
     # The root has no path, nor has a module of which the file says no more than its tag.
     name = identity.module or ".".join(address.parse_tag(identity.tag))
     name = _NOT_IN_NAMES.sub("_", name)

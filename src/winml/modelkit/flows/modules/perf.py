@@ -1,25 +1,25 @@
-"""How fast is each module on its own? Cut out, fed with what flowed in the whole model, and measured one by one.
+"""What does ``winml perf --module`` do? Measures each module alone, on the values that flow in the whole model.
 
-A module that cannot be cut out or does not run is part of the answer, with its reason; the others are measured all the
-same. The cut models live in a temporary folder, one at a time.
+A module that cannot be cut out or does not run is part of the result, with its reason; the others are measured all the
+same. The cut models are written to a temporary folder, one at a time.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from winml.modelkit.compare.thresholds import CUT_MODULE_THRESHOLD
 from winml.modelkit.errors import StageError, WriteError
 from winml.modelkit.flows.modules.cuts import (
-    EXACT,
     CutCall,
     ModuleCuts,
     Recording,
     compare_with_whole,
     cut_modules,
-    record,
+    record_boundaries,
     write_cut,
 )
 from winml.modelkit.measure.latency import LatencyOptions, measure_latency
@@ -71,14 +71,15 @@ def measure_modules(
     notes: tuple[str, ...] = ()
     if cuts.calls:
         with clock.step(_STEPS[1]) as step:
-            recording = record(cuts, options)
-            refuse_dynamic_inputs(provider, recording.whole.inputs, options)
-            notes = recording.whole.notes
+            recording = record_boundaries(cuts, options)
+            refuse_dynamic_inputs(provider, recording.fed.inputs, options)
+            notes = recording.fed.notes
             step.summary = f"{len(recording.arrays)} values"
         with clock.step(_STEPS[2]) as step:
+            measurement = _CutMeasurement(cuts, recording, options, provider, latency)
             for number, item in enumerate(cuts.calls):
                 share = _share_of(progress, number, len(cuts.calls), len(measured) * latency.iterations)
-                measured.append(_measure(cuts, item, recording, options, provider, latency, share))
+                measured.append(measurement.measure(item, share))
             step.summary = f"{len(measured)} instances"
     return ModulePerfResult(
         model=options.shown,
@@ -103,34 +104,42 @@ def _share_of(progress: Progress | None, number: int, count: int, runs_before: i
     return lambda runs, share: progress(runs_before + runs, (number + share) / count)
 
 
-def _measure(
-    cuts: ModuleCuts,
-    item: CutCall,
-    recording: Recording,
-    options: RunOptions,
-    provider: ChosenProvider,
-    latency: LatencyOptions,
-    progress: Progress | None,
-) -> MeasuredModule:
-    feeds = recording.of(item.cut.inputs)
-    failed = MeasuredModule(
-        identity=item.identity,
-        inputs={name: (str(array.dtype), array.shape) for name, array in feeds.items()},
-        nodes=len(item.cut.nodes),
-        latency=None,
-        session_creation_ms=None,
-    )
-    with tempfile.TemporaryDirectory(prefix="winml-module-", ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / "module.onnx"
-        try:
-            write_cut(cuts, item, recording, path)
-            worst = compare_with_whole(path, item, recording)
-            if not worst.relative_diff <= EXACT:
-                return replace(failed, error=f"alone, output {worst.name} is off by {worst.relative_diff:.1e} of scale")
-            opened = open_model(path, options, provider)
-            measured = measure_latency(opened.session.prepare(feeds), latency, progress)
-        except WriteError:
-            raise
-        except StageError as error:
-            return replace(failed, error=error.message.replace(str(path), "the module"))
-    return replace(failed, latency=measured, session_creation_ms=opened.creation_ms)
+@dataclass(frozen=True)
+class _CutMeasurement:
+    """How every cut module is measured."""
+
+    cuts: ModuleCuts
+    recording: Recording
+    options: RunOptions
+    provider: ChosenProvider
+    latency: LatencyOptions
+
+    def measure(self, item: CutCall, progress: Progress | None) -> MeasuredModule:
+        """Measure one module; one that does not run alone, or answers otherwise there, has a reason in place of times.
+
+        Raises:
+            WriteError: the cut model cannot be written.
+        """
+        feeds = self.recording.of(item.cut.inputs)
+        failed = MeasuredModule(
+            identity=item.identity,
+            inputs={name: (str(array.dtype), array.shape) for name, array in feeds.items()},
+            nodes=len(item.cut.nodes),
+            latency=None,
+            session_creation_ms=None,
+        )
+        with tempfile.TemporaryDirectory(prefix="winml-module-", ignore_cleanup_errors=True) as folder:
+            path = Path(folder) / "module.onnx"
+            try:
+                write_cut(self.cuts, item, self.recording, path)
+                worst = compare_with_whole(path, item, self.recording)
+                if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
+                    reason = f"alone, output {worst.name} is off by {worst.relative_diff:.1e} of scale"
+                    return replace(failed, error=reason)
+                opened = open_model(path, self.options, self.provider)
+                measured = measure_latency(opened.session.prepare(feeds), self.latency, progress)
+            except WriteError:
+                raise
+            except StageError as error:
+                return replace(failed, error=error.message.replace(str(path), "the module"))
+        return replace(failed, latency=measured, session_creation_ms=opened.creation_ms)

@@ -1,4 +1,4 @@
-"""How is the time of every module found? One profiled session, and the tags carried to the graph it executed.
+"""What does ``winml perf --by-module`` do? Profiles one session and charges the time of every kernel to its module.
 
 ONNX Runtime rewrites a graph before it runs it, so its profile names nodes no file has. The graph as executed is
 written by the same session, and ``hierarchy`` brings the tags over. Works on ONNX files alone; measures nothing else.
@@ -32,7 +32,7 @@ from winml.modelkit.report.module_page import module_page
 from winml.modelkit.report.module_times import module_times_record
 from winml.modelkit.results.perf_result import MemoryUse, PerfResult, perf_result
 from winml.modelkit.runtime.kernel_times import RunProfile, read_profile
-from winml.modelkit.runtime.memory import peak_bytes, resident_bytes
+from winml.modelkit.runtime.memory import resident_bytes
 from winml.modelkit.runtime.opened_model import RunOptions, prepared_model
 
 __all__ = ["ProfiledModules", "profile_modules"]
@@ -103,11 +103,11 @@ def profile_modules(
         StageError: ONNX Runtime cannot load or run the file, or its provider records no kernel.
     """
     before = read_structure(path)
-    tree = _tree_of(before, path)
+    tree = _module_tree(before, path)
     with tempfile.TemporaryDirectory(prefix="winml-profile-") as name:
         executed_path = Path(name) / "executed.onnx"
         files = {"profile_prefix": Path(name) / "profile", "optimized_path": executed_path}
-        result, profile_path = _run(path, options, latency, files, progress)
+        result, profile_path = _profiled_run(path, options, latency, files, progress)
         measured = read_profile(profile_path, counted_runs=len(result.latency.samples_ms))
         if not executed_path.is_file():
             raise MeasureError(
@@ -115,10 +115,10 @@ def profile_modules(
                 hint="Profile on another execution provider: --ep cpu.",
             )
         executed = ir.serde.deserialize_model(read_structure(executed_path))
-    return _charge(result, before, executed, tree, measured)
+    return _charge_to_modules(result, before, executed, tree, measured)
 
 
-def _run(
+def _profiled_run(
     path: Path,
     options: RunOptions,
     latency: LatencyOptions,
@@ -129,12 +129,11 @@ def _run(
     with prepared_model(path, options, options.choose_provider(), **files) as prepared:
         before = resident_bytes()
         measured = measure_latency(prepared.run, latency, progress)
-        after = resident_bytes()
-    memory = MemoryUse(prepared.opened.session_bytes, max(after - before, 0), after, max(peak_bytes(), after))
+        memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
     return perf_result(prepared, latency, measured, memory), prepared.opened.session.end_profile()
 
 
-def _tree_of(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
+def _module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
     nodes = list(all_nodes(ir.serde.deserialize_model(before)))
     metadata = {entry.key: entry.value for entry in before.metadata_props}
     tree = read_tree([ir.serde.serialize_node(node) for node in nodes], metadata, model_path.stem)
@@ -146,7 +145,7 @@ def _tree_of(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
     return tree
 
 
-def _charge(
+def _charge_to_modules(
     result: PerfResult, before: onnx.ModelProto, executed: ir.Model, tree: OnnxTree, measured: RunProfile
 ) -> ProfiledModules:
     original = ir.serde.deserialize_model(before)

@@ -1,1 +1,1 @@
-"""How is a whole model measured, and beside what?"""
+"""What does ``winml perf`` do with a whole model, and with a baseline?"""

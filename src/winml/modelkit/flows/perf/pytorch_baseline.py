@@ -1,4 +1,4 @@
-"""How is the PyTorch model an ONNX file was made from run on the same values?
+"""Runs the PyTorch model that an ONNX file was exported from, on the same values.
 
 Loads it as the export does and calls it with the same tensors, gradients off.
 """

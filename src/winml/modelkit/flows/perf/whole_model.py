@@ -1,4 +1,4 @@
-"""How fast is a model as a whole? Opens the file, gives it values, and measures it, a baseline in alternation.
+"""What does ``winml perf`` do? Opens a file, gives it values, and measures it, alternating with a baseline if asked.
 
 Imports PyTorch only for a baseline that needs it.
 """
@@ -16,7 +16,7 @@ from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.measure.latency import LatencyOptions, Run, measure_alternating, measure_latency
 from winml.modelkit.results.perf_result import BaselineResult, MemoryUse, PerfResult, perf_result
 from winml.modelkit.runtime.graph_inputs import array_words, graph_inputs
-from winml.modelkit.runtime.memory import peak_bytes, resident_bytes
+from winml.modelkit.runtime.memory import resident_bytes
 from winml.modelkit.runtime.opened_model import PreparedModel, RunOptions, open_model, prepared_model
 
 __all__ = ["Baseline", "PerfOptions", "measure_model"]
@@ -64,12 +64,11 @@ def measure_model(
         if options.baseline is None:
             latency, baseline = measure_latency(prepared.run, options.latency, progress), None
         else:
-            with _baseline_run(options.baseline, prepared) as (kind, other):
-                compared = measure_alternating(prepared.run, other, options.latency, progress)
+            with _baseline_run(options.baseline, prepared) as (kind, baseline_run):
+                compared = measure_alternating(prepared.run, baseline_run, options.latency, progress)
             latency = compared.model
             baseline = BaselineResult(options.baseline.name, kind, compared.baseline, compared.ratio, compared.block)
-        after = resident_bytes()
-    memory = MemoryUse(prepared.opened.session_bytes, max(after - before, 0), after, max(peak_bytes(), after))
+        memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
     return perf_result(prepared, options.latency, latency, memory, baseline)
 
 
@@ -89,18 +88,18 @@ def _baseline_run(baseline: Baseline, prepared: PreparedModel) -> Iterator[tuple
         with pytorch_run(request, feeds, threads=options.threads) as run:
             yield "pytorch", run
         return
-    other = open_model(baseline.path, options, opened.provider).session
-    if set(other.inputs) != set(feeds):
+    session = open_model(baseline.path, options, opened.provider).session
+    if set(session.inputs) != set(feeds):
         raise UsageError(
-            f"--baseline {baseline.path} takes {', '.join(other.inputs) or 'no inputs'}, the model "
+            f"--baseline {baseline.path} takes {', '.join(session.inputs) or 'no inputs'}, the model "
             f"{', '.join(feeds) or 'none'}",
             hint="Compare models that take the same inputs.",
         )
-    for item in graph_inputs(other):
+    for item in graph_inputs(session):
         if not item.takes(feeds[item.name]):
             raise UsageError(
                 f"--baseline {baseline.path}: its input {item.name} takes {item.words}, the model is fed "
                 f"{array_words(feeds[item.name])}",
                 hint="Compare models that take the same values; --shape-config sets the sizes that are open in MODEL.",
             )
-    yield "onnx", other.prepare(feeds)
+    yield "onnx", session.prepare(feeds)

@@ -1,0 +1,395 @@
+"""How does a verb turn one ONNX file into another?
+
+Read, plain form, work, metadata, verification, put in place: written once for every verb that changes a graph, in
+``winml build`` as well. What a verb does itself is its :class:`GraphWork`. Knows no verb, and no PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import onnx_ir as ir
+
+from winml.modelkit.compare.files import refuse_different
+from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.compare.words import equality_words
+from winml.modelkit.errors import InputError, first_line
+from winml.modelkit.graph.files.output_files import OutputFiles, refuse_inputs
+from winml.modelkit.graph.files.output_paths import ExportPaths
+from winml.modelkit.graph.files.placing import external_files, place_copy
+from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.graph.stage import StageResult
+from winml.modelkit.graph.validity import refuse_invalid
+from winml.modelkit.hierarchy.coverage import Coverage, all_nodes, measure_coverage
+from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.metadata_keys import EXPORT_KEY, NORMALIZED_KEY
+from winml.modelkit.normalize.pipeline import normalize
+from winml.modelkit.normalize.stamp import is_normalized, stamp
+from winml.modelkit.optimize.operator_counts import GraphCensus, operator_name
+from winml.modelkit.progress import StepClock, StepEvent, StepTiming
+from winml.modelkit.results.optimized_model import GraphSummary
+from winml.modelkit.results.written_file import WrittenFile
+from winml.modelkit.runtime.ir_versions import newest_ir_version
+
+__all__ = [
+    "ALREADY_NORMALIZED",
+    "CopyRules",
+    "GraphFileTask",
+    "GraphWork",
+    "TransformedFile",
+    "summarize_graph",
+    "transform_file",
+]
+
+ALREADY_NORMALIZED = "already normalized, and nothing else was asked for: the result is the source under another name"
+
+_READING, _NORMALIZATION, _WRITING = "reading", "normalization", "writing and verification"
+
+ResultT = TypeVar("ResultT", bound=StageResult)
+
+
+@dataclass(frozen=True)
+class CopyRules:
+    """How the source becomes the result where nothing is requested that would change it."""
+
+    share_data: bool = False
+    """Let the result name the data files of the source; right only where both lie in one folder and the source
+    stays."""
+    may_link: bool = True
+    """Whether who writes into the result may write into the source too; else the result is a file of its own."""
+    of_any_form: bool = False
+    """Also copy a source that is not in its plain form, where normalization is skipped."""
+
+
+@dataclass(frozen=True)
+class GraphFileTask:
+    """Which file is turned into which, and what is asked of the result whatever the work is."""
+
+    source: Path
+    """The file that is read; it stays as it is."""
+    output: Path
+    """The ``.onnx`` file to write."""
+    overwrite: bool = False
+    verify: bool = True
+    """Compare the result with the source in ONNX Runtime."""
+    seed: int = 0
+    """Seed of the values compared on."""
+    skip_normalization: bool = False
+    """Take the graph for normalized although no stamp says so; the result then bears no stamp either."""
+    external_data: bool | None = None
+    """Keep weights in a file of their own (True) or inside (False). None: decide by size."""
+    external_from_bytes: int | None = None
+    """Size of the weights from which they get a file of their own, where nothing else is asked. None: where they must,
+    being too large for the model file."""
+    copying: CopyRules = CopyRules()
+
+    @property
+    def paths(self) -> ExportPaths:
+        """The files that may be written.
+
+        Raises:
+            UsageError: the output is a directory, or does not end in ``.onnx``.
+        """
+        return ExportPaths.for_output(self.output, with_sidecar=False, with_report=False)
+
+    def refuse_early(self) -> None:
+        """Refuse an output that cannot be, before anything is read.
+
+        Raises:
+            UsageError: the output exists, is a directory, or does not end in ``.onnx``.
+            WriteError: its place cannot be written to.
+        """
+        self.paths.refuse_existing(overwrite=self.overwrite)
+
+
+class GraphWork(ABC, Generic[ResultT]):
+    """What a verb does with a graph between reading and writing."""
+
+    step_name: ClassVar[str]
+    """The work in the list of steps."""
+    precedes_normalization: ClassVar[bool] = False
+    """Whether the graph is brought into its plain form after the work rather than before it."""
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether anything was requested so far that may change the graph; asked again after the work."""
+        return True
+
+    @property
+    def may_be_requested(self) -> bool:
+        """Whether anything was or still may be requested while the work runs. If not, no weight is read."""
+        return self.is_requested
+
+    @abstractmethod
+    def apply(self, model: ir.Model) -> ResultT:
+        """Do the work; the model is used up, and the result may hold it or a new one."""
+
+    @abstractmethod
+    def summary(self, result: ResultT) -> str:
+        """Return what was done, in a few words for the list of steps."""
+
+    def metadata(self, model: ir.Model) -> Mapping[str, Any]:  # noqa: ARG002 - other works look at it
+        """Return what the file says about itself that the work changed: JSON values by key of the model's metadata.
+
+        A key that the file does not have is not added.
+        """
+        return {}
+
+    def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
+        """Compare the file that was written with its source.
+
+        Raises:
+            StageError: the source itself cannot be run, so there is nothing to compare with.
+            VerificationError: they differ by more than this work allows.
+        """
+        return refuse_different(source, written, seed)
+
+    @classmethod
+    def steps(cls) -> tuple[str, ...]:
+        """Return the names of the steps of :func:`transform_file` in order."""
+        middle = (_NORMALIZATION, cls.step_name)
+        return (_READING, *(reversed(middle) if cls.precedes_normalization else middle), _WRITING)
+
+
+@dataclass(frozen=True)
+class TransformedFile(Generic[ResultT]):
+    """What came of turning one file into another."""
+
+    result: ResultT
+    """What the work returned, with the model in memory."""
+    model_path: Path
+    files: tuple[WrittenFile, ...]
+    """Every file written, the model first."""
+    is_copy: bool
+    """Whether the result is the source under another name."""
+    is_plain: bool
+    """Whether the result is in its plain form."""
+    normalizations: int
+    """How often the graph was brought into its plain form: 0 or 1."""
+    before: GraphSummary
+    after: GraphSummary
+    """The file that was written, counted in it."""
+    coverage: Coverage
+    """Tags of the file that was written, counted in it."""
+    verification: VerificationInfo | None
+    """Comparison with the source; None where it was not asked for, or the result is a copy."""
+    steps: tuple[StepTiming, ...]
+    notes: tuple[str, ...]
+
+
+def transform_file(
+    task: GraphFileTask, work: GraphWork[ResultT], on_step: Callable[[StepEvent], None] | None = None
+) -> TransformedFile[ResultT]:
+    """Read a graph, bring it into its plain form, do the work, and put the verified result in place.
+
+    A source that is in its plain form, of which nothing is requested, is copied by reference; its weights are not read.
+
+    Raises:
+        UsageError: the output exists, is a directory, or is data that the source names.
+        InputError: the file is no ONNX model or not a valid one, or its data is missing.
+        NormalizeError: the graph could not be brought into its plain form.
+        StageError: the work failed; or the source itself does not run, so the result cannot be compared with it.
+        VerificationError: the result does not answer as the source does; no file was written.
+        WriteError: the output cannot be written.
+    """
+    task.refuse_early()
+    clock = StepClock(work.steps(), on_step)
+    opened = _read_source(task, work, clock)
+    if work.precedes_normalization:
+        result = _apply_work(work, opened.model, clock)
+        normalized = _bring_into_plain_form(task, replace(opened, model=result.model, is_plain=False), clock)
+    else:
+        normalized = _bring_into_plain_form(task, opened, clock)
+        result = _apply_work(work, opened.model, clock)
+    # The one place that decides it; asked after the work, which may have requested more.
+    is_copy = opened.may_be_copied and not work.is_requested
+    written = _write_result(task, work, clock, None if is_copy else result.model, is_plain=normalized.is_plain)
+    notes = normalized.notes
+    if is_copy:
+        notes = (ALREADY_NORMALIZED,) if opened.is_plain else ()
+    return TransformedFile(
+        result=result,
+        model_path=task.paths.model,
+        files=written.files,
+        is_copy=is_copy,
+        is_plain=normalized.is_plain,
+        normalizations=normalized.count,
+        before=opened.summary,
+        after=written.summary,
+        coverage=written.coverage,
+        verification=written.verification,
+        steps=clock.timings(),
+        notes=(*notes, *result.notes),
+    )
+
+
+@dataclass(frozen=True)
+class _OpenedSource:
+    """The source as it was read."""
+
+    model: ir.Model
+    """With its weights, unless no step asks for them."""
+    summary: GraphSummary
+    is_plain: bool
+    """Whether its stamp says that it is in its plain form."""
+    may_be_copied: bool
+    """Whether it can be the result as it is, where nothing is requested of the work."""
+
+
+def _read_source(task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock) -> _OpenedSource:
+    """Read the structure, decide whether the source may be copied by reference, and read the weights where needed."""
+    source, paths = task.source, task.paths
+    with clock.step(_READING) as step:
+        data = external_files(source)  # raises our errors, where a library would raise its own
+        if paths.model.resolve() != source.resolve():
+            # The data of an earlier output goes when that is replaced.
+            refuse_inputs([paths.data], data)
+        # The structure only: a copy by reference never reads the weights.
+        structure = read_structure(source)
+        refuse_invalid(structure, source)
+        model = _read_graph(source, lambda: ir.serde.deserialize_model(structure))
+        summary = summarize_graph(model, sum(file.stat().st_size for file in (source, *data)))
+        is_plain = is_normalized(model)
+        may_be_copied = (task.copying.of_any_form and task.skip_normalization) or (
+            is_plain and task.external_data is None and structure.ir_version <= newest_ir_version()
+        )
+        if work.may_be_requested or not may_be_copied:
+            model = _read_graph(source, lambda: ir.load(source))
+        step.summary = f"{summary.nodes} nodes, opset {summary.opset}"
+    return _OpenedSource(model, summary, is_plain, may_be_copied)
+
+
+def _read_graph(source: Path, read: Callable[[], ir.Model]) -> ir.Model:
+    try:
+        return read()
+    except (OSError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
+        raise InputError(
+            f"{source}: cannot be read as a graph: {first_line(error)}", hint="Export it again."
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Normalized:
+    """What the step of normalization did."""
+
+    is_plain: bool
+    count: int
+    notes: tuple[str, ...]
+
+
+def _bring_into_plain_form(task: GraphFileTask, opened: _OpenedSource, clock: StepClock) -> _Normalized:
+    """Bring the graph into its plain form, in place, unless it is or that is skipped."""
+    model = opened.model
+    with clock.step(_NORMALIZATION) as step:
+        notes = _lower_ir_version(model)
+        if opened.is_plain or task.skip_normalization:
+            step.summary = "already normalized" if opened.is_plain else "left out"
+            return _Normalized(opened.is_plain, 0, notes)
+        notes += normalize(model).notes
+        step.summary = f"normalized to {sum(1 for _ in all_nodes(model))} nodes"
+        return _Normalized(is_plain=True, count=1, notes=notes)
+
+
+def _lower_ir_version(model: ir.Model) -> tuple[str, ...]:
+    """Let the model bear a version of the format that ONNX Runtime takes, in place; returns what to say of it.
+
+    Newer versions add kinds of tensors only, which ONNX Runtime refuses by themselves where a model has them.
+    """
+    newest, version = newest_ir_version(), model.ir_version
+    if version <= newest:
+        return ()
+    model.ir_version = newest
+    return (f"IR version {version} was lowered to {newest}, the newest that the installed ONNX Runtime takes.",)
+
+
+def _apply_work(work: GraphWork[ResultT], model: ir.Model, clock: StepClock) -> ResultT:
+    with clock.step(work.step_name) as step:
+        result = work.apply(model)
+        step.summary = work.summary(result)
+    return result
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The result in its place."""
+
+    files: tuple[WrittenFile, ...]
+    summary: GraphSummary
+    coverage: Coverage
+    verification: VerificationInfo | None
+
+
+def _write_result(
+    task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock, model: ir.Model | None, *, is_plain: bool
+) -> _Written:
+    """Write the model, or the source under another name where there is none; compare, count and put in place."""
+    paths = task.paths
+    with clock.step(_WRITING) as step, OutputFiles() as files:
+        staged = files.stage(paths.model)
+        files.drop(paths.data)
+        verification = None
+        if model is None:
+            rules = task.copying
+            place_copy(task.source, staged, share_data=rules.share_data, may_link=rules.may_link)
+            step.summary = "a copy by reference"
+        else:
+            _refresh_metadata(model, work, is_plain=is_plain)
+            write_model(model, staged, external=_is_external(task, model))
+            verification = work.compare(task.source, staged, task.seed) if task.verify else None
+            step.summary = equality_words(verification)
+        # Counted in the file that ships, not in the graph it was written from.
+        shipped = ir.serde.deserialize_model(read_structure(staged))
+        coverage, summary = measure_coverage(shipped), summarize_graph(shipped, sum(files.staged().values()))
+        written = files.commit(overwrite=task.overwrite)
+    model_path = paths.model.absolute()
+    ordered = sorted(written.items(), key=lambda item: (item[0] != model_path, item[0]))
+    return _Written(tuple(WrittenFile(path, size) for path, size in ordered), summary, coverage, verification)
+
+
+def _refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: bool) -> None:
+    """Bring what the file says about itself up to date, in place; a key that the file does not have is not added.
+
+    The stamp is: every graph that is in its plain form bears one.
+    """
+    records = dict(work.metadata(model))
+    # Not where the file says nothing of an export, or what it says is damaged.
+    with contextlib.suppress(KeyError, TypeError, json.JSONDecodeError):
+        export = json.loads(model.metadata_props[EXPORT_KEY])
+        records[EXPORT_KEY] = {**export, "opset_produced": model.opset_imports[""]}
+    for key in records.keys() & model.metadata_props.keys():
+        model.metadata_props[key] = json.dumps(records[key], ensure_ascii=False, separators=(",", ":"))
+    if is_plain:
+        stamp(model)
+    else:
+        model.metadata_props.pop(NORMALIZED_KEY, None)
+
+
+def _is_external(task: GraphFileTask, model: ir.Model) -> bool | None:
+    """Say whether weights go to a file of their own; None leaves it to the writer, which asks whether they must."""
+    if task.external_data is not None or task.external_from_bytes is None:
+        return task.external_data
+    weights = (value.const_value for value in model.graph.initializers.values())
+    size_bytes = sum(tensor.nbytes for tensor in weights if tensor is not None)
+    return True if size_bytes >= task.external_from_bytes else None
+
+
+def summarize_graph(model: ir.Model, size_bytes: int = 0) -> GraphSummary:
+    """Return a graph in numbers: its operators, those of each module, its size and its opset."""
+    modules: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for node in all_nodes(model):
+        if tag := read_tag(node):
+            modules[tag.tag][operator_name(node)] += 1
+    return GraphSummary(
+        operators=GraphCensus.of(model).by_count(),
+        modules={tag: dict(counts) for tag, counts in modules.items()},
+        size_bytes=size_bytes,
+        opset=model.opset_imports.get("", 0),
+    )
