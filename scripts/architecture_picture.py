@@ -100,7 +100,9 @@ def picture(rooms: Mapping[str, Room]) -> str:
 
 def room_table(rooms: Mapping[str, Room], *, with_lines: bool) -> str:
     """Return a Markdown table of the rooms and their questions."""
-    heading = "| room | question | lines |\n| --- | --- | ---: |" if with_lines else "| room | question |\n| --- | --- |"
+    heading = (
+        "| room | question | lines |\n| --- | --- | ---: |" if with_lines else "| room | question |\n| --- | --- |"
+    )
     rows = [
         f"| `{room.label}` | {room.question} |{f' {rounded_lines(room.lines):,} |' if with_lines else ''}"
         for room in rooms.values()

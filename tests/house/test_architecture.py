@@ -39,9 +39,7 @@ def test_line_counts_of_rooms_are_roughly_right() -> None:
     expected = _line_counts(_PARTS[document, "rooms"])
     assert len(read_rooms()) == len(expected) == len(actual)
     assert [] == [
-        (was, now)
-        for was, now in zip(actual, expected, strict=True)
-        if abs(was - now) > max(now // 5, 3 * LINES_STEP)
+        (was, now) for was, now in zip(actual, expected, strict=True) if abs(was - now) > max(now // 5, 3 * LINES_STEP)
     ]
 
 
