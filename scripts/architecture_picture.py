@@ -1,0 +1,169 @@
+"""Writes the parts of docs/architecture.md and CONTRIBUTING.md that are made from the code.
+
+The rooms, their questions and sizes, and a diagram of who imports whom. The package is read as syntax trees; none of it
+is imported.
+
+python scripts/architecture_picture.py [--write]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+# The tests know how to read the package and in which order its rooms stand.
+sys.path.insert(0, str(REPOSITORY / "tests"))
+
+from house.sources import PACKAGE, imports, modules  # noqa: E402
+from house.test_layers import ORDER  # noqa: E402
+
+ARCHITECTURE = REPOSITORY / "docs" / "architecture.md"
+CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
+
+LINES_STEP = 100
+"""Line counts are rounded to this. Chosen: an exact number would change with every commit."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """A folder of the package, or a module beside the folders."""
+
+    name: str
+    question: str
+    """First line of its docstring."""
+    lines: int
+    imports: frozenset[str]
+    """The rooms it imports, imports inside functions and for types included."""
+    is_folder: bool
+
+    @property
+    def label(self) -> str:
+        """The name as it stands in the file system."""
+        return f"{self.name}/" if self.is_folder else f"{self.name}.py"
+
+
+def read_rooms() -> dict[str, Room]:
+    """Return the rooms of the package in the order of the layers test, those that import nothing first."""
+    return {name: _read_room(name) for group in existing_groups() for name in group}
+
+
+def existing_groups() -> tuple[tuple[str, ...], ...]:
+    """Return the groups of the layers test with the rooms that exist."""
+    there = {module.room for module in modules()}
+    groups = (tuple(room for room in group if room in there) for group in ORDER)
+    return tuple(group for group in groups if group)
+
+
+def _read_room(name: str) -> Room:
+    files = [module for module in modules() if module.room == name]
+    first = next(module for module in files if module.name == name)
+    targets = (found.target for module in files for found in imports(module.tree))
+    rooms = {target[len(PACKAGE) + 1 :].split(".")[0] for target in targets if target.startswith(f"{PACKAGE}.")}
+    return Room(
+        name,
+        question=first.docstring.split("\n", 1)[0],
+        lines=sum(module.line_count for module in files),
+        imports=frozenset(rooms - {name}),
+        is_folder=first.path.name == "__init__.py",
+    )
+
+
+def reduced_imports(rooms: Mapping[str, Room]) -> dict[str, tuple[str, ...]]:
+    """Return the imports of each room, without those that follow from another of its imports."""
+    reach: dict[str, set[str]] = {}
+    for name, room in rooms.items():
+        # A room comes after all it imports, so their reach is known.
+        reach[name] = set(room.imports).union(*(reach[imported] for imported in room.imports))
+    return {
+        name: tuple(
+            imported
+            for imported in rooms
+            if imported in room.imports and not any(imported in reach[between] for between in room.imports)
+        )
+        for name, room in rooms.items()
+    }
+
+
+def picture(rooms: Mapping[str, Room]) -> str:
+    """Return the rooms and the arrows between them as a Mermaid diagram, the command at the top."""
+    lines = ["```mermaid", "flowchart TD"]
+    for group in reversed(existing_groups()):
+        boxes = [f'    {name}["{rooms[name].label}"]' for name in group]
+        lines += [f'    subgraph {"_".join(group)}[" "]', *boxes, "    end"] if len(group) > 1 else boxes
+    for name, found in reversed(reduced_imports(rooms).items()):
+        lines += [f"    {name} --> {imported}" for imported in reversed(found)]
+    return "\n".join([*lines, "```"])
+
+
+def room_table(rooms: Mapping[str, Room], *, with_lines: bool) -> str:
+    """Return a Markdown table of the rooms and their questions."""
+    heading = (
+        "| room | question | lines |\n| --- | --- | ---: |" if with_lines else "| room | question |\n| --- | --- |"
+    )
+    rows = [
+        f"| `{room.label}` | {room.question} |{f' {rounded_lines(room.lines):,} |' if with_lines else ''}"
+        for room in rooms.values()
+    ]
+    return "\n".join([heading, *rows])
+
+
+def rounded_lines(lines: int) -> int:
+    """Return a number of lines as the table shows it.
+
+    >>> rounded_lines(8), rounded_lines(2_949)
+    (100, 2900)
+    """
+    return max(LINES_STEP, round(lines / LINES_STEP) * LINES_STEP)
+
+
+def order_line() -> str:
+    """Return the order of the rooms in one line; rooms in braces never import each other."""
+    groups = existing_groups()
+    drawn = (f"{{{', '.join(group)}}}" if len(group) > 1 else group[0] for group in groups)
+    return f"    {' → '.join(drawn)}"
+
+
+def generated_parts() -> dict[tuple[Path, str], str]:
+    """Return what stands in the documents, by document and by the name in its marks."""
+    rooms = read_rooms()
+    return {
+        (ARCHITECTURE, "picture"): picture(rooms),
+        (ARCHITECTURE, "rooms"): room_table(rooms, with_lines=True),
+        (CONTRIBUTING, "rooms"): room_table(rooms, with_lines=False),
+        (CONTRIBUTING, "order"): order_line(),
+    }
+
+
+def part_of(text: str, name: str) -> str:
+    """Return what stands between the marks of a part."""
+    start, end = _marks(name)
+    return text.split(start, 1)[1].split(end, 1)[0].strip("\n")
+
+
+def with_part(text: str, name: str, content: str) -> str:
+    """Return a document with a part in place of the one it has."""
+    start, end = _marks(name)
+    before, rest = text.split(start, 1)
+    return f"{before}{start}\n\n{content}\n\n{end}{rest.split(end, 1)[1]}"
+
+
+def _marks(name: str) -> tuple[str, str]:
+    return f"<!-- {name}: scripts/architecture_picture.py -->", f"<!-- end of {name} -->"
+
+
+def main() -> None:
+    """Print the parts, or write them into the documents."""
+    is_written = "--write" in sys.argv[1:]
+    for (document, name), content in generated_parts().items():
+        if not is_written:
+            print(f"{content}\n")
+            continue
+        text = with_part(document.read_text(encoding="utf-8"), name, content)
+        document.write_text(text, encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()

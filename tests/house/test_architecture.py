@@ -1,0 +1,78 @@
+"""Is the picture of the house the one the code draws, and do the files it names exist?"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from architecture_picture import LINES_STEP, Room, generated_parts, part_of, picture, read_rooms, reduced_imports
+from house.sources import REPOSITORY, package_folder
+
+_LINES = re.compile(r" ([\d,]+) \|$", re.MULTILINE)
+_SOURCE_FILE = re.compile(r"`((?:\w+/)+\w*(?:\.py)?)`")
+"""A file or folder of the package or the repository, as documents write it: with a slash, and no glob in it."""
+
+_CREATED = re.compile(r"^Create `([^`]+)`:$", re.MULTILINE)
+"""A file that a recipe makes, which is not there."""
+
+_PARTS = generated_parts()
+
+
+def _without_lines(part: str) -> str:
+    return _LINES.sub(" |", part)
+
+
+def _line_counts(part: str) -> list[int]:
+    return [int(found.replace(",", "")) for found in _LINES.findall(part)]
+
+
+@pytest.mark.parametrize(("document", "name"), _PARTS, ids=lambda value: getattr(value, "stem", value))
+def test_generated_part_is_what_its_script_writes(document: Path, name: str) -> None:
+    """Rooms, questions, order and arrows are those of the code: python scripts/architecture_picture.py --write."""
+    expected, actual = _PARTS[document, name], part_of(document.read_text(encoding="utf-8"), name)
+    assert _without_lines(expected) == _without_lines(actual)
+
+
+def test_line_counts_of_rooms_are_roughly_right() -> None:
+    """A count is off by a fifth or three hundred lines at most; an exact one would fail with every commit."""
+    document = REPOSITORY / "docs" / "architecture.md"
+    actual = _line_counts(part_of(document.read_text(encoding="utf-8"), "rooms"))
+    expected = _line_counts(_PARTS[document, "rooms"])
+    assert len(read_rooms()) == len(expected) == len(actual)
+    assert [] == [
+        (was, now) for was, now in zip(actual, expected, strict=True) if abs(was - now) > max(now // 5, 3 * LINES_STEP)
+    ]
+
+
+def test_reduced_imports_leave_out_what_follows() -> None:
+    """Of a → b → c and a → c, the last arrow is not drawn."""
+    rooms = {
+        name: Room(name, "", 1, frozenset(imported), is_folder=True)
+        for name, imported in (("c", ()), ("b", ("c",)), ("a", ("b", "c")))
+    }
+    assert {"c": (), "b": ("c",), "a": ("b",)} == reduced_imports(rooms)
+
+
+def test_picture_shows_every_room() -> None:
+    """Each room has one box."""
+    rooms = read_rooms()
+    drawn = picture(rooms)
+    assert [] == [name for name, room in rooms.items() if drawn.count(f'    {name}["{room.label}"]\n') != 1]
+
+
+def _documents_about_code() -> list[str]:
+    documents = (REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").rglob("*.md"))
+    return [str(path.relative_to(REPOSITORY)) for path in documents]
+
+
+@pytest.mark.parametrize("document", _documents_about_code())
+def test_source_files_named_in_documents_exist(document: str) -> None:
+    """A document that names ``graph/stage.py`` or ``cli/verbs/`` names something of the package or the repository."""
+    text = (REPOSITORY / document).read_text(encoding="utf-8")
+    named = {found for found in _SOURCE_FILE.findall(text) if found.endswith((".py", "/"))}
+    named -= set(_CREATED.findall(text))
+    assert [] == sorted(
+        name for name in named if not (package_folder() / name).exists() and not (REPOSITORY / name).exists()
+    )

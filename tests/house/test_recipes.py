@@ -1,0 +1,186 @@
+"""Do the recipes of CONTRIBUTING.md work when they are followed to the letter?
+
+All of them are followed on one copy of the package, and what comes out is run in processes of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from house.sources import REPOSITORY, package_folder
+
+_RECIPE = re.compile(r"^### (.+?)\n(.*?)(?=^### |^## |\Z)", re.MULTILINE | re.DOTALL)
+_INSTRUCTION = re.compile(
+    r"(?:Create `(?P<created>[\w/.]+)`"
+    r"|In `(?P<file>[\w/.]+)`, (?:(?P<side>below|above) `(?P<line>[^\n]+)`|in place of)):\n\n"
+    r"```python\n(?P<code>.*?)^```\n"
+    r"(?:\nwrite:\n\n```python\n(?P<replacement>.*?)^```\n)?",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One thing a recipe says to do."""
+
+    file: str
+    code: str
+    side: str = ""
+    """``below`` or ``above`` the line; empty: the file is created, or the code replaced."""
+    line: str = ""
+    replacement: str | None = None
+
+    def follow(self, package: Path) -> None:
+        """Do it on a copy of the package."""
+        path = package / self.file
+        if not self.side and self.replacement is None:
+            assert not path.exists(), f"{self.file} is there already"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(self.code, encoding="utf-8")
+            return
+        text = path.read_text(encoding="utf-8")
+        if self.replacement is not None:
+            old = self.code.rstrip("\n")
+            assert text.count(old) == 1, f"{self.file} has {text.count(old)} times:\n{old}"
+            path.write_text(text.replace(old, self.replacement.rstrip("\n")), encoding="utf-8")
+            return
+        lines = text.splitlines(keepends=True)
+        found = [number for number, line in enumerate(lines) if line.strip() == self.line]
+        assert len(found) == 1, f"{self.file} has {len(found)} times the line: {self.line}"
+        place = found[0] + (self.side == "below")
+        path.write_text("".join([*lines[:place], self.code, *lines[place:]]), encoding="utf-8")
+
+
+def recipes() -> dict[str, list[Instruction]]:
+    """Return what every recipe says to do, by its heading."""
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    part = re.split(r"^## ", text.split("## Recipes\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    return {
+        heading: [
+            Instruction(found["created"] or found["file"], found["code"], found["side"] or "", found["line"] or "",
+                        found["replacement"])
+            for found in _INSTRUCTION.finditer(body)
+        ]
+        for heading, body in _RECIPE.findall(part)
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kitchen:
+    """A copy of the package in which every recipe was followed, and a model to try it on."""
+
+    folder: Path
+    model: Path
+
+    def run(self, *arguments: str) -> str:
+        """Run Python with the copy in front of the installed package; return stdout."""
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.folder, env={**os.environ, "PYTHONPATH": str(self.folder)}, capture_output=True, text=True,
+            encoding="utf-8", check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def winml(self, *arguments: str) -> str:
+        """Run the command."""
+        return self.run("-m", "winml.modelkit", *arguments)
+
+
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kitchen]:
+    """Follow every recipe."""
+    folder = tmp_path_factory.mktemp("recipes")
+    package = folder / "winml" / "modelkit"
+    shutil.copytree(package_folder(), package, ignore=shutil.ignore_patterns("__pycache__"))
+    for instructions in recipes().values():
+        for instruction in instructions:
+            instruction.follow(package)
+    yield Kitchen(folder, _write_model(folder / "model.onnx"))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_model(path: Path) -> Path:
+    """Write x → MatMul → Neg → Neg → Relu."""
+    weight = numpy_helper.from_array(np.array([[0.11, 0.52], [-0.93, 1.0]], dtype=np.float32), "weight")
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["product"], "product"),
+        helper.make_node("Neg", ["product"], ["less"], "less"),
+        helper.make_node("Neg", ["less"], ["more"], "more"),
+        helper.make_node("Relu", ["more"], ["y"], "relu"),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "negations", values[:1], values[1:], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_recipes_say_what_to_do() -> None:
+    """Every recipe is there; the two about options and modalities only say where things stand."""
+    found = recipes()
+    assert list(found) == [
+        "A verb", "An option", "A graph pass", "A stage of a build", "An optimizer capability", "A modality",
+        "A metadata key",
+    ]  # fmt: skip
+    assert {"An option", "A modality"} == {heading for heading, instructions in found.items() if not instructions}
+
+
+def test_verb_of_the_recipe_runs(kitchen: Kitchen) -> None:
+    """It is listed, explains itself without model libraries, and answers in both forms; its option has an effect."""
+    program = (
+        "import sys, winml.modelkit.cli.main as main\ntry: main.main(['nodes', '--help'])\nexcept SystemExit: pass\n"
+    )
+    shown = kitchen.run("-c", f"{program}print(sorted({{'torch', 'onnx', 'numpy'}} & sys.modules.keys()))")
+    assert "--operator" in shown
+    assert shown.endswith("[]\n")
+    assert kitchen.winml("nodes", str(kitchen.model)) == "4 nodes\n"
+    record = json.loads(kitchen.winml("nodes", str(kitchen.model), "--operator", "Neg", "--format", "json"))
+    assert record == {"count": 2, "operator": "Neg"}
+
+
+def test_pass_and_stage_of_the_recipes_run_in_a_build(kitchen: Kitchen) -> None:
+    """The build normalizes with the pass, so no negation is left, and its stage rounds the weight."""
+    kitchen.winml("build", "-m", str(kitchen.model), "-o", str(kitchen.folder / "built"))
+    manifest = json.loads((kitchen.folder / "built" / "build_manifest.json").read_text(encoding="utf-8"))
+    stages = {stage["name"]: stage["status"] for stage in manifest["stages"]}
+    assert {"optimize": "run", "quantize": "run"} == {name: stages[name] for name in ("optimize", "quantize")}
+    model = onnx.load(kitchen.folder / "built" / "quantized.onnx")
+    assert ["MatMul", "Relu"] == [node.op_type for node in model.graph.node]
+    weight = numpy_helper.to_array(model.graph.initializer[0])
+    assert weight * 128 == pytest.approx((weight * 128).round())
+
+
+def test_capability_of_the_recipe_is_listed_and_asked_for_by_name(kitchen: Kitchen) -> None:
+    """The registry lists it, the command has its flags, and ONNX Runtime's transformer is used once."""
+    listed = json.loads(kitchen.winml("optimize", "--list", "--enable-label-encoder-fusion", "--format", "json"))
+    entry = next(item for item in listed["capabilities"] if item["name"] == "label_encoder_fusion")
+    assert (True, "basic", []) == (entry["enabled"], entry["on_from"], entry["execution_providers"])
+    text = (kitchen.folder / "winml" / "modelkit" / "optimize" / "capabilities.py").read_text(encoding="utf-8")
+    assert text.count("LabelEncoderFusion") == 1
+
+
+def test_metadata_key_of_the_recipe_is_known_to_inspect(kitchen: Kitchen) -> None:
+    """What is written under the key is shown among our records."""
+    program = (
+        "import onnx_ir as ir\n"
+        "from winml.modelkit.graph.model_metadata import write_license\n"
+        f"model = ir.load({str(kitchen.model)!r})\n"
+        "write_license(model, 'MIT')\n"
+        "ir.save(model, 'licensed.onnx')\n"
+    )
+    kitchen.run("-c", program)
+    shown = json.loads(kitchen.winml("inspect", str(kitchen.folder / "licensed.onnx"), "--format", "json"))
+    assert {"winml.license": "MIT"} == shown["records"]

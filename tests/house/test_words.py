@@ -1,0 +1,121 @@
+"""Does every noun that names in the code use often stand in docs/guide/words.md, once?"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from house.sources import REPOSITORY, modules
+
+MOST_USED = 65
+"""How many nouns must have a row. Chosen: each of them is in names of about ten files or more."""
+
+_PROGRAMMING = """
+    any arg array attribute bool bound bytes callable change child class cls code column console content copy
+    count counts data dict end entry event example exception file flag float for frozenset function get group
+    has head index info init int is item iter kind left length level library limit line list main mapping max
+    message min ms name none number object order other own parent percent position prefix property re reason
+    right row seconds self sequence set stack start state std str suffix table target text thread time total
+    tuple type us width
+"""
+"""Words of Python and of every program."""
+_PLAIN = """
+    add after again all answer as asked at before by changed check chosen compare declared default dynamic
+    earlier ending external fail failed find first fixed found from given guess in inner kept known last load
+    loaded made make missing most named needs new no not of on only open optimize out overwrite parse present
+    print problem random read refuse resolve resolved running said same short show shown started stored tagged
+    take taken tell to total unknown unused use used waiting wanted what where whole with without worst write
+    written
+"""
+"""Verbs, adjectives and small words in names such as ``read_rooms``, ``is_known``, ``found_by``."""
+_LIBRARIES = "click epilog ir json np nn onnx os ort proto torch transformers"
+COMMON = frozenset(re.findall(r"\w+", f"{_PROGRAMMING} {_PLAIN} {_LIBRARIES}"))
+"""Words with no meaning of their own here, or the one that every reader of Python knows."""
+
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_ROW = re.compile(r"^\| ([a-z][a-z ]*) \|", re.MULTILINE)
+_HEADS = {"word", "acronym"}
+_IRREGULAR = {"axes": "axis", "indices": "index", "cls": "cls", "as": "as", "has": "has", "ms": "ms", "os": "os"}
+
+
+def rows_of_words() -> list[str]:
+    """Return the first cells of the tables of words, acronyms left out."""
+    text = (REPOSITORY / "docs" / "guide" / "words.md").read_text(encoding="utf-8")
+    return [row for row in _ROW.findall(text) if row not in _HEADS]
+
+
+def _acronyms() -> list[str]:
+    text = (REPOSITORY / "docs" / "guide" / "words.md").read_text(encoding="utf-8")
+    return [acronym.lower() for acronym in re.findall(r"^\| ([A-Z]+) \|", text, re.MULTILINE)]
+
+
+def _defined_names(tree: ast.Module) -> Iterator[str]:
+    """Yield every name that a file gives to a function, class, parameter, variable or field."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def words_in(name: str) -> list[str]:
+    """Return the words of a name in snake or camel case, in the singular."""
+    return [_singular(word.lower()) for word in _PARTS.findall(name)]
+
+
+def _singular(word: str) -> str:
+    if word in _IRREGULAR:
+        return _IRREGULAR[word]
+    for ending, single in (("ies", "y"), ("sses", "ss"), ("xes", "x"), ("shes", "sh"), ("ches", "ch")):
+        if word.endswith(ending):
+            return word[: -len(ending)] + single
+    return word[:-1] if word.endswith("s") and not word.endswith(("ss", "us", "is")) else word
+
+
+def used_nouns() -> Counter[str]:
+    """Return in how many files a name holds the word; common words left out."""
+    counts: Counter[str] = Counter()
+    for module in modules():
+        counts.update({word for name in _defined_names(module.tree) for word in words_in(name)})
+    common = {_singular(word) for word in COMMON}
+    return Counter({word: count for word, count in counts.items() if word not in common and len(word) > 1})
+
+
+def test_most_used_nouns_of_the_code_have_a_row() -> None:
+    """Whoever meets one of them in a name finds what it means here, and nothing else."""
+    explained = {_singular(word) for row in (*rows_of_words(), *_acronyms()) for word in row.split()}
+    most_used = [word for word, _ in used_nouns().most_common(MOST_USED)]
+    assert [] == [word for word in most_used if word not in explained]
+
+
+def test_each_word_has_one_row() -> None:
+    """One word, one concept."""
+    rows = rows_of_words()
+    assert [] == [row for row, count in Counter(rows).items() if count > 1]
+
+
+def test_words_that_had_several_meanings_have_one() -> None:
+    """Stage, source, scope, origin, record and step are explained by themselves."""
+    assert {"stage", "source", "scope", "origin", "record", "step", "part"} <= set(rows_of_words())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("_draw_feeds", ["draw", "feed"]),
+        ("ONNXProgram", ["onnx", "program"]),
+        ("ModuleStacks", ["module", "stack"]),
+        ("axes_by_class", ["axis", "by", "class"]),
+    ],
+)
+def test_names_are_split_into_words(name: str, words: list[str]) -> None:
+    """Snake case and camel case alike."""
+    assert words == words_in(name)
