@@ -6,18 +6,25 @@ Source of the format: the Trace Event Format of Chromium, complete events (``ph`
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ModuleProfile
+from winml.modelkit.results.profiled_modules import ProfiledModules
 from winml.modelkit.runtime.kernel_times import KernelTime
 
-__all__ = ["chrome_trace_record"]
+__all__ = ["chrome_trace_json", "chrome_trace_record"]
 
 _PROCESS, _THREAD = 1, 1
 
 Event = dict[str, Any]
+
+
+def chrome_trace_json(profiled: ProfiledModules) -> str:
+    """Return the trace of a profiled model as JSON text."""
+    return json.dumps(chrome_trace_record(profiled.profile), ensure_ascii=False)
 
 
 def chrome_trace_record(profile: ModuleProfile) -> dict[str, Any]:

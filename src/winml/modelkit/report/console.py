@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from winml.modelkit.hierarchy.tree import ModuleNode
+from winml.modelkit.report.dimension_words import dimension_words
 from winml.modelkit.results.export_result import ExportResult
-from winml.modelkit.results.words import dimension_words, verification_words
+from winml.modelkit.results.words import verification_words
 from winml.modelkit.words import count_words, shape_words, size_words
 
 __all__ = ["console_for", "print_export", "print_tree"]

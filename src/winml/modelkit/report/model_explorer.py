@@ -6,15 +6,23 @@ the nodes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["node_data_record"]
+from winml.modelkit.results.profiled_modules import ProfiledModules
+
+__all__ = ["node_data_json", "node_data_record"]
 
 GRADIENT = ({"stop": 0, "bgColor": "#ffffff"}, {"stop": 0.5, "bgColor": "#fdd49e"}, {"stop": 1, "bgColor": "#d7301f"})
 """Chosen: white to red, readable without telling red from green."""
 UNNAMED_GRAPH = "<main>"
 """Specified: what the ONNX adapter calls a graph without a name."""
+
+
+def node_data_json(profiled: ProfiledModules) -> str:
+    """Return the node data of a profiled model as JSON text."""
+    return json.dumps(node_data_record(profiled.graph_name, profiled.node_ms), ensure_ascii=False)
 
 
 def node_data_record(graph_name: str, milliseconds: Mapping[str, float]) -> dict[str, Any]:

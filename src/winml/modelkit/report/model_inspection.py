@@ -11,7 +11,6 @@ from rich.tree import Tree
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.tracing import TracedModule
 from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
-from winml.modelkit.load.checkpoints.weight_files import StoredSize
 from winml.modelkit.results.inspected_model import InspectedModel
 from winml.modelkit.words import count_words, shape_words, size_words
 
@@ -88,20 +87,22 @@ def _range_words(spec: InputTensorSpec) -> str:
 
 def _weight_rows(record: InspectedModel, *, verbose: bool) -> Iterator[Row]:
     count, size = count_words(record.parameter_count), size_words(record.parameter_bytes)
-    yield "parameters", f"{count}, {size}: {_dtype_words(record.parameters)}"
+    yield "parameters", f"{count}, {size}: {_dtype_words({entry.dtype: entry.count for entry in record.parameters})}"
     weights = record.weights
     if weights is None:
         yield "weights", "no weight file here"
         return
-    stored = f": {_dtype_words(weights.stored)}" if weights.stored else ", unread"
+    stored_counts = {entry.dtype: entry.count for entry in weights.stored}
+    stored = f": {_dtype_words(stored_counts)}" if stored_counts else ", unread"
     files = f"{len(weights.files)} files" if len(weights.files) > 1 else weights.files[0].name
     yield "weights", f"{files}, {weights.format}, {size_words(weights.size_bytes)}{stored}"
     for file in weights.files if verbose else ():
         yield "file", str(file)
 
 
-def _dtype_words(sizes: tuple[StoredSize, ...]) -> str:
-    return ", ".join(f"{entry.dtype} {count_words(entry.count)}" for entry in sizes) or "none"
+def _dtype_words(counts: Mapping[str, int]) -> str:
+    """Return the number of parameters of each dtype."""
+    return ", ".join(f"{dtype} {count_words(count)}" for dtype, count in counts.items()) or "none"
 
 
 def _tree(tree: ModuleTree, never_ran: tuple[TracedModule, ...]) -> Tree:

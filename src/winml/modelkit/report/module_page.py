@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ModuleProfile, ModuleTime
+from winml.modelkit.results.profiled_modules import ProfiledModules
 
-__all__ = ["module_page", "require_page_libraries"]
+__all__ = ["module_page", "profile_page", "require_page_libraries"]
 
 TEMPLATE = "module_page.html"
 
@@ -44,6 +46,18 @@ def require_page_libraries() -> None:
         raise UsageError(
             f"--report needs {error.name}, which is not installed", hint='Run: pip install "winml-modelkit[report]"'
         ) from error
+
+
+def profile_page(profiled: ProfiledModules) -> str:
+    """Return the page of a profiled model, with the facts of the measurement under its title."""
+    result = profiled.result
+    facts = {
+        "runs on": f"{result.provider.provider.name}, ONNX Runtime {result.onnxruntime_version}",
+        "inputs": ", ".join(f"{name} {list(shape)}" for name, shape in result.measured_shapes.items()),
+        "modules from": profiled.tree_source,
+        "made by": f"winml {result.tool_version}",
+    }
+    return module_page(profiled.profile, title=Path(result.model).name, facts=facts)
 
 
 def module_page(profile: ModuleProfile, *, title: str, facts: Mapping[str, str]) -> str:

@@ -1,12 +1,11 @@
-"""How is it told which module takes the time? The tree and tables for a terminal, and the record for programs.
+"""Prints the time of every module in a terminal: the module tree, or a table of modules or classes.
 
-Renders what ``measure`` added up; decides no number.
+Renders a profile; computes no time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,7 +14,7 @@ from rich.table import Table
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ClassTime, ModuleProfile, ModuleTime
 
-__all__ = ["module_times_record", "print_module_times"]
+__all__ = ["print_module_times"]
 
 SHOWN_OPERATORS = 3
 """Chosen: the operators that matter in a module, on one line."""
@@ -44,55 +43,6 @@ def print_module_times(
     console.print()
     for line in _sum_lines(profile):
         console.print(line, highlight=False)
-
-
-def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> dict[str, Any]:
-    """Return the ``by_module`` object of FORMATS: times in milliseconds per run, shares from 0 to 1.
-
-    Args:
-        profile: What was measured.
-        depth: Levels of the tree to list. None: all.
-    """
-    whole = profile.kernel_ms or 1.0
-    return {
-        "tree": [_module_record(root, whole, depth) for root in profile.roots],
-        "unattributed_share": profile.unattributed_share,
-        "unattributed_ms": profile.unattributed_ms,
-        "unattributed_nodes": dict(profile.unattributed),
-        "kernel_ms": profile.kernel_ms,
-        "outside_kernels_ms": profile.outside_ms,
-        "runs_ms": list(profile.run_ms),
-        "classes": [
-            {
-                "class": entry.class_name,
-                "instances": entry.instances,
-                "self_ms": entry.self_ms,
-                "total_ms": entry.total_ms,
-                "share": entry.total_ms / whole,
-                "kernels": entry.kernels,
-                "operators_ms": dict(entry.operators),
-            }
-            for entry in profile.by_class()
-        ],
-    }
-
-
-def _module_record(module: ModuleTime, whole: float, depth: int | None) -> dict[str, Any]:
-    below = None if depth is None else depth - 1
-    children = () if depth == 1 else module.children
-    return {
-        "tag": module.tag,
-        "module": module.path,
-        "class": module.class_name,
-        "self_ms": module.self_ms,
-        "total_ms": module.total_ms,
-        "share": module.total_ms / whole,
-        "kernels": module.kernels,
-        "operators_ms": dict(module.operators),
-        "output_bytes": module.output_bytes,
-        "parameter_bytes": module.parameter_bytes,
-        "children": [_module_record(child, whole, below) for child in children],
-    }
 
 
 def _tree_rows(modules: Sequence[ModuleTime], depth: int | None, level: int = 0) -> Iterator[tuple[ModuleTime, int]]:

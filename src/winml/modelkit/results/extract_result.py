@@ -1,16 +1,14 @@
-"""What came of cutting modules out of a model? The record, and how it is told."""
+"""The result of cutting modules out of a model: the record of ``winml extract`` and its manifest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from winml.modelkit.hierarchy.module_identity import ModuleIdentity
-from winml.modelkit.words import count_words, shape_words, size_words
 
-__all__ = ["SCHEMA_VERSION", "ExtractResult", "ExtractedModule", "RefusedModule", "extract_lines"]
+__all__ = ["SCHEMA_VERSION", "ExtractResult", "ExtractedModule", "RefusedModule"]
 
 SCHEMA_VERSION = 1
 """Layout of the manifest, specified in docs/reference/formats.md."""
@@ -102,26 +100,3 @@ class ExtractResult:
             ],
             "notes": list(self.notes),
         }
-
-
-def extract_lines(result: ExtractResult) -> Iterator[tuple[str, str]]:
-    """Yield what is told of an extraction to people: a word, and what it says."""
-    for module in result.modules:
-        yield "wrote", f"{module.file} ({size_words(module.size_bytes)})"
-        what = f"{module.identity.words} ({module.identity.class_name})"
-        nodes = f"{module.nodes} node{'' if module.nodes == 1 else 's'}"
-        yield "", f"{what}: {nodes}, {count_words(module.parameters)} parameters"
-        yield "", f"{_values(module.inputs)} → {_values(module.outputs)}"
-    if result.modules:
-        worst = max(module.relative_diff for module in result.modules)
-        equal = "bit for bit" if worst == 0 else f"largest difference {worst:.1e} of scale"
-        yield "verified", f"each answers its recorded inputs as the whole model does ({equal})"
-    for refused in result.refused:
-        yield "refused", f"{refused.identity.words} ({refused.identity.class_name}): {refused.reason}"
-    for empty in result.without_nodes:
-        yield "no nodes", f"{empty.words} ({empty.class_name}): nothing of it is left in the graph"
-    yield from (("note", note) for note in result.notes)
-
-
-def _values(records: tuple[dict[str, Any], ...]) -> str:
-    return ", ".join(f"{record['name']} {shape_words(record['dtype'], record['shape'])}" for record in records) or "-"
