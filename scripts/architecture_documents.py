@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from winml.modelkit.sweep.evaluation_records import AUTO, EXPORTERS, Architecture, Evaluation, State
+from winml.modelkit.results.architecture_evaluation import AUTO, EXPORTERS, Architecture, Evaluation, State
 
 __all__ = ["document", "summary", "write_documents"]
 

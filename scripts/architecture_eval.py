@@ -24,9 +24,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from architecture_documents import write_documents
-from winml.modelkit.sweep.architecture_page import results_page
-from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
-from winml.modelkit.sweep.evaluation_records import (
+from winml.modelkit.report.architecture_page import results_page
+from winml.modelkit.results.architecture_evaluation import (
     AUTO,
     EXPORTERS,
     Architecture,
@@ -35,6 +34,7 @@ from winml.modelkit.sweep.evaluation_records import (
     ExporterWish,
     count_states,
 )
+from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 KILLED = -9

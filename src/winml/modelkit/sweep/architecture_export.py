@@ -28,9 +28,9 @@ from winml.modelkit.load.model import load_resolved
 from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
+from winml.modelkit.results.architecture_evaluation import Architecture, Attempt, ExporterWish
 from winml.modelkit.results.export_result import ExportResult
 from winml.modelkit.runtime.feeds import make_feeds
-from winml.modelkit.sweep.evaluation_records import Architecture, Attempt, ExporterWish
 from winml.modelkit.sweep.small_configs import WAYS, Aspect, default_content, shrink
 
 __all__ = ["PRELOAD", "ExportOrder", "carry_out"]

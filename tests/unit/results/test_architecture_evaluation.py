@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from architecture_documents import document, summary
-from winml.modelkit.sweep.architecture_page import results_page
-from winml.modelkit.sweep.evaluation_records import Architecture, Attempt, Evaluation, count_states
+from winml.modelkit.report.architecture_page import results_page
+from winml.modelkit.results.architecture_evaluation import Architecture, Attempt, Evaluation, count_states
 
 GOOD = Attempt(is_verified=True, exporter="torchscript", nodes=9, coverage_percent=100.0, tags=("/A", "/A/B"))
 BAD = Attempt(

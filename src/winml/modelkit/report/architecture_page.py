@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from winml.modelkit.sweep.evaluation_records import EXPORTERS, Architecture, Attempt, Evaluation, count_states
+from winml.modelkit.results.architecture_evaluation import EXPORTERS, Architecture, Attempt, Evaluation, count_states
 
 __all__ = ["results_page"]
 
