@@ -16,5 +16,5 @@ def dimension_words(dimension: DynamicDimension, checked: Sequence[int]) -> str:
     'sequence 1 to 64 (traced 48; checked 1, 55)'
     """
     bounds = f"{dimension.min} to {dimension.max}" if dimension.max is not None else f"from {dimension.min}"
-    others = f"; checked {', '.join(map(str, checked))}" if checked else "; not checked"
-    return f"{dimension.name} {bounds} (traced {dimension.example}{others})"
+    checked_words = f"; checked {', '.join(map(str, checked))}" if checked else "; not checked"
+    return f"{dimension.name} {bounds} (traced {dimension.example}{checked_words})"

@@ -12,23 +12,23 @@ __all__ = ["extract_lines"]
 
 
 def extract_lines(result: ExtractResult) -> Iterator[tuple[str, str]]:
-    """Yield what is told of an extraction to people: a word, and what it says."""
+    """Yield the lines of the summary: a keyword, and the text beside it."""
     for module in result.modules:
         yield "wrote", f"{module.file} ({size_words(module.size_bytes)})"
-        what = f"{module.identity.words} ({module.identity.class_name})"
+        module_words = f"{module.identity.words} ({module.identity.class_name})"
         nodes = f"{module.nodes} node{'' if module.nodes == 1 else 's'}"
-        yield "", f"{what}: {nodes}, {count_words(module.parameters)} parameters"
-        yield "", f"{_values(module.inputs)} → {_values(module.outputs)}"
+        yield "", f"{module_words}: {nodes}, {count_words(module.parameters)} parameters"
+        yield "", f"{_tensor_words(module.inputs)} → {_tensor_words(module.outputs)}"
     if result.modules:
         worst = max(module.relative_diff for module in result.modules)
         equal = "bit for bit" if worst == 0 else f"largest difference {worst:.1e} of scale"
         yield "verified", f"each answers its recorded inputs as the whole model does ({equal})"
     for refused in result.refused:
         yield "refused", f"{refused.identity.words} ({refused.identity.class_name}): {refused.reason}"
-    for empty in result.without_nodes:
-        yield "no nodes", f"{empty.words} ({empty.class_name}): nothing of it is left in the graph"
+    for identity in result.without_nodes:
+        yield "no nodes", f"{identity.words} ({identity.class_name}): nothing of it is left in the graph"
     yield from (("note", note) for note in result.notes)
 
 
-def _values(records: tuple[dict[str, Any], ...]) -> str:
+def _tensor_words(records: tuple[dict[str, Any], ...]) -> str:
     return ", ".join(f"{record['name']} {shape_words(record['dtype'], record['shape'])}" for record in records) or "-"

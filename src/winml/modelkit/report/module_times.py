@@ -17,31 +17,36 @@ from winml.modelkit.measure.module_profile import ClassTime, ModuleProfile, Modu
 __all__ = ["print_module_times"]
 
 SHOWN_OPERATORS = 3
-"""Chosen: the operators that matter in a module, on one line."""
+"""Operators shown per module. Chosen: they fit on one line."""
 SHOWN_UNATTRIBUTED = 5
-"""Chosen: enough nodes to see what they have in common."""
+"""Nodes without a module that are shown. Chosen: enough to see what they have in common."""
 
 
 def print_module_times(
-    profile: ModuleProfile, console: Console, *, depth: int | None = None, top: int | None = None, group: bool = False
+    profile: ModuleProfile,
+    console: Console,
+    *,
+    depth: int | None = None,
+    top: int | None = None,
+    by_class: bool = False,
 ) -> None:
-    """Print where the time goes.
+    """Print the times of modules or classes, then the sums.
 
     Args:
-        profile: What was measured.
+        profile: The measured times.
         console: Where to print.
-        depth: Levels of the tree to show; what is deeper stays in the totals. None: all.
-        top: Show a list of this many modules with the most time of their own, instead of the tree.
-        group: Show classes instead of modules; with ``top``, those with the most time of their own.
+        depth: Levels of the tree to show; the totals include deeper modules. None: all.
+        top: Show a list of this many modules with the longest self time, instead of the tree.
+        by_class: Show classes instead of modules; with ``top``, those with the longest self time.
     """
-    if group:
+    if by_class:
         console.print(_class_table(profile, top))
     elif top is not None:
-        console.print(_module_table(profile, ((module, 0) for module in _heaviest(profile, top)), is_flat=True))
+        console.print(_module_table(profile, ((module, 0) for module in _longest_running(profile, top)), is_flat=True))
     else:
         console.print(_module_table(profile, _tree_rows(profile.roots, depth)))
     console.print()
-    for line in _sum_lines(profile):
+    for line in _time_sum_lines(profile):
         console.print(line, highlight=False)
 
 
@@ -53,12 +58,12 @@ def _tree_rows(modules: Sequence[ModuleTime], depth: int | None, level: int = 0)
         yield from _tree_rows(module.children, depth, level + 1)
 
 
-def _heaviest(profile: ModuleProfile, count: int) -> list[ModuleTime]:
+def _longest_running(profile: ModuleProfile, count: int) -> list[ModuleTime]:
     return sorted(profile.modules(), key=lambda module: module.self_ms, reverse=True)[:count]
 
 
 def _module_table(profile: ModuleProfile, rows: Iterator[tuple[ModuleTime, int]], *, is_flat: bool = False) -> Table:
-    table = _table("module", "total ms", "share", "self ms", "kernels", "operators of its own")
+    table = _empty_table("module", "total ms", "share", "self ms", "kernels", "operators of its own")
     for module, level in rows:
         segment = module.path or module.tag if is_flat else module.tag.rpartition(address.SEPARATOR)[2]
         table.add_row(
@@ -71,7 +76,7 @@ def _module_table(profile: ModuleProfile, rows: Iterator[tuple[ModuleTime, int]]
 
 
 def _class_table(profile: ModuleProfile, top: int | None) -> Table:
-    table = _table("class", "total ms", "share", "self ms", "kernels", "operators of its own", "instances")
+    table = _empty_table("class", "total ms", "share", "self ms", "kernels", "operators of its own", "instances")
     classes: Sequence[ClassTime] = profile.by_class()
     if top is not None:
         classes = sorted(classes, key=lambda entry: entry.self_ms, reverse=True)[:top]
@@ -86,7 +91,7 @@ def _class_table(profile: ModuleProfile, top: int | None) -> Table:
     return table
 
 
-def _table(*columns: str) -> Table:
+def _empty_table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         is_text = column in ("module", "class") or column.startswith("operators")
@@ -94,20 +99,21 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _time_cells(total_ms: float, self_ms: float, whole_ms: float) -> tuple[str, str, str]:
-    share = total_ms / whole_ms if whole_ms else 0.0
+def _time_cells(total_ms: float, self_ms: float, kernel_ms: float) -> tuple[str, str, str]:
+    share = total_ms / kernel_ms if kernel_ms else 0.0
     return f"{total_ms:.3f}", f"{share:.1%}", f"{self_ms:.3f}"
 
 
 def _operator_words(operators: Mapping[str, float], self_ms: float) -> str:
-    shown = [
+    operator_shares = [
         f"{name} {milliseconds / self_ms:.0%}" for name, milliseconds in operators.items() if self_ms and milliseconds
     ]
-    more = [f"and {len(shown) - SHOWN_OPERATORS} others"] if len(shown) > SHOWN_OPERATORS else []
-    return ", ".join([*shown[:SHOWN_OPERATORS], *more])
+    hidden_count = len(operator_shares) - SHOWN_OPERATORS
+    more = [f"and {hidden_count} others"] if hidden_count > 0 else []
+    return ", ".join([*operator_shares[:SHOWN_OPERATORS], *more])
 
 
-def _sum_lines(profile: ModuleProfile) -> Iterator[str]:
+def _time_sum_lines(profile: ModuleProfile) -> Iterator[str]:
     mean_ms = sum(profile.run_ms) / len(profile.run_ms)
     yield f"[bold]kernels[/bold]       {profile.kernel_ms:.3f} ms of {mean_ms:.3f} ms per run, with profiling on"
     yield f"[bold]outside[/bold]       {profile.outside_ms:.3f} ms in which no kernel ran"

@@ -16,30 +16,30 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class ExtractedModule:
-    """One module that became a model of its own."""
+    """One module that was written as a model of its own."""
 
     identity: ModuleIdentity
     file: str
     """Name of the model in the folder."""
     inputs_file: str | None
-    """Name of the recorded inputs; None where they were not asked for."""
+    """Name of the file with the recorded inputs; None where it was not requested."""
     outputs_file: str | None
-    """Name of what the whole model made of them; None where they were not asked for."""
+    """Name of the file with the recorded outputs of the whole model; None where it was not requested."""
     inputs: tuple[dict[str, Any], ...]
     """Name, shape and dtype of each."""
     outputs: tuple[dict[str, Any], ...]
     nodes: int
     parameters: int
     size_bytes: int
-    """Of the model with its weights."""
+    """Size of the model with its weights."""
     drawn_in: tuple[str, ...]
-    """Names of nodes of other modules that had to come along because they stand between its own."""
+    """Names of nodes of other modules that are included because they lie between nodes of this module."""
     left_out: tuple[str, ...]
-    """Names of its own nodes that others need before the rest can run: what they make is an input."""
+    """Names of nodes of this module that are left out: other modules need them first, so their outputs are inputs."""
     max_abs_diff: float
-    """Largest difference from what flowed in the whole model."""
+    """Largest difference from the recorded outputs of the whole model."""
     relative_diff: float
-    """The same as a share of the largest value."""
+    """``max_abs_diff`` divided by the largest recorded value."""
 
     def as_record(self) -> dict[str, Any]:
         """Return its entry in the manifest."""
@@ -61,7 +61,7 @@ class ExtractedModule:
 
 @dataclass(frozen=True)
 class RefusedModule:
-    """One module that cannot stand alone."""
+    """One module that cannot be cut out."""
 
     identity: ModuleIdentity
     reason: str
@@ -73,7 +73,7 @@ class RefusedModule:
 
 @dataclass(frozen=True)
 class ExtractResult:
-    """Everything there is to tell about one extraction."""
+    """The outcome of one extraction."""
 
     source: str
     """The model as the user wrote it."""
@@ -83,7 +83,7 @@ class ExtractResult:
     modules: tuple[ExtractedModule, ...]
     refused: tuple[RefusedModule, ...]
     without_nodes: tuple[ModuleIdentity, ...]
-    """Modules of which no node is left in the graph: they computed nothing, or it was merged into others."""
+    """Modules without a node in the graph: they computed nothing, or their nodes were merged into others."""
     notes: tuple[str, ...] = ()
 
     def as_record(self) -> dict[str, Any]:

@@ -36,17 +36,17 @@ def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]
     """Return one sentence for each draw that was set aside and each output that holds NaN."""
     if verification is None:
         return ()
-    aside = [
+    set_aside_notes = [
         f"Draw {item.draw} of the inputs is not compared: rounding alone moves PyTorch's own {item.name!r} by "
         f"{item.relative_diff:.1e} of scale. Another draw stands in for it."
         for item in verification.set_aside
     ]
-    not_numbers = {item.name: item for item in reversed(verification.comparisons) if item.nan_count}
+    outputs_with_nan = {item.name: item for item in reversed(verification.comparisons) if item.nan_count}
     return (
-        *aside,
+        *set_aside_notes,
         *(
             f"Output {name!r} holds NaN ({count_words(item.nan_count)} values for draw {item.draw} of the inputs), in "
             "PyTorch as in the file: look at the weights."
-            for name, item in sorted(not_numbers.items())
+            for name, item in sorted(outputs_with_nan.items())
         ),
     )

@@ -128,7 +128,7 @@ def show_by_module(
     print_perf(measured.result, console)
     console.print()
     is_grouped = options["group"] == "class"
-    print_module_times(measured.profile, console, depth=options["depth"], top=options["top"], group=is_grouped)
+    print_module_times(measured.profile, console, depth=options["depth"], top=options["top"], by_class=is_grouped)
     for path in written:
         console.print(f"[bold]wrote[/bold]         {path}", highlight=False, markup=True)
 
