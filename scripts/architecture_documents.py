@@ -1,7 +1,7 @@
-"""How does an evaluation become the table in the documents?
+"""Writes the table of architectures of the documentation from an evaluation.
 
-First the small summary that is kept in the repository, ``docs/reference/architectures.json``, then the Markdown made
-from it alone; so a test can compare the two without exporting anything.
+The evaluation becomes a small summary, ``docs/reference/architectures.json``, and the Markdown is made from the summary
+alone. A test can therefore compare the two without an export.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from winml.modelkit.sweep.evaluation_records import AUTO, EXPORTERS, Architecture, Evaluation, State
+from winml.modelkit.results.architecture_evaluation import AUTO, EXPORTERS, Architecture, Evaluation, State
 
 __all__ = ["document", "summary", "write_documents"]
 
 _FOLDER = Path("docs", "reference")
 _LONGEST_REASON = 160
-"""Chosen: characters of a reason; the whole one stands in the results of a run."""
+"""Characters of a reason. Chosen; the results of a run have the whole reason."""
 
 _HEAD = """# Architectures
 
@@ -37,26 +37,26 @@ that ran. Base models are exported, as a config without `architectures` asks for
 
 
 def write_documents(evaluation: Evaluation, repository: Path) -> None:
-    """Write summary and table into the documents."""
+    """Write the summary and the table into the documentation."""
     content = summary(evaluation)
     folder = repository / _FOLDER
-    _write(folder / "architectures.json", f"{_json_lines(content)}\n")
-    _write(folder / "architectures.md", document(content))
+    _write_text(folder / "architectures.json", f"{_json_lines(content)}\n")
+    _write_text(folder / "architectures.md", document(content))
 
 
-def _write(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def _json_lines(content: Mapping[str, Any]) -> str:
-    """Return the summary as JSON, one architecture per line: a change of one is a change of one line."""
+    """Return the summary as JSON with one line per architecture, so that the diff of one is one line."""
     rows = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in content["architectures"])
     head = {key: value for key, value in content.items() if key != "architectures"}
     return f'{json.dumps(head, indent=1, ensure_ascii=False)[:-2]},\n "architectures": [\n{rows}\n ]\n}}'
 
 
 def summary(evaluation: Evaluation) -> dict[str, Any]:
-    """Return what the documents say of an evaluation, ready for JSON."""
+    """Return the summary of an evaluation as a JSON-ready mapping."""
     architectures = sorted(evaluation.architectures.values(), key=lambda item: item.model_type)
     return {
         "versions": dict(evaluation.versions),
@@ -72,7 +72,7 @@ def _summary_row(item: Architecture) -> dict[str, Any]:
         "state": item.state() or "not asked",
     }
     if item.problem:
-        row["reason"] = _short(item.problem)
+        row["reason"] = _shorten_reason(item.problem)
     automatic = item.attempts.get(AUTO)
     if automatic is None:
         return row
@@ -80,10 +80,10 @@ def _summary_row(item: Architecture) -> dict[str, Any]:
         row |= {"exporter": automatic.exporter, "nodes": automatic.nodes, "tags": len(automatic.tags)}
         row["relative_diff"] = float(f"{automatic.relative_diff:.0e}")
     else:
-        row |= {"reason": _short(automatic.problem), "exit_code": automatic.exit_code}
+        row |= {"reason": _shorten_reason(automatic.problem), "exit_code": automatic.exit_code}
         row |= {key: value for key in ("module", "operator") if (value := getattr(automatic, key))}
     if automatic.note:
-        row["why"] = _short(automatic.note)
+        row["why"] = _shorten_reason(automatic.note)
     forced = {name: item.state(name) for name in EXPORTERS if name != AUTO and name in item.attempts}
     if forced:
         row["forced"] = forced
@@ -92,7 +92,7 @@ def _summary_row(item: Architecture) -> dict[str, Any]:
     return row
 
 
-def _short(words: str) -> str:
+def _shorten_reason(words: str) -> str:
     words = " ".join(words.split())
     return words if len(words) <= _LONGEST_REASON else f"{words[: _LONGEST_REASON - 1]}…"
 
@@ -100,61 +100,75 @@ def _short(words: str) -> str:
 def document(content: Mapping[str, Any]) -> str:
     """Return the Markdown of a summary."""
     rows: list[dict[str, Any]] = content["architectures"]
-    of = {state: [row for row in rows if row["state"] == state] for state in get_args(State)}
-    parts = [
+    rows_by_state = {state: [row for row in rows if row["state"] == state] for state in get_args(State)}
+    sections = [
         _HEAD.format(**content["bounds"]),
         f"Made with {', '.join(f'{name} {version}' for name, version in content['versions'].items())}.\n",
-        _counts(of, len(rows)),
+        _count_table(rows_by_state, len(rows)),
         "## Failed\n",
-        _failures(of["failed"]),
+        _failure_table(rows_by_state["failed"]),
         "## Exported\n",
-        _exported(of["exported"]),
+        _exported_table(rows_by_state["exported"]),
         "## Not attempted: PyTorch refuses the inputs\n",
         "The model is built, but nothing is known of inputs it needs, or it refuses those decided for it.\n",
-        _reasons(of["not run"]),
+        _reason_table(rows_by_state["not run"]),
         "## Not attempted: not built\n",
         "Its packages are not installed, its default config makes no model, or only a large one.\n",
-        _reasons(of["not built"]),
+        _reason_table(rows_by_state["not built"]),
     ]
-    return "\n".join(parts)
+    return "\n".join(sections)
 
 
-def _counts(of: Mapping[str, Sequence[Mapping[str, Any]]], total: int) -> str:
-    good, bad = len(of["exported"]), len(of["failed"])
-    share = f"**{100 * good / (good + bad):.1f} %**" if good + bad else "none"
-    made_by = Counter(row["exporter"] for row in of["exported"])
-    makers = ", ".join(f"{count} by {name}" for name, count in sorted(made_by.items()))
+def _count_table(rows_by_state: Mapping[str, Sequence[Mapping[str, Any]]], total: int) -> str:
+    exported_count, failed_count = len(rows_by_state["exported"]), len(rows_by_state["failed"])
+    attempted_count = exported_count + failed_count
+    share = f"**{100 * exported_count / attempted_count:.1f} %**" if attempted_count else "none"
+    count_by_exporter = Counter(row["exporter"] for row in rows_by_state["exported"])
+    makers = ", ".join(f"{count} by {name}" for name, count in sorted(count_by_exporter.items()))
     return (
-        f"| | model types |\n| --- | --- |\n| attempted | {good + bad} |\n"
-        f"| exported, verified and tagged by `auto` | {good} ({share} of the attempted): {makers} |\n"
-        f"| failed | {bad} |\n| not attempted: PyTorch refuses the inputs | {len(of['not run'])} |\n"
-        f"| not attempted: not built | {len(of['not built'])} |\n| all | {total} |\n"
+        f"| | model types |\n| --- | --- |\n| attempted | {attempted_count} |\n"
+        f"| exported, verified and tagged by `auto` | {exported_count} ({share} of the attempted): {makers} |\n"
+        f"| failed | {failed_count} |\n"
+        f"| not attempted: PyTorch refuses the inputs | {len(rows_by_state['not run'])} |\n"
+        f"| not attempted: not built | {len(rows_by_state['not built'])} |\n| all | {total} |\n"
     )
 
 
-def _failures(rows: Sequence[Mapping[str, Any]]) -> str:
+def _failure_table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return "None.\n"
-    lines = [f"| {row['model_type']} | {row['exit_code']} | {_place(row)} | {_cell(row['reason'])} |" for row in rows]
+    lines = [
+        f"| {row['model_type']} | {row['exit_code']} | {_failure_place(row)} | {_escape_cell(row['reason'])} |"
+        for row in rows
+    ]
     return "\n".join(["| model type | exit code | place | reason |", "| --- | --- | --- | --- |", *lines, ""])
 
 
-def _place(row: Mapping[str, Any]) -> str:
+def _failure_place(row: Mapping[str, Any]) -> str:
     return ", ".join(f"`{row[key]}`" for key in ("module", "operator") if key in row)
 
 
-def _exported(rows: Sequence[Mapping[str, Any]]) -> str:
+def _exported_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         f"| {row['model_type']} | `{row['class']}` | {row['exporter']} | {row['nodes']} | {row['tags']} "
-        f"| {row['relative_diff']:.0e} | {_cell(row.get('why', ''))} | {_other(row)} |"
+        f"| {row['relative_diff']:.0e} | {_escape_cell(row.get('why', ''))} | {_forced_words(row)} |"
         for row in rows
     ]
-    heads = ("model type", "class", "exporter", "nodes", "tags", "relative difference", "why this one", "the other one")
-    return "\n".join([f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *lines, ""])
+    column_heads = (
+        "model type",
+        "class",
+        "exporter",
+        "nodes",
+        "tags",
+        "relative difference",
+        "why this one",
+        "the other one",
+    )
+    return "\n".join([f"| {' | '.join(column_heads)} |", f"|{' --- |' * len(column_heads)}", *lines, ""])
 
 
-def _other(row: Mapping[str, Any]) -> str:
-    """Say what came of the exporters that were asked for besides, and whether their tags are the same."""
+def _forced_words(row: Mapping[str, Any]) -> str:
+    """Return the states of the other requested exporters, and whether their tags are equal."""
     words = [f"{name} {state}" for name, state in row.get("forced", {}).items() if name != row["exporter"]]
     if not words:
         return ""
@@ -162,11 +176,11 @@ def _other(row: Mapping[str, Any]) -> str:
     return f"{', '.join(words)}{f', {tags}' if 'exported' in row['forced'].values() else ''}"
 
 
-def _reasons(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = [f"| {row['model_type']} | {_cell(row.get('reason', ''))} |" for row in rows]
+def _reason_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = [f"| {row['model_type']} | {_escape_cell(row.get('reason', ''))} |" for row in rows]
     return "\n".join(["| model type | reason |", "| --- | --- |", *lines, ""])
 
 
-def _cell(words: str) -> str:
-    """Return words as they may stand in a cell of a Markdown table."""
+def _escape_cell(words: str) -> str:
+    """Return words escaped for a cell of a Markdown table."""
     return "".join(f"\\{letter}" if letter in "|<>[]*_`" else letter for letter in words)

@@ -1,11 +1,11 @@
-"""How often do carried tags hold, and how are they won? Measured on small models of real architectures.
+"""Measures how many carried tags are right, and how they were found, on small models of real architectures.
 
-Every model is exported, given to every tool, and the tags are carried to what the tool made. Two checks tell whether a
-tag is right:
+Every model is exported and given to every tool, and the tags are carried to the file of the tool. Two checks decide
+whether a tag is right:
 
-* traced: every node before gets a key of its own; where a tool copies keys to the nodes it makes, the keys of a node
-  name exactly the nodes it replaced. The tag must be their common module.
-* weights: a node that reads a weight must lie in a module that reads it in the original, above or below it.
+* traced: every original node gets a key of its own. Where a tool copies keys to new nodes, the keys of a node name
+  exactly the nodes it replaced. The tag must be their common module.
+* weights: a node that reads a weight must lie in a module that reads it in the original, or in a parent or child of it.
 
 ``python scripts/carry_eval.py [ARCHITECTURE …]`` prints the tables; ``--write`` puts them into docs/reference/carry.md.
 """
@@ -73,10 +73,10 @@ TOOLS: Mapping[str, Tool] = {
 }
 
 
-def export_models(wanted: list[str], folder: Path) -> Iterator[tuple[str, Path]]:
+def export_models(names: list[str], folder: Path) -> Iterator[tuple[str, Path]]:
     """Export every architecture; yields its name and its file."""
     checkpoints, demo = importlib.import_module("checkpoints"), importlib.import_module("demo")
-    for name in wanted or [*checkpoints.CONFIGS, REAL]:
+    for name in names or [*checkpoints.CONFIGS, REAL]:
         if name == REAL:
             checkpoint = demo.checkpoint_folder()
         else:
@@ -100,8 +100,8 @@ class Evaluation:
         self.checks[kind] += 1
         if not is_right:
             self.checks[f"{kind} wrong"] += 1
-            found = read_tag(node)
-            self.wrong.append(f"{kind}: {node.op_type} {node.name}: {found.tag if found else ''} instead of {expected}")
+            tag = read_tag(node)
+            self.wrong.append(f"{kind}: {node.op_type} {node.name}: {tag.tag if tag else ''} instead of {expected}")
 
     def rate(self, kind: str) -> str:
         """Return how many comparisons failed, in words."""
@@ -124,16 +124,18 @@ def evaluate(source: Path, target: Path, evaluation: Evaluation) -> None:
     tags = [tag.tag for node in all_nodes(before) if (tag := read_tag(node)) is not None]
     owners = weight_owners(before)
     for number, node in enumerate(all_nodes(bare)):
-        found = read_tag(node)
-        assert found is not None
+        node_tag = read_tag(node)
+        assert node_tag is not None
         if traced[number]:
             expected = address.common_ancestor(tags[source] for source in traced[number])
-            evaluation.check("traced", node, expected, expected == found.tag)
+            evaluation.check("traced", node, expected, expected == node_tag.tag)
         for value in node.inputs:
-            places = owners.get(value.name or "", ()) if value is not None and value.is_initializer() else ()
-            if places:
-                related = any(address.is_within(tag, found.tag) or address.is_within(found.tag, tag) for tag in places)
-                evaluation.check("weights", node, " or ".join(places), related)
+            owner_tags = owners.get(value.name or "", ()) if value is not None and value.is_initializer() else ()
+            if owner_tags:
+                is_related = any(
+                    address.is_within(tag, node_tag.tag) or address.is_within(node_tag.tag, tag) for tag in owner_tags
+                )
+                evaluation.check("weights", node, " or ".join(owner_tags), is_related)
 
 
 def weight_owners(model: ir.Model) -> dict[str, tuple[str, ...]]:
@@ -153,12 +155,12 @@ def with_traces(source: Path, target: Path) -> None:
     ir.save(model, target)
 
 
-def run_tools(wanted: list[str]) -> tuple[dict[str, Evaluation], list[str]]:
+def run_tools(names: list[str]) -> tuple[dict[str, Evaluation], list[str]]:
     """Run every tool on every model; returns the evaluations and what failed."""
     evaluations = {tool: Evaluation() for tool in TOOLS}
     failed = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, model in export_models(wanted, Path(folder)):
+        for name, model in export_models(names, Path(folder)):
             source, target = Path(folder, "traced.onnx"), Path(folder, "made.onnx")
             with_traces(model, source)
             for tool, run in TOOLS.items():
@@ -204,8 +206,9 @@ def main() -> int:
     print(text)
     if arguments.write:
         document = DOCUMENT.read_text(encoding="utf-8")
-        head, rest = document.split(START)
-        DOCUMENT.write_text(f"{head}{START}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        text_before, tables_and_after = document.split(START)
+        text_after = tables_and_after.split(END)[1]
+        DOCUMENT.write_text(f"{text_before}{START}\n\n{text}\n\n{END}{text_after}", encoding="utf-8")
     return 0
 
 

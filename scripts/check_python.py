@@ -1,7 +1,6 @@
-"""Will this interpreter do?
+"""Checks that this Python version is supported, before an environment is made with it.
 
-Written so that any Python 3 can run it: its only job is to answer before an environment is made, in words, what pip
-would answer afterwards in a paragraph.
+Any Python 3 can run this file, so that an unsupported one ends with a clear message instead of an error of pip.
 """
 
 import sys

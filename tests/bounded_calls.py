@@ -1,4 +1,4 @@
-"""What the tests of bounded processes run: functions a new process can import, each with its own kind of end."""
+"""Functions for the tests of bounded processes: a new process can import them, and each ends in its own way."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Callable
 from typing import Any
 
 
-def double(number: int, tell: Callable[[Any], None]) -> int:
-    """Say the number and return twice as much."""
-    tell(number)
+def double(number: int, report: Callable[[Any], None]) -> int:
+    """Report the number and return twice as much."""
+    report(number)
     return 2 * number
 
 
-def oversleep(stage: str, tell: Callable[[Any], None]) -> None:
-    """Say how far it has come, and go no further."""
-    tell(stage)
+def oversleep(message: str, report: Callable[[Any], None]) -> None:
+    """Report the message and sleep."""
+    report(message)
     time.sleep(60)
 
 
-def hoard(size_bytes: int, tell: Callable[[Any], None]) -> int:
-    """Fill memory and hold it."""
-    tell("hoarding")
+def hoard(size_bytes: int, report: Callable[[Any], None]) -> int:
+    """Allocate memory and hold it."""
+    report("hoarding")
     held = b"\x01" * size_bytes
     time.sleep(60)
     return len(held)
 
 
-def vanish(stage: str, tell: Callable[[Any], None]) -> None:
-    """End without a word, as a crash in a library does."""
-    tell(stage)
+def vanish(message: str, report: Callable[[Any], None]) -> None:
+    """End without a result, as a crash in a library does."""
+    report(message)
     os._exit(7)

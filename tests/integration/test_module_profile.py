@@ -19,10 +19,11 @@ from torch import nn
 import graphs
 from winml.modelkit import WinMLExportConfig, export_pytorch
 from winml.modelkit.errors import UsageError
-from winml.modelkit.flows.modules.profile import ProfiledModules, profile_modules
+from winml.modelkit.flows.modules.profile import profile_modules
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.measure.latency import LatencyOptions
 from winml.modelkit.report.module_page import module_page
+from winml.modelkit.results.profiled_modules import ProfiledModules
 from winml.modelkit.runtime.opened_model import RunOptions
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")

@@ -39,7 +39,7 @@ def test_latency_measures_what_a_run_takes() -> None:
     assert result.summary.p50 < 50
 
 
-def test_latency_goes_on_for_the_time_asked_for() -> None:
+def test_latency_is_measured_for_the_requested_duration() -> None:
     """A duration counts runs by the clock, and one run at least."""
     started = time.perf_counter()
     result = measure_latency(lambda: time.sleep(0.001), LatencyOptions(warmup=0, duration_s=0.2))
@@ -64,12 +64,12 @@ def test_garbage_collector_rests_and_comes_back() -> None:
     assert gc.isenabled()
 
 
-def test_progress_ends_at_the_whole() -> None:
+def test_progress_ends_at_all_of_the_work() -> None:
     """The last report says that everything is done."""
-    told: list[tuple[int, float]] = []
+    reports: list[tuple[int, float]] = []
     options = LatencyOptions(iterations=4, warmup=0)
-    measure_latency(lambda: None, options, lambda *report: told.append(report))
-    assert (4, 1.0) == told[-1]
+    measure_latency(lambda: None, options, lambda *report: reports.append(report))
+    assert (4, 1.0) == reports[-1]
 
 
 def test_alternation_changes_sides_in_every_pair() -> None:
@@ -84,7 +84,7 @@ def test_alternation_changes_sides_in_every_pair() -> None:
 
 
 def test_alternation_finds_a_difference_that_is_there() -> None:
-    """Twice the time is found, in both directions."""
+    """A model of twice the time is found slower, and one of half the time faster."""
     options = LatencyOptions(iterations=12, warmup=0)
     short, long = (lambda: time.sleep(0.002)), (lambda: time.sleep(0.02))
     assert "faster" == measure_alternating(short, long, options).ratio.verdict
@@ -97,7 +97,7 @@ def test_alternation_divides_many_runs_into_blocks() -> None:
     assert (3, PAIRS) == (result.block, result.ratio.pairs)
 
 
-def test_alternation_ends_by_the_clock_where_asked_to() -> None:
+def test_alternation_ends_after_the_requested_duration() -> None:
     """A duration holds for both together, with the pauses."""
     started = time.perf_counter()
     options = LatencyOptions(warmup=0, duration_s=0.5)

@@ -37,13 +37,13 @@ def _charged(runs: int = 1) -> ModuleProfile:
 def test_module_total_is_its_own_time_and_that_of_its_children() -> None:
     """Times are milliseconds per run, however many runs there were."""
     for runs in (1, 4):
-        found = {module.tag: (module.self_ms, module.total_ms) for module in _charged(runs).modules()}
+        times = {module.tag: (module.self_ms, module.total_ms) for module in _charged(runs).modules()}
         assert {
             "/Net": (0.5, pytest.approx(8.5)),
             "/Net/Layer.0": (4.0, pytest.approx(5.0)),
             "/Net/Layer.0/GELU": (1.0, 1.0),
             "/Net/Layer.1": (3.0, 3.0),
-        } == found
+        } == times
 
 
 def test_node_without_module_is_unattributed_by_name() -> None:
@@ -81,12 +81,12 @@ _tag = st.one_of(st.just(""), st.lists(_segment, min_size=1, max_size=4).map(lam
 
 @given(st.lists(st.tuples(_tag, st.integers(0, 10**6)), min_size=1, max_size=30))
 def test_times_add_up_for_every_tree(kernels: list[tuple[str, int]]) -> None:
-    """Self times and the unattributed rest make up ONNX Runtime's own sum; so do the totals of the roots."""
+    """Self times and unattributed times add up to the sum of ONNX Runtime; so do the totals of the roots."""
     named = [(f"n{position}", "Add", float(time)) for position, (_, time) in enumerate(kernels)]
     tags = {f"n{position}": tag for position, (tag, _) in enumerate(kernels)}
     profile = charge_modules(_profile(*named), tags, [])
-    whole = sum(time for _, time in kernels) / 1000
-    assert pytest.approx(whole) == profile.kernel_ms
-    assert pytest.approx(whole) == sum(module.self_ms for module in profile.modules()) + profile.unattributed_ms
-    assert pytest.approx(whole) == sum(root.total_ms for root in profile.roots) + profile.unattributed_ms
+    kernel_ms = sum(time for _, time in kernels) / 1000
+    assert pytest.approx(kernel_ms) == profile.kernel_ms
+    assert pytest.approx(kernel_ms) == sum(module.self_ms for module in profile.modules()) + profile.unattributed_ms
+    assert pytest.approx(kernel_ms) == sum(root.total_ms for root in profile.roots) + profile.unattributed_ms
     assert all(module.total_ms >= module.self_ms for module in profile.modules())

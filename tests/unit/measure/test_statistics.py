@@ -1,4 +1,4 @@
-"""What samples come to, against answers worked out by hand; and when a difference is one."""
+"""Summaries against values computed by hand, and the interval a difference needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from winml.modelkit.measure.statistics import NOISE, Ratio, compare_pairs, percentile, summarize
 
 
-def test_summary_of_known_samples_is_known() -> None:
+def test_summary_has_the_values_computed_by_hand() -> None:
     """Mean 5, deviation from it 2.138 (n − 1), and percentiles linear between neighbours."""
     summary = summarize([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0])
     assert (5.0, 2.0, 9.0, 4.5) == (summary.mean, summary.min, summary.max, summary.p50)

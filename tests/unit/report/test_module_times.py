@@ -1,4 +1,4 @@
-"""What was measured by module is told the same way in a terminal, in JSON, in a trace and as a heat map."""
+"""The times by module are the same in a terminal, in JSON, in a trace and in a heat map."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from winml.modelkit.measure.module_profile import ModuleProfile, charge_modules
 from winml.modelkit.report.chrome_trace import chrome_trace_record
 from winml.modelkit.report.console import console_for
 from winml.modelkit.report.model_explorer import node_data_record
-from winml.modelkit.report.module_times import module_times_record, print_module_times
+from winml.modelkit.report.module_times import print_module_times
+from winml.modelkit.results.profiled_modules import module_times_record
 from winml.modelkit.runtime.kernel_times import KernelTime, RunProfile
 
 TAGS = {"/a/MatMul": "/Net/A", "/b/MatMul": "/Net/B", "/b/Add": "/Net/B"}
@@ -34,7 +35,7 @@ def _printed(**options: bool | int) -> list[str]:
 
 
 def test_terminal_shows_tree_with_shares_and_what_is_left() -> None:
-    """One line per module, indented below its parent; the rest stands below, by name."""
+    """One line per module, indented below its parent; nodes without a module stand below, by name."""
     lines = _printed()
     assert ["Net", "  A", "  B"] == [line[: len(line) - len(line.lstrip()) + 3].rstrip() for line in lines[1:4]]
     assert "91.7%" in lines[1]
@@ -47,12 +48,12 @@ def test_terminal_depth_top_and_classes_choose_what_is_shown() -> None:
     assert "91.7%" in _printed(depth=1)[1]
     assert len(_printed(depth=1)) == len(_printed()) - 2
     assert ["/Net/A", "/Net/B"] == [line.split()[0] for line in _printed(top=2)[1:3]]
-    assert ["Net", "A", "B"] == [line.split()[0] for line in _printed(group=True)[1:4]]
+    assert ["Net", "A", "B"] == [line.split()[0] for line in _printed(by_class=True)[1:4]]
 
 
 def test_terminal_top_of_classes_are_those_with_the_most_own_time() -> None:
     """A class that only holds others comes last, whatever its total."""
-    assert ["A", "B"] == [line.split()[0] for line in _printed(group=True, top=2)[1:3]]
+    assert ["A", "B"] == [line.split()[0] for line in _printed(by_class=True, top=2)[1:3]]
 
 
 def test_record_adds_up_and_survives_json() -> None:

@@ -18,6 +18,6 @@ from winml.modelkit.report.perf import ratio_words
         (Ratio(0.5, None, None, 0.95, 3), "no difference found: ratio 0.50 from 3 pairs, too few for an interval"),
     ],
 )
-def test_ratio_is_told_with_its_interval(ratio: Ratio, words: str) -> None:
+def test_ratio_words_include_the_interval(ratio: Ratio, words: str) -> None:
     """And never without."""
     assert ratio_words(ratio, "a", "b").startswith(words)

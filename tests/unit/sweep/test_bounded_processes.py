@@ -1,4 +1,4 @@
-"""Does work in processes of its own end, whatever it does?"""
+"""Calls in processes of their own end: returned, too slow, too large, or dead."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ def run(*calls: Call, seconds: float = 30.0, mebibytes: int = 1000, jobs: int = 
     return {ending.call.argument: ending for ending in endings}
 
 
-def test_bounded_calls_return_what_they_made_and_said() -> None:
+def test_bounded_calls_return_their_results_and_last_messages() -> None:
     """Each has its own result, more calls than jobs included."""
     endings = run(*(Call(double, number) for number in range(5)))
     assert [("returned", 2 * number, number) for number in range(5)] == [
-        (ending.reason, ending.result, ending.said_last) for _, ending in sorted(endings.items(), key=str)
+        (ending.reason, ending.result, ending.last_message) for _, ending in sorted(endings.items(), key=str)
     ]
 
 
 def test_bounded_call_that_takes_too_long_is_killed() -> None:
-    """The ending tells how far it had come; others are not kept from ending."""
+    """The ending has the last progress message; other calls end as usual."""
     started = time.monotonic()
     endings = run(Call(oversleep, "half-way"), Call(double, 4), seconds=2.0)
     assert time.monotonic() - started < 20
-    assert ("time", "half-way", None) == (endings["half-way"].reason, endings["half-way"].said_last, None)
+    assert ("time", "half-way", None) == (endings["half-way"].reason, endings["half-way"].last_message, None)
     assert endings["half-way"].seconds >= 2.0
     assert 8 == endings[4].result
 
 
 def test_bounded_call_that_takes_too_much_memory_is_killed() -> None:
-    """What it held at most is told."""
+    """The ending has the largest memory of the process."""
     ending = run(Call(hoard, 600 * MEBIBYTE), mebibytes=400)[600 * MEBIBYTE]
-    assert ("memory", "hoarding") == (ending.reason, ending.said_last)
+    assert ("memory", "hoarding") == (ending.reason, ending.last_message)
     assert ending.peak_bytes > 400 * MEBIBYTE
 
 
-def test_bounded_call_whose_process_dies_is_told() -> None:
-    """A crash in one is the end of that one."""
+def test_bounded_call_whose_process_dies_is_reported() -> None:
+    """A crash ends that call only."""
     endings = run(Call(vanish, "deep inside"), Call(double, 1))
-    assert ("died", "deep inside") == (endings["deep inside"].reason, endings["deep inside"].said_last)
+    assert ("died", "deep inside") == (endings["deep inside"].reason, endings["deep inside"].last_message)
     assert "returned" == endings[1].reason
 
 
-def test_bounded_calls_are_killed_when_nobody_waits_for_them() -> None:
+def test_bounded_calls_are_killed_when_the_iterator_is_closed() -> None:
     """A caller who stops leaves no process behind."""
     endings = run_bounded([Call(double, 1), Call(oversleep, "left")], Bounds(60.0, 1000 * MEBIBYTE), jobs=2)
     assert 2 == next(endings).result

@@ -23,10 +23,10 @@ def build(content: dict[str, Any]) -> torch.nn.Module:
 def test_shrink_gives_a_model_of_a_hundredth_that_builds(model_type: str) -> None:
     """Widths, heads, layers and vocabulary fit together without a word about the model."""
     content = default_content(model_type)
-    whole, small = build(content), build(shrink(content, WAYS[0]))
-    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (whole, small)]
+    default_model, small_model = build(content), build(shrink(content, WAYS[0]))
+    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (default_model, small_model)]
     assert counts[1] < counts[0] / 50
-    assert type(whole) is type(small)
+    assert type(default_model) is type(small_model)
 
 
 def test_shrink_leaves_the_config_as_it_is() -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
@@ -23,43 +21,14 @@ from winml.modelkit.graph.files.output_paths import ExportPaths, files_of_model
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.hierarchy.carry.carrying import CarryReport, carry_tags
 from winml.modelkit.hierarchy.carry.original_graph import walk
-from winml.modelkit.hierarchy.coverage import Coverage, measure_coverage
+from winml.modelkit.hierarchy.coverage import measure_coverage
+from winml.modelkit.results.retag_result import RetaggedModel
 
-__all__ = ["RetaggedModel", "retag_model"]
+__all__ = ["retag_model"]
 
 RELATED_SHARE = 0.1
 """Smallest share of nodes that must be found again in the model before. Chosen: a model quantized with every weight and
 activation wrapped keeps a third; two models that only share input names have none."""
-
-
-@dataclass(frozen=True)
-class RetaggedModel:
-    """The result of carrying tags to a file."""
-
-    model_path: Path
-    before: Path
-    after: Path
-    report: CarryReport
-    coverage: Coverage
-    repaired: int
-    """Nodes that came with a metadata key more than once."""
-    size_bytes: int
-    notes: tuple[str, ...]
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready summary."""
-        return {
-            "model_path": str(self.model_path),
-            "before": str(self.before),
-            "after": str(self.after),
-            "size_bytes": self.size_bytes,
-            "nodes": self.coverage.nodes,
-            "coverage": {"tagged": self.coverage.tagged, "percent": round(self.coverage.percent, 2)},
-            "ways": dict(self.report.by_way),
-            "sources": dict(self.coverage.sources),
-            "repaired_nodes": self.repaired,
-            "notes": list(self.notes),
-        }
 
 
 def retag_model(

@@ -1,4 +1,4 @@
-"""How fast, how big, how far from the reference?
+"""How fast does a model run, and which module takes the time?
 
-Measures what it is given and returns records; prints nothing and writes no file.
+Measures runs and profiles, and returns records. Prints nothing and writes no file.
 """

@@ -1,7 +1,8 @@
-"""How long does one run take? Calls what it is given, many times, and keeps every sample.
+"""Measures how long one run takes: calls a function many times and keeps every sample.
 
-Knows no model and no session: a run is a function without arguments. The first call is kept apart, since it pays for
-what later ones find ready; warm-up calls are not counted. Python's garbage collector rests while the clock runs.
+Knows no model and no session: a run is a function without arguments. The first call is reported separately, because it
+includes the initialization that later calls reuse. Warm-up calls are not counted. Python's garbage collector is off
+during the measurement.
 """
 
 from __future__ import annotations
@@ -19,52 +20,52 @@ __all__ = ["Comparison", "LatencyOptions", "LatencyResult", "Run", "measure_alte
 
 Run = Callable[[], object]
 Progress = Callable[[int, float], None]
-"""Told how many runs are counted so far, and the share of the work that is done, 0 to 1; while no clock runs."""
+"""Called between timed runs with the number of counted runs and the share of the work that is done, 0 to 1."""
 
 _NS_PER_MS = 1e6
 
 PAIRS = 30
-"""Pairs a comparison is divided into. Chosen: enough for an interval from the tenth to the twenty-first of the sorted
-ratios, few enough that a block outlasts the change from one model to the other."""
+"""Pairs of blocks in a comparison. Chosen: the interval then reaches from the tenth to the twenty-first of the sorted
+ratios, and a block is still long compared with the change from one model to the other."""
 
 SETTLE_S = 0.05
-"""Pause before each block of a comparison. Measured: threads of ONNX Runtime wait for work, at full speed, for up to
-40 ms after a run, and would take the processor from the other model."""
+"""Pause before each block of a comparison. Measured: threads of ONNX Runtime spin for up to 40 ms after a run, and
+would take the processor from the other model."""
 
 PROGRESS_NS = 100_000_000
-"""Time between two reports of progress. Chosen: ten a second look alive."""
+"""Time between two reports of progress. Chosen: ten a second."""
 
 
 @dataclass(frozen=True)
 class LatencyOptions:
-    """How often to measure."""
+    """How many runs are measured, or for how long."""
 
     iterations: int = 100
-    """Counted runs; without meaning where ``duration_s`` is given."""
+    """Counted runs; ignored where ``duration_s`` is given."""
     warmup: int = 10
-    """Runs before, besides the very first."""
+    """Uncounted runs after the very first and before the counted ones."""
     duration_s: float | None = None
-    """Measure for this long instead of a number of times."""
+    """Seconds to measure for, instead of a number of runs."""
 
 
 @dataclass(frozen=True)
 class LatencyResult:
-    """What was measured of one thing."""
+    """The times of one run function."""
 
     samples_ms: tuple[float, ...]
     """Every counted run, in order."""
     first_run_ms: float
-    """The very first one."""
+    """The very first run."""
 
     @property
     def summary(self) -> Summary:
-        """What the samples come to, in milliseconds."""
+        """Mean, spread and percentiles of the samples, in milliseconds."""
         return summarize(self.samples_ms)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured of two things in alternation."""
+    """The times of a model and its baseline, measured in alternation."""
 
     model: LatencyResult
     baseline: LatencyResult
@@ -75,82 +76,88 @@ class Comparison:
 
 
 def measure_latency(run: Run, options: LatencyOptions, progress: Progress | None = None) -> LatencyResult:
-    """Measure one thing.
+    """Measure one run function.
 
     Args:
-        run: What to measure.
-        options: How often.
-        progress: Told how far it is.
+        run: The function to time.
+        options: How many runs, or for how long.
+        progress: Called between runs.
     """
-    first = _timed(run)
-    samples: list[int] = []
-    with _resting_collector():
-        _repeat(run, options.warmup)
-        for _ in _turns(options, options.iterations, progress, samples):
-            samples += [_timed(run)]
-    return LatencyResult(_milliseconds(samples), first / _NS_PER_MS)
+    first_ns = _time_run(run)
+    samples_ns: list[int] = []
+    with _paused_collector():
+        _repeat_run(run, options.warmup)
+        for _ in _count_turns(options, options.iterations, progress, samples_ns):
+            samples_ns += [_time_run(run)]
+    return LatencyResult(_as_milliseconds(samples_ns), first_ns / _NS_PER_MS)
 
 
 def measure_alternating(
     model: Run, baseline: Run, options: LatencyOptions, progress: Progress | None = None
 ) -> Comparison:
-    """Measure two things in blocks that take turns, so that whatever else the machine does meets both.
+    """Measure two run functions in alternating blocks, so that other load on the machine slows both equally.
 
-    Each pair of blocks starts with the other of the two. A block begins with a pause and a run that is not counted, in
-    which caches fill and threads of the other go to sleep. A pair counts by the medians of its blocks.
+    Successive pairs of blocks start with a different one of the two. A block begins with a pause and an uncounted run,
+    in which caches fill and threads of the other function go to sleep. A pair counts by the medians of its blocks.
 
     Args:
-        model: The one that is asked about.
-        baseline: The one it is compared with.
-        options: How often; ``iterations`` is of each.
-        progress: Told how far it is.
+        model: The function that is compared.
+        baseline: The function it is compared with.
+        options: How many runs of each, or for how long in all.
+        progress: Called between runs.
     """
-    firsts = (_timed(model), _timed(baseline))
-    samples: tuple[list[int], list[int]] = ([], [])
+    first_runs_ns = (_time_run(model), _time_run(baseline))
+    samples_ns: tuple[list[int], list[int]] = ([], [])
     medians: tuple[list[float], list[float]] = ([], [])
-    with _resting_collector():
+    with _paused_collector():
         for run in (model, baseline):
-            _repeat(run, options.warmup)
-        block = _block_size(options, model, baseline)
-        pairs = math.ceil(options.iterations / block)
-        for turn in _turns(options, pairs, progress, samples[0]):
+            _repeat_run(run, options.warmup)
+        block_size = _block_size(options, model, baseline)
+        pairs = math.ceil(options.iterations / block_size)
+        for turn in _count_turns(options, pairs, progress, samples_ns[0]):
             for side in (0, 1) if turn % 2 == 0 else (1, 0):
-                times = _block((model, baseline)[side], block)
-                samples[side].extend(times)
-                medians[side].append(percentile(times, 50))
-    results = [
-        LatencyResult(_milliseconds(times), first / _NS_PER_MS) for times, first in zip(samples, firsts, strict=True)
-    ]
-    return Comparison(results[0], results[1], compare_pairs(*medians), block)
+                block_ns = _measure_block((model, baseline)[side], block_size)
+                samples_ns[side].extend(block_ns)
+                medians[side].append(percentile(block_ns, 50))
+    model_result, baseline_result = (
+        LatencyResult(_as_milliseconds(side_ns), first_ns / _NS_PER_MS)
+        for side_ns, first_ns in zip(samples_ns, first_runs_ns, strict=True)
+    )
+    return Comparison(model_result, baseline_result, compare_pairs(*medians), block_size)
 
 
-def _timed(run: Run) -> int:
+def _time_run(run: Run) -> int:
+    """Run once; return nanoseconds."""
     started = time.perf_counter_ns()
     run()
     return time.perf_counter_ns() - started
 
 
-def _repeat(run: Run, times: int) -> None:
+def _repeat_run(run: Run, times: int) -> None:
     for _ in range(times):
         run()
 
 
-def _block(run: Run, size: int) -> list[int]:
+def _measure_block(run: Run, size: int) -> list[int]:
+    """Run ``size`` times after a pause and an uncounted run; return nanoseconds."""
     time.sleep(SETTLE_S)
     run()
-    return [_timed(run) for _ in range(size)]
+    return [_time_run(run) for _ in range(size)]
 
 
 def _block_size(options: LatencyOptions, model: Run, baseline: Run) -> int:
+    """Return the runs per block that divide the iterations, or the duration, into about :data:`PAIRS` pairs."""
     if options.duration_s is None:
         return max(1, options.iterations // PAIRS)
-    one_pair_s = (_timed(model) + _timed(baseline)) / 1e9
+    one_pair_s = (_time_run(model) + _time_run(baseline)) / 1e9
     time_for_runs_s = options.duration_s / PAIRS - 2 * SETTLE_S - one_pair_s
     return max(1, math.floor(time_for_runs_s / one_pair_s))
 
 
-def _turns(options: LatencyOptions, count: int, progress: Progress | None, samples: list[int]) -> Iterator[int]:
-    """Yield numbers until the count or the time is reached, at least one; reports progress in between."""
+def _count_turns(
+    options: LatencyOptions, count: int, progress: Progress | None, samples_ns: list[int]
+) -> Iterator[int]:
+    """Yield 0, 1, … until the count or the duration is reached, at least once; report progress in between."""
     started = reported = time.perf_counter_ns()
     turn = 0
     while True:
@@ -159,14 +166,14 @@ def _turns(options: LatencyOptions, count: int, progress: Progress | None, sampl
         now = time.perf_counter_ns()
         share = turn / count if options.duration_s is None else (now - started) / 1e9 / options.duration_s
         if progress is not None and (now - reported >= PROGRESS_NS or share >= 1):
-            progress(len(samples), min(share, 1.0))
+            progress(len(samples_ns), min(share, 1.0))
             reported = now
         if share >= 1:
             return
 
 
 @contextmanager
-def _resting_collector() -> Iterator[None]:
+def _paused_collector() -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -177,5 +184,5 @@ def _resting_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _milliseconds(samples: list[int]) -> tuple[float, ...]:
-    return tuple(sample / _NS_PER_MS for sample in samples)
+def _as_milliseconds(samples_ns: list[int]) -> tuple[float, ...]:
+    return tuple(sample / _NS_PER_MS for sample in samples_ns)

@@ -1,7 +1,7 @@
-"""Which module takes the time? Kernel times charged to the modules of their nodes, added up over the tree.
+"""Charges kernel times to the modules of their nodes, and adds them up over the module tree.
 
-Takes what a profiled run recorded and the tag of every node of the graph as it was executed; neither runs anything nor
-decides which tag a node has. Times are means over the runs, in milliseconds.
+Reads the profile of a run and the tag of every node of the executed graph. Runs nothing, and does not decide which tag
+a node has. Times are means over the runs, in milliseconds.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _MS = 1000.0
 
 @dataclass(frozen=True)
 class ModuleTime:
-    """One module and what ran in it."""
+    """The time of one module."""
 
     tag: str
     path: str
-    """Dotted module path; ``""`` is the root, or not known."""
+    """Dotted module path; ``""`` is the root, or an unknown path."""
     class_name: str
     self_ms: float
     """Kernels of the module itself."""
@@ -36,9 +36,9 @@ class ModuleTime:
     operators: Mapping[str, float]
     """Milliseconds per operator, of the module itself, the longest first."""
     output_bytes: int | None
-    """What the module's own kernels made in one run; None where the profile does not say."""
+    """Size of the outputs of the module's own kernels in one run; None where the profile does not record it."""
     parameter_bytes: int | None
-    """Weights its own kernels read in one run; None where the profile does not say."""
+    """Size of the weights its own kernels read in one run; None where the profile does not record it."""
     children: tuple[ModuleTime, ...] = ()
 
     def walk(self) -> Iterator[ModuleTime]:
@@ -50,23 +50,23 @@ class ModuleTime:
 
 @dataclass(frozen=True)
 class ClassTime:
-    """All modules of one class together."""
+    """The time of all modules of one class."""
 
     class_name: str
     instances: int
     self_ms: float
     total_ms: float
-    """A module inside another of the same class counts once."""
+    """Time of a module inside another of the same class is counted once."""
     kernels: float
     operators: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class ModuleProfile:
-    """Where the time of a model goes."""
+    """The times of all modules of a model."""
 
     roots: tuple[ModuleTime, ...]
-    """The root module; several where the tags of the graph share none."""
+    """The root module; several where the tags of the graph have no common root."""
     kernel_ms: float
     """All kernels, per run: ONNX Runtime's own sum."""
     unattributed_ms: float
@@ -78,7 +78,7 @@ class ModuleProfile:
     run_ms: tuple[float, ...]
     """Duration of each run, with profiling on."""
     profile: RunProfile = field(repr=False)
-    """What was measured, kernel by kernel."""
+    """The measured kernels."""
     tags: Mapping[str, str] = field(repr=False)
     """Tag of each node of the executed graph, by its name."""
 
@@ -94,12 +94,12 @@ class ModuleProfile:
 
     def by_class(self) -> tuple[ClassTime, ...]:
         """Add up the modules of each class, the longest first."""
-        return _classes(self.roots)
+        return _sum_classes(self.roots)
 
 
 @dataclass
-class _Sum:
-    """What is charged to one tag, over all runs."""
+class _TagSum:
+    """The kernels charged to one tag, summed over all runs."""
 
     microseconds: float = 0.0
     kernels: int = 0
@@ -111,8 +111,8 @@ class _Sum:
         self.microseconds += kernel.self_us
         self.kernels += 1
         self.operators[kernel.op_type] += kernel.self_us
-        self.output_bytes = _plus(self.output_bytes, kernel.output_bytes)
-        self.parameter_bytes = _plus(self.parameter_bytes, kernel.parameter_bytes)
+        self.output_bytes = _add_bytes(self.output_bytes, kernel.output_bytes)
+        self.parameter_bytes = _add_bytes(self.parameter_bytes, kernel.parameter_bytes)
 
 
 def charge_modules(
@@ -121,23 +121,23 @@ def charge_modules(
     """Charge every kernel to the module of its node.
 
     Args:
-        profile: What was measured.
-        tags: Tag of each node of the graph as it was executed, by its name; ``""`` where it has none.
-        modules: Tag, module path and class of the modules, in execution order; parents that are missing are added.
+        profile: The measured kernels.
+        tags: Tag of each node of the graph as it was executed, by its name; ``""`` for a node without one.
+        modules: Tag, module path and class of the modules, in execution order; missing parents are added.
 
     Returns:
-        The tree. The self times of its modules and ``unattributed_ms`` add up to ``kernel_ms``.
+        The module tree. The self times of its modules and ``unattributed_ms`` add up to ``kernel_ms``.
     """
     runs = len(profile.run_us)
-    sums: dict[str, _Sum] = defaultdict(_Sum)
-    nameless: dict[str, float] = defaultdict(float)
+    sums: dict[str, _TagSum] = defaultdict(_TagSum)
+    untagged_us: dict[str, float] = defaultdict(float)
     for kernel in profile.kernels:
         tag = tags.get(kernel.node, "")
         if tag:
             sums[tag].add(kernel)
         else:
-            nameless[kernel.node or kernel.op_type] += kernel.self_us
-    unattributed = _longest_first(nameless, runs * _MS)
+            untagged_us[kernel.node or kernel.op_type] += kernel.self_us
+    unattributed = _longest_first(untagged_us, runs * _MS)
     return ModuleProfile(
         roots=_build_tree(sums, modules, runs),
         kernel_ms=profile.kernel_us / runs / _MS,
@@ -150,37 +150,39 @@ def charge_modules(
     )
 
 
-def _build_tree(sums: Mapping[str, _Sum], modules: Sequence[tuple[str, str, str]], runs: int) -> tuple[ModuleTime, ...]:
-    known = {tag: (path, class_name) for tag, path, class_name in modules}
-    tags = dict.fromkeys(_with_parents([*known, *sums]))
+def _build_tree(
+    sums: Mapping[str, _TagSum], modules: Sequence[tuple[str, str, str]], runs: int
+) -> tuple[ModuleTime, ...]:
+    identities = {tag: (path, class_name) for tag, path, class_name in modules}
+    tags = dict.fromkeys(_with_parents([*identities, *sums]))
     children: dict[str, list[str]] = defaultdict(list)
     for tag in tags:
-        children[_parent(tag)].append(tag)
+        children[_parent_tag(tag)].append(tag)
 
-    # A child comes after its parent in ``tags``, so going backwards finds all children built.
-    built: dict[str, ModuleTime] = {}
+    # A child comes after its parent in ``tags``, so the reverse order builds every child before its parent.
+    module_times: dict[str, ModuleTime] = {}
     for tag in reversed(tags):
-        below = tuple(built[child] for child in children[tag])
-        path, class_name = known.get(tag, ("", address.parse_tag(tag)[-1].partition(".")[0]))
-        built[tag] = _module_time(tag, path, class_name, sums.get(tag, _Sum()), below, runs)
-    return tuple(built[tag] for tag in children[""])
+        child_times = tuple(module_times[child] for child in children[tag])
+        path, class_name = identities.get(tag, ("", address.parse_tag(tag)[-1].partition(".")[0]))
+        module_times[tag] = _module_time(tag, path, class_name, sums.get(tag, _TagSum()), child_times, runs)
+    return tuple(module_times[tag] for tag in children[""])
 
 
 def _module_time(
-    tag: str, path: str, class_name: str, own: _Sum, below: tuple[ModuleTime, ...], runs: int
+    tag: str, path: str, class_name: str, tag_sum: _TagSum, children: tuple[ModuleTime, ...], runs: int
 ) -> ModuleTime:
-    self_ms = own.microseconds / runs / _MS
+    self_ms = tag_sum.microseconds / runs / _MS
     return ModuleTime(
         tag=tag,
         path=path,
         class_name=class_name,
         self_ms=self_ms,
-        total_ms=self_ms + sum(child.total_ms for child in below),
-        kernels=own.kernels / runs,
-        operators=_longest_first(own.operators, runs * _MS),
-        output_bytes=None if own.output_bytes is None else own.output_bytes // runs,
-        parameter_bytes=None if own.parameter_bytes is None else own.parameter_bytes // runs,
-        children=below,
+        total_ms=self_ms + sum(child.total_ms for child in children),
+        kernels=tag_sum.kernels / runs,
+        operators=_longest_first(tag_sum.operators, runs * _MS),
+        output_bytes=None if tag_sum.output_bytes is None else tag_sum.output_bytes // runs,
+        parameter_bytes=None if tag_sum.parameter_bytes is None else tag_sum.parameter_bytes // runs,
+        children=children,
     )
 
 
@@ -190,7 +192,7 @@ def _with_parents(tags: Iterable[str]) -> Iterator[str]:
         yield from (address.format_tag(segments[:depth]) for depth in range(1, len(segments) + 1))
 
 
-def _parent(tag: str) -> str:
+def _parent_tag(tag: str) -> str:
     segments = address.parse_tag(tag)
     return address.format_tag(segments[:-1]) if len(segments) > 1 else ""
 
@@ -199,34 +201,36 @@ def _longest_first(times: Mapping[str, float], divisor: float = 1.0) -> dict[str
     return {name: value / divisor for name, value in sorted(times.items(), key=lambda item: -item[1])}
 
 
-def _plus(left: int | None, right: int | None) -> int | None:
-    return left if right is None else right + (left or 0)
+def _add_bytes(total_bytes: int | None, kernel_bytes: int | None) -> int | None:
+    """Add the bytes of a kernel to a sum; None means that no kernel recorded any so far."""
+    return total_bytes if kernel_bytes is None else kernel_bytes + (total_bytes or 0)
 
 
-def _classes(roots: Iterable[ModuleTime]) -> tuple[ClassTime, ...]:
-    members: dict[str, list[ModuleTime]] = defaultdict(list)
-    totals: dict[str, float] = defaultdict(float)
-    pending: list[tuple[ModuleTime, frozenset[str]]] = [(root, frozenset()) for root in roots]
-    while pending:
-        module, above = pending.pop()
-        members[module.class_name].append(module)
-        if module.class_name not in above:
-            totals[module.class_name] += module.total_ms
-        pending += [(child, above | {module.class_name}) for child in module.children]
-    found = [_class_time(name, group, totals[name]) for name, group in members.items()]
-    return tuple(sorted(found, key=lambda entry: entry.total_ms, reverse=True))
+def _sum_classes(roots: Iterable[ModuleTime]) -> tuple[ClassTime, ...]:
+    instances: dict[str, list[ModuleTime]] = defaultdict(list)
+    totals_ms: dict[str, float] = defaultdict(float)
+    # Each module with the classes of the modules around it.
+    stack: list[tuple[ModuleTime, frozenset[str]]] = [(root, frozenset()) for root in roots]
+    while stack:
+        module, ancestor_classes = stack.pop()
+        instances[module.class_name].append(module)
+        if module.class_name not in ancestor_classes:
+            totals_ms[module.class_name] += module.total_ms
+        stack += [(child, ancestor_classes | {module.class_name}) for child in module.children]
+    class_times = [_class_time(name, modules, totals_ms[name]) for name, modules in instances.items()]
+    return tuple(sorted(class_times, key=lambda entry: entry.total_ms, reverse=True))
 
 
-def _class_time(name: str, group: Sequence[ModuleTime], total_ms: float) -> ClassTime:
+def _class_time(name: str, modules: Sequence[ModuleTime], total_ms: float) -> ClassTime:
     operators: dict[str, float] = defaultdict(float)
-    for module in group:
+    for module in modules:
         for operator, milliseconds in module.operators.items():
             operators[operator] += milliseconds
     return ClassTime(
         class_name=name,
-        instances=len(group),
-        self_ms=sum(module.self_ms for module in group),
+        instances=len(modules),
+        self_ms=sum(module.self_ms for module in modules),
         total_ms=total_ms,
-        kernels=sum(module.kernels for module in group),
+        kernels=sum(module.kernels for module in modules),
         operators=_longest_first(operators),
     )

@@ -1,7 +1,7 @@
-"""What do repeated measurements say, and what do they not say?
+"""Summarizes samples, and decides from pairs of samples whether one thing is faster than another.
 
-Pure arithmetic on samples. A ratio comes with an interval, and a difference is called one only where the interval
-leaves no doubt.
+Arithmetic only. A ratio comes with a confidence interval; a difference is reported only where the whole interval is on
+one side of 1.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ import numpy as np
 __all__ = ["CONFIDENCE", "Ratio", "Summary", "compare_pairs", "percentile", "summarize"]
 
 CONFIDENCE = 0.95
-"""Chance that an interval holds the true median ratio. Chosen: the usual one."""
+"""Probability that an interval contains the true median ratio. Chosen: the usual value."""
 
 NOISE = 0.02
-"""Ratios nearer to 1 than this are called no difference. Chosen three times above what two sessions of one file differ
-by in their fastest runs (0.6 % at most in six pairs of sessions, measured): where memory happens to lie stays with a
-session, and no number of runs shows it."""
+"""Ratios closer to 1 than this are reported as no difference. Chosen: three times the largest difference between two
+sessions of one file in their fastest runs (0.6 %, measured on six pairs of sessions). The memory layout differs from
+session to session, and more runs of one session do not average it out."""
 
 DISTURBED = 1.5
-"""Median over minimum from which samples are called disturbed. Chosen: the fastest run is what the model takes where
-nothing comes between; alone on a machine the median stays near it, and half as much again in every second run is more
-than caches and clocks explain."""
+"""Ratio of median to minimum above which samples count as disturbed. Chosen: on an idle machine the median stays near
+the fastest run, and caches and clock changes do not add half of it to every second run."""
 
 PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What samples come to, in their own unit."""
+    """Mean, spread and percentiles of samples, in the unit of the samples."""
 
     mean: float
     std: float
@@ -47,7 +46,7 @@ class Summary:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether so many samples lie so far above the smallest that something else must have taken the time."""
+        """Whether half of the samples lie so far above the smallest that other load must have slowed them."""
         return self.p50 > DISTURBED * self.min
 
     def as_record(self) -> dict[str, float]:
@@ -57,21 +56,21 @@ class Summary:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How one thing's time relates to another's, from pairs measured side by side."""
+    """The ratio of two times, from pairs measured side by side."""
 
     value: float
-    """Median of the ratios of the pairs; below 1 the first is faster."""
+    """Median of the ratios of the pairs; below 1 means that the first is faster."""
     low: float | None
     """Lower end of the interval; None where there are too few pairs for one."""
     high: float | None
     """Upper end of the interval; None where there are too few pairs for one."""
     confidence: float
-    """Chance that the interval holds the true median."""
+    """Probability that the interval contains the true median."""
     pairs: int
 
     @property
     def verdict(self) -> Literal["faster", "slower", "no difference found"]:
-        """Whether the first is faster; the interval, and not the value, decides."""
+        """Whether the first is faster or slower. The interval decides, not the value."""
         if self.low is None or self.high is None:
             return "no difference found"
         if self.high < 1 - NOISE:
@@ -123,18 +122,18 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 
 def compare_pairs(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
-    """Compare two things that were measured side by side, pair by pair.
+    """Compare two series of times that were measured side by side, pair by pair.
 
-    The ratio is the median of the ratios of the pairs. Its interval is made of two of the sorted ratios, the narrowest
-    two that hold the true median with at least the wanted chance whatever the distribution (the sign test turned
-    around; Conover, Practical Nonparametric Statistics, 3.2). An outlier moves neither.
+    The ratio is the median of the ratios of the pairs. The ends of its interval are two of the sorted ratios: the
+    narrowest two that contain the true median with at least the requested probability for any distribution (inverted
+    sign test; Conover, Practical Nonparametric Statistics, 3.2). An outlier moves neither end.
 
     Args:
         first: Times of the first, one per pair; positive.
         second: Times of the second, in the same order.
-        confidence: Wanted chance that the interval holds the true median.
+        confidence: Requested probability that the interval contains the true median.
     """
-    ratios = sorted(left / right for left, right in zip(first, second, strict=True))
+    ratios = sorted(first_time / second_time for first_time, second_time in zip(first, second, strict=True))
     rank = _interval_rank(len(ratios), confidence)
     return Ratio(
         value=float(np.median(ratios)),
@@ -146,10 +145,10 @@ def compare_pairs(first: Sequence[float], second: Sequence[float], confidence: f
 
 
 def _interval_rank(count: int, confidence: float) -> int | None:
-    """Return how many values may be left out at each end; None where even all of them are too few."""
+    """Return how many values the interval leaves out at each end; None where there are too few values."""
     tail, rank = 0.0, None
     for left_out in range(count // 2):
-        # Chance that at most ``left_out`` of ``count`` values lie below the median: tosses of a fair coin.
+        # Probability that at most ``left_out`` of ``count`` values lie below the median: tosses of a fair coin.
         tail += math.comb(count, left_out) / 2**count
         if 2 * tail > 1 - confidence:
             break

@@ -1,5 +1,5 @@
-"""How is it told to people and to programs?
+"""How are results rendered: console, Markdown, HTML, JSON?
 
-Turns finished records into a console view, a Markdown report and a JSON sidecar. Reads records only: runs nothing,
-decides nothing.
+Turns finished records into tables, pages, reports and files for other tools. Reads records only: runs nothing and
+computes no result.
 """

@@ -1,4 +1,4 @@
-"""How does a machine look in a terminal, and in a bug report?"""
+"""Prints a machine in a terminal: versions, processor, memory, devices and execution providers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["print_machine"]
 
 
 def print_machine(machine: Machine, console: Console) -> None:
-    """Print what there is to tell."""
-    rows = list(_rows(machine))
+    """Print one row per fact about the machine."""
+    rows = list(_machine_rows(machine))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
 
 
-def _rows(machine: Machine) -> Iterator[tuple[str, str]]:
+def _machine_rows(machine: Machine) -> Iterator[tuple[str, str]]:
     for name, version in machine.versions.items():
         yield name, version or "not installed"
     yield "system", f"{machine.system} ({machine.architecture})"
@@ -30,8 +30,8 @@ def _rows(machine: Machine) -> Iterator[tuple[str, str]]:
     yield "processor", f"{machine.processor} · cores: {counts or 'not known'}"
     yield "memory", f"{size_words(machine.total_bytes)}, {size_words(machine.available_bytes)} of it available"
     for device in machine.devices:
-        named = f" {device.name}" if device.name else ""
-        yield "device", f"{device.kind} of {device.vendor or 'an unknown maker'}{named}, by {device.provider}"
+        device_name = f" {device.name}" if device.name else ""
+        yield "device", f"{device.kind} of {device.vendor or 'an unknown maker'}{device_name}, by {device.provider}"
     for provider in machine.providers:
         if provider.is_present:
             yield "has", f"{provider.short} ({provider.name})"

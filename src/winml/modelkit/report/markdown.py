@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from winml.modelkit.hierarchy.tree import ModuleNode
+from winml.modelkit.report.dimension_words import dimension_words
 from winml.modelkit.results.export_result import ExportResult, NodeRecord
-from winml.modelkit.results.words import dimension_words, verification_words
+from winml.modelkit.results.words import verification_words
 from winml.modelkit.words import count_words, shape_words, size_words
 
 __all__ = ["export_report"]

@@ -1,24 +1,31 @@
-"""How does Model Explorer learn what each node costs? Its node data: a heat map over the graph of a file.
+"""Renders node times as custom node data for Model Explorer, which shows a heat map over the graph of a file.
 
-Source of the format: Model Explorer's guide to custom node data; node ids are those of its ONNX adapter, the names of
-the nodes.
+Format: Model Explorer's guide to custom node data. Node ids are those of its ONNX adapter: the names of the nodes.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["node_data_record"]
+from winml.modelkit.results.profiled_modules import ProfiledModules
+
+__all__ = ["node_data_json", "node_data_record"]
 
 GRADIENT = ({"stop": 0, "bgColor": "#ffffff"}, {"stop": 0.5, "bgColor": "#fdd49e"}, {"stop": 1, "bgColor": "#d7301f"})
-"""Chosen: white to red, readable without telling red from green."""
+"""Chosen: white to red, which is readable without distinguishing red from green."""
 UNNAMED_GRAPH = "<main>"
-"""Specified: what the ONNX adapter calls a graph without a name."""
+"""Specified: the ONNX adapter's name of a graph without a name."""
+
+
+def node_data_json(profiled: ProfiledModules) -> str:
+    """Return the node data of a profiled model as JSON text."""
+    return json.dumps(node_data_record(profiled.graph_name, profiled.node_ms), ensure_ascii=False)
 
 
 def node_data_record(graph_name: str, milliseconds: Mapping[str, float]) -> dict[str, Any]:
-    """Return the object Model Explorer loads beside a model.
+    """Return the object that Model Explorer loads beside a model.
 
     Args:
         graph_name: Name of the graph in the file.

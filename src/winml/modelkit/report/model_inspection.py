@@ -1,4 +1,4 @@
-"""How does an inspected model look in a terminal? Renders with rich; knows nothing of how it was found out."""
+"""Prints an inspected model in a terminal: class, tasks, inputs, outputs, weights and module tree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rich.tree import Tree
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.tracing import TracedModule
 from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
-from winml.modelkit.load.checkpoints.weight_files import StoredSize
 from winml.modelkit.results.inspected_model import InspectedModel
 from winml.modelkit.words import count_words, shape_words, size_words
 
@@ -20,14 +19,14 @@ __all__ = ["print_model_inspection", "print_tasks"]
 Row = tuple[str, str]
 
 _FIRST_SHOWN = 4
-"""Chosen: runs of first values shown; a grid has three."""
+"""Number of first values shown, equal ones counted once. Chosen: a grid has three."""
 
 
 def print_model_inspection(record: InspectedModel, console: Console, *, verbose: bool = False) -> None:
-    """Print what an export of a model will be, and its module tree if there is one.
+    """Print the model that an export would read, and its module tree if there is one.
 
     Args:
-        record: What was found out.
+        record: The inspected model.
         console: Where to print.
         verbose: Show the classes of every task and the weight files.
     """
@@ -41,11 +40,11 @@ def print_model_inspection(record: InspectedModel, console: Console, *, verbose:
         console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
     if record.tree is not None:
         console.print()
-        console.print(_tree(record.tree, record.never_ran))
+        console.print(_module_tree(record.tree, record.never_ran))
 
 
 def print_tasks(tasks: Mapping[str, tuple[str, ...]], console: Console) -> None:
-    """Print tasks with the classes that serve them."""
+    """Print the tasks with the classes that implement them."""
     width = max(map(len, tasks), default=0)
     for task, classes in tasks.items():
         console.print(f"[bold]{task:<{width}}[/bold]  {escape(', '.join(classes))}", highlight=False)
@@ -81,53 +80,57 @@ def _tensor_rows(record: InspectedModel) -> Iterator[Row]:
 def _range_words(spec: InputTensorSpec) -> str:
     bounds = spec.as_record().get("value_range")
     words = "" if bounds is None else f", values {bounds[0]} to {bounds[1]}"
-    shown = [f"{count} times {value}" if count > 1 else str(value) for value, count in spec.first_values[:_FIRST_SHOWN]]
+    first_values = [
+        f"{count} times {value}" if count > 1 else str(value) for value, count in spec.first_values[:_FIRST_SHOWN]
+    ]
     more = ", …" if len(spec.first_values) > _FIRST_SHOWN else ""
-    return f"{words}, first {', '.join(shown)}{more}" if shown else words
+    return f"{words}, first {', '.join(first_values)}{more}" if first_values else words
 
 
 def _weight_rows(record: InspectedModel, *, verbose: bool) -> Iterator[Row]:
     count, size = count_words(record.parameter_count), size_words(record.parameter_bytes)
-    yield "parameters", f"{count}, {size}: {_dtype_words(record.parameters)}"
+    yield "parameters", f"{count}, {size}: {_dtype_words({entry.dtype: entry.count for entry in record.parameters})}"
     weights = record.weights
     if weights is None:
         yield "weights", "no weight file here"
         return
-    stored = f": {_dtype_words(weights.stored)}" if weights.stored else ", unread"
+    stored_counts = {entry.dtype: entry.count for entry in weights.stored}
+    stored = f": {_dtype_words(stored_counts)}" if stored_counts else ", unread"
     files = f"{len(weights.files)} files" if len(weights.files) > 1 else weights.files[0].name
     yield "weights", f"{files}, {weights.format}, {size_words(weights.size_bytes)}{stored}"
     for file in weights.files if verbose else ():
         yield "file", str(file)
 
 
-def _dtype_words(sizes: tuple[StoredSize, ...]) -> str:
-    return ", ".join(f"{entry.dtype} {count_words(entry.count)}" for entry in sizes) or "none"
+def _dtype_words(counts: Mapping[str, int]) -> str:
+    """Return the number of parameters of each dtype."""
+    return ", ".join(f"{dtype} {count_words(count)}" for dtype, count in counts.items()) or "none"
 
 
-def _tree(tree: ModuleTree, never_ran: tuple[TracedModule, ...]) -> Tree:
-    """Return the module tree: class, path, parameters, calls; what never ran stands below its nearest module."""
-    silent: dict[str, list[TracedModule]] = {}
+def _module_tree(tree: ModuleTree, never_ran: tuple[TracedModule, ...]) -> Tree:
+    """Return the tree with class, path, parameters and calls; a module that never ran is below its nearest parent."""
+    never_ran_below: dict[str, list[TracedModule]] = {}
     for module in never_ran:
-        silent.setdefault(_nearest(tree, module.path), []).append(module)
+        never_ran_below.setdefault(_nearest_traced_path(tree, module.path), []).append(module)
 
-    def grow(branch: Tree, node: ModuleNode) -> None:
+    def add_children(branch: Tree, node: ModuleNode) -> None:
         for child in tree.children(node.path):
-            grow(branch.add(_label(child)), child)
-        for module in silent.get(node.path, ()):
+            add_children(branch.add(_module_label(child)), child)
+        for module in never_ran_below.get(node.path, ()):
             branch.add(f"[dim]{escape(module.class_name)} {escape(module.path)} · never ran[/dim]")
 
-    root = Tree(_label(tree.root), guide_style="dim")
-    grow(root, tree.root)
+    root = Tree(_module_label(tree.root), guide_style="dim")
+    add_children(root, tree.root)
     return root
 
 
-def _nearest(tree: ModuleTree, path: str) -> str:
+def _nearest_traced_path(tree: ModuleTree, path: str) -> str:
     while path and tree.get(path) is None:
         path = path.rpartition(".")[0]
     return path
 
 
-def _label(node: ModuleNode) -> str:
+def _module_label(node: ModuleNode) -> str:
     segment = node.tag.rpartition("/")[2]
     path = f" [dim]{escape(node.path)}[/dim]" if node.path else ""
     parameters = f" · {count_words(node.parameter_count)} parameters" if node.parameter_count else ""

@@ -1,19 +1,21 @@
-"""How does the time of each module look in a browser? One HTML page that needs no network.
+"""Renders the time of each module as one HTML page with a chart and tables, readable without a network.
 
-The chart is plotly's, with its library inside the page; both come with the extra ``report``. Decides no number.
+The chart library plotly is inside the page; it comes with the extra ``report``, as jinja2 does. Computes no time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ModuleProfile, ModuleTime
+from winml.modelkit.results.profiled_modules import ProfiledModules
 
-__all__ = ["module_page", "require_page_libraries"]
+__all__ = ["module_page", "profile_page", "require_page_libraries"]
 
 TEMPLATE = "module_page.html"
 
@@ -28,11 +30,11 @@ CLASS_COLUMNS = (
 """Name of each column, and whether it holds numbers."""
 
 COLOURS = "YlOrRd"
-"""Chosen: a plotly scale whose lightness grows with the value, so it can be read without colour."""
+"""Chosen: a plotly scale that darkens with the value, so it can be read without colour."""
 
 
 def require_page_libraries() -> None:
-    """Check that the libraries of the page are there, before anything is measured.
+    """Check that the libraries of the page are installed, before anything is measured.
 
     Raises:
         UsageError: one is missing.
@@ -46,24 +48,36 @@ def require_page_libraries() -> None:
         ) from error
 
 
+def profile_page(profiled: ProfiledModules) -> str:
+    """Return the page of a profiled model, with the facts of the measurement under its title."""
+    result = profiled.result
+    facts = {
+        "runs on": f"{result.provider.provider.name}, ONNX Runtime {result.onnxruntime_version}",
+        "inputs": ", ".join(f"{name} {list(shape)}" for name, shape in result.measured_shapes.items()),
+        "modules from": profiled.tree_source,
+        "made by": f"winml {result.tool_version}",
+    }
+    return module_page(profiled.profile, title=Path(result.model).name, facts=facts)
+
+
 def module_page(profile: ModuleProfile, *, title: str, facts: Mapping[str, str]) -> str:
     """Return the page.
 
     Args:
-        profile: What was measured.
-        title: What was measured, for people; usually the file's name.
+        profile: The measured times.
+        title: Name of the measured model; usually that of its file.
         facts: Further lines under the title, such as versions and the execution provider.
     """
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["measured"] = _measured
+    environment.filters["measured"] = _format_number
     template = environment.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
     return template.render(
         title=title,
         runs=len(profile.run_ms),
-        facts=[*facts.items(), *_sums(profile)],
-        chart=_chart(profile),
+        facts=[*facts.items(), *_time_sums(profile)],
+        chart=_icicle_chart(profile),
         module_columns=MODULE_COLUMNS,
         module_rows=[_module_row(module, profile.kernel_ms) for module in profile.modules()],
         class_columns=CLASS_COLUMNS,
@@ -72,13 +86,13 @@ def module_page(profile: ModuleProfile, *, title: str, facts: Mapping[str, str])
     )
 
 
-def _measured(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:,.0f}" if float(value).is_integer() and value else f"{value:.3f}"
 
 
-def _sums(profile: ModuleProfile) -> Iterator[tuple[str, str]]:
+def _time_sums(profile: ModuleProfile) -> Iterator[tuple[str, str]]:
     mean_ms = sum(profile.run_ms) / len(profile.run_ms)
     yield "one run", f"{mean_ms:.3f} ms with profiling on"
     yield "kernels", f"{profile.kernel_ms:.3f} ms"
@@ -86,8 +100,8 @@ def _sums(profile: ModuleProfile) -> Iterator[tuple[str, str]]:
     yield "unattributed", f"{profile.unattributed_ms:.3f} ms ({profile.unattributed_share:.2%} of kernel time)"
 
 
-def _chart(profile: ModuleProfile) -> str:
-    """Return the icicle: one box per module, as wide as its time; ``self`` time is what its children leave free."""
+def _icicle_chart(profile: ModuleProfile) -> str:
+    """Return the icicle chart: one box per module, as wide as its time; the part without children is its self time."""
     import plotly.graph_objects as charts
     from plotly.io import to_html
 
@@ -96,12 +110,12 @@ def _chart(profile: ModuleProfile) -> str:
         charts.Icicle(
             ids=[module.tag for module in modules],
             labels=[module.tag.rpartition(address.SEPARATOR)[2] for module in modules],
-            parents=[_parent(module.tag, profile.roots) for module in modules],
-            # A parent's own time beside that of its children, so that rounding cannot make them exceed it.
+            parents=[_parent_tag(module.tag, profile.roots) for module in modules],
+            # plotly adds up the self times, so rounding cannot make the children exceed their parent.
             values=[module.self_ms for module in modules],
             branchvalues="remainder",
             customdata=[
-                [module.path or module.tag, module.total_ms, module.self_ms, _percent(module.total_ms, profile)]
+                [module.path or module.tag, module.total_ms, module.self_ms, _kernel_percent(module.total_ms, profile)]
                 for module in modules
             ],
             hovertemplate="%{customdata[0]}<br>total %{customdata[1]:.3f} ms (%{customdata[3]:.1f} %)"
@@ -111,25 +125,25 @@ def _chart(profile: ModuleProfile) -> str:
             sort=False,
         )
     )
-    figure.update_layout(margin={"t": 10, "l": 0, "r": 0, "b": 0}, height=max(320, 60 * _depth(profile.roots)))
+    figure.update_layout(margin={"t": 10, "l": 0, "r": 0, "b": 0}, height=max(320, 60 * _tree_depth(profile.roots)))
     page: str = to_html(figure, include_plotlyjs=True, full_html=False, config={"displaylogo": False})
     return page
 
 
-def _parent(tag: str, roots: Sequence[ModuleTime]) -> str:
+def _parent_tag(tag: str, roots: Sequence[ModuleTime]) -> str:
     return "" if any(root.tag == tag for root in roots) else tag.rpartition(address.SEPARATOR)[0]
 
 
-def _depth(modules: Sequence[ModuleTime]) -> int:
-    return 1 + max((_depth(module.children) for module in modules), default=0)
+def _tree_depth(modules: Sequence[ModuleTime]) -> int:
+    return 1 + max((_tree_depth(module.children) for module in modules), default=0)
 
 
-def _percent(milliseconds: float, profile: ModuleProfile) -> float:
+def _kernel_percent(milliseconds: float, profile: ModuleProfile) -> float:
     return 100.0 * milliseconds / profile.kernel_ms if profile.kernel_ms else 0.0
 
 
-def _module_row(module: ModuleTime, whole_ms: float) -> tuple[Any, ...]:
-    share = 100.0 * module.total_ms / whole_ms if whole_ms else 0.0
+def _module_row(module: ModuleTime, kernel_ms: float) -> tuple[Any, ...]:
+    share = 100.0 * module.total_ms / kernel_ms if kernel_ms else 0.0
     return (
         module.path or module.tag,
         module.class_name,
@@ -148,7 +162,7 @@ def _class_rows(profile: ModuleProfile) -> list[tuple[Any, ...]]:
             entry.class_name,
             entry.instances,
             entry.total_ms,
-            _percent(entry.total_ms, profile),
+            _kernel_percent(entry.total_ms, profile),
             entry.self_ms,
             entry.kernels,
             ", ".join(entry.operators),

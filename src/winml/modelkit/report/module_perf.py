@@ -1,4 +1,4 @@
-"""How do measurements of modules on their own look in a terminal?"""
+"""Prints the latencies of modules that were measured on their own in a terminal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["print_module_perf"]
 
 
 def print_module_perf(result: ModulePerfResult, console: Console) -> None:
-    """Print a table of instances, one of classes, and what could not be measured."""
+    """Print a table of instances, a table of classes, and the instances that failed."""
     provider = f"{result.provider.provider.name} on {result.provider.device}"
     threads = f", {result.threads} thread{'' if result.threads == 1 else 's'}" if result.threads else ""
-    fed = "the values of the file" if result.input_source == "file" else "random values"
+    input_words = "the values of the file" if result.input_source == "file" else "random values"
     runs = (
         f"{result.options.iterations} counted"
         if result.options.duration_s is None
@@ -28,7 +28,7 @@ def print_module_perf(result: ModulePerfResult, console: Console) -> None:
         ("model", result.model),
         ("modules", f"{result.selector} · {len(result.instances)} instances"),
         ("runs on", f"{provider}{threads} (ONNX Runtime {result.onnxruntime_version})"),
-        ("inputs", f"recorded at the boundary of each, in one run of the whole model on {fed}"),
+        ("inputs", f"recorded at the boundary of each, in one run of the whole model on {input_words}"),
         ("runs", f"{runs} for each, after {result.options.warmup} to warm up"),
         *(("no nodes", f"{item.words}: nothing of it is left in the graph") for item in result.without_nodes),
         *(("failed", f"{item.identity.words}: {item.error}") for item in result.failed),

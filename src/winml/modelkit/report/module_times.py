@@ -1,12 +1,11 @@
-"""How is it told which module takes the time? The tree and tables for a terminal, and the record for programs.
+"""Prints the time of every module in a terminal: the module tree, or a table of modules or classes.
 
-Renders what ``measure`` added up; decides no number.
+Renders a profile; computes no time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,84 +14,40 @@ from rich.table import Table
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ClassTime, ModuleProfile, ModuleTime
 
-__all__ = ["module_times_record", "print_module_times"]
+__all__ = ["print_module_times"]
 
 SHOWN_OPERATORS = 3
-"""Chosen: the operators that matter in a module, on one line."""
+"""Operators shown per module. Chosen: they fit on one line."""
 SHOWN_UNATTRIBUTED = 5
-"""Chosen: enough nodes to see what they have in common."""
+"""Nodes without a module that are shown. Chosen: enough to see what they have in common."""
 
 
 def print_module_times(
-    profile: ModuleProfile, console: Console, *, depth: int | None = None, top: int | None = None, group: bool = False
+    profile: ModuleProfile,
+    console: Console,
+    *,
+    depth: int | None = None,
+    top: int | None = None,
+    by_class: bool = False,
 ) -> None:
-    """Print where the time goes.
+    """Print the times of modules or classes, then the sums.
 
     Args:
-        profile: What was measured.
+        profile: The measured times.
         console: Where to print.
-        depth: Levels of the tree to show; what is deeper stays in the totals. None: all.
-        top: Show a list of this many modules with the most time of their own, instead of the tree.
-        group: Show classes instead of modules; with ``top``, those with the most time of their own.
+        depth: Levels of the tree to show; the totals include deeper modules. None: all.
+        top: Show a list of this many modules with the longest self time, instead of the tree.
+        by_class: Show classes instead of modules; with ``top``, those with the longest self time.
     """
-    if group:
+    if by_class:
         console.print(_class_table(profile, top))
     elif top is not None:
-        console.print(_module_table(profile, ((module, 0) for module in _heaviest(profile, top)), is_flat=True))
+        console.print(_module_table(profile, ((module, 0) for module in _longest_running(profile, top)), is_flat=True))
     else:
         console.print(_module_table(profile, _tree_rows(profile.roots, depth)))
     console.print()
-    for line in _sum_lines(profile):
+    for line in _time_sum_lines(profile):
         console.print(line, highlight=False)
-
-
-def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> dict[str, Any]:
-    """Return the ``by_module`` object of FORMATS: times in milliseconds per run, shares from 0 to 1.
-
-    Args:
-        profile: What was measured.
-        depth: Levels of the tree to list. None: all.
-    """
-    whole = profile.kernel_ms or 1.0
-    return {
-        "tree": [_module_record(root, whole, depth) for root in profile.roots],
-        "unattributed_share": profile.unattributed_share,
-        "unattributed_ms": profile.unattributed_ms,
-        "unattributed_nodes": dict(profile.unattributed),
-        "kernel_ms": profile.kernel_ms,
-        "outside_kernels_ms": profile.outside_ms,
-        "runs_ms": list(profile.run_ms),
-        "classes": [
-            {
-                "class": entry.class_name,
-                "instances": entry.instances,
-                "self_ms": entry.self_ms,
-                "total_ms": entry.total_ms,
-                "share": entry.total_ms / whole,
-                "kernels": entry.kernels,
-                "operators_ms": dict(entry.operators),
-            }
-            for entry in profile.by_class()
-        ],
-    }
-
-
-def _module_record(module: ModuleTime, whole: float, depth: int | None) -> dict[str, Any]:
-    below = None if depth is None else depth - 1
-    children = () if depth == 1 else module.children
-    return {
-        "tag": module.tag,
-        "module": module.path,
-        "class": module.class_name,
-        "self_ms": module.self_ms,
-        "total_ms": module.total_ms,
-        "share": module.total_ms / whole,
-        "kernels": module.kernels,
-        "operators_ms": dict(module.operators),
-        "output_bytes": module.output_bytes,
-        "parameter_bytes": module.parameter_bytes,
-        "children": [_module_record(child, whole, below) for child in children],
-    }
 
 
 def _tree_rows(modules: Sequence[ModuleTime], depth: int | None, level: int = 0) -> Iterator[tuple[ModuleTime, int]]:
@@ -103,12 +58,12 @@ def _tree_rows(modules: Sequence[ModuleTime], depth: int | None, level: int = 0)
         yield from _tree_rows(module.children, depth, level + 1)
 
 
-def _heaviest(profile: ModuleProfile, count: int) -> list[ModuleTime]:
+def _longest_running(profile: ModuleProfile, count: int) -> list[ModuleTime]:
     return sorted(profile.modules(), key=lambda module: module.self_ms, reverse=True)[:count]
 
 
 def _module_table(profile: ModuleProfile, rows: Iterator[tuple[ModuleTime, int]], *, is_flat: bool = False) -> Table:
-    table = _table("module", "total ms", "share", "self ms", "kernels", "operators of its own")
+    table = _empty_table("module", "total ms", "share", "self ms", "kernels", "operators of its own")
     for module, level in rows:
         segment = module.path or module.tag if is_flat else module.tag.rpartition(address.SEPARATOR)[2]
         table.add_row(
@@ -121,7 +76,7 @@ def _module_table(profile: ModuleProfile, rows: Iterator[tuple[ModuleTime, int]]
 
 
 def _class_table(profile: ModuleProfile, top: int | None) -> Table:
-    table = _table("class", "total ms", "share", "self ms", "kernels", "operators of its own", "instances")
+    table = _empty_table("class", "total ms", "share", "self ms", "kernels", "operators of its own", "instances")
     classes: Sequence[ClassTime] = profile.by_class()
     if top is not None:
         classes = sorted(classes, key=lambda entry: entry.self_ms, reverse=True)[:top]
@@ -136,7 +91,7 @@ def _class_table(profile: ModuleProfile, top: int | None) -> Table:
     return table
 
 
-def _table(*columns: str) -> Table:
+def _empty_table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         is_text = column in ("module", "class") or column.startswith("operators")
@@ -144,20 +99,21 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _time_cells(total_ms: float, self_ms: float, whole_ms: float) -> tuple[str, str, str]:
-    share = total_ms / whole_ms if whole_ms else 0.0
+def _time_cells(total_ms: float, self_ms: float, kernel_ms: float) -> tuple[str, str, str]:
+    share = total_ms / kernel_ms if kernel_ms else 0.0
     return f"{total_ms:.3f}", f"{share:.1%}", f"{self_ms:.3f}"
 
 
 def _operator_words(operators: Mapping[str, float], self_ms: float) -> str:
-    shown = [
+    operator_shares = [
         f"{name} {milliseconds / self_ms:.0%}" for name, milliseconds in operators.items() if self_ms and milliseconds
     ]
-    more = [f"and {len(shown) - SHOWN_OPERATORS} others"] if len(shown) > SHOWN_OPERATORS else []
-    return ", ".join([*shown[:SHOWN_OPERATORS], *more])
+    hidden_count = len(operator_shares) - SHOWN_OPERATORS
+    more = [f"and {hidden_count} others"] if hidden_count > 0 else []
+    return ", ".join([*operator_shares[:SHOWN_OPERATORS], *more])
 
 
-def _sum_lines(profile: ModuleProfile) -> Iterator[str]:
+def _time_sum_lines(profile: ModuleProfile) -> Iterator[str]:
     mean_ms = sum(profile.run_ms) / len(profile.run_ms)
     yield f"[bold]kernels[/bold]       {profile.kernel_ms:.3f} ms of {mean_ms:.3f} ms per run, with profiling on"
     yield f"[bold]outside[/bold]       {profile.outside_ms:.3f} ms in which no kernel ran"

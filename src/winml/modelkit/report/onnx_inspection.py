@@ -1,6 +1,6 @@
-"""How does an inspected ONNX file look in a terminal?
+"""Prints an inspected ONNX file in a terminal: file, graph, metadata, modules, nodes and initializers.
 
-Renders with rich what ``inspect`` found out. Knows no file format.
+Renders the record of ``inspect`` with rich. Knows no file format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from winml.modelkit.words import count_words, shape_words, size_words
 __all__ = ["print_onnx_inspection"]
 
 TOP_OPERATORS = 8
-"""Chosen: as many operators as fit on a line; ``verbose`` shows all."""
+"""Operators shown unless ``verbose``. Chosen: they fit on a line."""
 
 Row = tuple[str, str]
 
@@ -29,10 +29,10 @@ Row = tuple[str, str]
 def print_onnx_inspection(
     inspection: OnnxInspection, console: Console, *, with_hierarchy: bool = False, verbose: bool = False
 ) -> None:
-    """Print what is in an ONNX file.
+    """Print an inspected ONNX file.
 
     Args:
-        inspection: What was found.
+        inspection: The inspected file.
         console: Where to print.
         with_hierarchy: Show the module tree.
         verbose: Show all operators, the other metadata and every initializer.
@@ -97,7 +97,7 @@ def _graph_rows(inspection: OnnxInspection, *, verbose: bool) -> Iterator[Row]:
 
 def _record_rows(inspection: OnnxInspection, *, verbose: bool) -> Iterator[Row]:
     for key, record in inspection.records.items():
-        # A list repeats the inputs and outputs above; it is for programs.
+        # A list repeats the inputs and outputs above, in a form for programs.
         if verbose or not isinstance(record, list):
             yield key, _record_words(record)
     if verbose:
@@ -107,7 +107,7 @@ def _record_rows(inspection: OnnxInspection, *, verbose: bool) -> Iterator[Row]:
 
 
 def _record_words(record: Any) -> str:
-    """Return a record of ours on one line: ``key value`` pairs, a list of tensors as such."""
+    """Return a metadata record of winml on one line: ``key value`` pairs; tensors separated by semicolons."""
     if isinstance(record, dict):
         return ", ".join(
             f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in record.items()
@@ -144,8 +144,8 @@ def _macs_words(macs: int | None) -> str:
 
 
 def _module_table(inspection: OnnxInspection) -> Table:
-    """Show the tree with, for each module, what it holds with all below it, and what it holds itself."""
-    table = _table("module", "path")
+    """Return the module tree with the costs of each module, including its children and without them."""
+    table = _empty_table("module", "path")
     for name in ("nodes", "parameters", "size", "MACs"):
         table.add_column(name, justify="right")
         table.add_column("own", justify="right", style="dim")
@@ -165,34 +165,34 @@ def _cost_cells(total: Cost, own: Cost) -> Iterator[str]:
 
 
 def _in_tree_order(modules: Sequence[ModuleCost]) -> Iterator[tuple[ModuleCost, int]]:
-    """Yield each module below its parent, with its depth among those shown; siblings keep their order."""
-    shown = {module.tag for module in modules}
+    """Yield each module after its parent, with its depth among the shown modules; siblings keep their order."""
+    shown_tags = {module.tag for module in modules}
     children: dict[str, list[ModuleCost]] = {}
     for module in modules:
         parent = module.tag.rpartition(address.SEPARATOR)[0]
-        children.setdefault(parent if parent in shown else "", []).append(module)
-    waiting = [(module, 0) for module in reversed(children.get("", []))]
-    while waiting:
-        module, depth = waiting.pop()
+        children.setdefault(parent if parent in shown_tags else "", []).append(module)
+    stack = [(module, 0) for module in reversed(children.get("", []))]
+    while stack:
+        module, depth = stack.pop()
         yield module, depth
-        waiting += [(child, depth + 1) for child in reversed(children.get(module.tag, []))]
+        stack += [(child, depth + 1) for child in reversed(children.get(module.tag, []))]
 
 
 def _node_table(inspection: OnnxInspection) -> Table:
-    table = _table("node", "operator", "tag", "reads", "makes")
+    table = _empty_table("node", "operator", "tag", "reads", "makes")
     table.add_column("MACs", justify="right")
     for node in inspection.module_nodes:
-        cells = (node.name, node.operator, node.tag, _names(node.inputs), _names(node.outputs))
+        cells = (node.name, node.operator, node.tag, _name_list(node.inputs), _name_list(node.outputs))
         table.add_row(*map(escape, cells), "?" if node.macs is None else count_words(node.macs))
     return table
 
 
-def _names(names: Iterable[str]) -> str:
+def _name_list(names: Iterable[str]) -> str:
     return ", ".join(name or "–" for name in names)
 
 
 def _weight_table(inspection: OnnxInspection) -> Table:
-    table = _table("initializer", "type", "file")
+    table = _empty_table("initializer", "type", "file")
     table.add_column("size", justify="right")
     for weight in inspection.weights:
         size = "?" if weight.size_bytes is None else size_words(weight.size_bytes)
@@ -201,7 +201,7 @@ def _weight_table(inspection: OnnxInspection) -> Table:
     return table
 
 
-def _table(*columns: str) -> Table:
+def _empty_table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, no_wrap=True)

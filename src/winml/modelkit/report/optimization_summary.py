@@ -1,4 +1,4 @@
-"""How does an optimization look in a terminal? Before and after: nodes, operators, sizes, modules."""
+"""Prints an optimization in a terminal: nodes, operators, sizes and modules before and after."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from winml.modelkit.words import size_words
 __all__ = ["print_optimization"]
 
 SHOWN_MODULES = 12
-"""Rows of the module table unless all are asked for. Chosen: a screen holds them with the rest."""
+"""Rows of the module table unless ``verbose``. Chosen: the whole summary fits on a screen."""
 
 
 def print_optimization(result: OptimizedFile, console: Console, *, verbose: bool) -> None:
-    """Print what changed; with ``verbose`` the change of every module."""
+    """Print the changes; with ``verbose`` those of every module."""
     before, after = result.before, result.after
     rows = [
         ("nodes", f"{before.nodes} → {after.nodes}"),
-        ("operators", ", ".join(_operator_words(result)) or "as before"),
+        ("operators", ", ".join(_operator_change_words(result)) or "as before"),
         ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)}"),
         *([("opset", f"{before.opset} → {after.opset}")] if before.opset != after.opset else []),
         *([("fired", ", ".join(f"{name} {count}" for name, count in result.fired.items() if count) or "none")]
           if result.enabled else []),
-        ("hierarchy", _tagged_words(result)),
+        ("hierarchy", _coverage_words(result)),
         ("verified", "a copy of the source" if result.is_copy else equality_words(result.verification)),
         *(("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files),
         *(("note", note) for note in result.notes),
@@ -36,18 +36,20 @@ def print_optimization(result: OptimizedFile, console: Console, *, verbose: bool
         console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
     changes = result.module_changes()
     if changes:
-        shown = changes if verbose else changes[:SHOWN_MODULES]
+        shown_changes = changes if verbose else changes[:SHOWN_MODULES]
         console.print()
-        console.print(_module_table(shown))
-        if len(shown) < len(changes):
-            console.print(f"… and {len(changes) - len(shown)} more modules (--verbose shows all)", highlight=False)
+        console.print(_module_table(shown_changes))
+        if len(shown_changes) < len(changes):
+            console.print(
+                f"… and {len(changes) - len(shown_changes)} more modules (--verbose shows all)", highlight=False
+            )
 
 
-def _operator_words(result: OptimizedFile) -> list[str]:
+def _operator_change_words(result: OptimizedFile) -> list[str]:
     return [f"{name} {before} → {after}" for name, (before, after) in result.operator_changes().items()]
 
 
-def _tagged_words(result: OptimizedFile) -> str:
+def _coverage_words(result: OptimizedFile) -> str:
     if not result.is_tagged:
         return "unknown: the source does not say which module its nodes came from"
     coverage = result.coverage

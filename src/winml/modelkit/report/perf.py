@@ -1,4 +1,4 @@
-"""How does a measurement look in a terminal?"""
+"""Prints the latency of a model in a terminal, and its comparison with a baseline."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ COLUMNS = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
 
 
 def print_perf(result: PerfResult, console: Console) -> None:
-    """Print what was measured."""
-    rows = list(_rows(result))
+    """Print the summary, the latency table and the comparison."""
+    rows = list(_summary_rows(result))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
@@ -32,7 +32,7 @@ def print_perf(result: PerfResult, console: Console) -> None:
         console.print(escape(ratio_words(result.baseline.ratio, result.model, result.baseline.name)), highlight=False)
 
 
-def _rows(result: PerfResult) -> Iterator[tuple[str, str]]:
+def _summary_rows(result: PerfResult) -> Iterator[tuple[str, str]]:
     yield "model", result.model
     provider = f"{result.provider.provider.name} on {result.provider.device}"
     threads = f", {result.threads} thread{'' if result.threads == 1 else 's'}" if result.threads else ""
@@ -48,15 +48,15 @@ def _rows(result: PerfResult) -> Iterator[tuple[str, str]]:
         "session",
         f"{result.session_creation_ms:.0f} ms to open · first run {time_words(result.latency.first_run_ms)} ms",
     )
-    yield "throughput", f"{_significant(result.samples_per_sec)} samples/s"
+    yield "throughput", f"{_format_rate(result.samples_per_sec)} samples/s"
     memory = result.memory
-    parts = {
+    memory_sizes = {
         "session": memory.session_bytes,
         "runs": memory.run_bytes,
         "process": memory.process_bytes,
         "at most": memory.peak_bytes,
     }
-    yield "memory", ", ".join(f"{name} {size_words(size)}" for name, size in parts.items())
+    yield "memory", ", ".join(f"{name} {size_words(size)}" for name, size in memory_sizes.items())
     yield from (("note", note) for note in result.notes)
 
 
@@ -65,13 +65,13 @@ def _latency_table(result: PerfResult) -> Table:
     table.add_column("latency in ms")
     for name in COLUMNS:
         table.add_column(name, justify="right")
-    table.add_row(*_cells("model" if result.baseline is None else result.model, result.latency))
+    table.add_row(*_latency_cells("model" if result.baseline is None else result.model, result.latency))
     if result.baseline is not None:
-        table.add_row(*_cells(result.baseline.name, result.baseline.latency))
+        table.add_row(*_latency_cells(result.baseline.name, result.baseline.latency))
     return table
 
 
-def _cells(name: str, latency: LatencyResult) -> list[str]:
+def _latency_cells(name: str, latency: LatencyResult) -> list[str]:
     summary = latency.summary
     return [escape(name), *(time_words(getattr(summary, column)) for column in COLUMNS)]
 
@@ -85,17 +85,17 @@ def time_words(milliseconds: float) -> str:
     return f"{milliseconds:.3f}" if milliseconds < 100 else f"{milliseconds:.1f}"
 
 
-def _significant(value: float) -> str:
+def _format_rate(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _ratio_digits(ratio: float) -> str:
-    """Return a ratio with two decimals, or more where it takes more to show two digits."""
+    """Return a ratio with two decimals, or with two significant digits where it is smaller than 0.1."""
     return f"{ratio:.{max(2, 1 - math.floor(math.log10(ratio)))}f}"
 
 
 def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
-    """Return what a comparison came to, in one sentence.
+    """Return the outcome of a comparison in one sentence.
 
     >>> ratio_words(Ratio(0.5, 0.45, 0.55, 0.95, 30), "a.onnx", "pytorch")
     'a.onnx is faster than pytorch: ratio 0.50 (0.45–0.55), so 2.00 times as fast'

@@ -1,1 +1,1 @@
-"""What was done? Records only; how they are rendered is told in report/."""
+"""What does each verb return? Records only; report/ renders them."""

@@ -1,16 +1,14 @@
-"""What came of cutting modules out of a model? The record, and how it is told."""
+"""The result of cutting modules out of a model: the record of ``winml extract`` and its manifest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from winml.modelkit.hierarchy.module_identity import ModuleIdentity
-from winml.modelkit.words import count_words, shape_words, size_words
 
-__all__ = ["SCHEMA_VERSION", "ExtractResult", "ExtractedModule", "RefusedModule", "extract_lines"]
+__all__ = ["SCHEMA_VERSION", "ExtractResult", "ExtractedModule", "RefusedModule"]
 
 SCHEMA_VERSION = 1
 """Layout of the manifest, specified in docs/reference/formats.md."""
@@ -18,30 +16,30 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class ExtractedModule:
-    """One module that became a model of its own."""
+    """One module that was written as a model of its own."""
 
     identity: ModuleIdentity
     file: str
     """Name of the model in the folder."""
     inputs_file: str | None
-    """Name of the recorded inputs; None where they were not asked for."""
+    """Name of the file with the recorded inputs; None where it was not requested."""
     outputs_file: str | None
-    """Name of what the whole model made of them; None where they were not asked for."""
+    """Name of the file with the recorded outputs of the whole model; None where it was not requested."""
     inputs: tuple[dict[str, Any], ...]
     """Name, shape and dtype of each."""
     outputs: tuple[dict[str, Any], ...]
     nodes: int
     parameters: int
     size_bytes: int
-    """Of the model with its weights."""
+    """Size of the model with its weights."""
     drawn_in: tuple[str, ...]
-    """Names of nodes of other modules that had to come along because they stand between its own."""
+    """Names of nodes of other modules that are included because they lie between nodes of this module."""
     left_out: tuple[str, ...]
-    """Names of its own nodes that others need before the rest can run: what they make is an input."""
+    """Names of nodes of this module that are left out: other modules need them first, so their outputs are inputs."""
     max_abs_diff: float
-    """Largest difference from what flowed in the whole model."""
+    """Largest difference from the recorded outputs of the whole model."""
     relative_diff: float
-    """The same as a share of the largest value."""
+    """``max_abs_diff`` divided by the largest recorded value."""
 
     def as_record(self) -> dict[str, Any]:
         """Return its entry in the manifest."""
@@ -63,7 +61,7 @@ class ExtractedModule:
 
 @dataclass(frozen=True)
 class RefusedModule:
-    """One module that cannot stand alone."""
+    """One module that cannot be cut out."""
 
     identity: ModuleIdentity
     reason: str
@@ -75,7 +73,7 @@ class RefusedModule:
 
 @dataclass(frozen=True)
 class ExtractResult:
-    """Everything there is to tell about one extraction."""
+    """The outcome of one extraction."""
 
     source: str
     """The model as the user wrote it."""
@@ -85,7 +83,7 @@ class ExtractResult:
     modules: tuple[ExtractedModule, ...]
     refused: tuple[RefusedModule, ...]
     without_nodes: tuple[ModuleIdentity, ...]
-    """Modules of which no node is left in the graph: they computed nothing, or it was merged into others."""
+    """Modules without a node in the graph: they computed nothing, or their nodes were merged into others."""
     notes: tuple[str, ...] = ()
 
     def as_record(self) -> dict[str, Any]:
@@ -102,26 +100,3 @@ class ExtractResult:
             ],
             "notes": list(self.notes),
         }
-
-
-def extract_lines(result: ExtractResult) -> Iterator[tuple[str, str]]:
-    """Yield what is told of an extraction to people: a word, and what it says."""
-    for module in result.modules:
-        yield "wrote", f"{module.file} ({size_words(module.size_bytes)})"
-        what = f"{module.identity.words} ({module.identity.class_name})"
-        nodes = f"{module.nodes} node{'' if module.nodes == 1 else 's'}"
-        yield "", f"{what}: {nodes}, {count_words(module.parameters)} parameters"
-        yield "", f"{_values(module.inputs)} → {_values(module.outputs)}"
-    if result.modules:
-        worst = max(module.relative_diff for module in result.modules)
-        equal = "bit for bit" if worst == 0 else f"largest difference {worst:.1e} of scale"
-        yield "verified", f"each answers its recorded inputs as the whole model does ({equal})"
-    for refused in result.refused:
-        yield "refused", f"{refused.identity.words} ({refused.identity.class_name}): {refused.reason}"
-    for empty in result.without_nodes:
-        yield "no nodes", f"{empty.words} ({empty.class_name}): nothing of it is left in the graph"
-    yield from (("note", note) for note in result.notes)
-
-
-def _values(records: tuple[dict[str, Any], ...]) -> str:
-    return ", ".join(f"{record['name']} {shape_words(record['dtype'], record['shape'])}" for record in records) or "-"

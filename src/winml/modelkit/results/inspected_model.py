@@ -1,4 +1,4 @@
-"""What is known of a model before any weight is read: the record its report is made from."""
+"""A PyTorch model as an export would read it, known without its weights: the record of ``winml inspect``."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ class WeightsOnDisk:
     """``safetensors`` or ``pickle``."""
     files: tuple[Path, ...]
     size_bytes: int
-    """Of the files."""
+    """Size of all files."""
     stored: tuple[StoredSize, ...]
-    """Per dtype; empty where only reading the files would tell (pickles)."""
+    """Parameters per dtype; empty for pickles, whose headers do not list them."""
 
 
 @dataclass(frozen=True)
 class InspectedModel:
-    """What an export of a model will be."""
+    """The model, inputs, outputs and weights that an export would use."""
 
     info: ModelInfo
     tasks: Mapping[str, tuple[str, ...]]
-    """Every task the architecture has, with the classes that serve it; empty for a factory."""
+    """Every task of the architecture, with the classes that implement it; empty for a factory."""
     inference_class: str | None
     """Class that runs the exported model; None for a factory."""
     processors: tuple[ProcessorClass, ...]
     inputs: tuple[InputTensorSpec, ...]
     outputs: tuple[OutputTensorSpec, ...] | None
-    """None where they cannot be known without values."""
+    """None where they depend on the values of the inputs."""
     opset_version: int
     parameters: tuple[StoredSize, ...]
-    """Of the model the class builds, per dtype; tied ones count once."""
+    """Parameters of the built model, per dtype; tied parameters count once."""
     weights: WeightsOnDisk | None
-    """None where no weight files are here."""
+    """None where there are no local weight files."""
     modules: int
-    """Registered modules, whether they run or not."""
+    """Number of registered modules, with those that never run."""
     tree: ModuleTree | None = None
-    """The hierarchy as an export would build it; None where it was not asked for."""
+    """The hierarchy as an export would build it; None where it was not requested."""
     never_ran: tuple[TracedModule, ...] = ()
-    """Modules the forward never called, without those inside of them."""
+    """Modules that the forward never called, without the modules inside of them."""
     tree_source: str = ""
-    """What the forward was run on, in words."""
+    """The values the forward was run on, in words."""
     notes: tuple[str, ...] = ()
-    """Sentences the user should hear."""
+    """Notes for the user, one sentence each."""
 
     @property
     def parameter_count(self) -> int:
@@ -66,7 +66,7 @@ class InspectedModel:
 
     @property
     def parameter_bytes(self) -> int:
-        """What they take in their dtypes."""
+        """Size of all parameters in their dtypes."""
         return sum(entry.size_bytes for entry in self.parameters)
 
     def as_record(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What came of measuring modules on their own: the record its report is made from."""
+"""The latencies of modules that were measured on their own: the record of ``winml perf --module``."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["ClassSummary", "MeasuredModule", "ModulePerfResult"]
 
 @dataclass(frozen=True)
 class MeasuredModule:
-    """One call of a module, measured alone, or why it was not."""
+    """One call of a module that was measured alone, or the reason why it was not."""
 
     identity: ModuleIdentity
     inputs: Mapping[str, tuple[str, tuple[int, ...]]]
-    """Element type and shape of what it was fed, by name; empty where it was not cut out."""
+    """Element type and shape of each input, by name; empty where the module was not cut out."""
     nodes: int
-    """0 where it was not cut out."""
+    """Number of nodes; 0 where the module was not cut out."""
     latency: LatencyResult | None
-    """None where it failed."""
+    """None where the measurement failed."""
     session_creation_ms: float | None
     error: str = ""
-    """Why it was not measured."""
+    """Reason of the failure; empty without one."""
 
     def as_record(self) -> dict[str, Any]:
         """Return its entry of ``instances``."""
@@ -48,7 +48,7 @@ class MeasuredModule:
 
 @dataclass(frozen=True)
 class ClassSummary:
-    """All measured modules of one class."""
+    """The latencies of all measured modules of one class."""
 
     class_name: str
     instances: int
@@ -69,7 +69,7 @@ class ClassSummary:
 
 @dataclass(frozen=True)
 class ModulePerfResult:
-    """Everything there is to tell about one measurement of modules on their own."""
+    """The outcome of one measurement of modules on their own."""
 
     model: str
     """As the user wrote it."""
@@ -78,14 +78,14 @@ class ModulePerfResult:
     onnxruntime_version: str
     provider: ChosenProvider
     threads: int | None
-    """As asked for; None leaves it to ONNX Runtime."""
+    """Requested number; None leaves it to ONNX Runtime."""
     seed: int
     input_source: str
     """Where the values of the whole model came from: ``random`` or ``file``."""
     options: LatencyOptions
     instances: tuple[MeasuredModule, ...]
     without_nodes: tuple[ModuleIdentity, ...]
-    """Modules of which no node is left in the graph."""
+    """Modules without a node in the graph."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -95,21 +95,21 @@ class ModulePerfResult:
 
     @property
     def module_class(self) -> str | None:
-        """The class of all instances; None where they are of several."""
+        """The class of all instances; None where they have several."""
         names = {item.identity.class_name for item in self.instances}
         return names.pop() if len(names) == 1 else None
 
     def classes(self) -> tuple[ClassSummary, ...]:
-        """Return what the measured instances of each class come to, the longest first."""
+        """Return the latencies of each class, the longest total first."""
         means: dict[str, list[float]] = defaultdict(list)
         for item in self.instances:
             if item.latency is not None:
                 means[item.identity.class_name].append(item.latency.summary.mean)
-        found = [
+        summaries = [
             ClassSummary(name, len(times), sum(times) / len(times), min(times), max(times), sum(times))
             for name, times in means.items()
         ]
-        return tuple(sorted(found, key=lambda entry: entry.total_ms, reverse=True))
+        return tuple(sorted(summaries, key=lambda entry: entry.total_ms, reverse=True))
 
     def as_record(self) -> dict[str, Any]:
         """Return the JSON of ``winml perf --module``."""

@@ -1,4 +1,4 @@
-"""What came of measuring a model: the record its report is made from."""
+"""The latency, throughput and memory of one model: the record of ``winml perf``."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SCHEMA_VERSION = 2
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What the process held in RAM, in bytes."""
+    """Resident memory of the process, in bytes."""
 
     session_bytes: int
-    """Growth while the session was opened: weights, and what ONNX Runtime makes of them."""
+    """Growth while the session was created: weights, and the copies ONNX Runtime makes of them."""
     run_bytes: int
-    """Growth while it ran: activations."""
+    """Growth during the runs: activations."""
     process_bytes: int
-    """All of the process at the end."""
+    """Resident memory at the end."""
     peak_bytes: int
-    """Most the process held since it started, libraries and an export included."""
+    """Largest resident memory since the process started, with libraries and an export."""
 
     @classmethod
     def after_runs(cls, session_bytes: int, bytes_before: int) -> MemoryUse:
@@ -51,7 +51,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class BaselineResult:
-    """What the model was compared with."""
+    """The latency of the baseline, and its ratio to that of the model."""
 
     name: str
     kind: Literal["pytorch", "onnx"]
@@ -64,17 +64,17 @@ class BaselineResult:
 
 @dataclass(frozen=True)
 class PerfResult:
-    """Everything there is to tell about one measurement."""
+    """The outcome of one measurement."""
 
     model: str
     """As the user wrote it."""
     model_bytes: int
-    """Size of the model file, without data files."""
+    """Size of the model file, without its data files."""
     tool_version: str
     onnxruntime_version: str
     provider: ChosenProvider
     threads: int | None
-    """As asked for; None leaves it to ONNX Runtime."""
+    """Requested number; None leaves it to ONNX Runtime."""
     seed: int
     input_source: Literal["random", "file"]
     options: LatencyOptions
@@ -82,21 +82,21 @@ class PerfResult:
     measured_shapes: Mapping[str, tuple[int, ...]]
     """Shape of every input in the runs."""
     output_shapes: Mapping[str, tuple[int, ...] | None]
-    """Shape of every output of the runs; None for what is no tensor of numbers."""
+    """Shape of every output of the runs; None for an output that is not a numeric tensor."""
     batch_size: int
     batch_source: str
-    """What says so."""
+    """Where the batch size was read from, in words."""
     session_creation_ms: float
     latency: LatencyResult
     memory: MemoryUse
     baseline: BaselineResult | None = None
     notes: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further top-level entries of the JSON, made by other measurements of the same model."""
+    """Further top-level entries of the JSON, from other measurements of the same model."""
 
     @property
     def samples_per_sec(self) -> float:
-        """Samples answered in a second: runs times the batch."""
+        """Samples per second: the runs per second times the batch size."""
         return self.batch_size * 1000 / self.latency.summary.mean
 
     def as_record(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class PerfResult:
                 "samples_per_sec": round(self.samples_per_sec, 3),
                 "runs_per_sec": round(1000 / self.latency.summary.mean, 3),
             },
-            "raw_samples_ms": _rounded(self.latency.samples_ms),
+            "raw_samples_ms": _round_samples(self.latency.samples_ms),
             "memory": vars(self.memory),
         }
         if self.baseline is not None:
@@ -121,7 +121,7 @@ class PerfResult:
                 "latency_ms": self.baseline.latency.summary.as_record(),
                 "ratio": self.baseline.ratio.as_record(),
                 "block": self.baseline.block,
-                "raw_samples_ms": _rounded(self.baseline.latency.samples_ms),
+                "raw_samples_ms": _round_samples(self.baseline.latency.samples_ms),
             }
         return {**record, **self.extra}
 
@@ -163,7 +163,7 @@ class PerfResult:
         }
 
 
-def _rounded(samples: tuple[float, ...]) -> list[float]:
+def _round_samples(samples: tuple[float, ...]) -> list[float]:
     return [round(sample, 6) for sample in samples]
 
 
@@ -174,20 +174,20 @@ def perf_result(
     memory: MemoryUse,
     baseline: BaselineResult | None = None,
 ) -> PerfResult:
-    """Return what is known of a measurement when its last run is done."""
-    opened, values, asked = prepared.opened, prepared.values, prepared.options
+    """Return the record of a measurement after its last run."""
+    opened, values, run_options = prepared.opened, prepared.values, prepared.options
     outputs = prepared.run.outputs()
     batch_size, batch_source = batch_of(values.inputs, values.feeds, outputs)
-    text = () if prepared.run.is_bound else (_TEXT_NOTE,)
+    text_notes = () if prepared.run.is_bound else (_TEXT_INPUT_NOTE,)
     return PerfResult(
-        model=asked.shown,
+        model=run_options.shown,
         model_bytes=prepared.path.stat().st_size,
         tool_version=__version__,
         onnxruntime_version=onnxruntime_version(),
         provider=opened.provider,
-        threads=asked.threads,
-        seed=asked.seed,
-        input_source="random" if asked.input_data is None else "file",
+        threads=run_options.threads,
+        seed=run_options.seed,
+        input_source="random" if run_options.input_data is None else "file",
         options=options,
         inputs=values.inputs,
         measured_shapes={name: array.shape for name, array in values.feeds.items()},
@@ -198,11 +198,17 @@ def perf_result(
         latency=latency,
         memory=memory,
         baseline=baseline,
-        notes=(*values.notes, *_output_notes(outputs), *text, *_export_notes(asked), *_spread_notes(latency, baseline)),
+        notes=(
+            *values.notes,
+            *_output_notes(outputs),
+            *text_notes,
+            *_export_notes(run_options),
+            *_spread_notes(latency, baseline),
+        ),
     )
 
 
-_TEXT_NOTE = "an input holds text, which ONNX Runtime copies in every run: the times include it"
+_TEXT_INPUT_NOTE = "an input holds text, which ONNX Runtime copies in every run: the times include it"
 
 
 def _export_notes(options: RunOptions) -> Iterator[str]:
@@ -219,8 +225,8 @@ def _output_notes(outputs: Mapping[str, NDArray[Any] | None]) -> Iterator[str]:
 
 
 def _spread_notes(latency: LatencyResult, baseline: BaselineResult | None) -> Iterator[str]:
-    measured = {"the model": latency} if baseline is None else {"the model": latency, baseline.name: baseline.latency}
-    for name, result in measured.items():
+    latencies = {"the model": latency} if baseline is None else {"the model": latency, baseline.name: baseline.latency}
+    for name, result in latencies.items():
         summary = result.summary
         if summary.is_disturbed:
             yield (

@@ -1,25 +1,11 @@
-"""How are open dimensions and verifications put into words? Shared by messages and reports."""
+"""Says in words how a verification ended. Shared by error messages, manifests and reports."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.words import count_words
 
-__all__ = ["dimension_words", "verification_notes", "verification_words"]
-
-
-def dimension_words(dimension: DynamicDimension, checked: Sequence[int]) -> str:
-    """Return what is known about a dimension that was left open.
-
-    >>> dimension_words(DynamicDimension(name="sequence", max=64, example=48), (1, 55))
-    'sequence 1 to 64 (traced 48; checked 1, 55)'
-    """
-    bounds = f"{dimension.min} to {dimension.max}" if dimension.max is not None else f"from {dimension.min}"
-    others = f"; checked {', '.join(map(str, checked))}" if checked else "; not checked"
-    return f"{dimension.name} {bounds} (traced {dimension.example}{others})"
+__all__ = ["verification_notes", "verification_words"]
 
 
 def verification_words(verification: VerificationInfo | None) -> str:
@@ -47,20 +33,20 @@ def verification_words(verification: VerificationInfo | None) -> str:
 
 
 def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]:
-    """Return what is to be known about a comparison besides its outcome, a sentence for each."""
+    """Return one sentence for each draw that was set aside and each output that holds NaN."""
     if verification is None:
         return ()
-    aside = [
+    set_aside_notes = [
         f"Draw {item.draw} of the inputs is not compared: rounding alone moves PyTorch's own {item.name!r} by "
         f"{item.relative_diff:.1e} of scale. Another draw stands in for it."
         for item in verification.set_aside
     ]
-    not_numbers = {item.name: item for item in reversed(verification.comparisons) if item.nan_count}
+    outputs_with_nan = {item.name: item for item in reversed(verification.comparisons) if item.nan_count}
     return (
-        *aside,
+        *set_aside_notes,
         *(
             f"Output {name!r} holds NaN ({count_words(item.nan_count)} values for draw {item.draw} of the inputs), in "
             "PyTorch as in the file: look at the weights."
-            for name, item in sorted(not_numbers.items())
+            for name, item in sorted(outputs_with_nan.items())
         ),
     )

@@ -1,4 +1,4 @@
-"""Which file was written, and how large is it?"""
+"""One written file and its size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["WrittenFile"]
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """One file of the result."""
+    """A file that a verb wrote."""
 
     path: Path
     size_bytes: int

@@ -1,1 +1,1 @@
-"""How do many models fare? Each in a process of its own, with bounds on time and memory."""
+"""How does one export of many model types go? Each runs in its own process, with bounds on time and memory."""

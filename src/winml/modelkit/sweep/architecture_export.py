@@ -1,7 +1,7 @@
-"""What comes of exporting one model type? Runs in a process of its own.
+"""Exports a small model of one model type and checks the tags of the written file.
 
-Finds a config small enough that PyTorch runs, by the product's own loading and choice of inputs, then exports it as
-``winml export --random-weights -m config.json`` does and reads the tags back from the file.
+Finds the smallest config that PyTorch runs, with the loading and the inputs of the product, then exports it as
+``winml export --random-weights -m config.json`` does. Runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from winml.modelkit.load.model import load_resolved
 from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
+from winml.modelkit.results.architecture_evaluation import Architecture, Attempt, ExporterWish
 from winml.modelkit.results.export_result import ExportResult
 from winml.modelkit.runtime.feeds import make_feeds
-from winml.modelkit.sweep.evaluation_records import Architecture, Attempt, ExporterWish
 from winml.modelkit.sweep.small_configs import WAYS, Aspect, default_content, shrink
 
-__all__ = ["PRELOAD", "ExportOrder", "carry_out"]
+__all__ = ["PRELOAD", "ExportOrder", "export_architecture"]
 
 PRELOAD = (
     "onnxruntime",
@@ -42,12 +42,12 @@ PRELOAD = (
     "transformers.generation",
     "winml.modelkit.flows.export.export",
 )
-"""What exports import sooner or later."""
+"""Modules that every export imports."""
 
 MOST_PARAMETERS = 80_000_000
-"""Chosen: a model of 320 MB is exported in seconds; larger ones are not what "small config" means."""
+"""Chosen: a model of 320 MB is exported in seconds; a larger one does not count as small."""
 
-Tell = Callable[[Architecture], None]
+ReportState = Callable[[Architecture], None]
 
 
 @dataclass(frozen=True)
@@ -57,111 +57,121 @@ class ExportOrder:
     model_type: str
     exporter: ExporterWish
     folder: Path
-    """Where the config and, while it is looked at, the model are written."""
-    known: Architecture | None = None
-    """What an earlier export found out; its config is taken again."""
+    """Folder of the config and, until it is checked, of the model."""
+    previous: Architecture | None = None
+    """Result of an earlier export; the same config is used again."""
 
 
-def carry_out(order: ExportOrder, tell: Tell) -> Architecture:
-    """Make one export and return what is known after it; ``tell`` hears what is known before each longer step."""
+def export_architecture(order: ExportOrder, report_state: ReportState) -> Architecture:
+    """Make one export and return its result.
+
+    Args:
+        order: The export to make.
+        report_state: Called with the preliminary result before each longer step.
+    """
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     order.folder.mkdir(parents=True, exist_ok=True)
-    known = order.known or _find_small(order, tell)
-    if not known.is_attempted:
-        # Where the config lay for a moment is of no use to a reader.
-        return replace(known, problem=known.problem.replace(str(_config_path(order)), "config.json"))
-    if order.known is not None:
-        way = [aspect for aspect in WAYS[0] if aspect not in known.kept_large]
-        _write_config(order, default_content(order.model_type), way)
-    tell(known)
-    return known.with_attempt(order.exporter, _attempt(order))
+    architecture = order.previous or _find_small_config(order, report_state)
+    if not architecture.is_attempted:
+        # The path of the temporary config is of no use to a reader.
+        return replace(architecture, problem=architecture.problem.replace(str(_config_path(order)), "config.json"))
+    if order.previous is not None:
+        aspects = [aspect for aspect in WAYS[0] if aspect not in architecture.kept_large]
+        _write_config(order, default_content(order.model_type), aspects)
+    report_state(architecture)
+    return architecture.with_attempt(order.exporter, _attempt_export(order))
 
 
-def _find_small(order: ExportOrder, tell: Tell) -> Architecture:
-    """Write the smallest config that PyTorch runs, and return what is known then."""
-    known = Architecture(order.model_type, state_before="not built", problem="it did not end")
-    tell(known)
+def _find_small_config(order: ExportOrder, report_state: ReportState) -> Architecture:
+    """Write the smallest config that PyTorch runs, and return the description of its model."""
+    unbuilt = Architecture(order.model_type, state_before="not built", problem="it did not end")
+    report_state(unbuilt)
     try:
         content = default_content(order.model_type)
     except Exception as error:
-        return replace(known, problem=f"no default config: {_words(error)}")
+        return replace(unbuilt, problem=f"no default config: {_error_line(error)}")
     refusals: list[Architecture] = []
-    for way in WAYS:
-        _write_config(order, content, way)
-        kept_large = tuple(aspect for aspect in WAYS[0] if aspect not in way)
-        tried, is_final = _try(replace(known, kept_large=kept_large), _request(order), tell)
-        if tried.is_attempted or is_final:
-            return tried
-        refusals.append(tried)
-    # The reason of the one that came farthest; of several, the smallest.
+    for aspects in WAYS:
+        _write_config(order, content, aspects)
+        kept_large = tuple(aspect for aspect in WAYS[0] if aspect not in aspects)
+        start = replace(unbuilt, kept_large=kept_large)
+        architecture, is_final = _try_config(start, _model_request(order), report_state)
+        if architecture.is_attempted or is_final:
+            return architecture
+        refusals.append(architecture)
+    # The reason of the config that came farthest; of several, that of the smallest.
     return max(refusals, key=lambda refusal: refusal.state_before == "not run")
 
 
-def _try(known: Architecture, request: ModelRequest, tell: Tell) -> tuple[Architecture, bool]:
-    """Build a model from the written config and run it once; also say whether other sizes would change nothing."""
+def _try_config(
+    architecture: Architecture, request: ModelRequest, report_state: ReportState
+) -> tuple[Architecture, bool]:
+    """Build a model from the written config and run it once; also return whether other sizes would fail alike."""
     try:
         resolved = resolve_model(request)
     except CheckpointError as error:
-        return replace(known, problem=_words(error)), isinstance(error.__cause__, ImportError)
+        return replace(architecture, problem=_error_line(error)), isinstance(error.__cause__, ImportError)
     except Exception as error:
-        return replace(known, state_before="not run", problem=_words(error)), isinstance(error, UsageError)
-    known = replace(
-        known,
+        problem = _error_line(error)
+        return replace(architecture, state_before="not run", problem=problem), isinstance(error, UsageError)
+    architecture = replace(
+        architecture,
         class_name=type(resolved.model).__name__,
         parameters=sum(parameter.numel() for parameter in resolved.model.parameters()),
         inputs=tuple(spec.name for spec in resolved.inputs),
     )
-    if known.parameters > MOST_PARAMETERS:
-        return replace(known, problem=f"too large: {known.parameters / 1e6:.0f} million parameters"), False
-    known = replace(known, state_before="not run")
-    tell(known)
+    if architecture.parameters > MOST_PARAMETERS:
+        problem = f"too large: {architecture.parameters / 1e6:.0f} million parameters"
+        return replace(architecture, problem=problem), False
+    architecture = replace(architecture, state_before="not run")
+    report_state(architecture)
     try:
-        _run(load_resolved(resolved, request))
+        _run_forward(load_resolved(resolved, request))
     except Exception as error:
-        return replace(known, problem=_words(error)), False
-    return replace(known, state_before="", problem=""), False
+        return replace(architecture, problem=_error_line(error)), False
+    return replace(architecture, state_before="", problem=""), False
 
 
-def _run(loaded: LoadedModel) -> None:
-    """Run the model in PyTorch on inputs as they will be at export."""
+def _run_forward(loaded: LoadedModel) -> None:
+    """Run the model in PyTorch on inputs of the same shapes as at export."""
     feeds = make_feeds(loaded.inputs, seed=1, sizes=loaded.trace_sizes)
     with torch.no_grad():
         loaded.model(**{name: to_torch(value) for name, value in feeds.items()}, **loaded.forward_kwargs)
 
 
-def _attempt(order: ExportOrder) -> Attempt:
+def _attempt_export(order: ExportOrder) -> Attempt:
     started = time.perf_counter()
     try:
-        attempt = _outcome(_export(order))
+        attempt = _checked_attempt(_export_model(order))
     except WinMLError as error:
-        attempt = _failure(error)
+        attempt = _failed_attempt(error)
     except Exception as error:
-        # As the command tells it: a mistake of ours.
-        attempt = Attempt(is_verified=False, problem=f"internal error: {_words(error)}", exit_code=1)
+        # The command reports it in the same words: an error of this project.
+        attempt = Attempt(is_verified=False, problem=f"internal error: {_error_line(error)}", exit_code=1)
     return replace(attempt, seconds=round(time.perf_counter() - started, 2))
 
 
-def _export(order: ExportOrder) -> ExportResult:
+def _export_model(order: ExportOrder) -> ExportResult:
     exporter = HTPExporter(WinMLExportConfig(exporter=order.exporter))
-    return exporter.export_checkpoint(_request(order), order.folder / "model.onnx", overwrite=True)
+    return exporter.export_checkpoint(_model_request(order), order.folder / "model.onnx", overwrite=True)
 
 
-def _outcome(result: ExportResult) -> Attempt:
-    """Read the written file back and say what is wrong with its tags, if anything."""
-    assert result.verification is not None  # it was asked for
-    tags = {node.path: node.tag for node in result.tree}
-    seen = set()
+def _checked_attempt(result: ExportResult) -> Attempt:
+    """Read the written file and check the tag of every node."""
+    assert result.verification is not None  # The export was asked to verify.
+    tag_of_module = {node.path: node.tag for node in result.tree}
+    tags = set()
     problems = []
     nodes = list(all_nodes(ir.load(result.model_path)))
     for node in nodes:
         tag = read_tag(node)
         if tag is None:
             problems.append(f"node {node.name} has no tag")
-        elif tags.get(tag.module) != tag.tag:
+        elif tag_of_module.get(tag.module) != tag.tag:
             problems.append(f"node {node.name}: no module {tag.module} has the tag {tag.tag}")
         else:
-            seen.add(tag.tag)
+            tags.add(tag.tag)
     worst = result.verification.worst
     return Attempt(
         is_verified=result.verification.is_verified and not problems,
@@ -171,24 +181,24 @@ def _outcome(result: ExportResult) -> Attempt:
         exit_code=1 if problems else 0,
         nodes=len(nodes),
         coverage_percent=result.coverage.percent,
-        tags=tuple(sorted(seen)),
+        tags=tuple(sorted(tags)),
         relative_diff=worst.relative_diff,
     )
 
 
-def _failure(error: WinMLError) -> Attempt:
-    place = error if isinstance(error, ExportError) else None
+def _failed_attempt(error: WinMLError) -> Attempt:
+    export_error = error if isinstance(error, ExportError) else None
     return Attempt(
         is_verified=False,
-        problem=_words(error),
+        problem=_error_line(error),
         exit_code=error.exit_code,
-        module=(place.module or "") if place else "",
-        operator=(place.operator or "") if place else "",
+        module=(export_error.module or "") if export_error else "",
+        operator=(export_error.operator or "") if export_error else "",
         step=error.step,
     )
 
 
-def _words(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     """Return an error in one line."""
     if isinstance(error, InternalError):
         return f"internal error: {error.message}"
@@ -197,13 +207,13 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def _write_config(order: ExportOrder, content: Mapping[str, Any], way: Sequence[Aspect]) -> None:
-    _config_path(order).write_text(json.dumps(shrink(content, way)), encoding="utf-8")
+def _write_config(order: ExportOrder, content: Mapping[str, Any], aspects: Sequence[Aspect]) -> None:
+    _config_path(order).write_text(json.dumps(shrink(content, aspects)), encoding="utf-8")
 
 
 def _config_path(order: ExportOrder) -> Path:
     return order.folder / "config.json"
 
 
-def _request(order: ExportOrder) -> ModelRequest:
+def _model_request(order: ExportOrder) -> ModelRequest:
     return ModelRequest(str(_config_path(order)), random_weights=True)

@@ -1,8 +1,8 @@
-"""How does work run in processes of its own that may be slow, huge, or die?
+"""Runs calls in processes of their own, with bounds on time and memory.
 
-Each call has one process, which is killed when it takes longer or more memory than it may; what it said last tells how
-far it came. Processes are forked from a server that has imported the heavy libraries once (Windows: started afresh).
-Knows nothing of what the work is.
+A call that exceeds a bound is killed; its last progress message says how far it came. Processes are forked from a
+server that has imported the heavy libraries once (Windows: each process starts from nothing). Does not know what the
+calls do.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import psutil
 
 __all__ = ["Bounds", "Call", "Ending", "run_bounded"]
 
-_LOOK_SECONDS = 0.2
-"""Chosen: how often memory and time of each process are looked at."""
-_FAREWELL_SECONDS = 5.0
-"""Chosen: a process that has sent its result only tidies up."""
+_CHECK_SECONDS = 0.2
+"""Time between two checks of memory and duration. Chosen."""
+_EXIT_SECONDS = 5.0
+"""Time a process has to exit after it has sent its result. Chosen."""
 
-Tell = Callable[[Any], None]
-Reason = Literal["returned", "time", "memory", "died"]
+ReportProgress = Callable[[Any], None]
+EndReason = Literal["returned", "time", "memory", "died"]
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one process may take."""
+    """Limits of one process."""
 
     seconds: float
     resident_bytes: int
@@ -39,75 +39,75 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Call:
-    """A function to call in a process of its own: importable, its argument and result picklable."""
+    """A function to call in a process of its own. It is importable; its argument and result are picklable."""
 
-    function: Callable[[Any, Tell], Any]
-    """Its second argument is called with anything picklable that says how far it has come."""
+    function: Callable[[Any, ReportProgress], Any]
+    """Its second argument reports progress: it is called with any picklable message."""
     argument: Any
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process ended."""
+    """How one call ended."""
 
     call: Call
-    reason: Reason
+    reason: EndReason
     result: Any
-    """What the function returned; None unless ``reason`` is ``returned``."""
-    said_last: Any
-    """What it said last; None if nothing."""
+    """The returned value; None unless ``reason`` is ``returned``."""
+    last_message: Any
+    """The last progress message; None without one."""
     seconds: float
     peak_bytes: int
-    """Largest resident memory seen."""
+    """Largest resident memory at any check."""
 
 
 @dataclass
-class _Running:
-    """One process at work."""
+class _RunningCall:
+    """One call whose process has not ended."""
 
     call: Call
     process: BaseProcess
     messages: Connection
     started: float = field(default_factory=time.monotonic)
-    said_last: Any = None
+    last_message: Any = None
     peak_bytes: int = 0
 
-    def ending(self, reason: Reason, result: Any = None) -> Ending:
-        return Ending(self.call, reason, result, self.said_last, time.monotonic() - self.started, self.peak_bytes)
+    def ending(self, reason: EndReason, result: Any = None) -> Ending:
+        return Ending(self.call, reason, result, self.last_message, time.monotonic() - self.started, self.peak_bytes)
 
 
 def run_bounded(calls: Iterable[Call], bounds: Bounds, jobs: int, preload: Iterable[str] = ()) -> Iterator[Ending]:
-    """Run calls, ``jobs`` at a time, and yield how each ended, as they end.
+    """Run calls, ``jobs`` at a time, and yield how each ended, in the order they end.
 
-    Whatever still runs is killed when the caller stops early.
+    Processes that still run are killed when the caller closes the iterator early.
 
     Args:
-        calls: What to run; taken one by one as processes become free.
-        bounds: What each may take.
+        calls: Calls to run; read one by one as processes become free.
+        bounds: Limits of each process.
         jobs: Processes at a time.
-        preload: Modules that every process finds imported.
+        preload: Modules that are imported before a process starts its call.
     """
-    context = _context(preload)
-    waiting = iter(calls)
-    running: list[_Running] = []
+    context = _process_context(preload)
+    pending_calls = iter(calls)
+    running: list[_RunningCall] = []
     try:
         while True:
-            while len(running) < jobs and (call := next(waiting, None)) is not None:
-                running.append(_start(context, call))
+            while len(running) < jobs and (call := next(pending_calls, None)) is not None:
+                running.append(_start_call(context, call))
             if not running:
                 return
-            wait([item.messages for item in running], timeout=_LOOK_SECONDS)
-            for item in list(running):
-                if ending := _look(item, bounds):
-                    running.remove(item)
-                    _end(item, may_finish=ending.reason == "returned")
+            wait([running_call.messages for running_call in running], timeout=_CHECK_SECONDS)
+            for running_call in list(running):
+                if ending := _check_call(running_call, bounds):
+                    running.remove(running_call)
+                    _end_process(running_call, may_finish=ending.reason == "returned")
                     yield ending
     finally:
-        for item in running:
-            _end(item)
+        for running_call in running:
+            _end_process(running_call)
 
 
-def _context(preload: Iterable[str]) -> BaseContext:
+def _process_context(preload: Iterable[str]) -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -115,35 +115,35 @@ def _context(preload: Iterable[str]) -> BaseContext:
     return context
 
 
-def _start(context: BaseContext, call: Call) -> _Running:
-    ours, theirs = context.Pipe(duplex=False)
-    process: BaseProcess = context.Process(target=_work, args=(theirs, call), daemon=True)  # type: ignore[attr-defined]
+def _start_call(context: BaseContext, call: Call) -> _RunningCall:
+    receiver, sender = context.Pipe(duplex=False)
+    process: BaseProcess = context.Process(target=_run_call, args=(sender, call), daemon=True)  # type: ignore[attr-defined]
     process.start()
-    theirs.close()
-    return _Running(call, process, ours)
+    sender.close()
+    return _RunningCall(call, process, receiver)
 
 
-def _work(messages: Connection, call: Call) -> None:
-    """Run in the process: call the function and send what it says and returns."""
-    result = call.function(call.argument, lambda words: messages.send(("said", words)))
+def _run_call(messages: Connection, call: Call) -> None:
+    """Call the function inside the process; send its progress messages and its result."""
+    result = call.function(call.argument, lambda message: messages.send(("progress", message)))
     messages.send(("result", result))
 
 
-def _look(item: _Running, bounds: Bounds) -> Ending | None:
-    """Read what a process sent and what it takes; return how it ended, or None while it may go on."""
+def _check_call(running_call: _RunningCall, bounds: Bounds) -> Ending | None:
+    """Read the messages and the memory of a process; return how the call ended, or None while it may go on."""
     try:
-        while item.messages.poll():
-            kind, value = item.messages.recv()
+        while running_call.messages.poll():
+            kind, value = running_call.messages.recv()
             if kind == "result":
-                return item.ending("returned", value)
-            item.said_last = value
-    except (EOFError, OSError):  # the latter half-way through a message
-        return item.ending("died")
-    item.peak_bytes = max(item.peak_bytes, _resident_bytes(item.process.pid))
-    if item.peak_bytes > bounds.resident_bytes:
-        return item.ending("memory")
-    if time.monotonic() - item.started > bounds.seconds:
-        return item.ending("time")
+                return running_call.ending("returned", value)
+            running_call.last_message = value
+    except (EOFError, OSError):  # OSError: the process died while it sent a message
+        return running_call.ending("died")
+    running_call.peak_bytes = max(running_call.peak_bytes, _resident_bytes(running_call.process.pid))
+    if running_call.peak_bytes > bounds.resident_bytes:
+        return running_call.ending("memory")
+    if time.monotonic() - running_call.started > bounds.seconds:
+        return running_call.ending("time")
     return None
 
 
@@ -151,12 +151,12 @@ def _resident_bytes(pid: int | None) -> int:
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
-        return 0  # it has just ended; its last message says how
+        return 0  # The process has just ended; its last message is read at the next check.
 
 
-def _end(item: _Running, *, may_finish: bool = False) -> None:
+def _end_process(running_call: _RunningCall, *, may_finish: bool = False) -> None:
     if may_finish:
-        item.process.join(_FAREWELL_SECONDS)
-    item.process.kill()
-    item.process.join()
-    item.messages.close()
+        running_call.process.join(_EXIT_SECONDS)
+    running_call.process.kill()
+    running_call.process.join()
+    running_call.messages.close()

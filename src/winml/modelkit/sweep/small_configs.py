@@ -1,8 +1,8 @@
-"""How does the default config of any model type become a small one that still makes sense?
+"""Makes a small config from the default config of any model type.
 
-Goes by the names of the values and by how they depend on each other, never by the name of a model. Widths are divided
-by one factor everywhere, so that what had to be equal stays equal; of a stack of layers one of each kind stays. Not
-every class can be cut in every way: :data:`WAYS` lists what to try, the smallest first. Builds nothing.
+The rules use the names of the values and the relations between them, never the name of a model. All widths are divided
+by one factor, so that equal widths stay equal; one layer of each kind stays. No rule fits every class, so :data:`WAYS`
+lists the combinations to try, the smallest first. Builds no model.
 """
 
 from __future__ import annotations
@@ -20,42 +20,43 @@ Aspect = Literal["width", "heads", "head size", "depth", "image", "tokens", "gap
 
 WAYS: tuple[tuple[Aspect, ...], ...] = (
     ("width", "heads", "head size", "depth", "image", "tokens", "gaps"),
-    # Positions of image patches are sometimes written down a second time, under a name of their own.
+    # Some configs repeat the positions of image patches under another name, so the image stays large.
     ("width", "heads", "head size", "depth", "tokens", "gaps"),
-    # The number of heads may be fixed by the code; then each gets narrower.
+    # The code may fix the number of heads; then each head gets narrower.
     ("width", "head size", "depth", "tokens", "gaps"),
     ("width", "heads", "head size", "image", "tokens", "gaps"),
-    # What is said of single dimensions of a head may stand in the code; then there are fewer of the same size.
+    # The code may fix the dimensions of a head; then there are fewer heads of the same size.
     ("width", "heads", "depth", "image", "tokens", "gaps"),
     ("depth", "image", "tokens", "gaps"),
-    # Some defaults leave out what every checkpoint has, and make no model as they are.
+    # Some default configs build no model, because they leave out values that every checkpoint has ("gaps").
     ("width", "heads", "head size", "depth", "image", "tokens"),
     ("width", "heads", "head size", "tokens", "gaps"),
     ("depth", "tokens", "gaps"),
     ("tokens", "gaps"),
     ("gaps",),
 )
-"""What is made small, or left open, in each try, the smallest model first. The last is the default config itself."""
+"""Aspects that are made small in each try, the smallest model first; with ``gaps``, missing values stay missing. The
+last one is the default config itself."""
 
 WIDTH_DIVISOR = 8
-"""Chosen: of 768 units in 12 heads it leaves 96 in 3, of 4096 in 32 heads 512 in 4."""
+"""Chosen: 768 units in 12 heads become 96 in 3, 4096 in 32 heads become 512 in 4."""
 SMALLEST_WIDTH = 16
-"""Chosen: smaller numbers are counts of something else, such as image channels or states."""
+"""Chosen: smaller numbers are other counts, such as image channels or states."""
 MOST_LAYERS = 4
 MOST_VOCABULARY = 512
 MOST_POSITIONS = 64
 MOST_POSITIONS_OF_PARTS = 4096
-"""Chosen: an image or a recording takes places, a thousand in some, alone or in front of the text."""
+"""Chosen: an image or a recording takes positions, up to a thousand, alone or before the text."""
 MOST_QUERIES = 16
-"""Chosen: as many things are looked for in an image, and a small one has few places for them."""
+"""Chosen: object queries of a detector; a small image has few positions for them."""
 MOST_EXPERTS = 8
-"""Chosen: some are not chosen by the traced inputs, so that a loop over those that were shows."""
+"""Chosen: the traced inputs leave some experts unused, which reveals a graph that has only the used ones."""
 MOST_WINDOW = 16
-"""Chosen: shorter than the sequence, so that a window that is forgotten shows."""
+"""Chosen: shorter than the sequence, which reveals a graph without the window."""
 IMAGE_PATCHES = 4
 """Chosen: patches per edge of a small image."""
 SMALL_IMAGE = 64
-"""Chosen: pixels per edge where patches are small or none: five halvings leave two."""
+"""Chosen: pixels per edge where patches are small or absent; two are left after five halvings."""
 COARSE_PATCH = 8
 
 _LAYER_COUNT = re.compile(r"^(n_?layers?|depth|layers|(\w+_)?num_(\w+_)?layers|(en|de)coder_layers|\w+_layers)$")
@@ -67,7 +68,7 @@ _BLOCKS_PER_STAGE = re.compile(
     r"^(depths|num_blocks|blocks_per_stage|stage_num\w*|\w*block_repeats|layers|num_layers)$"
 )
 _STAGES = ("stage_names", "out_features", "out_indices", "_out_features", "_out_indices")
-"""Names that follow from the number of layers, where each layer counts as a stage."""
+"""Names derived from the number of layers, where each layer counts as a stage."""
 
 _HEADS = re.compile(r"(^|_)(heads(_per_\w+)?|n_head)$")
 _PER_HEAD = re.compile(
@@ -83,7 +84,7 @@ _NO_WIDTH = re.compile(
     r"|in_chans|spectrogram|cluster|flow_size|base_channels|pos_emb_"
 )
 _MEL_WIDTH = re.compile(r"in_dim$|in_channels$")
-"""Widths of what a spectrogram goes into."""
+"""Widths of layers that read a spectrogram."""
 _WIDTH = re.compile(
     r"(_sizes?|_dims?|_channels?|_rank|_width|_units|_features)$|^(dim|dims|d_model|d_ff|dff|d_inner|dim_ff|n_embd"
     r"|n_inner|units|width|emb_dim|channels)$"
@@ -102,7 +103,7 @@ _IMAGE_TOKENS = re.compile(r"^(mm_tokens_per_image|num_image_tokens|image_seq_le
 _IMAGE_SIZES = re.compile(r"^(image_size|img_size|input_size|pretrain_image_size)$")
 
 
-_LEFT_OUT: dict[str, int] = {
+_CHECKPOINT_VALUES: dict[str, int] = {
     "vocab_size": MOST_VOCABULARY,
     "n_routed_experts": MOST_EXPERTS,
     "n_shared_experts": 1,
@@ -118,10 +119,10 @@ _LAYER_KINDS = {"layer_types": "full_attention", "mlp_layer_types": "sparse"}
 
 
 def default_content(model_type: str) -> dict[str, Any]:
-    """Return what ``config.json`` of a model type holds where nothing is set.
+    """Return the content of ``config.json`` of a model type with default values.
 
     Raises:
-        Exception: whatever the config class raises when it is made without arguments.
+        Exception: any error of the config class without arguments.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -130,58 +131,64 @@ def default_content(model_type: str) -> dict[str, Any]:
 
 
 def shrink(content: Mapping[str, Any], aspects: Sequence[Aspect]) -> dict[str, Any]:
-    """Return a smaller config; ``content`` is left as it is.
+    """Return a smaller copy of a config.
 
     Args:
-        content: A config as JSON, sub-configs within it.
-        aspects: What to make small.
+        content: A config as JSON, with its sub-configs.
+        aspects: The aspects to make small.
     """
-    complete = content if "gaps" in aspects else _filled(content)
-    return _shrink(complete, aspects, _Whole.of(complete))
+    complete = content if "gaps" in aspects else _fill_gaps(content)
+    return _shrink_config(complete, aspects, _ConfigFacts.read_from(complete))
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """What has to be known of all parts to cut one of them."""
+class _ConfigFacts:
+    """Facts of a whole config that its sub-configs need when they are cut."""
 
-    places: Mapping[int, int]
-    """Token beyond the small vocabularies → where it goes; the same in every part."""
-    has_parts: bool
-    """Whether there are sub-configs: something else then takes a place among the tokens."""
+    replaced_tokens: Mapping[int, int]
+    """Token beyond the small vocabularies → token within them; the same in every sub-config."""
+    has_sub_configs: bool
+    """Whether there are sub-configs: images or audio then take positions among the tokens."""
     mel_bins: frozenset[int]
     """Numbers of audio features per frame."""
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> _Whole:
-        """Look through a config and those within it."""
-        parts = list(_parts(content))
+    def read_from(cls, content: Mapping[str, Any]) -> _ConfigFacts:
+        """Read a config and its sub-configs."""
+        configs = list(_nested_configs(content))
         tokens = {
-            number for part in parts for key, value in part.items() if _TOKEN.search(key) for number in _numbers(value)
+            token
+            for config in configs
+            for key, value in config.items()
+            if _TOKEN.search(key)
+            for token in _counts_in(value)
         }
-        beyond = sorted(token for token in tokens if token >= MOST_VOCABULARY)
-        places = {token: MOST_VOCABULARY - 1 - position for position, token in enumerate(beyond)}
-        bins = (number for part in parts for number in _numbers(part.get("num_mel_bins")))
-        return cls(places, len(parts) > 1, frozenset(bins))
+        large_tokens = sorted(token for token in tokens if token >= MOST_VOCABULARY)
+        replaced_tokens = {token: MOST_VOCABULARY - 1 - position for position, token in enumerate(large_tokens)}
+        mel_bins = (number for config in configs for number in _counts_in(config.get("num_mel_bins")))
+        return cls(replaced_tokens, len(configs) > 1, frozenset(mel_bins))
 
 
-def _parts(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a config and all configs within it."""
+def _nested_configs(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a config and all its sub-configs."""
     yield content
     for value in content.values():
         if _is_config(value):
-            yield from _parts(value)
+            yield from _nested_configs(value)
 
 
-def _shrink(content: Mapping[str, Any], aspects: Sequence[Aspect], whole: _Whole) -> dict[str, Any]:
-    smaller = {key: _shrink(value, aspects, whole) if _is_config(value) else value for key, value in content.items()}
+def _shrink_config(content: Mapping[str, Any], aspects: Sequence[Aspect], facts: _ConfigFacts) -> dict[str, Any]:
+    smaller = {
+        key: _shrink_config(value, aspects, facts) if _is_config(value) else value for key, value in content.items()
+    }
     if "depth" in aspects:
         smaller = _cut_depth(smaller)
     if "width" in aspects:
-        smaller = _cut_width(smaller, aspects, whole)
+        smaller = _cut_width(smaller, aspects, facts)
     if "image" in aspects:
         smaller = _cut_image(smaller)
     if "tokens" in aspects:
-        smaller = _cut_tokens(smaller, whole)
+        smaller = _cut_tokens(smaller, facts)
     return smaller
 
 
@@ -189,40 +196,49 @@ def _is_config(value: Any) -> bool:
     return isinstance(value, dict) and "model_type" in value
 
 
-def _filled(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the numbers that some defaults leave to the checkpoint, which always has them."""
-    whole = {key: _filled(value) if _is_config(value) else value for key, value in content.items()}
+def _fill_gaps(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with the values that some default configs leave out and every checkpoint has."""
+    complete: dict[str, Any] = {
+        key: _fill_gaps(value) if _is_config(value) else value for key, value in content.items()
+    }
     heads, width = content.get("num_attention_heads"), content.get("hidden_size")
     if isinstance(heads, int) and isinstance(width, int):
         if width % heads:
             heads = max(count for count in range(1, heads) if width % count == 0)
-            whole["num_attention_heads"] = heads
-        _fill(whole, "head_dim", width // heads)
-        _fill(whole, "moe_intermediate_size", content.get("intermediate_size"))
-        whole.setdefault("num_key_value_heads", heads)
+            complete["num_attention_heads"] = heads
+        _set_if_none(complete, "head_dim", width // heads)
+        _set_if_none(complete, "moe_intermediate_size", content.get("intermediate_size"))
+        complete.setdefault("num_key_value_heads", heads)
+        head_size: int = complete.get("head_dim") or width // heads
+        _fill_rotary_sections(complete, content.get("rope_parameters"), head_size)
     depth = content.get("num_hidden_layers")
     if isinstance(depth, int):
         for key, kind in _LAYER_KINDS.items():
-            _fill(whole, key, [kind] * depth)
+            _set_if_none(complete, key, [kind] * depth)
     text = content.get("text_config")
     if isinstance(text, dict) and "hidden_size" in text:
-        # What takes a place among the tokens is as wide as they are.
-        for part in (whole, whole.get("vision_config") or {}):
-            for key in ("out_hidden_size", "hidden_size"):
-                if key in part and (key == "out_hidden_size" or part is whole or "embed_dim" in part):
-                    part[key] = text["hidden_size"]
-    rotary = content.get("rope_parameters")
-    if isinstance(rotary, dict) and "rope_theta" in rotary and isinstance(heads, int) and isinstance(width, int):
-        size = whole.get("head_dim") or width // heads
-        quarter = int(size * rotary.get("partial_rotary_factor", 1.0)) // 8
-        # Time, height and width, as the checkpoints divide a head among them.
-        whole["rope_parameters"] = {"mrope_section": [quarter, 3 * quarter // 2, 3 * quarter // 2], **rotary}
-    for key, value in _LEFT_OUT.items():
-        _fill(whole, key, value)
-    return whole
+        _fill_text_width(complete, text["hidden_size"])
+    for key, value in _CHECKPOINT_VALUES.items():
+        _set_if_none(complete, key, value)
+    return complete
 
 
-def _fill(content: dict[str, Any], key: str, value: Any) -> None:
+def _fill_text_width(config: dict[str, Any], text_width: Any) -> None:
+    """Give the embeddings that stand among the text tokens the width of the text, in place."""
+    for part in (config, config.get("vision_config") or {}):
+        for key in ("out_hidden_size", "hidden_size"):
+            if key in part and (key == "out_hidden_size" or part is config or "embed_dim" in part):
+                part[key] = text_width
+
+
+def _fill_rotary_sections(config: dict[str, Any], rotary: Any, head_size: int) -> None:
+    """Divide the rotary dimensions of a head among time, height and width as the checkpoints do, in place."""
+    if isinstance(rotary, dict) and "rope_theta" in rotary:
+        quarter = int(head_size * rotary.get("partial_rotary_factor", 1.0)) // 8
+        config["rope_parameters"] = {"mrope_section": [quarter, 3 * quarter // 2, 3 * quarter // 2], **rotary}
+
+
+def _set_if_none(content: dict[str, Any], key: str, value: Any) -> None:
     if key in content and content[key] is None:
         content[key] = value
 
@@ -241,9 +257,13 @@ def _cut_depth(content: dict[str, Any]) -> dict[str, Any]:
     }
     smaller = dict(content)
     for depth in sorted(set(counts.values())):
-        kept = _layers_to_keep(content, depth)
-        smaller |= {key: len(kept) for key, value in counts.items() if value == depth}
-        smaller |= {key: _of_layers(key, value, depth, kept) for key, value in content.items() if key not in counts}
+        kept_layers = _layers_to_keep(content, depth)
+        smaller |= {key: len(kept_layers) for key, value in counts.items() if value == depth}
+        smaller |= {
+            key: _cut_layer_setting(key, value, depth, kept_layers)
+            for key, value in content.items()
+            if key not in counts
+        }
     if counts:
         smaller = {key: value for key, value in smaller.items() if key not in _STAGES}
     for key, value in content.items():
@@ -253,19 +273,20 @@ def _cut_depth(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _layers_to_keep(content: Mapping[str, Any], depth: int) -> list[int]:
-    """Return the first layer of each kind; a kind is what everything said per layer says of it."""
-    kinds: dict[tuple[Any, ...], int] = {}
+    """Return the first layer of each kind, at least two layers; layers of one kind have equal settings."""
+    first_of_kind: dict[tuple[str, ...], int] = {}
     for layer in range(depth):
-        kinds.setdefault(tuple(_said_of_layer(content, depth, layer)), layer)
-    kept = set(list(kinds.values())[:MOST_LAYERS])
-    return sorted(kept | set(range(depth)[:2])) if len(kept) < 2 else sorted(kept)
+        first_of_kind.setdefault(tuple(_layer_settings(content, depth, layer)), layer)
+    kept_layers = set(list(first_of_kind.values())[:MOST_LAYERS])
+    return sorted(kept_layers | set(range(depth)[:2])) if len(kept_layers) < 2 else sorted(kept_layers)
 
 
-def _said_of_layer(content: Mapping[str, Any], depth: int, layer: int) -> Iterator[str]:
+def _layer_settings(content: Mapping[str, Any], depth: int, layer: int) -> Iterator[str]:
+    """Yield the settings of one layer, from all values that differ from layer to layer."""
     for key, value in content.items():
-        if _is_per_layer(value, depth):
+        if _is_list_per_layer(value, depth):
             yield repr(value[layer])
-        elif _is_by_layer(value, depth):
+        elif _is_object_by_layer(value, depth):
             yield repr({int(key): item for key, item in value.items()}.get(layer))
         elif _is_indices(key, value, depth):
             yield repr(layer in value)
@@ -275,27 +296,27 @@ def _said_of_layer(content: Mapping[str, Any], depth: int, layer: int) -> Iterat
             yield repr(layer >= depth - value)
 
 
-def _of_layers(key: str, value: Any, depth: int, kept: Sequence[int]) -> Any:
-    """Return a value that speaks of ``depth`` layers as it speaks of those that are kept."""
-    if _is_per_layer(value, depth):
-        return [value[layer] for layer in kept]
-    if _is_by_layer(value, depth):
-        return {str(kept.index(int(key))): item for key, item in value.items() if int(key) in kept}
+def _cut_layer_setting(key: str, value: Any, depth: int, kept_layers: Sequence[int]) -> Any:
+    """Return the setting of ``depth`` layers, reduced to the kept layers; any other value is returned as it is."""
+    if _is_list_per_layer(value, depth):
+        return [value[layer] for layer in kept_layers]
+    if _is_object_by_layer(value, depth):
+        return {str(kept_layers.index(int(key))): item for key, item in value.items() if int(key) in kept_layers}
     if _is_indices(key, value, depth):
-        return [kept.index(layer) for layer in value if layer in kept]
+        return [kept_layers.index(layer) for layer in value if layer in kept_layers]
     if _FIRST_LAYERS.search(key) and _is_count(value) and value <= depth:
-        return sum(layer < value for layer in kept)
+        return sum(layer < value for layer in kept_layers)
     if _LAST_LAYERS.search(key) and _is_count(value):
-        return sum(layer >= depth - value for layer in kept)
+        return sum(layer >= depth - value for layer in kept_layers)
     return value
 
 
-def _is_per_layer(value: Any, depth: int) -> bool:
+def _is_list_per_layer(value: Any, depth: int) -> bool:
     return isinstance(value, list) and len(value) == depth and not any(isinstance(item, dict) for item in value)
 
 
-def _is_by_layer(value: Any, depth: int) -> bool:
-    """Say whether a value is an object of settings for some layers, with their numbers (``05``, too) as keys."""
+def _is_object_by_layer(value: Any, depth: int) -> bool:
+    """Return whether a value is an object of layer settings, with layer numbers (also ``05``) as keys."""
     if not isinstance(value, dict) or not value:
         return False
     return all(key.isdecimal() and int(key) < depth and isinstance(item, dict) for key, item in value.items())
@@ -305,30 +326,30 @@ def _is_indices(key: str, value: Any, depth: int) -> bool:
     return bool(_LAYER_INDICES.search(key)) and _is_counts(value) and value == sorted(set(value)) and value[-1] < depth
 
 
-def _cut_width(content: dict[str, Any], aspects: Sequence[Aspect], whole: _Whole) -> dict[str, Any]:
-    """Divide widths by :data:`WIDTH_DIVISOR`: in part by fewer heads, in part by narrower ones."""
-    heads = [number for key, value in _named_values(content) if _is_heads(key) for number in _numbers(value)]
+def _cut_width(content: dict[str, Any], aspects: Sequence[Aspect], facts: _ConfigFacts) -> dict[str, Any]:
+    """Divide widths by :data:`WIDTH_DIVISOR`, partly with fewer heads and partly with narrower ones."""
+    head_counts = [number for key, value in _named_values(content) if _is_heads(key) for number in _counts_in(value)]
     if "head size" not in aspects:
-        heads = [number for number in heads if number >= WIDTH_DIVISOR]
-    fewer = math.gcd(WIDTH_DIVISOR, *heads) if heads and "heads" in aspects else 1
-    divisor = WIDTH_DIVISOR if "head size" in aspects or not heads else fewer
-    narrower = divisor // fewer
+        head_counts = [count for count in head_counts if count >= WIDTH_DIVISOR]
+    head_count_divisor = math.gcd(WIDTH_DIVISOR, *head_counts) if head_counts and "heads" in aspects else 1
+    width_divisor = WIDTH_DIVISOR if "head size" in aspects or not head_counts else head_count_divisor
+    head_size_divisor = width_divisor // head_count_divisor
 
     def cut(key: str, value: Any) -> Any:
         if _PER_HEAD.search(key):
-            return _each(value, lambda width: max(width // narrower, min(width, 1)))
+            return _map_counts(value, lambda width: max(width // head_size_divisor, min(width, 1)))
         if _is_heads(key):
-            return _each(value, lambda count: max(count // fewer, 1))
+            return _map_counts(value, lambda count: max(count // head_count_divisor, 1))
         if _EXPERTS.search(key):
-            return _each(value, lambda count: min(count, MOST_EXPERTS))
+            return _map_counts(value, lambda count: min(count, MOST_EXPERTS))
         if _EXPERTS_CHOSEN.search(key):
-            return _each(value, lambda count: min(count, 2))
+            return _map_counts(value, lambda count: min(count, 2))
         if key in _EXPERT_GROUPS:
-            return _each(value, lambda count: min(count, _EXPERT_GROUPS[key]))
-        if _MEL_WIDTH.search(key) and _is_count(value) and value in whole.mel_bins:
+            return _map_counts(value, lambda count: min(count, _EXPERT_GROUPS[key]))
+        if _MEL_WIDTH.search(key) and _is_count(value) and value in facts.mel_bins:
             return value
         if _is_width(key):
-            return _each(value, lambda width: width if width < SMALLEST_WIDTH else -(-width // divisor))
+            return _map_counts(value, lambda width: width if width < SMALLEST_WIDTH else -(-width // width_divisor))
         if isinstance(value, dict) and not _is_config(value):
             return {name: cut(name, inner) for name, inner in value.items()}
         return value
@@ -337,7 +358,7 @@ def _cut_width(content: dict[str, Any], aspects: Sequence[Aspect], whole: _Whole
 
 
 def _named_values(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a config with their keys, those in plain objects included, those of sub-configs not."""
+    """Yield the keys and values of a config, with those of plain objects and without those of sub-configs."""
     for key, value in content.items():
         if isinstance(value, dict) and not _is_config(value):
             yield from _named_values(value)
@@ -356,52 +377,53 @@ def _is_width(key: str) -> bool:
 
 
 def _cut_image(content: dict[str, Any]) -> dict[str, Any]:
-    patch = max(_numbers(content.get("patch_size")), default=0)
+    patch = max(_counts_in(content.get("patch_size")), default=0)
     edge = IMAGE_PATCHES * patch if patch >= COARSE_PATCH else SMALL_IMAGE
 
     def cut(key: str, value: Any) -> Any:
         if _IMAGE_SIZES.search(key):
-            return _each(value, lambda size: min(size, edge))
+            return _map_counts(value, lambda size: min(size, edge))
         if _IMAGE_TOKENS.search(key):
-            return _each(value, lambda count: min(count, IMAGE_PATCHES**2))
+            return _map_counts(value, lambda count: min(count, IMAGE_PATCHES**2))
         return value
 
     return {key: cut(key, value) for key, value in content.items()}
 
 
-def _cut_tokens(content: dict[str, Any], whole: _Whole) -> dict[str, Any]:
-    """Shorten vocabularies and sequences; a token beyond a vocabulary becomes another one within it."""
+def _cut_tokens(content: dict[str, Any], facts: _ConfigFacts) -> dict[str, Any]:
+    """Shorten vocabularies and sequences; a token beyond the vocabulary is replaced by one within it."""
     has_vocabulary = any(_VOCABULARY.search(key) for key in content)
-    positions = MOST_POSITIONS if has_vocabulary and not whole.has_parts else MOST_POSITIONS_OF_PARTS
+    positions = MOST_POSITIONS if has_vocabulary and not facts.has_sub_configs else MOST_POSITIONS_OF_PARTS
 
     def cut(key: str, value: Any) -> Any:
         if _TOKEN.search(key):
-            return _each(value, lambda token: whole.places.get(token, token))
+            return _map_counts(value, lambda token: facts.replaced_tokens.get(token, token))
         if _VOCABULARY.search(key):
-            return _each(value, lambda size: min(size, MOST_VOCABULARY))
+            return _map_counts(value, lambda size: min(size, MOST_VOCABULARY))
         if _POSITIONS.search(key):
-            return _each(value, lambda count: min(count, positions))
+            return _map_counts(value, lambda count: min(count, positions))
         if _QUERIES.search(key):
-            return _each(value, lambda count: min(count, MOST_QUERIES))
+            return _map_counts(value, lambda count: min(count, MOST_QUERIES))
         if _WINDOWS.search(key):
-            return _each(value, lambda size: min(size, MOST_WINDOW))
+            return _map_counts(value, lambda size: min(size, MOST_WINDOW))
         return value
 
     return {key: cut(key, value) for key, value in content.items()}
 
 
-def _each(value: Any, change: Any) -> Any:
-    """Apply ``change`` to a number, or to every number in a list of lists; anything else stays."""
+def _map_counts(value: Any, change: Any) -> Any:
+    """Apply ``change`` to a count, or to every count in nested lists; any other value stays."""
     if _is_count(value):
         return change(value)
     if isinstance(value, (list, tuple)):
-        return [_each(item, change) for item in value]
+        return [_map_counts(item, change) for item in value]
     return value
 
 
-def _numbers(value: Any) -> list[int]:
+def _counts_in(value: Any) -> list[int]:
+    """Return a count, or all counts in nested lists."""
     if isinstance(value, (list, tuple)):
-        return [number for item in value for number in _numbers(item)]
+        return [number for item in value for number in _counts_in(item)]
     return [value] if _is_count(value) else []
 
 

@@ -18,8 +18,8 @@ from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import FoundModel
-    from winml.modelkit.flows.modules.profile import ProfiledModules
     from winml.modelkit.measure.latency import LatencyOptions
+    from winml.modelkit.results.profiled_modules import ProfiledModules
     from winml.modelkit.runtime.opened_model import RunOptions
 
 __all__ = ["by_module_options", "check_by_module", "show_by_module"]
@@ -128,18 +128,21 @@ def show_by_module(
     print_perf(measured.result, console)
     console.print()
     is_grouped = options["group"] == "class"
-    print_module_times(measured.profile, console, depth=options["depth"], top=options["top"], group=is_grouped)
+    print_module_times(measured.profile, console, depth=options["depth"], top=options["top"], by_class=is_grouped)
     for path in written:
         console.print(f"[bold]wrote[/bold]         {path}", highlight=False, markup=True)
 
 
 def _write_files(measured: ProfiledModules, options: Mapping[str, Any]) -> list[Path]:
     from winml.modelkit.graph.files.output_files import OutputFiles
+    from winml.modelkit.report.chrome_trace import chrome_trace_json
+    from winml.modelkit.report.model_explorer import node_data_json
+    from winml.modelkit.report.module_page import profile_page
 
-    writers = {"report": measured.page, "node_data": measured.node_data, "trace": measured.trace}
+    renderers = {"report": profile_page, "node_data": node_data_json, "trace": chrome_trace_json}
     with OutputFiles() as files:
-        for name, text in writers.items():
+        for name, render in renderers.items():
             if options[name]:
-                files.stage(options[name]).write_text(text(), encoding="utf-8")
+                files.stage(options[name]).write_text(render(measured), encoding="utf-8")
         files.commit(overwrite=options["overwrite"])
     return [options[name] for name in FILES if options[name]]

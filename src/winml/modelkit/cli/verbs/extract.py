@@ -82,7 +82,7 @@ def command(context: click.Context, /, **options: Any) -> None:
         print_json({"folder": str(result.folder), **result.as_record()})
     elif not options["quiet"]:
         from winml.modelkit.report.console import console_for
-        from winml.modelkit.results.extract_result import extract_lines
+        from winml.modelkit.report.extract import extract_lines
 
         console = console_for(sys.stdout)
         for name, value in extract_lines(result):

@@ -14,8 +14,8 @@ from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_optio
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from winml.modelkit.flows.retag import RetaggedModel
     from winml.modelkit.hierarchy.carry.carrying import Way
+    from winml.modelkit.results.retag_result import RetaggedModel
 
 __all__ = ["command"]
 

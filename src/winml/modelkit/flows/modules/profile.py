@@ -6,13 +6,11 @@ written by the same session, and ``hierarchy`` brings the tags over. Works on ON
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -26,61 +24,13 @@ from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
 from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
 from winml.modelkit.measure.latency import LatencyOptions, measure_latency
 from winml.modelkit.measure.module_profile import ModuleProfile, charge_modules
-from winml.modelkit.report.chrome_trace import chrome_trace_record
-from winml.modelkit.report.model_explorer import node_data_record
-from winml.modelkit.report.module_page import module_page
-from winml.modelkit.report.module_times import module_times_record
 from winml.modelkit.results.perf_result import MemoryUse, PerfResult, perf_result
+from winml.modelkit.results.profiled_modules import ProfiledModules
 from winml.modelkit.runtime.kernel_times import RunProfile, read_profile
 from winml.modelkit.runtime.memory import resident_bytes
 from winml.modelkit.runtime.opened_model import RunOptions, prepared_model
 
-__all__ = ["ProfiledModules", "profile_modules"]
-
-
-@dataclass(frozen=True)
-class ProfiledModules:
-    """Where the time of a file goes, and how that is known."""
-
-    result: PerfResult
-    """The whole model, measured with profiling on."""
-    profile: ModuleProfile
-    tree_source: str
-    """What the modules were read from: ``winml tags``, or what else the file had."""
-    carried: CarryReport
-    """How the nodes as executed came to their modules."""
-    graph_name: str
-    node_ms: Mapping[str, float]
-    """Time per run charged to the nodes of the file itself, for tools that show the file."""
-
-    def as_record(self, depth: int | None = None) -> dict[str, Any]:
-        """Return the JSON of ``winml perf --by-module``.
-
-        Args:
-            depth: Levels of the module tree to list. None: all.
-        """
-        times = module_times_record(self.profile, depth=depth)
-        carried = {"tree_source": self.tree_source, "nodes_by_way": dict(self.carried.by_way)}
-        return {**self.result.as_record(), "by_module": {**times, **carried}}
-
-    def page(self) -> str:
-        """Return an HTML page with chart and tables, for a browser without a network."""
-        result = self.result
-        facts = {
-            "runs on": f"{result.provider.provider.name}, ONNX Runtime {result.onnxruntime_version}",
-            "inputs": ", ".join(f"{name} {list(shape)}" for name, shape in result.measured_shapes.items()),
-            "modules from": self.tree_source,
-            "made by": f"winml {result.tool_version}",
-        }
-        return module_page(self.profile, title=Path(result.model).name, facts=facts)
-
-    def node_data(self) -> str:
-        """Return node data for Model Explorer, as JSON text."""
-        return json.dumps(node_data_record(self.graph_name, self.node_ms), ensure_ascii=False)
-
-    def trace(self) -> str:
-        """Return a Chrome trace with module frames, as JSON text."""
-        return json.dumps(chrome_trace_record(self.profile), ensure_ascii=False)
+__all__ = ["profile_modules"]
 
 
 def profile_modules(

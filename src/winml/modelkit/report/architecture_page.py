@@ -1,6 +1,6 @@
-"""How is an evaluation shown to people? One HTML page that needs nothing but itself.
+"""Renders an evaluation of architectures as one self-contained HTML page.
 
-Columns sort by a click; the reasons of failures stand in the rows. Reads records, decides nothing.
+A click on a column head sorts the table; each row shows the reason of its failure. Computes no result.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from winml.modelkit.sweep.evaluation_records import EXPORTERS, Architecture, Attempt, Evaluation, count_states
+from winml.modelkit.results.architecture_evaluation import EXPORTERS, Architecture, Attempt, Evaluation, count_states
 
 __all__ = ["results_page"]
 
@@ -45,21 +45,21 @@ for (const [column, head] of document.querySelectorAll("th").entries())
 def results_page(evaluation: Evaluation) -> str:
     """Return the page."""
     architectures = sorted(evaluation.architectures.values(), key=lambda item: item.model_type)
-    asked = [name for name in EXPORTERS if any(name in item.attempts for item in architectures)]
-    heads = ["model type", "class", "parameters", "kept large"]
-    for name in asked:
-        heads += [name, f"{name}: made by", "nodes", "tags", "relative difference", "seconds", "peak MB"]
-    heads += ["tags", "reason"]
+    requested = [name for name in EXPORTERS if any(name in item.attempts for item in architectures)]
+    column_heads = ["model type", "class", "parameters", "kept large"]
+    for name in requested:
+        column_heads += [name, f"{name}: made by", "nodes", "tags", "relative difference", "seconds", "peak MB"]
+    column_heads += ["tags", "reason"]
     versions = ", ".join(f"{escape(name)} {escape(version)}" for name, version in evaluation.versions.items())
     return "".join(
         [
             _HEAD,
             f"<h1>{len(architectures)} architectures</h1>\n<p>{versions}</p>\n<ul>\n",
-            *(f"<li>{name}: {_counts(architectures, name)}</li>\n" for name in asked),
+            *(f"<li>{name}: {_state_counts(architectures, name)}</li>\n" for name in requested),
             "</ul>\n<table>\n<thead><tr>",
-            *(f"<th>{escape(head)}</th>" for head in heads),
+            *(f"<th>{escape(head)}</th>" for head in column_heads),
             "</tr></thead>\n<tbody>\n",
-            *(_row(item, asked) for item in architectures),
+            *(_architecture_row(item, requested) for item in architectures),
             "</tbody>\n</table>\n",
             _SORT,
             "</html>\n",
@@ -67,39 +67,43 @@ def results_page(evaluation: Evaluation) -> str:
     )
 
 
-def _counts(architectures: list[Architecture], exporter: str) -> str:
+def _state_counts(architectures: list[Architecture], exporter: str) -> str:
     counts = count_states(architectures, exporter)
     return ", ".join(f"{count} {state}" for state, count in counts.most_common())
 
 
-def _row(item: Architecture, asked: Sequence[str]) -> str:
-    cells = [_text(item.model_type), _text(item.class_name), _number(f"{item.parameters}" if item.parameters else "")]
-    cells.append(_text(", ".join(item.kept_large)))
-    for name in asked:
+def _architecture_row(item: Architecture, requested: Sequence[str]) -> str:
+    cells = [
+        _text_cell(item.model_type),
+        _text_cell(item.class_name),
+        _number_cell(f"{item.parameters}" if item.parameters else ""),
+    ]
+    cells.append(_text_cell(", ".join(item.kept_large)))
+    for name in requested:
         state = item.state(name) or ""
         style = "not" if state.startswith("not") else state
         cells.append(f'<td class="{style}">{escape(state)}</td>')
-        cells += _attempt(item.attempts.get(name))
-    cells += [_text("differ" if item.tags_differ() else ""), _text(_reasons(item))]
+        cells += _attempt_cells(item.attempts.get(name))
+    cells += [_text_cell("differ" if item.tags_differ() else ""), _text_cell(_reason_words(item))]
     return f"<tr>{''.join(cells)}</tr>\n"
 
 
-def _attempt(attempt: Attempt | None) -> list[str]:
+def _attempt_cells(attempt: Attempt | None) -> list[str]:
     if attempt is None:
-        return [_text("")] * 6
-    worked = attempt.is_verified
+        return [_text_cell("")] * 6
+    is_verified = attempt.is_verified
     return [
-        _text(attempt.exporter),
-        _number(f"{attempt.nodes}" if worked else ""),
-        _number(f"{len(attempt.tags)}" if worked else ""),
-        _number(f"{attempt.relative_diff:.1e}" if worked else ""),
-        _number(f"{attempt.seconds:.1f}"),
-        _number(f"{attempt.peak_bytes / 1e6:.0f}"),
+        _text_cell(attempt.exporter),
+        _number_cell(f"{attempt.nodes}" if is_verified else ""),
+        _number_cell(f"{len(attempt.tags)}" if is_verified else ""),
+        _number_cell(f"{attempt.relative_diff:.1e}" if is_verified else ""),
+        _number_cell(f"{attempt.seconds:.1f}"),
+        _number_cell(f"{attempt.peak_bytes / 1e6:.0f}"),
     ]
 
 
-def _reasons(item: Architecture) -> str:
-    """Return why nothing was exported, or why an exporter failed or was passed over."""
+def _reason_words(item: Architecture) -> str:
+    """Return why nothing was exported, or why an exporter failed or was not chosen."""
     reasons = [item.problem]
     for name, attempt in item.attempts.items():
         place = f" [exit code {attempt.exit_code}, {attempt.step or 'no step'}]" if attempt.problem else ""
@@ -107,9 +111,9 @@ def _reasons(item: Architecture) -> str:
     return "; ".join(filter(None, reasons))
 
 
-def _text(words: str) -> str:
+def _text_cell(words: str) -> str:
     return f"<td>{escape(words)}</td>"
 
 
-def _number(words: str) -> str:
+def _number_cell(words: str) -> str:
     return f'<td class="number">{words}</td>'

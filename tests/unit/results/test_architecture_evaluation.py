@@ -1,12 +1,12 @@
-"""Is what is finished kept, and nothing done twice?"""
+"""Finished exports are kept between runs, counted by state, and shown with their reasons."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from architecture_documents import document, summary
-from winml.modelkit.sweep.architecture_page import results_page
-from winml.modelkit.sweep.evaluation_records import Architecture, Attempt, Evaluation, count_states
+from winml.modelkit.report.architecture_page import results_page
+from winml.modelkit.results.architecture_evaluation import Architecture, Attempt, Evaluation, count_states
 
 GOOD = Attempt(is_verified=True, exporter="torchscript", nodes=9, coverage_percent=100.0, tags=("/A", "/A/B"))
 BAD = Attempt(
@@ -28,24 +28,24 @@ def evaluation(path: Path) -> Evaluation:
 
 def test_evaluation_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
     """Nothing is lost between runs, and no part of a file is left."""
-    made = evaluation(tmp_path / "results.json")
-    made.save()
-    assert made == Evaluation.open(tmp_path / "results.json")
+    saved = evaluation(tmp_path / "results.json")
+    saved.save()
+    assert saved == Evaluation.open(tmp_path / "results.json")
     assert ["results.json"] == [path.name for path in tmp_path.iterdir()]
     assert {} == Evaluation.open(tmp_path / "other.json").architectures
 
 
-def test_evaluation_asks_only_for_what_is_missing(tmp_path: Path) -> None:
-    """Failures are asked for again only on request; another exporter is asked for what PyTorch ran."""
-    made = evaluation(tmp_path / "results.json")
+def test_evaluation_names_only_unfinished_model_types(tmp_path: Path) -> None:
+    """Failures are retried only on request; another exporter gets the model types that PyTorch ran."""
+    stored = evaluation(tmp_path / "results.json")
     names = ["good", "bad", "unknown", "absent", "new"]
-    assert ["new"] == made.missing(names, "auto", retry_failed=False)
-    assert ["bad", "unknown", "absent", "new"] == made.missing(names, "auto", retry_failed=True)
-    assert ["good", "bad", "new"] == made.missing(names, "dynamo", retry_failed=False)
+    assert ["new"] == stored.unfinished_model_types(names, "auto", retry_failed=False)
+    assert ["bad", "unknown", "absent", "new"] == stored.unfinished_model_types(names, "auto", retry_failed=True)
+    assert ["good", "bad", "new"] == stored.unfinished_model_types(names, "dynamo", retry_failed=False)
 
 
-def test_states_count_what_was_attempted_apart(tmp_path: Path) -> None:
-    """What PyTorch does not run is no failure of the export."""
+def test_states_count_attempted_exports_separately(tmp_path: Path) -> None:
+    """A model that PyTorch does not run is no failed export."""
     items = list(evaluation(tmp_path / "results.json").architectures.values())
     assert {"exported": 1, "failed": 1, "not run": 1, "not built": 1} == count_states(items)
     assert {"not run": 1, "not built": 1} == count_states(items, "dynamo")
@@ -53,17 +53,17 @@ def test_states_count_what_was_attempted_apart(tmp_path: Path) -> None:
 
 def test_tags_differ_only_between_exports_that_worked() -> None:
     """A failed export has no tags to compare."""
-    other = Attempt(is_verified=True, exporter="dynamo", tags=("/A",))
+    dynamo_attempt = Attempt(is_verified=True, exporter="dynamo", tags=("/A",))
     assert not Architecture("a", attempts={"auto": GOOD, "dynamo": BAD}).tags_differ()
     assert not Architecture("a", attempts={"auto": GOOD, "torchscript": GOOD}).tags_differ()
-    assert Architecture("a", attempts={"auto": GOOD, "dynamo": other}).tags_differ()
+    assert Architecture("a", attempts={"auto": GOOD, "dynamo": dynamo_attempt}).tags_differ()
 
 
 def test_page_and_document_name_every_architecture_and_reason(tmp_path: Path) -> None:
-    """Reasons are told as they are, with what a page or a table cannot hold written otherwise."""
-    made = evaluation(tmp_path / "results.json")
-    page, text = results_page(made), document(summary(made))
-    for name in made.architectures:
+    """Reasons are shown in full, escaped for the page and for the table."""
+    shown = evaluation(tmp_path / "results.json")
+    page, text = results_page(shown), document(summary(shown))
+    for name in shown.architectures:
         assert f"<td>{name}</td>" in page
         assert f"| {name} |" in text
     assert "no &lt;form&gt; of aten::diff" in page

@@ -1,7 +1,7 @@
-"""What is known of each model type, and how is it kept between runs?
+"""The export results of many model types, and the JSON file that keeps them between runs.
 
-Plain records in one JSON file, written anew after each export so that an interruption loses nothing finished. Imports
-no library that is slow to import.
+The file is written again after each export, so that an interruption loses no finished export. Imports no library that
+is slow to import.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AUTO: ExporterWish = "auto"
 EXPORTERS: tuple[ExporterWish, ...] = get_args(ExporterWish)
 
 State = Literal["exported", "failed", "not built", "not run"]
-"""``not built``: no small config makes a model. ``not run``: none takes the inputs that were decided, in PyTorch."""
+"""``not built``: no small config makes a model. ``not run``: PyTorch cannot run the model on the resolved inputs."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,19 @@ class Attempt:
     """One export by one exporter."""
 
     is_verified: bool
-    """Written, compared with PyTorch, and every tag in order."""
+    """Whether the file was written, equals PyTorch, and has a valid tag on every node."""
     exporter: str = ""
-    """The exporter that made the graph; what ``auto`` chose."""
+    """The exporter that made the graph; for ``auto`` the one it chose."""
     problem: str = ""
-    """First line of the reason it failed."""
+    """First line of the reason of a failure."""
     exit_code: int = 0
-    """What ``winml export`` would have ended with; negative where the process was stopped."""
+    """Exit code of the same ``winml export``; negative where the process was stopped."""
     module: str = ""
     operator: str = ""
     step: str = ""
-    """Step of the export in which it failed."""
+    """Step in which the export failed."""
     note: str = ""
-    """Why ``auto`` chose as it did."""
+    """Why ``auto`` chose this exporter."""
     nodes: int = 0
     coverage_percent: float = 0.0
     tags: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything known of one model type."""
+    """One model type: its small model, and one attempt per requested exporter."""
 
     model_type: str
     class_name: str = ""
@@ -63,19 +63,19 @@ class Architecture:
     """Aspects of the default config that could not be made small."""
     inputs: tuple[str, ...] = ()
     state_before: Literal["", "not built", "not run"] = ""
-    """Why there was nothing to export; empty where PyTorch ran the model."""
+    """Why nothing was exported; empty where PyTorch ran the model."""
     problem: str = ""
     """The reason of ``state_before``."""
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
-    """Exporter that was asked for → what came of it."""
+    """Requested exporter → its attempt."""
 
     @property
     def is_attempted(self) -> bool:
-        """Whether PyTorch ran the model, so that it counts."""
+        """Whether PyTorch ran the model, so that its exports count."""
         return not self.state_before
 
     def state(self, exporter: str = AUTO) -> State | None:
-        """Return what came of an exporter; None where it was not asked."""
+        """Return the state for a requested exporter; None where it was not requested."""
         if self.state_before:
             return self.state_before
         attempt = self.attempts.get(exporter)
@@ -84,59 +84,59 @@ class Architecture:
         return "exported" if attempt.is_verified else "failed"
 
     def tags_differ(self) -> bool:
-        """Whether exporters that both worked give different sets of tags."""
+        """Whether two successful exporters give different sets of tags."""
         return len({attempt.tags for attempt in self.attempts.values() if attempt.is_verified}) > 1
 
     def with_attempt(self, exporter: str, attempt: Attempt) -> Architecture:
-        """Return the same with one more attempt."""
+        """Return a copy with one more attempt."""
         return replace(self, attempts={**self.attempts, exporter: attempt})
 
 
 @dataclass
 class Evaluation:
-    """All model types of one output folder, in the file that keeps them."""
+    """All model types of one output folder, and the file that keeps them."""
 
     path: Path
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Library → version it was made with."""
+    """Library → its version in this run."""
     bounds: Mapping[str, float] = field(default_factory=dict)
-    """``seconds`` and ``gigabytes`` one export may take."""
+    """``seconds`` and ``gigabytes`` that bound one export."""
     architectures: dict[str, Architecture] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> Evaluation:
-        """Read what earlier runs left, or begin."""
+        """Read the file of earlier runs, or start an empty evaluation."""
         if not path.is_file():
             return cls(path)
         content = json.loads(path.read_text(encoding="utf-8"))
-        read = [_architecture(entry) for entry in content["architectures"]]
-        return cls(path, content["versions"], content["bounds"], {item.model_type: item for item in read})
+        architectures = [_read_architecture(entry) for entry in content["architectures"]]
+        return cls(path, content["versions"], content["bounds"], {item.model_type: item for item in architectures})
 
     def save(self) -> None:
-        """Write everything, whole or not at all."""
+        """Write the file; an interruption leaves the previous one."""
         ordered = sorted(self.architectures.values(), key=lambda item: item.model_type)
         content = {
             "versions": dict(self.versions),
             "bounds": dict(self.bounds),
             "architectures": [asdict(item) for item in ordered],
         }
-        waiting = self.path.with_name(f".{self.path.name}.part")
-        waiting.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(waiting, self.path)  # noqa: PTH105 - Path.replace says the same, less plainly
+        partial_path = self.path.with_name(f".{self.path.name}.part")
+        partial_path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial_path, self.path)  # noqa: PTH105 - Path.replace says the same, less plainly
 
-    def missing(self, model_types: Sequence[str], exporter: str, *, retry_failed: bool) -> list[str]:
-        """Return the model types an exporter has still to be asked for."""
-        again: set[State | None] = {None, "failed", "not built", "not run"} if retry_failed else {None}
-        known = self.architectures
-        return [name for name in model_types if name not in known or known[name].state(exporter) in again]
+    def unfinished_model_types(self, model_types: Sequence[str], exporter: str, *, retry_failed: bool) -> list[str]:
+        """Return the model types an exporter still has to export."""
+        unfinished_states: set[State | None] = {None, "failed", "not built", "not run"} if retry_failed else {None}
+        finished = {name for name, item in self.architectures.items() if item.state(exporter) not in unfinished_states}
+        return [name for name in model_types if name not in finished]
 
 
 def count_states(architectures: Sequence[Architecture], exporter: str = AUTO) -> Counter[str]:
-    """Count what came of an exporter; a model type it was not asked for is not counted."""
+    """Count the states for an exporter; a model type it was not requested for is not counted."""
     return Counter(state for item in architectures if (state := item.state(exporter)) is not None)
 
 
-def _architecture(entry: dict[str, Any]) -> Architecture:
+def _read_architecture(entry: dict[str, Any]) -> Architecture:
     attempts = {
         name: Attempt(**{**attempt, "tags": tuple(attempt["tags"])}) for name, attempt in entry["attempts"].items()
     }

@@ -1,0 +1,54 @@
+"""Do renderers read records only, and do records know no renderer?
+
+Whoever renders a result must not be able to compute it anew: a number on a page is the number of the record. A record
+that imported a renderer would cost every reader of results the libraries of a page.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from house.sources import PACKAGE, Module, imports, modules
+
+READ_BY_RENDERERS = {
+    "version", "errors", "options", "progress", "words", "metadata_keys", "file_names",
+    "hierarchy", "graph", "runtime", "measure", "compare", "inspect", "results", "report",
+}  # fmt: skip
+"""The leaves, and the rooms whose records a renderer shows. No flow, no verification, no build, nothing that loads."""
+
+RENDERING_LIBRARIES = {"rich", "jinja2", "plotly", "click"}
+
+RENDERERS = [module for module in modules() if module.room == "report"]
+RECORDS = [module for module in modules() if module.room == "results"]
+
+
+def _imported_rooms(module: Module) -> set[str]:
+    prefix = f"{PACKAGE}."
+    return {
+        found.target.removeprefix(prefix).split(".")[0]
+        for found in imports(module.tree)
+        if found.target.startswith(prefix)
+    }
+
+
+def _imported_libraries(module: Module) -> set[str]:
+    return {found.target.split(".")[0] for found in imports(module.tree)}
+
+
+def test_both_rooms_are_read() -> None:
+    """An empty list of modules would pass every test below."""
+    assert len(RENDERERS) > 5
+    assert len(RECORDS) > 5
+
+
+@pytest.mark.parametrize("module", RENDERERS, ids=lambda module: module.name)
+def test_renderer_imports_records_only(module: Module) -> None:
+    """No flow, verification, build or loading code, inside functions and for types neither."""
+    assert set() == _imported_rooms(module) - READ_BY_RENDERERS
+
+
+@pytest.mark.parametrize("module", RECORDS, ids=lambda module: module.name)
+def test_record_imports_no_renderer(module: Module) -> None:
+    """Neither a module of report/ nor a library that draws."""
+    assert "report" not in _imported_rooms(module)
+    assert set() == _imported_libraries(module) & RENDERING_LIBRARIES
