@@ -7,7 +7,7 @@ RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 CODE = src tests scripts benchmarks
 
-.PHONY: demo test house format lint types wheel clean
+.PHONY: demo test house format lint types documents wheel clean
 
 demo: $(READY)
 	$(RUN) scripts/demo.py
@@ -28,6 +28,11 @@ lint: $(READY)
 
 types: $(READY)
 	$(RUN) -m mypy
+
+documents: $(READY)
+	$(RUN) scripts/architecture_picture.py --write
+	$(RUN) scripts/build_config_reference.py
+	$(RUN) scripts/build_manifest_schema.py
 
 wheel: $(READY)
 	$(RUN) -m build --wheel

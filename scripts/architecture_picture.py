@@ -91,11 +91,16 @@ def picture(rooms: Mapping[str, Room]) -> str:
     """Return the rooms and the arrows between them as a Mermaid diagram, the command at the top."""
     lines = ["```mermaid", "flowchart TD"]
     for group in reversed(existing_groups()):
-        boxes = [f'    {name}["{rooms[name].label}"]' for name in group]
+        boxes = [f'    {_box(name)}["{rooms[name].label}"]' for name in group]
         lines += [f'    subgraph {"_".join(group)}[" "]', *boxes, "    end"] if len(group) > 1 else boxes
     for name, found in reversed(reduced_imports(rooms).items()):
-        lines += [f"    {name} --> {imported}" for imported in reversed(found)]
+        lines += [f"    {_box(name)} --> {_box(imported)}" for imported in reversed(found)]
     return "\n".join([*lines, "```"])
+
+
+def _box(name: str) -> str:
+    # "graph" alone is a word of Mermaid's.
+    return f"{name}_room"
 
 
 def room_table(rooms: Mapping[str, Room], *, with_lines: bool) -> str:

@@ -16,6 +16,6 @@ def schema_text() -> str:
 
 
 if __name__ == "__main__":
-    target = Path(str(resources.files("winml.modelkit.report"))) / "build_manifest.schema.json"
+    target = Path(str(resources.files("winml.modelkit.results"))) / "build_manifest.schema.json"
     target.write_text(schema_text(), encoding="utf-8")
     print(f"wrote {target.name}")

@@ -59,7 +59,7 @@ def test_picture_shows_every_room() -> None:
     """Each room has one box."""
     rooms = read_rooms()
     drawn = picture(rooms)
-    assert [] == [name for name, room in rooms.items() if drawn.count(f'    {name}["{room.label}"]\n') != 1]
+    assert [] == [name for name, room in rooms.items() if drawn.count(f'    {name}_room["{room.label}"]\n') != 1]
 
 
 def _documents_about_code() -> list[str]:

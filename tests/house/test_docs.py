@@ -10,6 +10,7 @@ import pytest
 import winml.modelkit
 from house.sources import REPOSITORY, exported_names, modules, package_folder
 from house.test_layers import ORDER
+from house.test_private_seams import SEAMS
 
 _CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 _WORDS = REPOSITORY / "docs" / "guide" / "words.md"
@@ -122,6 +123,16 @@ def test_decisions_are_listed_in_their_index() -> None:
     folder = REPOSITORY / "docs" / "decisions"
     index = (folder / "README.md").read_text(encoding="utf-8")
     assert [] == [path.name for path in sorted(folder.glob("[0-9]*.md")) if f"({path.name})" not in index]
+
+
+def test_private_seams_are_explained_in_their_decision() -> None:
+    """The page has a row for each file with private names of libraries, with the tests that fail when they move."""
+    text = (REPOSITORY / "docs" / "decisions" / "0004-private-seams.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w/]+)\.py` \| .+? \| .+? \| (.+?) \|$", text, re.MULTILINE)
+    explained = {file.replace("/", "."): set(re.findall(r"`(tests/[\w/]+\.py)`", tests)) for file, tests in rows}
+    assert explained == {
+        module: {test.partition("::")[0] for test in seams.values()} for module, seams in SEAMS.items()
+    }
 
 
 def test_package_is_marked_as_typed() -> None:
