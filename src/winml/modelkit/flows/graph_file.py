@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import onnx_ir as ir
 
-from winml.modelkit.compare.files import refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import equality_words
 from winml.modelkit.errors import InputError, first_line
@@ -31,7 +30,6 @@ from winml.modelkit.graph.validity import refuse_invalid
 from winml.modelkit.hierarchy.coverage import Coverage, all_nodes, measure_coverage
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.metadata_keys import EXPORT_KEY, NORMALIZED_KEY
-from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.normalize.stamp import is_normalized, stamp
 from winml.modelkit.optimize.operator_counts import GraphCensus, operator_name
 from winml.modelkit.progress import StepClock, StepEvent, StepTiming
@@ -150,6 +148,8 @@ class GraphWork(ABC, Generic[ResultT]):
             StageError: the source itself cannot be run, so there is nothing to compare with.
             VerificationError: they differ by more than this work allows.
         """
+        from winml.modelkit.compare.files import refuse_different
+
         return refuse_different(source, written, seed)
 
     @classmethod
@@ -293,6 +293,9 @@ def _bring_into_plain_form(task: GraphFileTask, opened: _OpenedSource, clock: St
         if opened.is_plain or task.skip_normalization:
             step.summary = "already normalized" if opened.is_plain else "left out"
             return _Normalized(opened.is_plain, 0, notes)
+        # Imported where it is needed: a copy by reference need not wait for the libraries of the passes.
+        from winml.modelkit.normalize.pipeline import normalize
+
         notes += normalize(model).notes
         step.summary = f"normalized to {sum(1 for _ in all_nodes(model))} nodes"
         return _Normalized(is_plain=True, count=1, notes=notes)

@@ -7,7 +7,6 @@ import re
 
 import onnx
 import onnx_ir as ir
-from onnxscript import version_converter
 
 from winml.modelkit.errors import OptimizeError, UsageError, first_line
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
@@ -63,6 +62,9 @@ def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ..
 
 def _convert(model: ir.Model, target: int) -> str:
     """Convert in place as far as it goes; return why not, or an empty string."""
+    # Imported where it is needed: most graphs keep their opset, and the library takes a third of a second.
+    from onnxscript import version_converter
+
     failures: list[str] = []
 
     def collect(record: logging.LogRecord) -> bool:
