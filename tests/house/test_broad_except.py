@@ -21,7 +21,7 @@ BOUNDARIES: dict[str, str] = {
     "inspect.weightless:run_weightless": "a foreign forward may need values; becomes a result with its reason",
     "load.script:_guarded": "a user's factory raises what it likes; said again with the line it stands in",
     "sweep.architecture_export:_attempt_export": "whatever goes wrong with one model is a row of the table",
-    "sweep.architecture_export:_find_small_config": "a config that makes no model is a row of the table with its reason",
+    "sweep.architecture_export:_find_small_config": "a config that makes no model is a row of the table",
     "sweep.architecture_export:_try_config": "as above",
 }
 """``module:qualified.name`` to the reason that anything may be caught there."""

@@ -15,7 +15,7 @@ MOST_USED = 65
 """How many nouns must have a row. Chosen: each of them is in names of about ten files or more."""
 
 _PROGRAMMING = """
-    any arg array attribute bool bound bytes callable change child class cls code column console content copy
+    any arg array attribute bool bound bytes callable change child class cls code column console content context copy
     count counts data dict end entry event example exception file flag float for frozenset function get group
     has head index info init int is item iter kind left length level library limit line list main mapping max
     message min ms name none number object order other own parent percent position prefix property re reason

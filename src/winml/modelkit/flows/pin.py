@@ -23,44 +23,13 @@ from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_
 from winml.modelkit.graph.dimensions import resolve_names
 from winml.modelkit.graph.model_metadata import output_specs
 from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions
-from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
+from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.graph.stage import StageResult
-from winml.modelkit.hierarchy.coverage import Coverage, measure_coverage
+from winml.modelkit.hierarchy.coverage import measure_coverage
 from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
+from winml.modelkit.results.pinned_model import PinnedModel
 
-__all__ = ["PinnedModel", "pin_model"]
-
-
-@dataclass(frozen=True)
-class PinnedModel:
-    """The result of fixing sizes."""
-
-    model_path: Path
-    sizes: Mapping[str, int]
-    """Dimension → size, as fixed."""
-    still_open: tuple[str, ...]
-    inputs: tuple[InputTensorSpec, ...]
-    outputs: tuple[OutputTensorSpec, ...]
-    coverage: Coverage
-    verification: VerificationInfo | None
-    """Comparison with the file it was made from; None where it was not asked for."""
-    size_bytes: int
-    notes: tuple[str, ...]
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready summary."""
-        return {
-            "model_path": str(self.model_path),
-            "size_bytes": self.size_bytes,
-            "pinned": dict(self.sizes),
-            "open": list(self.still_open),
-            "inputs": [spec.as_record() for spec in self.inputs],
-            "outputs": [spec.as_record() for spec in self.outputs],
-            "nodes": self.coverage.nodes,
-            "coverage": {"tagged": self.coverage.tagged, "percent": round(self.coverage.percent, 2)},
-            "verification": self.verification.as_record() if self.verification else None,
-            "notes": list(self.notes),
-        }
+__all__ = ["pin_model"]
 
 
 def pin_model(

@@ -13,7 +13,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.load.load_options import declared_options
 
 if TYPE_CHECKING:
-    from winml.modelkit.flows.pin import PinnedModel
+    from winml.modelkit.results.pinned_model import PinnedModel
 
 __all__ = ["is_pinning", "pin"]
 
@@ -66,22 +66,8 @@ def _show_result(result: PinnedModel, options: Mapping[str, Any]) -> None:
     if options["quiet"]:
         return
     from winml.modelkit.report.console import console_for
-    from winml.modelkit.words import shape_words, size_words
+    from winml.modelkit.report.pinned_model import pinned_lines
 
-    verification = result.verification
-    verified = f"equals {options['model']} at these sizes" if verification else "skipped: nobody compared the files"
-    if verification:
-        verified += f" (largest difference {verification.worst.relative_diff:.1e} of scale)"
-    rows = [
-        ("pinned", ", ".join(f"{name} {size}" for name, size in result.sizes.items())),
-        *([("open", ", ".join(result.still_open))] if result.still_open else []),
-        ("inputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.inputs)),
-        ("outputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.outputs)),
-        ("hierarchy", f"{result.coverage.tagged} of {result.coverage.nodes} nodes tagged"),
-        ("verified", verified),
-        ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),
-        *(("note", note) for note in result.notes),
-    ]
     console = console_for(sys.stdout)
-    for name, value in rows:
+    for name, value in pinned_lines(result, options["model"]):
         console.print(f"{name:<9}  {value}", highlight=False, markup=False)

@@ -12,9 +12,6 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from winml.modelkit.hierarchy.carry.carrying import Way
     from winml.modelkit.results.retag_result import RetaggedModel
 
 __all__ = ["command"]
@@ -24,17 +21,6 @@ Examples:
   winml retag model.onnx optimized.onnx -o optimized_tagged.onnx
   winml retag model.onnx optimized.onnx --overwrite
 """
-
-WAY_WORDS: Mapping[Way, str] = {
-    "kept": "still carried it",
-    "name": "same node",
-    "output": "same value",
-    "fused": "name of a fused node",
-    "replaced": "what it replaced",
-    "neighbours": "new, from its neighbours",
-    "root": "unknown, root",
-}
-"""How a tag was won, in words."""
 
 
 @click.command(name="retag", cls=WinMLCommand, epilog=EPILOG)
@@ -62,16 +48,8 @@ def command(**options: Any) -> None:
 
 def _show_result(result: RetaggedModel) -> None:
     from winml.modelkit.report.console import console_for
-    from winml.modelkit.words import size_words
+    from winml.modelkit.report.retagged_model import retagged_lines
 
-    coverage, ways = result.coverage, result.report.by_way
-    rows = [
-        ("hierarchy", f"{coverage.tagged} of {coverage.nodes} nodes tagged"),
-        *(("", f"{ways[way]} {words}") for way, words in WAY_WORDS.items() if ways.get(way)),
-        *([("repaired", f"{result.repaired} nodes whose keys stood there twice")] if result.repaired else []),
-        ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),
-        *(("note", note) for note in result.notes),
-    ]
     console = console_for(sys.stdout)
-    for name, value in rows:
+    for name, value in retagged_lines(result):
         console.print(f"{name:<9}  {value}", highlight=False, markup=False, soft_wrap=True)
