@@ -1,0 +1,221 @@
+"""Which files use private names of libraries, and which test fails when such a name moves?
+
+A private name is one with a leading underscore, or one below ``onnxruntime.capi``. Imports, attributes of imported
+modules, names in ``patch(owner, "_name")`` calls, and private attributes of other objects count. Why these seams are
+used: docs/decisions/0004-private-seams.md.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from house.sources import REPOSITORY, Module, functions, modules
+
+LIBRARIES = frozenset({"huggingface_hub", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "transformers"})
+PRIVATE_PACKAGES = ("onnxruntime.capi.",)
+DOCUMENTED = frozenset({"_asdict"})
+"""Names with an underscore that their library documents as public."""
+
+_TORCHSCRIPT = "tests/unit/export/torchscript"
+_DYNAMO = "tests/unit/export/dynamo"
+_LOAD = "tests/unit/load"
+_LARGE_EXPORT = "tests/e2e/test_large_models.py::test_export_without_weights_in_memory_is_verified"
+
+SEAMS: dict[str, dict[str, str]] = {
+    "export.dynamo.capturing": {
+        "torch._subclasses.fake_tensor": f"{_DYNAMO}/test_capturing.py::"
+        "test_capture_of_a_model_without_values_takes_them_from_the_caller",
+    },
+    "export.dynamo.failures": {
+        "torch._ops": f"{_DYNAMO}/test_capturing.py::test_capture_that_fails_names_operator_size_line_and_module",
+    },
+    "export.dynamo.module_stacks": {
+        "torch.fx.experimental.proxy_tensor": f"{_DYNAMO}/test_capturing.py::"
+        "test_capture_names_and_scopes_are_the_paths_of_the_modules_that_ran",
+    },
+    "export.dynamo.transformers_patches": {
+        "._ONNX_TRANSLATION_TABLE": f"{_DYNAMO}/test_transformers_patches.py::"
+        "test_patches_are_in_place_for_the_block_and_gone_after_it",
+    },
+    "export.preparation": {
+        "torch.jit._script": "tests/unit/export/test_preparation.py::"
+        "test_prepared_for_export_scripted_module_is_refused_by_its_path",
+    },
+    "export.torch_messages": {
+        "torch.export._trace": f"{_DYNAMO}/test_capturing.py::"
+        "test_capture_that_fails_names_operator_size_line_and_module",
+    },
+    "export.torchscript.operators": {
+        "torch.onnx._internal.torchscript_exporter": f"{_TORCHSCRIPT}/test_operators.py::"
+        "test_further_operators_are_gone_after_the_block",
+        "torch.onnx.symbolic_helper": f"{_TORCHSCRIPT}/test_operators.py::test_diff_is_that_of_torch",
+    },
+    "export.torchscript.scopes": {
+        "torch._C": f"{_TORCHSCRIPT}/test_scopes.py::test_scopes_scripted_function_keeps_its_callers_scope",
+        "torch.jit": f"{_TORCHSCRIPT}/test_scopes.py::test_scopes_read_back_the_exact_call_stack",
+        "torch.onnx._internal.torchscript_exporter.utils": f"{_TORCHSCRIPT}/test_scopes.py::"
+        "test_applied_prints_nothing_even_when_verbose",
+    },
+    "hierarchy.compiled_modules": {
+        "._compiled_call_impl": "tests/unit/hierarchy/test_compiled_modules.py::"
+        "test_compiled_parts_are_put_back_after_an_error",
+        "._modules": "tests/unit/hierarchy/test_compiled_modules.py::test_compiled_module_stands_for_the_one_inside",
+    },
+    "inspect.weightless": {
+        "torch._subclasses.fake_tensor": "tests/unit/inspect/test_weightless.py::"
+        "test_run_weightless_module_without_storage_runs_all_the_same",
+    },
+    "load.checkpoints.deferred_tensors": {
+        "torch.Tensor._make_wrapper_subclass": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
+        "test_deferred_tensors_say_shape_type_and_device_and_give_their_values",
+        "torch._C": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
+        "test_deferred_tensors_say_shape_type_and_device_and_give_their_values",
+        "torch.utils._pytree": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
+        "test_deferred_tensor_computed_is_computed_when_it_is_read",
+        "._local_scalar_dense": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
+        "test_deferred_tensors_are_compared_by_their_values",
+        "._schema": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
+        "test_writing_into_a_tensor_of_the_checkpoint_is_refused",
+        "._to_copy": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
+        "test_deferred_tensor_merely_cast_stays_a_reference",
+        "._unsafe_view": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
+        "test_deferred_tensor_merely_cast_stays_a_reference",
+    },
+    "load.checkpoints.random_weights": {
+        "._from_config": f"{_LOAD}/checkpoints/test_random_weights.py::"
+        "test_random_weights_are_seeded_and_leave_the_callers_state",
+    },
+    "load.inputs.shape_run": {
+        "torch.utils._python_dispatch": f"{_LOAD}/inputs/test_shape_run.py::"
+        "test_shape_run_computes_sizes_that_follow_from_whole_numbers",
+        "torch.utils._pytree": f"{_LOAD}/inputs/test_shape_run.py::"
+        "test_shape_run_computes_sizes_that_follow_from_whole_numbers",
+    },
+    "load.resolution": {
+        "._experts_implementation": "tests/integration/test_resolution_agrees.py::"
+        "test_inspect_tree_is_that_of_a_real_forward",
+        "._from_config": f"{_LOAD}/test_resolution.py::test_resolve_model_takes_no_storage_and_no_weights",
+    },
+    "load.weightless": {
+        "torch._subclasses.fake_tensor": f"{_LOAD}/test_weightless.py::test_weightless_model_reads_no_weight",
+        "._buffers": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_what_from_pretrained_loads",
+    },
+    "runtime.sessions": {
+        "onnxruntime.capi": "tests/unit/runtime/test_sessions.py::"
+        "test_session_of_a_broken_file_names_it_and_the_reason",
+    },
+    "verify.other_sizes": {
+        "._buffers": "tests/unit/verify/test_other_sizes.py::"
+        "test_unchanged_attributes_puts_back_what_a_forward_wrote_down",
+    },
+    "verify.reference_run": {
+        "torch._export.utils": _LARGE_EXPORT,
+        "torch._subclasses.fake_tensor": _LARGE_EXPORT,
+    },
+    "verify.stable_draws": {
+        "torch.utils._pytree": "tests/unit/verify/test_stable_draws.py::test_draw_that_rounding_decides_is_set_aside",
+    },
+}
+"""Module → prefix of the private names it uses (``.name``: an attribute of an object) → the test that fails when they
+move."""
+
+
+def _is_private(dotted: str) -> bool:
+    names = dotted.split(".")
+    return dotted.startswith(PRIVATE_PACKAGES) or any(map(_is_private_word, names))
+
+
+def _is_private_word(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name.strip("_") != "" and name not in DOCUMENTED
+
+
+def _dotted(node: ast.AST) -> str:
+    """Return ``a.b.c`` for a chain of attributes, or an empty string."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (owner := _dotted(node.value)):
+        return f"{owner}.{node.attr}"
+    return ""
+
+
+def _imported_names(tree: ast.AST) -> dict[str, str]:
+    """Return local name → dotted name in its library."""
+    imported = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                root = alias.name.split(".")[0]
+                imported[alias.asname or root] = alias.name if alias.asname else root
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imported.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    return {name: dotted for name, dotted in imported.items() if dotted.split(".")[0] in LIBRARIES}
+
+
+def _defined_names(tree: ast.AST) -> set[str]:
+    """Return the attributes, functions and variables that a module defines itself."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _dotted(node.value) == "self":
+            names.add(node.attr)
+    return names
+
+
+def _private_names(module: Module) -> set[str]:
+    """Return the private names of libraries a module uses: dotted ones, and ``.name`` for attributes of objects."""
+    imported, defined = _imported_names(module.tree), _defined_names(module.tree)
+    return {
+        name
+        for name in (*imported.values(), *_attribute_names(module.tree, imported, defined))
+        if _is_private(name.removeprefix("."))
+    }
+
+
+def _attribute_names(tree: ast.AST, imported: dict[str, str], defined: set[str]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            root, _, rest = _dotted(node).partition(".")
+            if root in imported:
+                yield f"{imported[root]}.{rest}"
+            elif root not in ("self", "cls") and node.attr not in defined:
+                yield f".{node.attr}"
+        elif isinstance(node, ast.Call) and len(node.args) > 1:
+            # A name that is patched: patch(torch._C, "_jit_pass", replacement).
+            owner, name = _dotted(node.args[0]), node.args[1]
+            root, _, rest = owner.partition(".")
+            if root in imported and isinstance(name, ast.Constant) and isinstance(name.value, str):
+                yield ".".join(filter(None, (imported[root], rest, name.value)))
+
+
+def _uses(module: Module) -> dict[str, set[str]]:
+    """Return the listed seams of a module with the private names each covers; unlisted names under ``""``."""
+    uses: dict[str, set[str]] = {}
+    for name in _private_names(module):
+        seams = [seam for seam in SEAMS.get(module.name, {}) if name == seam or name.startswith(f"{seam}.")]
+        uses.setdefault(max(seams, key=len, default=""), set()).add(name)
+    return uses
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name or "package")
+def test_private_names_are_used_only_in_listed_files(module: Module) -> None:
+    """Every private name of a library is listed with its file, and every listed seam is still used."""
+    assert _uses(module).keys() == SEAMS.get(module.name, {}).keys(), _uses(module)
+
+
+def test_listed_files_exist() -> None:
+    """No entry is left of a file that was moved or deleted."""
+    assert SEAMS.keys() <= {module.name for module in modules()}
+
+
+@pytest.mark.parametrize("test_id", sorted({test for seams in SEAMS.values() for test in seams.values()}))
+def test_seam_names_an_existing_test(test_id: str) -> None:
+    """The test that fails when the seam moves is in the repository."""
+    path, _, name = test_id.partition("::")
+    tree = ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))
+    assert name in {function for function, _node in functions(tree)}
