@@ -196,7 +196,7 @@ def _check_axis_numbers(value: Any, label: str) -> Any:
 def _parse_inline_axes(text: str) -> list[tuple[str, int, str]]:
     match = _INLINE.match(text)
     assert match is not None  # _parse_axes checked it
-    pairs = []
+    axis_names = []
     for pair in match["axes"].split(","):
         axis, equals, symbol = pair.partition("=")
         if not equals or not re.fullmatch(r"-?\d+", axis):
@@ -204,12 +204,12 @@ def _parse_inline_axes(text: str) -> list[tuple[str, int, str]]:
                 f"{DYNAMIC_AXES_OPTION}: {pair!r} in {text!r} is not AXIS=NAME",
                 hint="Write it like input_ids:0=batch,1=sequence.",
             )
-        pairs.append((int(axis), symbol))
+        axis_names.append((int(axis), symbol))
     try:
-        _check_axes({match["input"]: dict(pairs)})
+        _check_axes({match["input"]: dict(axis_names)})
     except ValueError as error:
         raise ConfigError(f"{DYNAMIC_AXES_OPTION}: {error}") from None
-    return [(match["input"], axis, symbol) for axis, symbol in pairs]
+    return [(match["input"], axis, symbol) for axis, symbol in axis_names]
 
 
 def resolve_names(sizes: Mapping[str, int], graph_names: Iterable[str]) -> dict[str, int]:

@@ -126,12 +126,12 @@ class Session:
         """The custom metadata of the file, by key."""
         return dict(self._session.get_modelmeta().custom_metadata_map)
 
-    def run(self, feeds: Mapping[str, Array], wanted: Sequence[str] | None = None) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Array], output_names: Sequence[str] | None = None) -> dict[str, Array]:
         """Run the graph once.
 
         Args:
             feeds: One array per graph input, of its shape and dtype.
-            wanted: Graph outputs to compute; None: all of them.
+            output_names: Graph outputs to compute; None: all of them.
 
         Returns:
             One array per graph output, in their order.
@@ -146,7 +146,7 @@ class Session:
             )
         try:
             values = {name: _to_ort(array) for name, array in feeds.items()}
-            names = list(self.outputs if wanted is None else wanted)
+            names = list(self.outputs if output_names is None else output_names)
             outputs = self._session.run_with_ort_values(names, values)
             return {name: _to_numpy(output) for name, output in zip(names, outputs, strict=True)}
         except ORT_ERRORS as error:

@@ -120,7 +120,7 @@ class _TagWriter:
             owned = self._owned_keys(survivor)
             metadata.update(survivor if len(owned) == len(survivor) else {key: survivor[key] for key in owned})
             return
-        metadata.update(self._tag_metadata(match.place, self._source(match)))
+        metadata.update(self._tag_metadata(match.place, self._tag_source(match)))
         if len(match.replaced.places) > 1:
             modules = sorted({replaced.module for replaced in match.replaced.places})
             if len(modules) > 1:
@@ -144,7 +144,7 @@ class _TagWriter:
             self._keys_by_set[keys] = owned
         return owned
 
-    def _source(self, match: Match) -> Source:
+    def _tag_source(self, match: Match) -> Source:
         if match.way == "root":
             return "root"
         if match.way == "output" and (only := match.replaced.only) is not None and (tag := read_tag(only)) is not None:

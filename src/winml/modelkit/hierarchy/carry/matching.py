@@ -172,7 +172,7 @@ def _surviving_original(matching: _Matching, node: ir.Node) -> ir.Node | None:
         maker = matching.names.makers.get(value.name or "")
         if maker is original:
             shares_output = True
-        elif maker is not None and not _encloses(matching.names, maker, original):
+        elif maker is not None and not _is_enclosed_by(matching.names, original, maker):
             # It now produces the output of another node, as a convolution does that absorbed its batch norm.
             return None
     if shares_output:
@@ -185,7 +185,7 @@ def _surviving_original(matching: _Matching, node: ir.Node) -> ir.Node | None:
     return original
 
 
-def _encloses(names: GraphNames, outer: ir.Node, node: ir.Node) -> bool:
+def _is_enclosed_by(names: GraphNames, node: ir.Node, outer: ir.Node) -> bool:
     enclosing = names.enclosing.get(node)
     while enclosing is not None and enclosing is not outer:
         enclosing = names.enclosing.get(enclosing)
@@ -200,7 +200,7 @@ def _match_by_layout_names(matching: _Matching) -> None:
         places = frozenset(place for fused_node in fused if (place := original.place_of.get(fused_node)) is not None)
         if node in matching.matches or not places:
             continue
-        upstream = _union([matching.replaced_by_maker_of(value) for value in fused[-1].inputs])
+        upstream = _union_of([matching.replaced_by_maker_of(value) for value in fused[-1].inputs])
         place = original.places.common(places)
         if len(fused) > 1:
             matching.matches[node] = Match("fused", place, None, Replaced(places, len(fused)), upstream)
@@ -234,7 +234,7 @@ def _match_by_values(matching: _Matching) -> None:
         makers = _original_makers(matching, node)
         if not makers:
             continue
-        region = _union([_region_before(matching, maker, node) for maker in makers])
+        region = _union_of([_region_before(matching, maker, node) for maker in makers])
         if not region.places:
             continue
         only = makers[0] if region.nodes == 1 and len(makers) == 1 else None
@@ -316,7 +316,7 @@ def _needed_by_readers(matching: _Matching, node: ir.Node) -> Replaced:
                 regions.append(match.upstream)
             elif match.survivor is not None:
                 regions.append(_region_at_input(matching, match.survivor, use))
-    return _union(regions)
+    return _union_of(regions)
 
 
 def _region_at_input(matching: _Matching, survivor: ir.Node, use: _Usage) -> Replaced:
@@ -387,7 +387,7 @@ def _nodes_feeding(node: ir.Node) -> Iterator[ir.Node]:
             yield maker
 
 
-def _union(regions: list[Replaced]) -> Replaced:
+def _union_of(regions: list[Replaced]) -> Replaced:
     if len(regions) < 2:
         return regions[0] if regions else NOTHING
     distinct = list({id(region): region for region in regions}.values())
