@@ -100,7 +100,7 @@ def parse_json(text: str, label: str) -> tuple[Any, str]:
     except _DuplicateKeyError as error:
         raise ConfigError(f"{label}: key {error.args[0]!r} stands twice in one object") from None
     except RecursionError:
-        raise ConfigError(f"{label}: its values lie too deep in one another") from None
+        raise ConfigError(f"{label}: its values are nested too deeply") from None
     except ValueError as error:
         raise ConfigError(f"{label}: not valid JSON: {error}") from None
 

@@ -154,8 +154,8 @@ class Cutter:
             left_out = self._core_nodes_needed_by(blocking, core)
             if len(left_out) > FEW * len(core) or not all(map(_is_light, left_out)):
                 return Refusal(
-                    f"{node_words(blocking[0])} lies outside, but between its nodes: it reads what they make and they "
-                    "read what it makes"
+                    f"{node_words(blocking[0])} lies outside, but between its nodes: it reads their outputs and they "
+                    "read its output"
                 )
             core.difference_update(left_out)
             between = self._nodes_between(core)

@@ -55,7 +55,7 @@ class InputTensorSpec(_TensorSpec):
     @classmethod
     def _check_order(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
         if value is not None and value[0] > value[1]:
-            raise ValueError("the smallest value comes first")
+            raise ValueError("the first value must not be larger than the second")
         return value
 
     def as_record(self) -> dict[str, Any]:

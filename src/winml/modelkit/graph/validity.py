@@ -39,7 +39,7 @@ def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:
     if problem:
         raise InputError(
             f"{path}: the graph is not valid: {problem}, which is no input, no weight and no output of a node",
-            hint="Export it again, or mend it with the tool it comes from.",
+            hint="Export it again, or repair it with the tool it comes from.",
         )
 
 

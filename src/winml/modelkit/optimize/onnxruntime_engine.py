@@ -72,7 +72,7 @@ def rewrite_with_onnxruntime(
     return rewritten, report.notes
 
 
-_HINT = "Leave out the level and what is enabled, or convert the operators it does not know."
+_HINT = "Leave out the level and the enabled capabilities, or convert the operators it does not know."
 
 
 def _write_failure(error: OSError) -> OptimizeError:

@@ -56,7 +56,7 @@ def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ..
     if converted.opset_imports.get("") != target:
         raise OptimizeError(
             f"cannot convert opset {current_opset} to {target}: {reason}",
-            hint="Choose an opset nearer to the model's own, or export the model at the wanted one.",
+            hint="Choose an opset nearer to the model's own, or export the model at the requested one.",
         )
     return converted, carry_tags(model, converted).notes
 

@@ -101,5 +101,5 @@ def _short_names(names: list[str]) -> str:
 def _install_hint(provider: ExecutionProvider) -> str:
     package = provider.packages.get(sys.platform)
     if package is None:
-        return "No package of ONNX Runtime brings it to this platform."
-    return f'pip install "{package}" brings it, in place of the package of ONNX Runtime that is installed.'
+        return "No package of ONNX Runtime contains it on this platform."
+    return f'Install it with: pip install "{package}", in place of the installed package of ONNX Runtime.'

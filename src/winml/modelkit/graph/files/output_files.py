@@ -31,9 +31,9 @@ _REMEDIES = {
     errno.ENOSPC: "Free some space",
     errno.EDQUOT: "Free some space",
     errno.EFBIG: "Raise the limit on file sizes",
-    errno.EACCES: "Mend its permissions",
-    errno.EPERM: "Mend its permissions",
-    errno.ENOTDIR: "Move away the file that stands where a folder is needed",
+    errno.EACCES: "Correct its permissions",
+    errno.EPERM: "Correct its permissions",
+    errno.ENOTDIR: "Move the file that has the name of a needed folder",
 }
 """Error → remedy, where there is one besides another path."""
 

@@ -157,7 +157,7 @@ class _Framing:
         for tensor in self._tensors:
             tensor.write(file)
         if file.tell() != self.size_bytes:
-            raise InternalError(f"a model of {self.size_bytes} bytes came out as {file.tell()} bytes")
+            raise InternalError(f"a model of {self.size_bytes} bytes was written as {file.tell()} bytes")
 
 
 class _FramedTensor:
@@ -185,5 +185,5 @@ class _FramedTensor:
         self._data.tofile(file)  # type: ignore[attr-defined]
         if (written_bytes := file.tell() - start) != self._data.nbytes:
             raise InternalError(
-                f"tensor {self._data.name} of {self._data.nbytes} bytes came out as {written_bytes} bytes"
+                f"tensor {self._data.name} of {self._data.nbytes} bytes was written as {written_bytes} bytes"
             )

@@ -184,4 +184,4 @@ def _restore_model_metadata(original_model: ir.Model, carried_model: ir.Model) -
 def _root_notes(by_way: Mapping[Way, int]) -> tuple[str, ...]:
     if not by_way.get("root"):
         return ()
-    return (f"{by_way['root']} node(s) have nothing in common with the model before; they belong to its root",)
+    return (f"{by_way['root']} node(s) match nothing in the original model; they are tagged with its root",)
