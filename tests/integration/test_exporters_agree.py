@@ -17,7 +17,7 @@ from checkpoints import CONFIGS, build_model, make_distinct, save_checkpoint
 from oracle import OPERATOR_FAMILY
 from tag_checks import COUNTED
 from winml.modelkit import HTPExporter, WinMLExportConfig
-from winml.modelkit.export.capture import Capture
+from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.dynamo.capturing import capture_dynamo
 from winml.modelkit.export.node_tagger import NodeTagger
 from winml.modelkit.export.preparation import prepared_for_export
@@ -58,8 +58,8 @@ def work_by_exporter(model: nn.Module, torch_modules: tuple[str, ...] = ()) -> l
             model(*tensors.values())
         tree = build_tree(trace, torch_modules)
         captures: tuple[Callable[[], Capture], ...] = (
-            lambda: capture_torchscript(model, tensors, forward, tree, opset_version=18),
-            lambda: capture_dynamo(model, tensors, forward, tree),
+            lambda: capture_torchscript(model, tensors, forward, tree, CaptureOptions(opset_version=18)),
+            lambda: capture_dynamo(model, tensors, forward, tree, CaptureOptions()),
         )
         return [work_of(capture(), tree) for capture in captures]
 

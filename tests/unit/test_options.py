@@ -1,4 +1,4 @@
-"""JSON texts that become options, or an error that says where they are wrong."""
+"""JSON texts become options, or an error that names the place."""
 
 from __future__ import annotations
 

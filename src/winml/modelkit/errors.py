@@ -1,29 +1,28 @@
-"""What can go wrong?
+"""The errors a caller may get, in one tree.
 
-Every error a caller may meet, in one tree. The exit code of the command is on the class (FORMATS: 0 done, 1 failed,
-2 wrong usage, 3 the answer is "no")::
+The exit code of the command is on the class (FORMATS: 0 success, 1 failure, 2 wrong usage, 3 valid negative result)::
 
     WinMLError                      1
     ├── UsageError                  2   the request is wrong: change the command or the call
     │   ├── ConfigError             2   a JSON text or an option value is malformed or unknown
     │   ├── TaskError               2   the task is unknown, ambiguous, or not offered by the architecture
-    │   ├── ModelPathError          2   nothing usable stands at the path that names the model
-    │   └── OutputExistsError       2   the output is there already
-    ├── InputError                  1   the request is fine, the material is not: mend the files
+    │   ├── ModelPathError          2   the path that names the model is missing or unusable
+    │   └── OutputExistsError       2   the output exists already
+    ├── InputError                  1   the request is right, a file it names is not: repair the files
     │   ├── HubError                1   a Hub id could not be resolved or fetched
     │   ├── CheckpointError         1   config or weights are missing, truncated, of the wrong shape, or unsafe
-    │   └── RemoteCodeError         1   the checkpoint wants to run its own code and was not allowed to
-    ├── StageError                  1   a stage could not do its work on this model
+    │   └── RemoteCodeError         1   the checkpoint needs to run its own code, which was not allowed
+    ├── StageError                  1   a stage failed on this model
     │   ├── ExportError             1
     │   ├── NormalizeError          1
     │   ├── OptimizeError           1
     │   ├── MeasureError            1
     │   └── WriteError              1   the output could not be written
-    ├── VerificationError           3   two models that should answer alike do not
-    └── InternalError               1   our mistake: asks for a report
+    ├── VerificationError           3   two models that should give equal outputs do not
+    └── InternalError               1   a bug of this package: asks for a report
 
-Messages are one to three lines: what failed, with which value, what was expected, what to do next. This module knows
-neither click nor any library; ``cli/_errors.py`` turns these types into text on stderr.
+Messages are one to three lines: what failed, with which value, what was expected, what to do next. This module imports
+no library; ``cli/_errors.py`` turns these types into text on stderr.
 """
 
 from __future__ import annotations
@@ -75,15 +74,15 @@ class TaskError(UsageError):
 
 
 class ModelPathError(UsageError):
-    """Nothing usable stands at the path that names the model."""
+    """The path that names the model is missing or unusable."""
 
 
 class OutputExistsError(UsageError):
-    """The output is there already and overwriting was not asked for."""
+    """The output exists already, and overwriting was not requested."""
 
 
 class InputError(WinMLError):
-    """The request is fine, the material it names is not."""
+    """The request is right, but a file it names is missing, damaged or unsafe."""
 
 
 class HubError(InputError):
@@ -95,11 +94,11 @@ class CheckpointError(InputError):
 
 
 class RemoteCodeError(InputError):
-    """The checkpoint wants to run code of its own and was not allowed to."""
+    """The checkpoint needs to run its own code, which was not allowed."""
 
 
 class StageError(WinMLError):
-    """A stage could not do its work on this model."""
+    """A stage failed on this model."""
 
 
 class ExportError(StageError):
@@ -117,11 +116,11 @@ class ExportError(StageError):
 
 
 class NormalizeError(StageError):
-    """A normalization pass broke its promise or could not run."""
+    """A normalization pass failed, or did not do what it declares."""
 
 
 class OptimizeError(StageError):
-    """A graph could not be made cheaper: an engine failed, or a pass broke its promise."""
+    """A graph could not be optimized: an engine failed, or a pass did not do what it declares."""
 
 
 class MeasureError(StageError):
@@ -129,14 +128,14 @@ class MeasureError(StageError):
 
 
 class WriteError(StageError):
-    """An output file could not be written; earlier files are as they were."""
+    """An output file could not be written; earlier files are unchanged."""
 
 
 class VerificationError(WinMLError):
-    """Two models that should answer alike do not, or the reference holds no signal to compare with.
+    """Two models that should give equal outputs do not, or the reference outputs cannot be compared.
 
     Attributes:
-        is_graph_wrong: Whether the graph is at fault as far as can be told, and neither the reference nor the inputs.
+        is_graph_wrong: Whether the graph is the likely cause, and neither the reference nor the inputs.
     """
 
     exit_code = 3
@@ -147,10 +146,10 @@ class VerificationError(WinMLError):
 
 
 class InternalError(WinMLError):
-    """Our mistake: please report it."""
+    """A bug of this package: please report it."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a foreign error's text, or its type where it has none; for use inside our messages."""
+    """Return the first line of a library's error message, or its type where it is empty; for use in our messages."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__

@@ -1,6 +1,6 @@
-"""Which step of a flow is running, and how long did each take?
+"""Times the steps of a flow and reports which one is running.
 
-A flow tells it by ``with clock.step(name)``; whoever shows progress listens. Prints nothing.
+A flow wraps each step in ``with clock.step(name)``; a listener shows the progress. Prints nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StepTiming:
     name: str
     seconds: float
     summary: str
-    """What it did, in a few words."""
+    """Result of the step in a few words."""
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
@@ -46,7 +46,7 @@ class StepEvent:
 
 @dataclass
 class RunningStep:
-    """Handed to the body of a step, which says here what it did."""
+    """The step that is running; its body sets the summary."""
 
     summary: str = ""
 
@@ -64,7 +64,7 @@ class StepClock:
     def step(self, name: str) -> Iterator[RunningStep]:
         """Run a step.
 
-        An error that leaves it learns which step of how many it was (``WinMLError.step``).
+        A WinMLError that leaves the block gets the number and name of the step (``WinMLError.step``).
         """
         number, total = self._names.index(name) + 1, len(self._names)
         running = RunningStep()
@@ -75,16 +75,16 @@ class StepClock:
         except WinMLError as error:
             error.step = f"step {number} of {total}, {name}"
             raise
-        timing = self._timing()
+        timing = self._timing_of_running()
         self._running = None
         self._finished.append(timing)
         self._listener(StepEvent(number, total, name, timing))
 
     def timings(self) -> tuple[StepTiming, ...]:
-        """Return the finished steps, and the running one as far as it has come."""
-        return (*self._finished, *([self._timing()] if self._running else []))
+        """Return the finished steps, and the running one with its time so far."""
+        return (*self._finished, *([self._timing_of_running()] if self._running else []))
 
-    def _timing(self) -> StepTiming:
+    def _timing_of_running(self) -> StepTiming:
         assert self._running is not None
         number, name, started, running = self._running
         return StepTiming(number, name, time.perf_counter() - started, running.summary)

@@ -94,26 +94,26 @@ def test_tag_nodes_writes_tag_and_namespace(tree: ModuleTree) -> None:
 
 def test_tag_nodes_without_fallback_gives_unknown_scopes_to_the_root(tree: ModuleTree) -> None:
     """Nothing is guessed unless asked for."""
-    first, lost, last = chain(3)
-    NodeTagger(tree).tag_nodes({first: LINEAR, lost: (), last: BLOCK})
-    assert "root" == read_tag(lost).source  # type: ignore[union-attr]
+    first, unscoped, last = chain(3)
+    NodeTagger(tree).tag_nodes({first: LINEAR, unscoped: (), last: BLOCK})
+    assert "root" == read_tag(unscoped).source  # type: ignore[union-attr]
 
 
 def test_tag_nodes_with_fallback_takes_the_scope_neighbours_share(tree: ModuleTree) -> None:
     """Asked for, a node without scope gets the longest one its neighbours have in common, and says so."""
-    first, lost, last = chain(3)
-    NodeTagger(tree, operation_fallback=True).tag_nodes({first: LINEAR, lost: (), last: BLOCK})
-    tag = read_tag(lost)
+    first, unscoped, last = chain(3)
+    NodeTagger(tree, operation_fallback=True).tag_nodes({first: LINEAR, unscoped: (), last: BLOCK})
+    tag = read_tag(unscoped)
     assert tag is not None
     assert ("/Model/Block.block", "block", "operation") == (tag.tag, tag.module, tag.source)
-    assert "Model/block: Block" == lost.metadata_props[NAMESPACE_KEY]
+    assert "Model/block: Block" == unscoped.metadata_props[NAMESPACE_KEY]
 
 
 def test_tag_nodes_with_fallback_hands_scopes_on(tree: ModuleTree) -> None:
     """A node whose scope was found helps the next one."""
-    first, lost, also_lost = chain(3)
-    NodeTagger(tree, operation_fallback=True).tag_nodes({first: LINEAR, lost: (), also_lost: ()})
-    assert ["operation", "operation"] == [tag.source for node in (lost, also_lost) if (tag := read_tag(node))]
+    first, unscoped, also_lost = chain(3)
+    NodeTagger(tree, operation_fallback=True).tag_nodes({first: LINEAR, unscoped: (), also_lost: ()})
+    assert ["operation", "operation"] == [tag.source for node in (unscoped, also_lost) if (tag := read_tag(node))]
 
 
 def test_tag_nodes_with_fallback_and_no_neighbour_gives_it_to_the_root(tree: ModuleTree) -> None:

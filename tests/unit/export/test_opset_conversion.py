@@ -1,4 +1,4 @@
-"""A graph of opset 18 in the words of an older one: same numbers, same metadata, no weight touched."""
+"""A graph of opset 18 is converted to an older one: same numbers, same metadata, no weight read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the sizes of outputs explained by those of the inputs, and only where that is certain?"""
+"""Output sizes are expressed by input sizes, and only where the expression is certain."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def test_stride_of_stacked_convolutions_is_found_exactly() -> None:
             length = (length - kernel) // stride + 1
         return length
 
-    asked: list[int] = []
+    asked_sizes: list[int] = []
 
     def ask(sizes: object) -> Observation | None:
-        asked.append(dict(sizes)["samples"])  # type: ignore[call-overload]
-        return None if len(asked) == 1 else observe(frames, dict(sizes))  # type: ignore[call-overload]
+        asked_sizes.append(dict(sizes)["samples"])  # type: ignore[call-overload]
+        return None if len(asked_sizes) == 1 else observe(frames, dict(sizes))  # type: ignore[call-overload]
 
     observations = [observe(frames, {"samples": size}) for size in (16_000, 400, 18_001)]
     assert ("(samples - 80)//320",) == explain_output_shapes(observations, ask)["out"]
-    assert 24 >= len(asked)
+    assert 24 >= len(asked_sizes)

@@ -1,4 +1,4 @@
-"""Live modules made ready for tracing, and names for what they return."""
+"""Live modules are prepared for tracing, and their outputs are named."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_flatten_outputs_names_tensors_by_where_they_were(outputs: Any, names: d
 
 def test_flatten_outputs_taken_names_are_given_an_ending() -> None:
     """An output never bears the name of an input."""
-    assert ["mask_output", "scores"] == list(flatten_outputs({"mask": A, "scores": B}, taken=["ids", "mask"]))
+    assert ["mask_output", "scores"] == list(flatten_outputs({"mask": A, "scores": B}, used_names=["ids", "mask"]))
 
 
 def test_flatten_outputs_ending_does_not_meet_another_output() -> None:
     """The name with the ending is free, too; no output is lost."""
-    assert 2 == len(flatten_outputs({"mask": A, "mask_output": B}, taken=["mask"]))
+    assert 2 == len(flatten_outputs({"mask": A, "mask_output": B}, used_names=["mask"]))
 
 
 def test_flatten_outputs_colliding_paths_lose_no_tensor() -> None:

@@ -19,9 +19,9 @@ def test_tensor_crosses_both_ways_unchanged(dtype: str, shape: tuple[int, ...]) 
     array = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape).astype(kind)
     tensor = to_torch(array)
     assert f"torch.{dtype}" == str(tensor.dtype)
-    back = to_numpy(tensor)
-    assert (array.shape, array.dtype) == (back.shape, back.dtype)
-    np.testing.assert_array_equal(array, back)
+    converted = to_numpy(tensor)
+    assert (array.shape, array.dtype) == (converted.shape, converted.dtype)
+    np.testing.assert_array_equal(array, converted)
 
 
 def test_to_numpy_takes_tensors_that_are_strided_or_require_gradients() -> None:

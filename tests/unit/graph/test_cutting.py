@@ -1,4 +1,4 @@
-"""Is a part of a graph cut out so that it stands alone, or refused for the right reason?"""
+"""A part of a graph is cut out as a model of its own, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ def parse(text: str, **options: str) -> ir.Model:
     return model
 
 
-def _nodes(model: ir.Model, *values: str) -> list[ir.Node]:
+def _nodes_making(model: ir.Model, *values: str) -> list[ir.Node]:
     """Return the nodes of the main graph that make these values, in order."""
     return [node for node in model.graph if node.outputs[0].name in values]
 
 
-def _cut(model: ir.Model, *values: str, **options: Any) -> Cut:
-    result = Cutter(model).cut(_nodes(model, *values), **options)
+def _cut_out(model: ir.Model, *values: str, **options: Any) -> Cut:
+    result = Cutter(model).cut(_nodes_making(model, *values), **options)
     assert isinstance(result, Cut), result
     return result
 
 
-def _reason(model: ir.Model, *values: str) -> str:
-    result = Cutter(model).cut(_nodes(model, *values))
+def _refusal_reason(model: ir.Model, *values: str) -> str:
+    result = Cutter(model).cut(_nodes_making(model, *values))
     assert isinstance(result, Refusal)
     return result.reason
 
 
-def _names(values: tuple[ir.Value, ...]) -> list[str | None]:
+def _value_names(values: tuple[ir.Value, ...]) -> list[str | None]:
     return [value.name for value in values]
 
 
-def _run(model: ir.Model, **feeds: Any) -> dict[str, Any]:
+def _run_checked(model: ir.Model, **feeds: Any) -> dict[str, Any]:
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     return run_onnx(proto.SerializeToString(), feeds, optimize=False)
@@ -64,10 +64,10 @@ g (float[2,3] x, float[2,3] y) => (float[2,3] d, float[2,3] e)
 
 def test_cut_of_chain_has_the_values_that_cross_its_boundary() -> None:
     """Inputs are read from outside, outputs are read outside or are the model's; in order of reading and making."""
-    cut = _cut(parse(CHAIN), "b", "c")
-    assert ["a", "y"] == _names(cut.inputs)
-    assert ["c"] == _names(cut.outputs)
-    assert ["w2"] == _names(cut.initializers)
+    cut = _cut_out(parse(CHAIN), "b", "c")
+    assert ["a", "y"] == _value_names(cut.inputs)
+    assert ["c"] == _value_names(cut.outputs)
+    assert ["w2"] == _value_names(cut.initializers)
     assert ["b", "c"] == [node.outputs[0].name for node in cut.nodes]
 
 
@@ -75,31 +75,31 @@ def test_cut_model_answers_as_the_whole_does() -> None:
     """The part is a valid model that makes the same values of the same inputs."""
     model = parse(CHAIN)
     x, y = np.float32([[1, -2, 3], [4, -5, 6]]), np.float32([[0, 1, 0], [2, 0, 3]])
-    whole = _run(model, x=x, y=y)
+    whole_outputs = _run_checked(model, x=x, y=y)
     w1 = model.graph.initializers["w1"].const_value
     assert w1 is not None
-    part = _run(cut_model(model, _cut(model, "b", "c", "d", "e")), a=x + w1.numpy(), y=y)
-    assert sorted(whole) == sorted(part)
-    assert all(np.array_equal(whole[name], part[name]) for name in whole)
+    part = _run_checked(cut_model(model, _cut_out(model, "b", "c", "d", "e")), a=x + w1.numpy(), y=y)
+    assert sorted(whole_outputs) == sorted(part)
+    assert all(np.array_equal(whole_outputs[name], part[name]) for name in whole_outputs)
 
 
 def test_cut_model_shares_weights_and_leaves_the_whole_alone() -> None:
     """Tensors are the same objects, nodes and values are copies with their names and tags."""
     model = parse(CHAIN)
     before = ir.to_proto(model).SerializeToString()
-    part = cut_model(model, _cut(model, "b"))
+    part = cut_model(model, _cut_out(model, "b"))
     assert part.graph.initializers["w2"].const_value is model.graph.initializers["w2"].const_value
-    assert _nodes(model, "b")[0].metadata_props == part.graph.node(0).metadata_props
-    assert _nodes(model, "b")[0].name == part.graph.node(0).name
+    assert _nodes_making(model, "b")[0].metadata_props == part.graph.node(0).metadata_props
+    assert _nodes_making(model, "b")[0].name == part.graph.node(0).name
     assert before == ir.to_proto(model).SerializeToString()
 
 
 def test_cut_model_types_inner_values_as_the_graph_does() -> None:
     """A value that becomes an input has the type and shape it had inside."""
     model = parse(CHAIN)
-    inner = _nodes(model, "a")[0].outputs[0]
+    inner = _nodes_making(model, "a")[0].outputs[0]
     inner.type, inner.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(["batch", 3])
-    value = cut_model(model, _cut(model, "b")).graph.inputs[0]
+    value = cut_model(model, _cut_out(model, "b")).graph.inputs[0]
     assert ("a", ir.DataType.FLOAT, "[batch,3]") == (value.name, value.dtype, str(value.shape))
 
 
@@ -110,7 +110,7 @@ def test_cut_model_names_dimensions_that_are_expressions() -> None:
     model = parse(CHAIN)
     for node in model.graph:
         node.outputs[0].shape = ir.Shape(["height - 2", None])
-    part = cut_model(model, _cut(model, "b"))
+    part = cut_model(model, _cut_out(model, "b"))
     assert "[height_2,a_dim_1]" == str(part.graph.inputs[0].shape)
     assert "height_2" == str(part.graph.outputs[0].shape[0])  # type: ignore[index]
 
@@ -127,11 +127,11 @@ def test_cut_brings_constant_computations_along() -> None:
             b = Add(a, s)
         }
     """)
-    cut = _cut(model, "b")
-    assert (["a"], ["b"]) == (_names(cut.inputs), _names(cut.outputs))
+    cut = _cut_out(model, "b")
+    assert (["a"], ["b"]) == (_value_names(cut.inputs), _value_names(cut.outputs))
     assert ["s", "b"] == [node.outputs[0].name for node in cut.nodes]
-    assert ["w1", "w2"] == sorted(map(str, _names(cut.initializers)))
-    assert "it depends on no input of the model, so its result is a constant" == _reason(model, "s", "t")
+    assert ["w1", "w2"] == sorted(map(str, _value_names(cut.initializers)))
+    assert "it depends on no input of the model, so its result is a constant" == _refusal_reason(model, "s", "t")
 
 
 def test_cut_draws_in_shape_computations_between_its_nodes() -> None:
@@ -148,24 +148,24 @@ def test_cut_draws_in_shape_computations_between_its_nodes() -> None:
             d = Sigmoid(b)
         }
     """)
-    cut = _cut(model, "a", "b")
+    cut = _cut_out(model, "a", "b")
     assert ["shape", "rows", "target"] == [node.outputs[0].name for node in cut.drawn_in]
-    assert (["x"], ["b"]) == (_names(cut.inputs), _names(cut.outputs))
+    assert (["x"], ["b"]) == (_value_names(cut.inputs), _value_names(cut.outputs))
 
 
 def test_cut_with_a_computing_node_between_is_refused() -> None:
     """A part that needs an answer from outside about its own values cannot run alone; the node is named."""
     model = parse("g (float[2] x) => (float[2] c) { a = Relu(x) \n b = Exp(a) \n c = Neg(b) }")
-    reason = _reason(model, "a", "c")
+    reason = _refusal_reason(model, "a", "c")
     assert "node /exp/Exp_1 (Exp) lies outside, but between its nodes" in reason
 
 
 def test_cut_with_a_computing_node_that_may_join_takes_it_along() -> None:
     """A node of a module that others call too is part of the call it stands in."""
     model = parse("g (float[2] x) => (float[2] c) { a = Relu(x) \n b = Exp(a) \n c = Neg(b) }")
-    cut = _cut(model, "a", "c", may_join=_nodes(model, "b"))
+    cut = _cut_out(model, "a", "c", may_join=_nodes_making(model, "b"))
     assert ["a", "b", "c"] == [node.outputs[0].name for node in cut.nodes]
-    assert _nodes(model, "b") == list(cut.drawn_in)
+    assert _nodes_making(model, "b") == list(cut.drawn_in)
 
 
 SHARED_MASK = """
@@ -186,34 +186,34 @@ g (float[2,3] x, bool[2,3] m) => (float[2,3] z)
 
 def test_cut_leaves_out_a_light_node_that_others_need_first() -> None:
     """What an optimizer shares between modules, and one of them happens to own, becomes an input."""
-    cut = _cut(parse(SHARED_MASK), "mask", "c", "d", "e", "f", "z")
+    cut = _cut_out(parse(SHARED_MASK), "mask", "c", "d", "e", "f", "z")
     assert ["mask"] == [node.outputs[0].name for node in cut.left_out]
-    assert ["b", "mask"] == _names(cut.inputs)
+    assert ["b", "mask"] == _value_names(cut.inputs)
 
 
 def test_cut_that_would_leave_out_much_is_refused() -> None:
     """A node that is a good part of the module is no accident of an optimizer."""
-    assert "node /add/Add_1 (Add) lies outside" in _reason(parse(SHARED_MASK), "mask", "c")
+    assert "node /add/Add_1 (Add) lies outside" in _refusal_reason(parse(SHARED_MASK), "mask", "c")
 
 
 def test_cut_with_chance_inside_is_refused_and_outside_is_an_input() -> None:
     """Noise is recorded where it comes in, and cannot be reproduced where it is drawn."""
     model = parse("g (float[2] x) => (float[2] b) { n = RandomNormalLike(x) \n a = Add(x, n) \n b = Neg(a) }")
-    assert "(RandomNormalLike) draws other values in each run" in _reason(model, "n", "a")
-    assert ["x", "n"] == _names(_cut(model, "a").inputs)
+    assert "(RandomNormalLike) draws other values in each run" in _refusal_reason(model, "n", "a")
+    assert ["x", "n"] == _value_names(_cut_out(model, "a").inputs)
 
 
 def test_cut_nobody_reads_is_refused() -> None:
     """A part without outputs has nothing to answer."""
     model = parse("g (float[2] x) => (float[2] b) { a = Neg(x) \n b = Relu(x) }")
-    assert "nothing outside reads what it makes" == _reason(model, "a")
+    assert "nothing outside reads what it makes" == _refusal_reason(model, "a")
 
 
 def test_cut_with_a_sequence_on_its_boundary_is_refused() -> None:
     """Only tensors can be recorded."""
     model = parse("g (float[2] x) => (float[2] b) <int64 i = {0}> { a = SequenceConstruct(x) \n b = SequenceAt(a, i) }")
-    _nodes(model, "a")[0].outputs[0].type = ir.SequenceType(ir.TensorType(ir.DataType.FLOAT))
-    assert "value a on its boundary is" in _reason(model, "b")
+    _nodes_making(model, "a")[0].outputs[0].type = ir.SequenceType(ir.TensorType(ir.DataType.FLOAT))
+    assert "value a on its boundary is" in _refusal_reason(model, "b")
 
 
 IF = """
@@ -234,21 +234,21 @@ g (float[2] x, bool p, float[2] y) => (float[2] d)
 def test_cut_with_subgraphs_reads_what_they_capture() -> None:
     """What a branch takes from around it is an input or a weight of the part."""
     model = parse(IF)
-    cut = _cut(model, "b", "c")
-    assert ["p", "a", "y"] == _names(cut.inputs)
-    assert ["w1"] == _names(cut.initializers)
+    cut = _cut_out(model, "b", "c")
+    assert ["p", "a", "y"] == _value_names(cut.inputs)
+    assert ["w1"] == _value_names(cut.initializers)
     a, y = np.float32([1, -2]), np.float32([3, 4])
     part = cut_model(model, cut)
     w1 = model.graph.initializers["w1"].const_value
     assert w1 is not None
     expected = np.maximum(a + y + w1.numpy(), 0)
-    assert np.array_equal(expected, _run(part, p=np.array(True), a=a, y=y)["c"])
-    assert np.array_equal([0, 2], _run(part, p=np.array(False), a=a, y=y)["c"])
+    assert np.array_equal(expected, _run_checked(part, p=np.array(True), a=a, y=y)["c"])
+    assert np.array_equal([0, 2], _run_checked(part, p=np.array(False), a=a, y=y)["c"])
 
 
 def test_cut_before_subgraphs_gives_what_they_capture() -> None:
     """A value that only a branch reads is read outside all the same."""
-    assert ["a"] == _names(_cut(parse(IF), "a").outputs)
+    assert ["a"] == _value_names(_cut_out(parse(IF), "a").outputs)
 
 
 def test_cut_model_brings_the_functions_it_calls() -> None:
@@ -265,15 +265,15 @@ def test_cut_model_brings_the_functions_it_calls() -> None:
             Other (i) => (o) { o = Relu(i) }
         """,
     )
-    inner = _nodes(model, "a")[0].outputs[0]
+    inner = _nodes_making(model, "a")[0].outputs[0]
     inner.type, inner.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([2])
-    part = cut_model(model, _cut(model, "a"))
+    part = cut_model(model, _cut_out(model, "a"))
     assert {"Twice", "Half"} == {function.name for function in part.functions.values()}
-    assert np.array_equal([-2, 4], _run(part, x=np.float32([1, -2]))["a"])
+    assert np.array_equal([-2, 4], _run_checked(part, x=np.float32([1, -2]))["a"])
 
 
 @pytest.mark.parametrize("size", [2, 30])
 def test_cut_of_an_optional_input_keeps_the_gap(size: int) -> None:
     """An input left out stays out."""
     model = parse(f"g (float[{size}] x, float low) => (float[{size}] b) {{ a = Neg(x) \n b = Clip(a, , low) }}")
-    assert ["a", "low"] == _names(_cut(model, "b").inputs)
+    assert ["a", "low"] == _value_names(_cut_out(model, "b").inputs)

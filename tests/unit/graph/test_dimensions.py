@@ -1,4 +1,4 @@
-"""Is the user's wish for open dimensions read as it is meant?"""
+"""Option texts for open dimensions are parsed, or refused with a reason."""
 
 from __future__ import annotations
 

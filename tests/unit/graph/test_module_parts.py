@@ -1,4 +1,4 @@
-"""Are the nodes of a module found, and divided into its calls?"""
+"""The nodes of a module are found and divided into its calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEIGHTS = "{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}"
 """Of more elements than an operand has."""
 
 
-def _tagged(text: str, tags: Mapping[str, str], calls: Mapping[str, int] | None = None) -> ir.Model:
+def _tagged_model(text: str, tags: Mapping[str, str], calls: Mapping[str, int] | None = None) -> ir.Model:
     """Return the model of a text whose nodes carry these tags, by the value they make; others belong to the root.
 
     Args:
@@ -38,16 +38,16 @@ def _tagged(text: str, tags: Mapping[str, str], calls: Mapping[str, int] | None 
     return model
 
 
-def _made(call: ModuleCall) -> list[str | None]:
+def _values_made(call: ModuleCall) -> list[str | None]:
     assert isinstance(call.result, Cut), call.result
     return [node.outputs[0].name for node in call.result.nodes]
 
 
-def _calls(model: ir.Model, tag: str) -> list[list[str | None]]:
-    return [_made(call) for call in ModuleParts(model).cut(tag)]
+def _values_by_call(model: ir.Model, tag: str) -> list[list[str | None]]:
+    return [_values_made(call) for call in ModuleParts(model).cut(tag)]
 
 
-def _reason(model: ir.Model, tag: str) -> str:
+def _refusal_reason(model: ir.Model, tag: str) -> str:
     (call,) = ModuleParts(model).cut(tag)
     assert isinstance(call.result, Refusal)
     return call.result.reason
@@ -61,20 +61,20 @@ g (float[20] x) => (float[20] e)
 
 def test_module_is_cut_with_all_below_it() -> None:
     """The nodes of inner modules belong to the outer one as well."""
-    model = _tagged(NESTED, {"b": "/A", "c": "/A/B", "d": "/A"})
-    assert [["b", "c", "d"]] == _calls(model, "/M/A")
-    assert [["c"]] == _calls(model, "/M/A/B")
-    assert [["a", "b", "c", "d", "e"]] == _calls(model, "/M")
+    model = _tagged_model(NESTED, {"b": "/A", "c": "/A/B", "d": "/A"})
+    assert [["b", "c", "d"]] == _values_by_call(model, "/M/A")
+    assert [["c"]] == _values_by_call(model, "/M/A/B")
+    assert [["a", "b", "c", "d", "e"]] == _values_by_call(model, "/M")
 
 
 def test_module_whose_name_starts_like_another_is_another() -> None:
     """``/M/A.1`` has nothing of ``/M/A.10``."""
-    assert [["b"]] == _calls(_tagged(NESTED, {"b": "/A.1", "c": "/A.10"}), "/M/A.1")
+    assert [["b"]] == _values_by_call(_tagged_model(NESTED, {"b": "/A.1", "c": "/A.10"}), "/M/A.1")
 
 
 def test_module_without_nodes_has_no_calls() -> None:
     """Nothing is invented for a module that left nothing in the graph."""
-    assert [] == _calls(_tagged(NESTED, {"b": "/A"}), "/M/B")
+    assert [] == _values_by_call(_tagged_model(NESTED, {"b": "/A"}), "/M/B")
 
 
 CHAINED = f"""
@@ -90,14 +90,14 @@ def test_module_called_in_a_chain_is_cut_once_per_call(calls: Mapping[str, int] 
     """Calls that follow one another without anything between are told apart by the weights they all read, with or
     without the number of calls on record; small constants an exporter wrote anew for each do not count.
     """
-    model = _tagged(CHAINED, LAYER, calls)
-    assert [["a", "b"], ["c", "d"], ["e", "y"]] == _calls(model, "/M/L")
+    model = _tagged_model(CHAINED, LAYER, calls)
+    assert [["a", "b"], ["c", "d"], ["e", "y"]] == _values_by_call(model, "/M/L")
     assert [(1, 3), (2, 3), (3, 3)] == [(call.call, call.calls) for call in ModuleParts(model).cut("/M/L")]
 
 
 def test_module_called_once_is_one_cut_whatever_repeats_in_it() -> None:
     """A loop inside one call reads its weights in every turn, and is one call all the same."""
-    assert [["a", "b", "c", "d", "e", "y"]] == _calls(_tagged(CHAINED, LAYER, {"/L": 1}), "/M/L")
+    assert [["a", "b", "c", "d", "e", "y"]] == _values_by_call(_tagged_model(CHAINED, LAYER, {"/L": 1}), "/M/L")
 
 
 BETWEEN = f"""
@@ -109,13 +109,13 @@ g (float[20] x) => (float[20] d)
 
 def test_module_called_with_others_between_is_divided_there() -> None:
     """Calls that do not even run the same operators are divided by what stands between them."""
-    model = _tagged(BETWEEN, {"a": "/L", "b": "/L", "c": "/L"}, {"/L": 2})
-    assert [["a", "b"], ["c"]] == _calls(model, "/M/L")
+    model = _tagged_model(BETWEEN, {"a": "/L", "b": "/L", "c": "/L"}, {"/L": 2})
+    assert [["a", "b"], ["c"]] == _values_by_call(model, "/M/L")
 
 
 def test_module_called_side_by_side_is_divided_by_what_is_connected() -> None:
     """Calls whose nodes an optimizer mixed are told apart by the values that pass between them."""
-    model = _tagged(
+    model = _tagged_model(
         f"""
         g (float[20] x, float[20] y) => (float[20] e)
         <float[20] w = {WEIGHTS}>
@@ -124,27 +124,27 @@ def test_module_called_side_by_side_is_divided_by_what_is_connected() -> None:
         dict.fromkeys("abcd", "/L"),
         {"/L": 2},
     )
-    assert [["a", "d"], ["b", "c"]] == _calls(model, "/M/L")
+    assert [["a", "d"], ["b", "c"]] == _values_by_call(model, "/M/L")
 
 
 def test_module_whose_calls_cannot_be_told_apart_is_refused() -> None:
     """A guess would be a model nobody ever called."""
-    model = _tagged(BETWEEN, dict.fromkeys("abrc", "/L"), {"/L": 2})
-    assert "it is called 2 times, and the graph does not tell which" in _reason(model, "/M/L")
+    model = _tagged_model(BETWEEN, dict.fromkeys("abrc", "/L"), {"/L": 2})
+    assert "it is called 2 times, and the graph does not tell which" in _refusal_reason(model, "/M/L")
 
 
 def test_module_parts_that_read_other_weights_are_no_two_calls() -> None:
     """Where what stands between divides a module into parts with different weights, they are not its calls."""
     text = BETWEEN.replace("<float[20] w", f"<float[20] v = {WEIGHTS}, float[20] w").replace("Mul(r, w)", "Mul(r, v)")
-    model = _tagged(text, dict.fromkeys("abc", "/L"), {"/L": 2})
-    assert "it is called 2 times" in _reason(model, "/M/L")
+    model = _tagged_model(text, dict.fromkeys("abc", "/L"), {"/L": 2})
+    assert "it is called 2 times" in _refusal_reason(model, "/M/L")
 
 
 def test_module_that_calls_a_shared_one_takes_its_nodes_along() -> None:
     """A module that is registered elsewhere and called here is part of the call it stands in."""
     tags = {"a": "/A", "b": "/F", "c": "/A", "d": "/F"}
-    assert [["a", "b", "c"]] == _calls(_tagged(NESTED, tags, {"/A": 1, "/F": 2}), "/M/A")
-    assert "(Exp) lies outside" in _reason(_tagged(NESTED, tags, {"/A": 1, "/F": 1}), "/M/A")
+    assert [["a", "b", "c"]] == _values_by_call(_tagged_model(NESTED, tags, {"/A": 1, "/F": 2}), "/M/A")
+    assert "(Exp) lies outside" in _refusal_reason(_tagged_model(NESTED, tags, {"/A": 1, "/F": 1}), "/M/A")
 
 
 IF = """
@@ -159,18 +159,18 @@ g (float[2] x, bool p) => (float[2] c)
 
 def test_module_around_an_if_is_cut_with_its_branches() -> None:
     """What runs inside a node of the module belongs to the cut."""
-    assert [["b", "c"]] == _calls(_tagged(IF, {"b": "/A", "u": "/A/B", "v": "/A", "c": "/A"}), "/M/A")
+    assert [["b", "c"]] == _values_by_call(_tagged_model(IF, {"b": "/A", "u": "/A/B", "v": "/A", "c": "/A"}), "/M/A")
 
 
 def test_module_inside_an_if_of_another_is_refused() -> None:
     """Values inside a branch cannot be recorded; the node it runs in is named."""
-    model = _tagged(IF, {"b": "/A", "u": "/A/B", "v": "/A", "c": "/A"})
-    assert "it runs inside node /if/If_1 (If), which belongs to another module" in _reason(model, "/M/A/B")
+    model = _tagged_model(IF, {"b": "/A", "u": "/A/B", "v": "/A", "c": "/A"})
+    assert "it runs inside node /if/If_1 (If), which belongs to another module" in _refusal_reason(model, "/M/A/B")
 
 
 def test_module_that_also_runs_inside_an_if_of_another_is_refused() -> None:
     """A cut with the nodes outside of the branch alone would be half of the module."""
-    assert "it runs inside node /if/If_1 (If)" in _reason(_tagged(IF, {"a": "/B", "u": "/B"}), "/M/B")
+    assert "it runs inside node /if/If_1 (If)" in _refusal_reason(_tagged_model(IF, {"a": "/B", "u": "/B"}), "/M/B")
 
 
 def test_module_inside_a_function_is_refused() -> None:
@@ -180,11 +180,11 @@ def test_module_inside_a_function_is_refused() -> None:
         domains=', "local" : 1',
         functions='<domain: "local", opset_import: ["" : 17]> Twice (i) => (o) { o = Add(i, i) }',
     )
-    assert "it runs inside a function of the model" in _reason(model, "/M/Add")
+    assert "it runs inside a function of the model" in _refusal_reason(model, "/M/Add")
 
 
 def test_damaged_record_of_calls_is_no_record() -> None:
     """A tree nobody can read says nothing about calls."""
-    model = _tagged(CHAINED, LAYER)
+    model = _tagged_model(CHAINED, LAYER)
     model.metadata_props[TREE_KEY] = '[{"tag": '
     assert 3 == len(ModuleParts(model).cut("/M/L"))

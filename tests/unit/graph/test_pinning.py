@@ -1,4 +1,4 @@
-"""Are open dimensions fixed, and nothing else?"""
+"""Open dimensions are fixed, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def model() -> ir.Model:
         { h = Relu(x)
           y = Relu(h) }
     """
-    made = ir.serde.deserialize_model(onnx.parser.parse_model(text))
-    made.graph.outputs[0].shape = ir.Shape(["batch", 3, "(samples - 25)//80"])
-    return made
+    pinned_model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
+    pinned_model.graph.outputs[0].shape = ir.Shape(["batch", 3, "(samples - 25)//80"])
+    return pinned_model
 
 
 def dims(value: ir.Value) -> list[int | str | None]:
@@ -37,27 +37,27 @@ def test_open_dimensions_are_named_with_their_inputs() -> None:
 
 def test_pinned_sizes_reach_inputs_outputs_and_expressions() -> None:
     """Numbers stand wherever the name stood; what follows inside is forgotten."""
-    made = model()
-    pin_dimensions(made, {"batch": 2, "samples": 16_000})
-    assert [[2, 3, 16_000], [2]] == [dims(value) for value in made.graph.inputs]
-    assert [2, 3, 199] == dims(made.graph.outputs[0])
-    assert made.graph.node(0).outputs[0].shape is None
+    pinned_model = model()
+    pin_dimensions(pinned_model, {"batch": 2, "samples": 16_000})
+    assert [[2, 3, 16_000], [2]] == [dims(value) for value in pinned_model.graph.inputs]
+    assert [2, 3, 199] == dims(pinned_model.graph.outputs[0])
+    assert pinned_model.graph.node(0).outputs[0].shape is None
 
 
 def test_names_left_out_stay_open() -> None:
     """An expression is computed only where all of it is known."""
-    made = model()
-    pin_dimensions(made, {"batch": 2})
-    assert [2, 3, "samples"] == dims(made.graph.inputs[0])
-    assert [2, 3, "(samples - 25)//80"] == dims(made.graph.outputs[0])
+    pinned_model = model()
+    pin_dimensions(pinned_model, {"batch": 2})
+    assert [2, 3, "samples"] == dims(pinned_model.graph.inputs[0])
+    assert [2, 3, "(samples - 25)//80"] == dims(pinned_model.graph.outputs[0])
 
 
 def test_foreign_words_for_a_size_are_kept() -> None:
     """A name that is no expression of ours does no harm."""
-    made = model()
-    made.graph.outputs[0].shape = ir.Shape(["batch", 3, "what/ever+"])
-    pin_dimensions(made, {"batch": 2})
-    assert [2, 3, "what/ever+"] == dims(made.graph.outputs[0])
+    pinned_model = model()
+    pinned_model.graph.outputs[0].shape = ir.Shape(["batch", 3, "what/ever+"])
+    pin_dimensions(pinned_model, {"batch": 2})
+    assert [2, 3, "what/ever+"] == dims(pinned_model.graph.outputs[0])
 
 
 def test_sizes_may_be_named_by_key_of_shape_config() -> None:

@@ -1,4 +1,4 @@
-"""Is a graph that nobody could compute told as such?"""
+"""Graphs that cannot be computed are refused."""
 
 from __future__ import annotations
 

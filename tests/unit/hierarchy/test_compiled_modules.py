@@ -1,4 +1,4 @@
-"""Is a compiled module known by what it was compiled from?"""
+"""Compiled modules are replaced by the modules they wrap."""
 
 from __future__ import annotations
 

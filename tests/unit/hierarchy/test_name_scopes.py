@@ -1,4 +1,4 @@
-"""Names of nodes tell modules, whatever a tool made of them."""
+"""Module paths are read from node names, also after tools changed the names."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MODULES = [
 ]
 
 
-def _paths(selector: str) -> list[str]:
+def _selected_paths(selector: str) -> list[str]:
     return [module.path for module in select(MODULES, selector)]
 
 
@@ -53,7 +53,7 @@ def _paths(selector: str) -> list[str]:
 )
 def test_select_glob_names_modules_in_their_order(selector: str, expected: list[str]) -> None:
     """Classes, paths and tags are matched whole, and a single star stays between separators."""
-    assert expected == _paths(selector)
+    assert expected == _selected_paths(selector)
 
 
 @pytest.mark.parametrize("selector", ["layer", "encoder.layer", "/Encoder", "encoder*output", "Encoder/Layer.0"])

@@ -12,9 +12,9 @@ TAG = NodeTag("/BertModel/BertEncoder/BertLayer.0/BertAttention", "encoder.layer
 
 def node(**metadata: str) -> ir.Node:
     """Build a node with metadata; ``__`` stands for a dot."""
-    made = ir.node("Relu", [ir.Value(name="x")])
-    made.metadata_props.update({key.replace("__", "."): value for key, value in metadata.items()})
-    return made
+    node = ir.node("Relu", [ir.Value(name="x")])
+    node.metadata_props.update({key.replace("__", "."): value for key, value in metadata.items()})
+    return node
 
 
 def test_write_tag_keys_are_those_of_formats() -> None:

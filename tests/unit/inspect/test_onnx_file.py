@@ -1,4 +1,4 @@
-"""An ONNX file of anybody is described without its weights."""
+"""Any ONNX file is inspected without its weights."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ from winml.modelkit.inspect.onnx_inspection import OnnxInspection
 FLOAT = TensorProto.FLOAT
 
 
-def _tag(node: onnx.NodeProto, tag: str) -> onnx.NodeProto:
+def _with_tag(node: onnx.NodeProto, tag: str) -> onnx.NodeProto:
     for key, value in {"winml.hierarchy.tag": tag, "winml.hierarchy.source": "direct"}.items():
         entry = node.metadata_props.add()
         entry.key, entry.value = key, value
     return node
 
 
-def _weight(name: str, *shape: int, dtype: Any = np.float32) -> onnx.TensorProto:
+def _make_weight(name: str, *shape: int, dtype: Any = np.float32) -> onnx.TensorProto:
     return numpy_helper.from_array(np.ones(shape, dtype), name)
 
 
-def _value(name: str, shape: list[Any] | None, dtype: int = FLOAT) -> onnx.ValueInfoProto:
+def _make_value(name: str, shape: list[Any] | None, dtype: int = FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
-def _model(batch: Any = 2) -> onnx.ModelProto:
+def _two_layer_model(batch: Any = 2) -> onnx.ModelProto:
     """Return two linear layers that share a bias; the second is quantized, and one node has no tag.
 
     ``/M/A``: hidden = x · a + bias; ``/M/B``: out = hidden · dequantized(b) + bias.
     """
     nodes = [
-        _tag(helper.make_node("MatMul", ["x", "a"], ["xa"], name="/a/MatMul"), "/M/A"),
-        _tag(helper.make_node("Add", ["xa", "bias"], ["hidden"], name="/a/Add"), "/M/A"),
-        _tag(helper.make_node("DequantizeLinear", ["b", "scale"], ["bf"], name="/b/Dequantize"), "/M/B"),
-        _tag(helper.make_node("MatMul", ["hidden", "bf"], ["hb"], name="/b/MatMul"), "/M/B"),
-        _tag(helper.make_node("Add", ["hb", "bias"], ["sum"], name="/b/Add"), "/M/B"),
+        _with_tag(helper.make_node("MatMul", ["x", "a"], ["xa"], name="/a/MatMul"), "/M/A"),
+        _with_tag(helper.make_node("Add", ["xa", "bias"], ["hidden"], name="/a/Add"), "/M/A"),
+        _with_tag(helper.make_node("DequantizeLinear", ["b", "scale"], ["bf"], name="/b/Dequantize"), "/M/B"),
+        _with_tag(helper.make_node("MatMul", ["hidden", "bf"], ["hb"], name="/b/MatMul"), "/M/B"),
+        _with_tag(helper.make_node("Add", ["hb", "bias"], ["sum"], name="/b/Add"), "/M/B"),
         helper.make_node("Mul", ["sum", "loose"], ["out"], name="Mul"),
     ]
     weights = [
-        _weight("a", 4, 8), _weight("bias", 8), _weight("b", 8, 8, dtype=np.int8), _weight("scale"),
-        _weight("loose", 1), _weight("unread", 3),
+        _make_weight("a", 4, 8), _make_weight("bias", 8), _make_weight("b", 8, 8, dtype=np.int8), _make_weight("scale"),
+        _make_weight("loose", 1), _make_weight("unread", 3),
     ]  # fmt: skip
-    graph = helper.make_graph(nodes, "main", [_value("x", [batch, 4])], [_value("out", [batch, 8])], weights)
+    graph = helper.make_graph(nodes, "main", [_make_value("x", [batch, 4])], [_make_value("out", [batch, 8])], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], producer_name="test", ir_version=10)
     helper.set_model_props(model, {"winml.model": '{"class": "M"}', "winml.odd": "{", "author": "ada"})
     return model
 
 
-def _inspect(model: onnx.ModelProto, folder: Path, **options: Any) -> OnnxInspection:
+def _inspect_model(model: onnx.ModelProto, folder: Path, **options: Any) -> OnnxInspection:
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
     return inspect_onnx(path, **options)
@@ -65,47 +65,51 @@ def _inspect(model: onnx.ModelProto, folder: Path, **options: Any) -> OnnxInspec
 
 def test_inspect_onnx_tells_what_the_file_declares(tmp_path: Path) -> None:
     """Versions, values, operators and our records, each as the file has it."""
-    found = _inspect(_model(batch="batch"), tmp_path).as_record()
-    assert (10, {"ai.onnx": 17}, "test") == (found["ir_version"], found["opsets"], found["producer"]["name"])
-    assert [{"name": "x", "shape": ["batch", 4], "dtype": "float32"}] == found["inputs"]
-    assert [{"name": "out", "shape": ["batch", 8], "dtype": "float32"}] == found["outputs"]
-    assert {"MatMul": 2, "Add": 2, "DequantizeLinear": 1, "Mul": 1} == found["operators"]
-    assert {"winml.model": {"class": "M"}, "winml.odd": "{"} == found["records"]
-    assert {"author": "ada"} == found["metadata"]
-    assert (tmp_path / "model.onnx").stat().st_size == found["size_bytes"]
+    inspection = _inspect_model(_two_layer_model(batch="batch"), tmp_path).as_record()
+    assert (10, {"ai.onnx": 17}, "test") == (
+        inspection["ir_version"],
+        inspection["opsets"],
+        inspection["producer"]["name"],
+    )
+    assert [{"name": "x", "shape": ["batch", 4], "dtype": "float32"}] == inspection["inputs"]
+    assert [{"name": "out", "shape": ["batch", 8], "dtype": "float32"}] == inspection["outputs"]
+    assert {"MatMul": 2, "Add": 2, "DequantizeLinear": 1, "Mul": 1} == inspection["operators"]
+    assert {"winml.model": {"class": "M"}, "winml.odd": "{"} == inspection["records"]
+    assert {"author": "ada"} == inspection["metadata"]
+    assert (tmp_path / "model.onnx").stat().st_size == inspection["size_bytes"]
     assert {"float32": (5, 45, 180), "int8": (1, 64, 64)} == {
         dtype: (group["count"], group["parameters"], group["size_bytes"])
-        for dtype, group in found["initializers"]["by_dtype"].items()
+        for dtype, group in inspection["initializers"]["by_dtype"].items()
     }
 
 
 def test_inspect_onnx_charges_each_weight_once(tmp_path: Path) -> None:
     """To its reader's module, to the deepest common one of several, and to none where no module reads it."""
-    found = _inspect(_model(), tmp_path)
+    inspection = _inspect_model(_two_layer_model(), tmp_path)
     assert {
         "/M": Cost(0, 8, 32, 0),
         "/M/A": Cost(2, 32, 128, 2 * 4 * 8),
         "/M/B": Cost(3, 65, 68, 2 * 8 * 8),
-    } == {module.tag: module.own for module in found.modules}
-    assert Cost(1, 4, 16, 0) == found.unclaimed
-    assert Cost(5, 105, 228, 192) == found.modules[0].total
-    assert Cost(6, 109, 244, 192) == found.total
+    } == {module.tag: module.own for module in inspection.modules}
+    assert Cost(1, 4, 16, 0) == inspection.unclaimed
+    assert Cost(5, 105, 228, 192) == inspection.modules[0].total
+    assert Cost(6, 109, 244, 192) == inspection.total
 
 
 def test_inspect_onnx_dynamic_shapes_leave_operations_unknown(tmp_path: Path) -> None:
     """A module with a product of unknown size has an unknown count, and so has everything around it."""
-    found = _inspect(_model(batch="batch"), tmp_path)
-    assert [None, None, None] == [module.total.macs for module in found.modules]
-    assert 0 == found.modules[0].own.macs
-    assert found.total.macs is None
+    inspection = _inspect_model(_two_layer_model(batch="batch"), tmp_path)
+    assert [None, None, None] == [module.total.macs for module in inspection.modules]
+    assert 0 == inspection.modules[0].own.macs
+    assert inspection.total.macs is None
 
 
 def test_inspect_onnx_selector_narrows_to_subtrees_with_their_nodes(tmp_path: Path) -> None:
     """The modules it names, all below them, and the nodes of these."""
-    found = _inspect(_model(), tmp_path, selector="B")
-    assert ["/M/B"] == [module.tag for module in found.modules]
-    assert ["/b/Dequantize", "/b/MatMul", "/b/Add"] == [node.name for node in found.module_nodes]
-    everything = _inspect(_model(), tmp_path, selector="/M")
+    inspection = _inspect_model(_two_layer_model(), tmp_path, selector="B")
+    assert ["/M/B"] == [module.tag for module in inspection.modules]
+    assert ["/b/Dequantize", "/b/MatMul", "/b/Add"] == [node.name for node in inspection.module_nodes]
+    everything = _inspect_model(_two_layer_model(), tmp_path, selector="/M")
     assert 3 == len(everything.modules)
     assert 5 == len(everything.module_nodes)
 
@@ -113,16 +117,18 @@ def test_inspect_onnx_selector_narrows_to_subtrees_with_their_nodes(tmp_path: Pa
 def test_inspect_onnx_selector_that_names_nothing_is_refused(tmp_path: Path) -> None:
     """Also where there is no tree at all."""
     with pytest.raises(UsageError, match="no module matches '/M/C'"):
-        _inspect(_model(), tmp_path, selector="/M/C")
+        _inspect_model(_two_layer_model(), tmp_path, selector="/M/C")
     bare = helper.make_model(helper.make_graph([], "main", [], []))
     with pytest.raises(UsageError, match="no module matches"):
-        _inspect(bare, tmp_path, selector="M")
+        _inspect_model(bare, tmp_path, selector="M")
 
 
 def test_inspect_onnx_record_has_the_same_keys_for_every_file(tmp_path: Path) -> None:
     """A program that reads one answer can read all, and every answer is JSON."""
-    full = _inspect(_model(), tmp_path, selector="M").as_record(with_hierarchy=True, with_weights=True)
-    empty = _inspect(helper.make_model(helper.make_graph([], "", [], [])), tmp_path).as_record(with_hierarchy=False)
+    full = _inspect_model(_two_layer_model(), tmp_path, selector="M").as_record(with_hierarchy=True, with_weights=True)
+    empty = _inspect_model(helper.make_model(helper.make_graph([], "", [], [])), tmp_path).as_record(
+        with_hierarchy=False
+    )
     assert list(full) == list(empty)
     assert json.loads(json.dumps(full)) == full
     assert json.loads(json.dumps(empty)) == empty
@@ -130,7 +136,7 @@ def test_inspect_onnx_record_has_the_same_keys_for_every_file(tmp_path: Path) ->
 
 def _save_external(folder: Path) -> Path:
     path = folder / "model.onnx"
-    onnx.save(_model(), path, save_as_external_data=True, location="w.data", size_threshold=0)
+    onnx.save(_two_layer_model(), path, save_as_external_data=True, location="w.data", size_threshold=0)
     return path
 
 
@@ -139,10 +145,10 @@ def test_inspect_onnx_external_data_is_counted_and_never_opened(tmp_path: Path) 
     path = _save_external(tmp_path)
     expected = inspect_onnx(path)
     (tmp_path / "w.data").chmod(0)
-    found = inspect_onnx(path)
-    assert expected == found
-    assert (244, ()) == (found.total.size_bytes, found.notes)
-    assert path.stat().st_size + (tmp_path / "w.data").stat().st_size == found.size_bytes
+    inspection = inspect_onnx(path)
+    assert expected == inspection
+    assert (244, ()) == (inspection.total.size_bytes, inspection.notes)
+    assert path.stat().st_size + (tmp_path / "w.data").stat().st_size == inspection.size_bytes
 
 
 def test_inspect_onnx_missing_or_short_data_file_is_told(tmp_path: Path) -> None:
@@ -152,28 +158,28 @@ def test_inspect_onnx_missing_or_short_data_file_is_told(tmp_path: Path) -> None
     data.write_bytes(b"short")
     assert f"data file {data} is cut off: it has 5 bytes" in inspect_onnx(path).notes[0]
     data.unlink()
-    found = inspect_onnx(path)
-    assert [f"data file {data} is missing: it holds 6 of the weights"] == [*found.notes]
-    assert (None, 244) == (found.files[1].size_bytes, found.total.size_bytes)
+    inspection = inspect_onnx(path)
+    assert [f"data file {data} is missing: it holds 6 of the weights"] == [*inspection.notes]
+    assert (None, 244) == (inspection.files[1].size_bytes, inspection.total.size_bytes)
 
 
 @pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "C:\\secret", ""])
 def test_inspect_onnx_data_file_outside_the_folder_is_not_looked_at(tmp_path: Path, location: str) -> None:
     """A model file does not make this command ask about other files."""
-    model = _model()
+    model = _two_layer_model()
     tensor = model.graph.initializer[0]
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value=location)
-    found = _inspect(model, tmp_path)
-    assert 1 == len(found.files)
-    assert "it was not looked at" in found.notes[0]
+    inspection = _inspect_model(model, tmp_path)
+    assert 1 == len(inspection.files)
+    assert "it was not looked at" in inspection.notes[0]
 
 
 def test_inspect_onnx_subgraphs_and_functions_count_and_their_runs_do_not(tmp_path: Path) -> None:
     """Their nodes and weights are the file's; how often they run is not known, so products in them are not either."""
     branch = helper.make_graph(
-        [_tag(helper.make_node("MatMul", ["x", "w"], ["b"], name="/c/MatMul"), "/M/C")],
-        "branch", [], [_value("b", [2, 4])], [_weight("w", 4, 4)],
+        [_with_tag(helper.make_node("MatMul", ["x", "w"], ["b"], name="/c/MatMul"), "/M/C")],
+        "branch", [], [_make_value("b", [2, 4])], [_make_weight("w", 4, 4)],
     )  # fmt: skip
     plain = helper.make_function(
         "local", "Twice", ["v"], ["w"], [helper.make_node("Add", ["v", "v"], ["w"])], [helper.make_opsetid("", 17)]
@@ -182,41 +188,50 @@ def test_inspect_onnx_subgraphs_and_functions_count_and_their_runs_do_not(tmp_pa
         "local", "Square", ["v"], ["w"], [helper.make_node("MatMul", ["v", "v"], ["w"])], [helper.make_opsetid("", 17)]
     )
     nodes = [
-        _tag(helper.make_node("If", ["condition"], ["y"], name="/If", then_branch=branch, else_branch=branch), "/M"),
-        _tag(helper.make_node("Twice", ["y"], ["z"], name="/Twice", domain="local"), "/M/T"),
-        _tag(helper.make_node("Square", ["z"], ["out"], name="/Square", domain="local"), "/M/S"),
+        _with_tag(
+            helper.make_node("If", ["condition"], ["y"], name="/If", then_branch=branch, else_branch=branch), "/M"
+        ),
+        _with_tag(helper.make_node("Twice", ["y"], ["z"], name="/Twice", domain="local"), "/M/T"),
+        _with_tag(helper.make_node("Square", ["z"], ["out"], name="/Square", domain="local"), "/M/S"),
     ]
     graph = helper.make_graph(
-        nodes, "main", [_value("condition", [], TensorProto.BOOL), _value("x", [2, 4])], [_value("out", None)]
+        nodes,
+        "main",
+        [_make_value("condition", [], TensorProto.BOOL), _make_value("x", [2, 4])],
+        [_make_value("out", None)],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
-    found = _inspect(helper.make_model(graph, opset_imports=opsets, functions=[plain, square]), tmp_path)
-    assert (7, 2, {"local.Twice": 1, "local.Square": 1}) == (found.total.nodes, found.subgraph_nodes, found.functions)
-    macs = {module.tag: module.own.macs for module in found.modules}
+    inspection = _inspect_model(helper.make_model(graph, opset_imports=opsets, functions=[plain, square]), tmp_path)
+    assert (7, 2, {"local.Twice": 1, "local.Square": 1}) == (
+        inspection.total.nodes,
+        inspection.subgraph_nodes,
+        inspection.functions,
+    )
+    macs = {module.tag: module.own.macs for module in inspection.modules}
     assert {"/M": 0, "/M/C": None, "/M/T": 0, "/M/S": None} == macs
-    assert 32 == next(module.own.parameters for module in found.modules if module.tag == "/M/C")
-    assert 2 == found.unclaimed.nodes
+    assert 32 == next(module.own.parameters for module in inspection.modules if module.tag == "/M/C")
+    assert 2 == inspection.unclaimed.nodes
 
 
 def test_inspect_onnx_newer_versions_are_answered_and_told(tmp_path: Path) -> None:
     """A file from the future is described as far as it can be."""
-    model = _model()
+    model = _two_layer_model()
     model.ir_version = 99
     model.opset_import[0].version = 999
-    found = _inspect(model, tmp_path)
+    inspection = _inspect_model(model, tmp_path)
     assert [
         f"IR version 99 is newer than {onnx.IR_VERSION}, the newest the installed onnx knows",
         f"opset 999 is newer than {onnx.defs.onnx_opset_version()}, the newest the installed onnx knows",
-    ] == [*found.notes[:2]]
-    assert 6 == found.total.nodes
+    ] == [*inspection.notes[:2]]
+    assert 6 == inspection.total.nodes
 
 
 def test_inspect_onnx_repeated_metadata_keys_are_told(tmp_path: Path) -> None:
     """What onnx.checker refuses is described and named."""
-    model = _model()
+    model = _two_layer_model()
     model.metadata_props.add(key="author", value="bob")
     model.graph.node[0].metadata_props.add(key="winml.hierarchy.tag", value="/M/B")
-    notes = _inspect(model, tmp_path).notes
+    notes = _inspect_model(model, tmp_path).notes
     assert "the model's metadata has author more than once; the last one is shown" == notes[0]
     assert "1 node(s) have a metadata key more than once, which onnx.checker refuses" == notes[1]
 
@@ -226,11 +241,12 @@ def test_inspect_onnx_values_that_are_no_tensors_are_named(tmp_path: Path) -> No
     sequence = helper.make_tensor_sequence_value_info("list", FLOAT, None)
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])], "main",
-        [sequence, _value("x", None), _value("n", [None, 3]), _value("w", [2])], [_value("y", None)], [_weight("w", 2)],
+        [sequence, _make_value("x", None), _make_value("n", [None, 3]), _make_value("w", [2])],
+        [_make_value("y", None)], [_make_weight("w", 2)],
     )  # fmt: skip
-    found = _inspect(helper.make_model(graph), tmp_path)
+    inspection = _inspect_model(helper.make_model(graph), tmp_path)
     assert [("list", "sequence", None), ("x", "float32", None), ("n", "float32", (None, 3))] == [
-        (value.name, value.dtype, value.shape) for value in found.inputs
+        (value.name, value.dtype, value.shape) for value in inspection.inputs
     ]
 
 
@@ -247,4 +263,4 @@ def test_inspect_onnx_sizes_follow_from_type_and_shape(
     """Bits add up to whole bytes; the size of a type nobody knows is unknown."""
     tensor = onnx.TensorProto(dims=[count], data_type=data_type, name="w")
     graph = helper.make_graph([], "main", [], [], [tensor])
-    assert expected == _inspect(helper.make_model(graph), tmp_path).weights[0].size_bytes
+    assert expected == _inspect_model(helper.make_model(graph), tmp_path).weights[0].size_bytes

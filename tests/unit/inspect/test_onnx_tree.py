@@ -1,4 +1,4 @@
-"""The module tree of an ONNX file is read from whatever its writer left."""
+"""The module tree of an ONNX file is read from tags, torch's metadata, namespaces or node names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import helper
 from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
 
 
-def _node(name: str, **metadata: str) -> onnx.NodeProto:
+def _make_node(name: str, **metadata: str) -> onnx.NodeProto:
     node = helper.make_node("Relu", ["x"], ["y"], name=name)
     for key, value in metadata.items():
         entry = node.metadata_props.add()
@@ -18,24 +18,28 @@ def _node(name: str, **metadata: str) -> onnx.NodeProto:
     return node
 
 
-def _ours(tag: str, module: str = "", source: str = "direct") -> onnx.NodeProto:
-    return _node("n", winml__hierarchy__tag=tag, winml__hierarchy__module=module, winml__hierarchy__source=source)
+def _winml_node(tag: str, module: str = "", source: str = "direct") -> onnx.NodeProto:
+    return _make_node("n", winml__hierarchy__tag=tag, winml__hierarchy__module=module, winml__hierarchy__source=source)
 
 
-def _torch(paths: list[str], classes: list[str]) -> onnx.NodeProto:
-    return _node("n", pkg__torch__onnx__name_scopes=repr(paths), pkg__torch__onnx__class_hierarchy=repr(classes))
+def _torch_node(paths: list[str], classes: list[str]) -> onnx.NodeProto:
+    return _make_node("n", pkg__torch__onnx__name_scopes=repr(paths), pkg__torch__onnx__class_hierarchy=repr(classes))
 
 
-def _modules(tree: OnnxTree) -> list[tuple[str, str, str]]:
+def _module_triples(tree: OnnxTree) -> list[tuple[str, str, str]]:
     return [(module.path, module.tag, module.class_name) for module in tree.modules]
 
 
 def test_read_tree_own_tags_are_taken_as_they_are() -> None:
     """Nodes keep their tags, sources are counted, and a module between two tags is there as well."""
-    nodes = [_ours("/M", source="root"), _ours("/M/Block.0/Gelu", "block.0.act"), _node("plain")]
+    nodes = [_winml_node("/M", source="root"), _winml_node("/M/Block.0/Gelu", "block.0.act"), _make_node("plain")]
     tree = read_tree(nodes, {}, "main")
     assert "winml tags" == tree.source
-    assert [("", "/M", "M"), ("", "/M/Block.0", "Block"), ("block.0.act", "/M/Block.0/Gelu", "Gelu")] == _modules(tree)
+    assert [
+        ("", "/M", "M"),
+        ("", "/M/Block.0", "Block"),
+        ("block.0.act", "/M/Block.0/Gelu", "Gelu"),
+    ] == _module_triples(tree)
     assert ("/M", "/M/Block.0/Gelu", "") == tree.tags
     assert (3, 2, {"root": 1, "direct": 1}) == (tree.coverage.nodes, tree.coverage.tagged, tree.coverage.sources)
 
@@ -47,16 +51,16 @@ def test_read_tree_recorded_modules_give_order_and_paths() -> None:
         {"path": "b", "tag": "/M/B", "class": "B"},
         {"path": "a", "tag": "/M/A", "class": "A"},
     ]
-    tree = read_tree([_ours("/M/A", "a")], {"winml.hierarchy.tree": json.dumps(record)}, "main")
-    assert [("", "/M", "M"), ("b", "/M/B", "B"), ("a", "/M/A", "A")] == _modules(tree)
+    tree = read_tree([_winml_node("/M/A", "a")], {"winml.hierarchy.tree": json.dumps(record)}, "main")
+    assert [("", "/M", "M"), ("b", "/M/B", "B"), ("a", "/M/A", "A")] == _module_triples(tree)
     assert () == tree.notes
 
 
 def test_read_tree_damaged_record_is_told_and_the_nodes_answer() -> None:
     """A list that is no list of modules does not hide the tags of the nodes."""
     for damaged in ("{", "[1]", '[{"path": "", "tag": "M", "class": "M"}]', "null"):
-        tree = read_tree([_ours("/M")], {"winml.hierarchy.tree": damaged}, "main")
-        assert [("", "/M", "M")] == _modules(tree)
+        tree = read_tree([_winml_node("/M")], {"winml.hierarchy.tree": damaged}, "main")
+        assert [("", "/M", "M")] == _module_triples(tree)
         assert ["winml.hierarchy.tree of the model is damaged; the tree is made of the tags of its nodes"] == [
             *tree.notes
         ]
@@ -64,7 +68,7 @@ def test_read_tree_damaged_record_is_told_and_the_nodes_answer() -> None:
 
 def test_read_tree_text_that_is_no_tag_counts_as_untagged() -> None:
     """A malformed tag belongs to nobody, and is told."""
-    tree = read_tree([_ours("/M"), _ours("M//x")], {}, "main")
+    tree = read_tree([_winml_node("/M"), _winml_node("M//x")], {}, "main")
     assert ("/M", "") == tree.tags
     assert 1 == tree.coverage.tagged
     assert ["1 node(s) carry a text that is no tag; they count as untagged"] == [*tree.notes]
@@ -74,53 +78,53 @@ def test_read_tree_torch_metadata_gives_the_tags_an_export_would() -> None:
     """Plain torch.nn classes do not appear, siblings are told apart, and the last entry is the node."""
     block, linear = "models.Block", "torch.nn.modules.linear.Linear"
     nodes = [
-        _torch(
+        _torch_node(
             ["", "down", "down.0", "down.0.fc", "linear"], ["models.Net", "models.Stack", block, linear, "aten.linear"]
         ),
-        _torch(["", "up", "up.0", "add"], ["models.Net", "models.Stack", block, "aten.add.Tensor"]),
-        _torch(["", "mul"], ["models.Net", "aten.mul.Tensor"]),
+        _torch_node(["", "up", "up.0", "add"], ["models.Net", "models.Stack", block, "aten.add.Tensor"]),
+        _torch_node(["", "mul"], ["models.Net", "aten.mul.Tensor"]),
     ]
     tree = read_tree(nodes, {}, "main")
     assert "pkg.torch.onnx metadata" == tree.source
     assert ("/Net/Stack.down/Block.0", "/Net/Stack.up/Block.0", "/Net") == tree.tags
-    assert [("", "/Net", "Net"), ("down", "/Net/Stack.down", "Stack")] == _modules(tree)[:2]
+    assert [("", "/Net", "Net"), ("down", "/Net/Stack.down", "Stack")] == _module_triples(tree)[:2]
     assert {"pkg.torch.onnx metadata": 3} == tree.coverage.sources
 
 
 def test_read_tree_malformed_torch_metadata_leaves_the_node_without_module() -> None:
     """Text that is no list, and lists that do not match, are not guessed at."""
-    good = _torch(["", "a", "relu"], ["M", "A", "aten.relu.default"])
-    bad = [_torch(["", "a"], ["M"]), _node("n", pkg__torch__onnx__name_scopes="__import__('os')")]
+    good = _torch_node(["", "a", "relu"], ["M", "A", "aten.relu.default"])
+    bad = [_torch_node(["", "a"], ["M"]), _make_node("n", pkg__torch__onnx__name_scopes="__import__('os')")]
     assert ("/M/A", "", "") == read_tree([good, *bad], {}, "main").tags
 
 
 def test_read_tree_namespace_alone_is_read_in_both_spellings() -> None:
     """Torch's ends in the node itself, ours does not."""
-    torch = _node(
+    torch = _make_node(
         "n", namespace=": models.Net/fc: torch.nn.modules.linear.Linear/act: models.Act/relu: aten.relu.default"
     )
-    ours = _node("n", namespace="Net/act: Act")
+    ours = _make_node("n", namespace="Net/act: Act")
     for node in (torch, ours):
-        tree = read_tree([node, _node("m")], {}, "main")
+        tree = read_tree([node, _make_node("m")], {}, "main")
         assert "namespace" == tree.source
-        assert [("", "/Net", "Net"), ("act", "/Net/Act", "Act")] == _modules(tree)
+        assert [("", "/Net", "Net"), ("act", "/Net/Act", "Act")] == _module_triples(tree)
         assert ("/Net/Act", "") == tree.tags
 
 
 def test_read_tree_node_names_give_scopes_under_the_graph() -> None:
     """Without metadata the names of the nodes tell paths, and no classes."""
-    tree = read_tree([_node("/encoder/layer.0/Relu"), _node("/Add"), _node("Cast_3")], {}, "main")
+    tree = read_tree([_make_node("/encoder/layer.0/Relu"), _make_node("/Add"), _make_node("Cast_3")], {}, "main")
     assert "node names" == tree.source
     assert [
         ("", "/main", ""),
         ("encoder", "/main/encoder", ""),
         ("encoder.layer.0", "/main/encoder/layer.0", ""),
-    ] == _modules(tree)
+    ] == _module_triples(tree)
     assert ("/main/encoder/layer.0", "/main", "") == tree.tags
 
 
 def test_read_tree_without_any_hint_is_empty() -> None:
     """Names without a scope say nothing, and neither does an empty graph."""
-    for nodes in ([_node("Relu_0"), _node("")], [_node("/Relu")], []):
+    for nodes in ([_make_node("Relu_0"), _make_node("")], [_make_node("/Relu")], []):
         tree = read_tree(nodes, {}, "main")
         assert ("none", (), ("",) * len(nodes), 0) == (tree.source, tree.modules, tree.tags, tree.coverage.tagged)

@@ -1,4 +1,4 @@
-"""A forward without values shows what a real one does, or says why it cannot."""
+"""A forward on fake tensors gives the calls and shapes of a real one, or the reason why it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known before the model runs is computed, within limits."""
+"""Values that depend on constants only are computed, within limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 TOO_LARGE = OUTPUT_LIMIT_ELEMENTS + 1
 
 
-def _run(model: ir.Model) -> bool:
+def _fold_constants(model: ir.Model) -> bool:
     return ConstantFoldingPass()(model).modified
 
 
@@ -27,7 +27,7 @@ def test_folding_computes_shapes_from_the_graph() -> None:
         "{ s = Shape (x)  d = Gather <axis=0> (s, one)  t = Concat <axis=0> (d, two)  y = Reshape (x, t) }"
     )
     before = answer(model, x=X)
-    assert _run(model)
+    assert _fold_constants(model)
     assert "Reshape" == operators(model)[-1]
     assert {"Gather", "Concat", "Shape"}.isdisjoint(operators(model))
     assert before == answer(model, x=X)
@@ -39,7 +39,7 @@ def test_folding_gives_a_new_node_the_tag_and_place_of_the_one_it_replaces() -> 
     model = parse("m (float[2,3] x, int64[1] k) => (int64[2,3] y) { y = CastLike (x, k) }")
     before = answer(model, x=X, k=[1])
     model.graph[0].metadata_props["namespace"] = "M/cast"
-    assert _run(model)
+    assert _fold_constants(model)
     assert [("/M/CastLike", "merged")] == tags(model)
     assert ("/castlike/Cast", "M/cast") == (model.graph[0].name, model.graph[0].metadata_props["namespace"])
     assert before == answer(model, x=X, k=[1])
@@ -53,7 +53,7 @@ def test_folding_a_known_condition_keeps_the_tags_of_the_branch() -> None:
                       else_branch = e () => (float[2,3] r) { r = Abs (x) }> }"""
     )
     before = answer(model, x=X)
-    assert _run(model)
+    assert _fold_constants(model)
     assert ["Relu", "Neg"] == operators(model)
     assert [("/M/Relu", "direct"), ("/M/Neg", "direct")] == tags(model)
     assert before == answer(model, x=X)
@@ -64,7 +64,7 @@ def test_folding_leaves_no_note_of_names_that_are_gone() -> None:
     model = parse(
         "m (float[2] x) => (float[2] y) <float[2] a = {1,2}, float[2] b = {3,4}> { c = Add (a, b)  y = Mul (x, c) }"
     )
-    assert _run(model)
+    assert _fold_constants(model)
     assert ["Mul"] == operators(model)
     assert [{}] == [dict(value.metadata_props) for value in model.graph.initializers.values()]
 
@@ -97,7 +97,7 @@ def test_folding_does_not_fire(body: str) -> None:
     """Large results, weights, tied weights, random numbers and inputs are left alone."""
     model = parse(body)
     before = operators(model)
-    assert not _run(model)
+    assert not _fold_constants(model)
     assert before == operators(model)
 
 
@@ -107,6 +107,6 @@ def test_folding_passes_over_a_node_it_cannot_compute_without_a_word(caplog: pyt
         "m (float[4] x) => (float[4] y) <float[2] a = {1,2}, int64[1] s = {3}> { b = Reshape (a, s)  y = Add (x, b) }"
     )
     with caplog.at_level(logging.WARNING):
-        _run(model)
+        _fold_constants(model)
     assert ["Reshape", "Add"] == operators(model)
     assert [] == caplog.records

@@ -1,4 +1,4 @@
-"""Nodes that only pass on what they are given go, where their names allow it."""
+"""Identity nodes are removed, where their names allow it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from winml.modelkit.normalize.identity_removal import IdentityRemovalPass
 X = np.array([1, -2], np.float32)
 
 
-def _run(model: ir.Model) -> bool:
+def _remove_identities(model: ir.Model) -> bool:
     return IdentityRemovalPass()(model).modified
 
 
@@ -22,12 +22,12 @@ def test_identity_between_nodes_and_before_an_output_goes() -> None:
         "m (float[2] x) => (float[2] y) { a = Identity (x)  b = Relu (a)  c = Identity (b)  y = Identity (c) }"
     )
     before = answer(model, x=X)
-    assert _run(model)
+    assert _remove_identities(model)
     assert ["Relu"] == operators(model)
     assert [("/M/Relu", "direct")] == tags(model)
     assert ["y"] == [value.name for value in model.graph.outputs]
     assert before == answer(model, x=X)
-    assert not _run(model)
+    assert not _remove_identities(model)
 
 
 def test_identity_in_a_branch_and_in_a_function_goes() -> None:
@@ -40,7 +40,7 @@ def test_identity_in_a_branch_and_in_a_function_goes() -> None:
         functions='<domain: "f", opset_import: ["" : 17]> Twice (a) => (b) { i = Identity (a)  b = Add (i, a) }',
     )
     before = answer(model, x=X, c=True)
-    assert _run(model)
+    assert _remove_identities(model)
     assert ["If", "Twice", "Abs", "Add"] == operators(model)
     assert before == answer(model, x=X, c=True)
 
@@ -63,5 +63,5 @@ def test_identity_that_makes_an_output_of_its_own_stays(body: str) -> None:
     """An output needs a node of its own graph, and no other output's."""
     model = parse(body)
     before = operators(model)
-    assert not _run(model)
+    assert not _remove_identities(model)
     assert before == operators(model)

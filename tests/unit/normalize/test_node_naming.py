@@ -1,4 +1,4 @@
-"""Every value and every node has a name of its own."""
+"""Every value and every node has a unique name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zeros around the input of a pool stay what they are in ONNX Runtime."""
+"""ONNX Runtime does not fuse zero padding into a pool."""
 
 from __future__ import annotations
 

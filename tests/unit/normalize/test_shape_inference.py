@@ -22,7 +22,7 @@ m (float[2,3] x, bool c) => (float[6] z) <float[3,4] w = {0,0,0,0,0,0,0,0,0,0,0,
 """
 
 
-def _shapes(model: ir.Model) -> dict[str | None, list[Any] | None]:
+def _shapes_by_value(model: ir.Model) -> dict[str | None, list[Any] | None]:
     return {
         value.name: None if value.shape is None else list(value.shape)
         for node in all_nodes(model)
@@ -46,7 +46,7 @@ def test_inference_reaches_branches_and_passes_over_unknown_operators() -> None:
         "o": [6],
         "z": [6],
     }
-    assert expected == _shapes(model)
+    assert expected == _shapes_by_value(model)
     assert not InferredShapesPass()(model).modified
 
 
@@ -70,7 +70,7 @@ def test_inference_reads_no_large_weight() -> None:
     weight.const_value = ir.LazyTensor(read, dtype=ir.DataType.FLOAT, shape=ir.Shape([3, 1 << 40]), name="w")
     weight.shape = ir.Shape([3, 1 << 40])
     assert InferredShapesPass()(model).modified
-    assert [2, 1 << 40] == _shapes(model)["a"]
+    assert [2, 1 << 40] == _shapes_by_value(model)["a"]
 
 
 def test_inference_that_fails_as_a_whole_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

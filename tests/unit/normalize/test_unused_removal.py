@@ -1,4 +1,4 @@
-"""Initializers nobody reads go."""
+"""Unused initializers are removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights are stored the way round they are used."""
+"""Weights are stored in the orientation in which they are used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ m (float[2,3] x) => (float[2,4] y, float[2,4] z)
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def _run(model: ir.Model) -> bool:
+def _transpose_weights(model: ir.Model) -> bool:
     return WeightTranspositionPass()(model).modified
 
 
@@ -32,12 +32,12 @@ def test_transposition_of_a_weight_used_twice_becomes_one_initializer() -> None:
     """Both nodes go, one initializer in the other order stays, answers and tags are the same."""
     model = parse(TWICE)
     before = answer(model, x=X)
-    assert _run(model)
+    assert _transpose_weights(model)
     assert ["MatMul", "MatMul"] == operators(model)
     assert ["w.transposed"] == list(model.graph.initializers)
     assert [("/M/MatMul", "direct")] * 2 == tags(model)
     assert before == answer(model, x=X)
-    assert not _run(model)
+    assert not _transpose_weights(model)
 
 
 def test_transposition_of_a_torch_weight_reads_nothing_and_copies_nothing() -> None:
@@ -46,7 +46,7 @@ def test_transposition_of_a_torch_weight_reads_nothing_and_copies_nothing() -> N
     weight = torch.arange(12.0).view(4, 3)
     model.graph.initializers["w"].const_value = tensor_adapters.TorchTensor(weight, name="w")
     before = answer(model, x=X)
-    assert _run(model)
+    assert _transpose_weights(model)
     tensor = model.graph.initializers["w.transposed"].const_value
     assert isinstance(tensor, tensor_adapters.TorchTensor)
     assert weight.data_ptr() == tensor.raw.data_ptr()
@@ -59,7 +59,7 @@ def test_transposition_of_a_stored_weight_reads_nothing(tmp_path: Path) -> None:
     values = np.arange(12, dtype=np.float32).reshape(4, 3)
     stored = StoredValues(tmp_path / "weights", 4, ir.DataType.FLOAT, values.shape)
     model.graph.initializers["w"].const_value = StoredTensor(stored, name="w")
-    assert _run(model)
+    assert _transpose_weights(model)
     tensor = model.graph.initializers["w.transposed"].const_value
     assert isinstance(tensor, StoredTensor)
     stored.path.write_bytes(bytes(4) + values.tobytes())
@@ -76,7 +76,7 @@ def test_transposition_of_a_lazy_weight_is_computed_when_it_is_read() -> None:
 
     model = parse(TWICE)
     model.graph.initializers["w"].const_value = ir.LazyTensor(make, dtype=ir.DataType.FLOAT, shape=ir.Shape([4, 3]))
-    assert _run(model)
+    assert _transpose_weights(model)
     assert [] == reads
     tensor = model.graph.initializers["w.transposed"].const_value
     assert tensor is not None
@@ -109,5 +109,5 @@ def test_transposition_does_not_fire(body: str) -> None:
     """Tied weights, two permutations, an output and an activation stay as they are."""
     model = parse(body)
     before = operators(model)
-    assert not _run(model)
+    assert not _transpose_weights(model)
     assert before == operators(model)

@@ -28,21 +28,21 @@ class CapabilityCase:
         return self.made.split()
 
 
-def _matmul(rest: str, extra: str = "") -> str:
+def _matmul_graph(rest: str, extra: str = "") -> str:
     return f"m (float[2, 3] x{extra}) => (float[2, 4] y) <float[3, 4] w1, float[4] w2> {{ {rest} }}"
 
 
 _CONV = "float[4, 3, 3, 3] w1, float[4] w2"
 
 
-def _conv(rest: str, weights: str = "", inputs: str = "") -> str:
+def _conv_graph(rest: str, weights: str = "", inputs: str = "") -> str:
     return f"m (float[1, 3, 6, 6] x{inputs}) => (float[1, 4, 4, 4] y) <{_CONV}{weights}> {{ {rest} }}"
 
 
 _BATCH_NORM = ", float[4] w3, float[4] w4, float[4] mean = {0.1, 0.2, 0.3, 0.4}, float[4] var = {1, 2, 3, 4}"
 
 
-def _reshape(first: str, second: str) -> str:
+def _reshape_graph(first: str, second: str) -> str:
     return f"""m (float[N, S, 8] x) => (float[A, B, C, D] y)
         <int64 i0 = {{0}}, int64 i1 = {{1}}, int64[1] axes = {{0}}, int64[2] tail = {{2, 4}}>
         {{ s = Shape (x) a = Gather (s, {first}) b = Unsqueeze (a, axes)
@@ -50,7 +50,7 @@ def _reshape(first: str, second: str) -> str:
           shape = Concat <axis = 0> (b, d, tail) y = Reshape (x, shape) }}"""
 
 
-def _gelu(root: str) -> str:
+def _gelu_graph(root: str) -> str:
     return f"""m (float[2, 4] x) => (float[2, 4] y) <float root = {{{root}}}, float one = {{1}}, float half = {{0.5}}>
         {{ a = Div (x, root) b = Erf (a) c = Add (b, one) d = Mul (x, c) y = Mul (d, half) }}"""
 
@@ -69,7 +69,7 @@ def _fast_gelu(cubic: str) -> str:
           h = Mul (x, half) r = Mul (h, v) y = Abs (r) }}"""
 
 
-def _gathers(third: str) -> str:
+def _gather_graph(third: str) -> str:
     return f"""m (float[2, 3] x) => (float[2] a, float[2] b, float[2] c)
         <int64 i0 = {{0}}, int64 i1 = {{1}}, int64 i2 = {{{third}}}>
         {{ a = Gather <axis = 1> (x, i0) b = Gather <axis = 1> (x, i1) c = Gather <axis = 1> (x, i2) }}"""
@@ -82,7 +82,7 @@ def _dynamic_quantized(scaled: str) -> str:
           t = Mul (s, scale) y = {scaled} }}"""
 
 
-def _quantized(operator: str) -> str:
+def _quantized_graph(operator: str) -> str:
     return f"""m (uint8[2, 3] x) => (uint8[2, 3] y) <float scale = {{0.1}}, uint8 zero = {{10}}>
         {{ a = DequantizeLinear (x, scale, zero) b = {operator} (a) y = QuantizeLinear (b, scale, zero) }}"""
 
@@ -106,7 +106,7 @@ CASES = (
         "Abs Relu",
         near_miss="m (float[2] x) => (float[2] y) <float zero = {1}> { a = Relu (x) b = Add (a, zero) y = Abs (b) }",
     ),
-    CapabilityCase("reshape_fusion", _reshape("i0", "i1"), "Reshape", near_miss=_reshape("i1", "i0")),
+    CapabilityCase("reshape_fusion", _reshape_graph("i0", "i1"), "Reshape", near_miss=_reshape_graph("i1", "i0")),
     CapabilityCase(
         "transpose_elimination",
         "m (float[2, 3] x) => (float[2, 3] y)"
@@ -116,21 +116,21 @@ CASES = (
     ),
     CapabilityCase(
         "matmul_add_fusion",
-        _matmul("a = MatMul (x, w1) y = Add (a, w2)"),
+        _matmul_graph("a = MatMul (x, w1) y = Add (a, w2)"),
         "Gemm",
-        near_miss=_matmul("a = MatMul (x, w1) b = Add (a, w2) y = Mul (a, b)"),
+        near_miss=_matmul_graph("a = MatMul (x, w1) b = Add (a, w2) y = Mul (a, b)"),
     ),
     CapabilityCase(
         "gemm_sum_fusion",
-        _matmul("a = Gemm (x, w1) y = Sum (a, z)", ", float[2, 4] z"),
+        _matmul_graph("a = Gemm (x, w1) y = Sum (a, z)", ", float[2, 4] z"),
         "Gemm",
-        near_miss=_matmul("a = Gemm (x, w1, w2) y = Sum (a, z)", ", float[2, 4] z"),
+        near_miss=_matmul_graph("a = Gemm (x, w1, w2) y = Sum (a, z)", ", float[2, 4] z"),
     ),
     CapabilityCase(
         "gemm_transpose_fusion",
         "m (float[3, 2] x) => (float[2, 4] y) <float[3, 4] w1, float[4] w2> { a = Transpose (x) y = Gemm (a, w1, w2) }",
         "Gemm",
-        near_miss=_matmul("a = Relu (x) y = Gemm (a, w1, w2)"),
+        near_miss=_matmul_graph("a = Relu (x) y = Gemm (a, w1, w2)"),
     ),
     CapabilityCase(
         "matmul_batch_norm_fusion",
@@ -144,21 +144,23 @@ CASES = (
     ),
     CapabilityCase(
         "conv_batch_norm_fusion",
-        _conv("a = Conv (x, w1, w2) y = BatchNormalization (a, w3, w4, mean, var)", _BATCH_NORM),
+        _conv_graph("a = Conv (x, w1, w2) y = BatchNormalization (a, w3, w4, mean, var)", _BATCH_NORM),
         "Conv",
-        near_miss=_conv("a = Conv (x, w1, w2) b = Relu (a) y = BatchNormalization (b, w3, w4, mean, var)", _BATCH_NORM),
+        near_miss=_conv_graph(
+            "a = Conv (x, w1, w2) b = Relu (a) y = BatchNormalization (b, w3, w4, mean, var)", _BATCH_NORM
+        ),
     ),
     CapabilityCase(
         "conv_add_fusion",
-        _conv("a = Conv (x, w1, w2) y = Add (a, w3)", ", float[1, 4, 1, 1] w3"),
+        _conv_graph("a = Conv (x, w1, w2) y = Add (a, w3)", ", float[1, 4, 1, 1] w3"),
         "Conv",
-        near_miss=_conv("a = Conv (x, w1, w2) y = Add (a, z)", inputs=", float[1, 4, 1, 1] z"),
+        near_miss=_conv_graph("a = Conv (x, w1, w2) y = Add (a, z)", inputs=", float[1, 4, 1, 1] z"),
     ),
     CapabilityCase(
         "conv_mul_fusion",
-        _conv("a = Conv (x, w1, w2) y = Mul (a, w3)", ", float[1, 4, 1, 1] w3"),
+        _conv_graph("a = Conv (x, w1, w2) y = Mul (a, w3)", ", float[1, 4, 1, 1] w3"),
         "Conv",
-        near_miss=_conv("a = Conv (x, w1, w2) y = Mul (a, z)", inputs=", float[1, 4, 1, 1] z"),
+        near_miss=_conv_graph("a = Conv (x, w1, w2) y = Mul (a, z)", inputs=", float[1, 4, 1, 1] z"),
     ),
     CapabilityCase(
         "pad_fusion",
@@ -190,7 +192,9 @@ CASES = (
         near_miss="m (float[4] x, float[4] z) => (float[4] y, bool[4] n)"
         "{ c = Less (x, z) n = Not (c) y = Where (n, x, z) }",
     ),
-    CapabilityCase("gelu_fusion", _gelu("1.4142135381698608"), "com.microsoft:Gelu", near_miss=_gelu("1.5")),
+    CapabilityCase(
+        "gelu_fusion", _gelu_graph("1.4142135381698608"), "com.microsoft:Gelu", near_miss=_gelu_graph("1.5")
+    ),
     CapabilityCase("layer_norm_fusion", _layer_norm(-1), "LayerNormalization", near_miss=_layer_norm(1)),
     CapabilityCase(
         "fast_gelu_fusion",
@@ -238,17 +242,17 @@ CASES = (
     ),
     CapabilityCase(
         "gemm_activation_fusion",
-        _matmul("a = Gemm (x, w1, w2) y = Relu (a)"),
+        _matmul_graph("a = Gemm (x, w1, w2) y = Relu (a)"),
         "com.microsoft:FusedGemm",
-        near_miss=_matmul("a = Gemm (x, w1, w2) y = Sin (a)"),
+        near_miss=_matmul_graph("a = Gemm (x, w1, w2) y = Sin (a)"),
     ),
     CapabilityCase(
         "conv_activation_fusion",
-        _conv("a = Conv (x, w1, w2) y = Relu (a)"),
+        _conv_graph("a = Conv (x, w1, w2) y = Relu (a)"),
         "com.microsoft:FusedConv",
-        near_miss=_conv("a = Conv (x, w1, w2) y = Sin (a)"),
+        near_miss=_conv_graph("a = Conv (x, w1, w2) y = Sin (a)"),
     ),
-    CapabilityCase("gather_fusion", _gathers("2"), "Split Squeeze Squeeze Squeeze", near_miss=_gathers("1")),
+    CapabilityCase("gather_fusion", _gather_graph("2"), "Split Squeeze Squeeze Squeeze", near_miss=_gather_graph("1")),
     CapabilityCase(
         "dynamic_quantize_matmul_fusion",
         _dynamic_quantized("Mul (f, t)"),
@@ -264,9 +268,9 @@ CASES = (
     ),
     CapabilityCase(
         "quantized_operator_fusion",
-        _quantized("Sigmoid"),
+        _quantized_graph("Sigmoid"),
         "com.microsoft:QLinearSigmoid",
-        near_miss=_quantized("Sin"),
+        near_miss=_quantized_graph("Sin"),
     ),
     CapabilityCase(
         "nchwc_layout",

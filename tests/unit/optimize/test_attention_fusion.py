@@ -1,4 +1,4 @@
-"""Attentions as torch's exporters write them become one operator, and nothing else does."""
+"""Attentions as torch's exporters write them become one operator; near misses do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from winml.modelkit.runtime.sessions import run_onnx
 MINUS_INFINITY = float("-inf")
 
 
-def _attention(
+def _attention_model(
     *,
     keys: str = "kt = Transpose <perm = [0, 2, 3, 1]> (ks) k1 = Mul (kt, s)",
     scores: str = "a = MatMul (q1, k1) b = Add (a, mask)",
@@ -43,7 +43,7 @@ def _attention(
     )
 
 
-def _feeds(*, masked_row: bool = False) -> dict[str, Any]:
+def _attention_feeds(*, masked_row: bool = False) -> dict[str, Any]:
     generator = np.random.default_rng(0)
     feeds = {
         name: generator.standard_normal((2, length, 12)).astype(np.float32)
@@ -56,22 +56,22 @@ def _feeds(*, masked_row: bool = False) -> dict[str, Any]:
     return {**feeds, "mask": mask}
 
 
-def _answer(model: ir.Model, feeds: dict[str, Any]) -> Any:
+def _run_model(model: ir.Model, feeds: dict[str, Any]) -> Any:
     return run_onnx(ir.to_proto(model).SerializeToString(), feeds, optimize=False)["y"]
 
 
-def _fuse(model: ir.Model) -> ir.Model:
+def _fuse_attention(model: ir.Model) -> ir.Model:
     return optimize(model, OptimizeOptions.model_validate({"attention_fusion": True})).model
 
 
 @pytest.mark.parametrize("masked_row", [False, True])
 def test_guarded_attention_becomes_one_operator_with_the_same_numbers(masked_row: bool) -> None:
     """Rows that are masked as a whole are zero before and after."""
-    feeds = _feeds(masked_row=masked_row)
-    expected = _answer(_attention(), feeds)
-    fused = _fuse(_attention())
+    feeds = _attention_feeds(masked_row=masked_row)
+    expected = _run_model(_attention_model(), feeds)
+    fused = _fuse_attention(_attention_model())
     assert Counter(["MultiHeadAttention", "IsNaN", "Where"]) == Counter(operators(fused))
-    actual = _answer(fused, feeds)
+    actual = _run_model(fused, feeds)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
     assert (actual[1, 2] == 0).all() == masked_row
 
@@ -83,18 +83,18 @@ def test_unguarded_unmasked_attention_with_keys_transposed_in_two_steps_is_fused
         "scores": "r = MatMul (q1, k1) b = Div (r, s)",
         "guard": "g = Identity (p)",
     }
-    model = _attention(**variant)
+    model = _attention_model(**variant)
     # The identity stands for the guard, so that the graph can be written down; it is not part of an export.
     identity = next(node for node in model.graph if node.op_type == "Identity")
     identity.outputs[0].replace_all_uses_with(identity.inputs[0])
     assert model.graph.remove(identity, safe=True) is None
-    feeds = _feeds()
-    expected = _answer(model, feeds)
-    fused = _fuse(model)
+    feeds = _attention_feeds()
+    expected = _run_model(model, feeds)
+    fused = _fuse_attention(model)
     assert ["MultiHeadAttention"] == operators(fused)
     # Scale 0.7 on the queries and 1 / 0.7 behind the product: 1.
     np.testing.assert_allclose(next(iter(fused.graph)).attributes.get_float("scale"), 1.0, rtol=1e-6)
-    np.testing.assert_allclose(_answer(fused, feeds), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(_run_model(fused, feeds), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_two_attentions_of_one_scope_are_both_fused() -> None:
@@ -117,17 +117,17 @@ def test_two_attentions_of_one_scope_are_both_fused() -> None:
     text = f"""m (float[2, 5, 12] q, float[2, 5, 12] k) => (float[2, 5, 12] y)
         <float zero = {{0}}, int64[4] heads = {{2, -1, 3, 4}}, int64[3] flat = {{2, 5, 12}}, float[2, 5, 12] t, {types}>
         {{ {block(1, "q", "t")} {block(2, "t", "y")} }}"""
-    feeds = {name: value for name, value in _feeds().items() if name == "q"}
+    feeds = {name: value for name, value in _attention_feeds().items() if name == "q"}
     feeds["k"] = feeds["q"][:, ::-1].copy()
-    expected = _answer(parse(text), feeds)
-    fused = _fuse(parse(text))
+    expected = _run_model(parse(text), feeds)
+    fused = _fuse_attention(parse(text))
     assert 2 == operators(fused).count("MultiHeadAttention")
-    np.testing.assert_allclose(_answer(fused, feeds), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(_run_model(fused, feeds), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_fused_attention_is_tagged_with_what_all_it_replaced_lay_in() -> None:
     """The new node bears the common ancestor of the nodes it stands for, and its opset is imported."""
-    fused = _fuse(_attention())
+    fused = _fuse_attention(_attention_model())
     assert {("/M", "merged")} <= set(tags(fused))
     assert all(tags(fused))
     assert fused.opset_imports["com.microsoft"] == 1
@@ -147,7 +147,7 @@ def test_fused_attention_is_tagged_with_what_all_it_replaced_lay_in() -> None:
 )
 def test_near_miss_is_left_alone(variant: dict[str, str]) -> None:
     """What only looks like an attention keeps its operators."""
-    model = _attention(**variant)
+    model = _attention_model(**variant)
     before = GraphCensus.of(model)
     rewrite = AttentionFusionPass()
     assert not rewrite(model).modified
@@ -156,5 +156,5 @@ def test_near_miss_is_left_alone(variant: dict[str, str]) -> None:
 
 def test_attention_is_left_alone_where_the_provider_lacks_the_operator() -> None:
     """On an execution provider that knows operators of ONNX only, the level does not bring it in."""
-    result = optimize(_attention(), OptimizeOptions(level="full", ep="qnn"))
+    result = optimize(_attention_model(), OptimizeOptions(level="full", ep="qnn"))
     assert not [name for name in GraphCensus.of(result.model).operators if ":" in name]

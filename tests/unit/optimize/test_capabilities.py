@@ -1,4 +1,4 @@
-"""Each capability changes the graph made for it, leaves the one like it, and stays out where it is off."""
+"""Each capability changes its graph, does not change a near miss, and does nothing where it is off."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from winml.modelkit.runtime.sessions import Session
 CONTRIB = ', "com.microsoft" : 1'
 
 
-def _parsed(case: CapabilityCase, body: str) -> ir.Model:
+def _parse_case(case: CapabilityCase, body: str) -> ir.Model:
     """Return the model; weights ``w1``, ``w2`` … get values."""
 
     def with_values(match: re.Match[str]) -> str:
@@ -41,11 +41,11 @@ def _with_only(model: ir.Model, name: str) -> OptimizeResult:
     return optimize(model, OptimizeOptions.model_validate({name: True}))
 
 
-def _operators(model: ir.Model) -> list[str]:
+def _operator_names(model: ir.Model) -> list[str]:
     return sorted(GraphCensus.of(model).operators.elements())
 
 
-def _answer(model: ir.Model) -> dict[str, Any]:
+def _run_model(model: ir.Model) -> dict[str, Any]:
     session = Session(ir.to_proto(model).SerializeToString(), optimize=False)
     inputs = graph_inputs(session)
     sizes = {key: 3 for item in inputs for key in item.keys if isinstance(key, str)}
@@ -60,25 +60,25 @@ def test_every_capability_of_onnxruntime_has_a_case() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.capability)
 def test_capability_fires_on_its_graph(case: CapabilityCase) -> None:
     """Enabled alone, it makes what it says, keeps every tag and the numbers, and the result is valid."""
-    expected = _answer(_parsed(case, case.graph))
-    result = _with_only(_parsed(case, case.graph), case.capability)
+    expected = _run_model(_parse_case(case, case.graph))
+    result = _with_only(_parse_case(case, case.graph), case.capability)
     assert result.changed
-    assert case.expected == _operators(result.model)
+    assert case.expected == _operator_names(result.model)
     assert measure_coverage(result.model).is_complete
     assert result.fired.get(case.capability, 1) == 1
     onnx.checker.check_model(ir.to_proto(result.model))
-    answers = _answer(result.model)
+    outputs = _run_model(result.model)
     for name, value in expected.items():
         tolerance = 2e-3 if case.changes_numbers else 1e-5
-        np.testing.assert_allclose(answers[name], value, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(outputs[name], value, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.capability)
 def test_capability_leaves_the_near_miss(case: CapabilityCase) -> None:
     """A graph that only looks like it stays as it is."""
-    before = _operators(_parsed(case, case.near_miss))
-    result = _with_only(_parsed(case, case.near_miss), case.capability)
-    assert before == _operators(result.model)
+    before = _operator_names(_parse_case(case, case.near_miss))
+    result = _with_only(_parse_case(case, case.near_miss), case.capability)
+    assert before == _operator_names(result.model)
     assert not result.fired.get(case.capability)
 
 
@@ -87,17 +87,17 @@ def test_capability_disabled_by_name_does_not_happen(case: CapabilityCase) -> No
     """With everything else on, what it makes is absent, or what it removes is still there."""
     level = {name: True for name, entry in CAPABILITIES.items() if entry.level is not None}
     options = OptimizeOptions.model_validate({**level, case.capability: False})
-    result = optimize(_parsed(case, case.graph), options)
+    result = optimize(_parse_case(case, case.graph), options)
     assert case.capability not in result.fired
-    assert not _marks(case) & _made(result.model)
+    assert not _marks_of_case(case) & _marks_in_model(result.model)
 
 
-def _marks(case: CapabilityCase) -> set[str]:
+def _marks_of_case(case: CapabilityCase) -> set[str]:
     entry = CAPABILITIES[case.capability]
     return {*entry.makes, *entry.marks}
 
 
-def _made(model: ir.Model) -> set[str]:
+def _marks_in_model(model: ir.Model) -> set[str]:
     census = GraphCensus.of(model)
     marks = {mark for entry in CAPABILITIES.values() for mark in entry.marks}
     return {*census.operators, *(mark for mark in marks if any(mark in name for name in census.names))}

@@ -1,4 +1,4 @@
-"""Is it known beforehand that a comparison does not fit in memory?"""
+"""The memory a process may still take is read from the system and the container."""
 
 from __future__ import annotations
 

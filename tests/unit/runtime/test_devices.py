@@ -1,4 +1,4 @@
-"""Which provider serves a request, and why one does not."""
+"""A provider is chosen for a request, or refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it known which execution providers need fixed sizes?"""
+"""Execution providers that need fixed sizes refuse open dimensions."""
 
 from __future__ import annotations
 

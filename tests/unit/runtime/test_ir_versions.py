@@ -1,4 +1,4 @@
-"""Which version of the format is taken, and how is a newer file run all the same?"""
+"""The newest supported IR version is found, and newer files are run with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernel times of ONNX Runtime's profile add up, whatever ran inside what."""
+"""Kernel times of ONNX Runtime's profile add up, nested kernels included."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from winml.modelkit.runtime.kernel_times import RunProfile, read_profile
 Event = dict[str, Any]
 
 
-def _run(start: int, duration: int) -> Event:
+def _run_event(start: int, duration: int) -> Event:
     return {"cat": "Session", "name": "model_run", "ph": "X", "tid": 1, "ts": start, "dur": duration, "args": {}}
 
 
-def _kernel(node: str, start: int, duration: int, tid: int = 1, **details: str) -> Event:
+def _kernel_event(node: str, start: int, duration: int, tid: int = 1, **details: str) -> Event:
     arguments = {"op_name": node.rpartition("/")[2], "provider": "CPUExecutionProvider", **details}
     name = f"{node}_kernel_time"
     return {"cat": "Node", "name": name, "ph": "X", "tid": tid, "ts": start, "dur": duration, "args": arguments}
 
 
-def _read(tmp_path: Path, *events: Event, counted_runs: int | None = None) -> RunProfile:
+def _read_events(tmp_path: Path, *events: Event, counted_runs: int | None = None) -> RunProfile:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(list(events)), encoding="utf-8")
     return read_profile(path, counted_runs=counted_runs)
@@ -32,12 +32,12 @@ def _read(tmp_path: Path, *events: Event, counted_runs: int | None = None) -> Ru
 
 def test_kernel_inside_control_flow_is_charged_once(tmp_path: Path) -> None:
     """An If of 100 µs whose branch took 60 µs has 40 µs of its own, and the sum is 100 µs."""
-    profile = _read(
+    profile = _read_events(
         tmp_path,
-        _run(0, 120),
-        _kernel("/If", 10, 100),
-        _kernel("/branch/MatMul", 20, 50),
-        _kernel("/branch/Add", 75, 10),
+        _run_event(0, 120),
+        _kernel_event("/If", 10, 100),
+        _kernel_event("/branch/MatMul", 20, 50),
+        _kernel_event("/branch/Add", 75, 10),
     )
     own = {kernel.node: kernel.self_us for kernel in profile.kernels}
     assert {"/If": 40, "/branch/MatMul": 50, "/branch/Add": 10} == own
@@ -47,21 +47,32 @@ def test_kernel_inside_control_flow_is_charged_once(tmp_path: Path) -> None:
 
 def test_kernel_two_levels_inside_is_charged_to_the_nearest(tmp_path: Path) -> None:
     """A Loop in an If in a run: each keeps what the next one inside did not take."""
-    profile = _read(tmp_path, _run(0, 100), _kernel("/If", 0, 90), _kernel("/Loop", 0, 80), _kernel("/Add", 0, 70))
+    profile = _read_events(
+        tmp_path,
+        _run_event(0, 100),
+        _kernel_event("/If", 0, 90),
+        _kernel_event("/Loop", 0, 80),
+        _kernel_event("/Add", 0, 70),
+    )
     assert [10, 10, 70] == [kernel.self_us for kernel in profile.kernels]
 
 
 def test_kernels_one_after_the_other_keep_their_times(tmp_path: Path) -> None:
     """Kernels that touch, or take no measurable time, are not inside each other."""
-    profile = _read(
-        tmp_path, _run(0, 40), _kernel("/A", 0, 10), _kernel("/B", 10, 0), _kernel("/C", 10, 20), _kernel("/D", 30, 5)
+    profile = _read_events(
+        tmp_path,
+        _run_event(0, 40),
+        _kernel_event("/A", 0, 10),
+        _kernel_event("/B", 10, 0),
+        _kernel_event("/C", 10, 20),
+        _kernel_event("/D", 30, 5),
     )
     assert {"/A": 10, "/B": 0, "/C": 20, "/D": 5} == {kernel.node: kernel.self_us for kernel in profile.kernels}
 
 
 def test_kernels_of_other_threads_are_not_inside(tmp_path: Path) -> None:
     """Two kernels side by side both count, and the time outside kernels is not negative."""
-    profile = _read(tmp_path, _run(0, 12), _kernel("/A", 0, 10), _kernel("/B", 1, 9, tid=2))
+    profile = _read_events(tmp_path, _run_event(0, 12), _kernel_event("/A", 0, 10), _kernel_event("/B", 1, 9, tid=2))
     assert profile.kernel_us == 19
     assert profile.outside_us == 0
 
@@ -69,22 +80,25 @@ def test_kernels_of_other_threads_are_not_inside(tmp_path: Path) -> None:
 def test_warm_up_runs_are_left_out(tmp_path: Path) -> None:
     """Runs are counted from the first that is measured."""
     events = [
-        _run(0, 50),
-        _kernel("/A", 5, 40),
-        _run(100, 20),
-        _kernel("/A", 105, 10),
-        _run(200, 22),
-        _kernel("/A", 205, 12),
+        _run_event(0, 50),
+        _kernel_event("/A", 5, 40),
+        _run_event(100, 20),
+        _kernel_event("/A", 105, 10),
+        _run_event(200, 22),
+        _kernel_event("/A", 205, 12),
     ]
-    profile = _read(tmp_path, *events, counted_runs=2)
+    profile = _read_events(tmp_path, *events, counted_runs=2)
     assert (20.0, 22.0) == profile.run_us
     assert [(0, 10), (1, 12)] == [(kernel.run, kernel.self_us) for kernel in profile.kernels]
 
 
 def test_sizes_are_read_where_the_profile_has_them(tmp_path: Path) -> None:
     """Sizes come as text; an event without them says None, not zero."""
-    profile = _read(
-        tmp_path, _run(0, 9), _kernel("/A", 0, 2, output_size="196608", parameter_size="0"), _kernel("/B", 3, 2)
+    profile = _read_events(
+        tmp_path,
+        _run_event(0, 9),
+        _kernel_event("/A", 0, 2, output_size="196608", parameter_size="0"),
+        _kernel_event("/B", 3, 2),
     )
     assert [(196608, 0), (None, None)] == [(kernel.output_bytes, kernel.parameter_bytes) for kernel in profile.kernels]
 
@@ -92,4 +106,4 @@ def test_sizes_are_read_where_the_profile_has_them(tmp_path: Path) -> None:
 def test_profile_without_kernels_is_refused(tmp_path: Path) -> None:
     """An execution provider that records nothing is an error, not an empty table."""
     with pytest.raises(MeasureError, match="names no kernel"):
-        _read(tmp_path, _run(0, 9))
+        _read_events(tmp_path, _run_event(0, 9))

@@ -1,4 +1,4 @@
-"""Is the memory that a block takes seen, and that before it not?"""
+"""The peak memory of a block is measured, without the memory used before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do inner values come out of a file that does not offer them?"""
+"""Inner values of a file are returned by a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ g (float[2,3] x) => (float[2,3] c)
 X = np.float32([[1, 2, 3], [4, 5, 6]])
 
 
-def _written(folder: Path, *, external: bool) -> Path:
+def _write_model(folder: Path, *, external: bool) -> Path:
     path = folder / "model.onnx"
     ir.save(parse(GRAPH), path, external_data="model.onnx.data" if external else None, size_threshold_bytes=0)
     return path
@@ -29,19 +29,19 @@ def _written(folder: Path, *, external: bool) -> Path:
 @pytest.mark.parametrize("external", [False, True])
 def test_inner_values_come_out_beside_the_outputs(tmp_path: Path, external: bool) -> None:
     """One run answers both; the file, its data file if it has one, and its folder stay as they are."""
-    path = _written(tmp_path, external=external)
+    path = _write_model(tmp_path, external=external)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     session = open_with_outputs(path, ["b", "a"])
     assert ("c", "b", "a") == session.outputs
-    answers = session.run({"x": X}, ["a", "c"])
-    assert ["a", "c"] == list(answers)
-    assert np.array_equal(np.maximum(-answers["a"], 0), answers["c"])
+    outputs = session.run({"x": X}, ["a", "c"])
+    assert ["a", "c"] == list(outputs)
+    assert np.array_equal(np.maximum(-outputs["a"], 0), outputs["c"])
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
 
 def test_unknown_value_is_told_with_the_file(tmp_path: Path) -> None:
     """ONNX Runtime's refusal names the file that was opened."""
-    path = _written(tmp_path, external=False)
+    path = _write_model(tmp_path, external=False)
     with pytest.raises(StageError, match=r"cannot load .*model\.onnx"):
         open_with_outputs(path, ["nothing"])
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime answers, in every dtype, and says why when it does not."""
+"""Sessions run graphs of every dtype, and report the reason of a failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.runtime.sessions import Session, run_onnx
 
 
-def _bytes(op_type: str, dtype: Any, shape: list[int], domain: str = "") -> bytes:
+def _one_node_model(op_type: str, dtype: Any, shape: list[int], domain: str = "") -> bytes:
     value_type = ir.DataType.from_numpy(np.dtype(dtype))
     x = ir.val("x", value_type, ir.Shape(shape))
     node = ir.node(op_type, [x], domain=domain, outputs=[ir.val("y", value_type, ir.Shape(shape))])
@@ -29,24 +29,24 @@ def _bytes(op_type: str, dtype: Any, shape: list[int], domain: str = "") -> byte
 def test_session_gives_back_what_it_was_fed(dtype: Any, shape: list[int]) -> None:
     """Values cross in both directions, scalars and empty arrays included."""
     value = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
-    answer = run_onnx(_bytes("Identity", dtype, shape), {"x": value})["y"]
-    assert (value.dtype, value.shape, value.tolist()) == (answer.dtype, answer.shape, answer.tolist())
-    assert answer.flags.writeable
+    output = run_onnx(_one_node_model("Identity", dtype, shape), {"x": value})["y"]
+    assert (value.dtype, value.shape, value.tolist()) == (output.dtype, output.shape, output.tolist())
+    assert output.flags.writeable
 
 
 def test_session_takes_views_as_they_are_meant() -> None:
     """An array that does not lie in order is fed in its own order."""
     value = np.arange(6, dtype=np.float32).reshape(2, 3).T
-    assert value.tolist() == run_onnx(_bytes("Identity", np.float32, [3, 2]), {"x": value})["y"].tolist()
+    assert value.tolist() == run_onnx(_one_node_model("Identity", np.float32, [3, 2]), {"x": value})["y"].tolist()
 
 
 def test_session_runs_again_and_again() -> None:
     """One session answers several feeds, with and without ONNX Runtime's rewriting."""
     for optimize in (True, False):
-        session = Session(_bytes("Neg", np.float32, [1]), optimize=optimize)
+        session = Session(_one_node_model("Neg", np.float32, [1]), optimize=optimize)
         assert ({"x": "tensor(float)"}, ("y",)) == (session.inputs, session.outputs)
-        answers = [session.run({"x": np.array([number], np.float32)})["y"].item() for number in (1, 2)]
-        assert [-1, -2] == answers
+        outputs = [session.run({"x": np.array([number], np.float32)})["y"].item() for number in (1, 2)]
+        assert [-1, -2] == outputs
 
 
 def test_session_of_a_broken_file_names_it_and_the_reason(tmp_path: Path) -> None:
@@ -60,19 +60,19 @@ def test_session_of_a_broken_file_names_it_and_the_reason(tmp_path: Path) -> Non
 def test_session_of_an_unknown_operator_says_so() -> None:
     """An operator ONNX Runtime lacks is named."""
     with pytest.raises(StageError, match=r"the model in memory: .*Nonsense"):
-        Session(_bytes("Nonsense", np.float32, [1], domain="nowhere"))
+        Session(_one_node_model("Nonsense", np.float32, [1], domain="nowhere"))
 
 
 def test_session_with_an_unknown_provider_lists_those_it_has(capfd: pytest.CaptureFixture[str]) -> None:
     """The caller's mistake is told as one, and ONNX Runtime prints nothing."""
     with pytest.raises(UsageError, match=r"NopeExecutionProvider(.|\n)*CPUExecutionProvider"):
-        Session(_bytes("Neg", np.float32, [1]), providers=["NopeExecutionProvider"])
+        Session(_one_node_model("Neg", np.float32, [1]), providers=["NopeExecutionProvider"])
     assert ("", "") == capfd.readouterr()
 
 
 def test_session_fed_the_wrong_values_says_what_it_takes() -> None:
     """Wrong names are the caller's mistake; a wrong shape is told in ONNX Runtime's words."""
-    session = Session(_bytes("Neg", np.float32, [2]))
+    session = Session(_one_node_model("Neg", np.float32, [2]))
     with pytest.raises(UsageError, match="takes x; got z"):
         session.run({"z": np.zeros(2, np.float32)})
     with pytest.raises(StageError, match=r"cannot run .*invalid dimensions"):
@@ -84,19 +84,19 @@ def test_prepared_run_answers_as_a_run_does() -> None:
     for dtype in (np.float32, ml_dtypes.bfloat16, np.int64):
         for shape in ([], [2, 3]):
             value = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
-            session = Session(_bytes("Identity", dtype, shape))
+            session = Session(_one_node_model("Identity", dtype, shape))
             run = session.prepare({"x": value})
             for _ in range(3):
                 run()
-            answer = run.outputs()["y"]
+            output = run.outputs()["y"]
             assert run.is_bound
-            assert answer is not None
-            assert (value.dtype, value.tolist()) == (answer.dtype, answer.tolist())
+            assert output is not None
+            assert (value.dtype, value.tolist()) == (output.dtype, output.tolist())
 
 
 def test_prepared_run_on_refused_values_gives_the_reason() -> None:
     """The shape is looked at when it runs."""
-    run = Session(_bytes("Neg", np.float32, [2])).prepare({"x": np.ones(3, np.float32)})
+    run = Session(_one_node_model("Neg", np.float32, [2])).prepare({"x": np.ones(3, np.float32)})
     with pytest.raises(StageError, match=r"cannot run the model in memory: .*Got invalid dimensions for input: x"):
         run()
 

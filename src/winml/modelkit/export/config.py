@@ -1,4 +1,4 @@
-"""How should the graph be made? The options of the export stage.
+"""The options of the export stage.
 
 A frozen record that validates itself; read from ``--export-config`` JSON, from command options, or given in Python.
 Imports no torch.
@@ -75,18 +75,18 @@ class WinMLExportConfig(Options):
     def _named_once(cls, specs: tuple[_SpecT, ...] | None) -> tuple[_SpecT, ...] | None:
         names = [spec.name for spec in specs or ()]
         if specs is not None and not specs:
-            raise ValueError("at least one tensor is to be described")
+            raise ValueError("describe at least one tensor")
         if len(set(names)) < len(names):
             raise ValueError("each name stands for one tensor")
         return specs
 
     def opset_for(self, exporter: ExporterName) -> int:
-        """Return the opset that is wanted of an exporter: the one asked for, else the exporter's own."""
+        """Return the opset to export with: the requested one, else the default of the exporter."""
         return self.opset_version or DEFAULT_OPSETS[exporter]
 
     @property
     def dynamic(self) -> DynamicRequest:
-        """Which dimensions are to be left open, besides those named in ``input_tensors``."""
+        """The dimensions to leave open, besides those named in ``input_tensors``."""
         return DynamicRequest(
             batch=self.dynamic_batch,
             sequence=self.dynamic_sequence,

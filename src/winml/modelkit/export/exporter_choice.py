@@ -1,7 +1,8 @@
-"""Which exporter makes the graph?
+"""Chooses the exporter: TorchScript or dynamo.
 
-TorchScript is faster on what it can trace; dynamo takes any size of model, and most of what TorchScript does not trace.
-Decided from the options and the size of the weights, before anything is loaded; undone by what an exporter fails on.
+TorchScript is faster where it can trace the model. dynamo exports models of any size, and most of those TorchScript
+cannot trace. The first choice depends on the options and the size of the weights; a failure leads to the second choice.
+Reasons: docs/decisions/0003-torchscript-first.md.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ __all__ = [
 ]
 
 LARGE_WEIGHTS_BYTES = 2**31
-"""Specified by issue and format alike: what one protobuf file can hold. TorchScript needs the weights in memory."""
+"""Specified: the largest protobuf file. Above it dynamo is chosen, since TorchScript needs the weights in memory."""
 
 SECOND_TRY_S = 120.0
-"""How long dynamo may try what nobody asked it for. Chosen: ten times what a text encoder of 12 layers takes; with open
-sizes that a forward divides it can take hours."""
+"""Time limit of dynamo as the second choice. Chosen: ten times what a text encoder of 12 layers takes; with open sizes
+that a forward divides it can take hours."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,13 @@ class ExporterUse:
 
     name: ExporterName
     reason: str = ""
-    """In a few words; empty where it is simply the first to be tried."""
+    """In a few words; empty where it is the default."""
     time_limit_s: float | None = None
-    """How long it may take; None: as long as it wants."""
+    """Longest time it may take; None: unlimited."""
 
 
 def first_choice(config: WinMLExportConfig, weight_bytes: int) -> ExporterUse:
-    """Return the exporter to begin with.
+    """Return the exporter to try first.
 
     Args:
         config: Options of the export.
@@ -56,22 +57,22 @@ def first_choice(config: WinMLExportConfig, weight_bytes: int) -> ExporterUse:
     return ExporterUse("torchscript")
 
 
-def second_choice(config: WinMLExportConfig, used: ExporterUse, error: VerificationError) -> ExporterUse | None:
-    """Return the exporter to try when a file does not answer as the model does, or None if none is left to try.
+def second_choice(config: WinMLExportConfig, current: ExporterUse, error: VerificationError) -> ExporterUse | None:
+    """Return the exporter to try when verification failed, or None if there is none.
 
-    TorchScript writes some wrong graphs without a word; dynamo translates other operators, by other code.
+    TorchScript writes some wrong graphs without an error; dynamo converts operators by different code.
 
     Args:
         config: Options of the export.
-        used: Which exporter made the graph.
-        error: What is wrong with the file.
+        current: Which exporter made the graph.
+        error: The failed verification.
     """
-    if config.exporter != "auto" or used.name != "torchscript" or not error.is_graph_wrong:
+    if config.exporter != "auto" or current.name != "torchscript" or not error.is_graph_wrong:
         return None
     reason = error.message.removeprefix("cannot verify: ").partition(". ")[0]
     return ExporterUse("dynamo", f"the graph TorchScript made is wrong: {reason}", SECOND_TRY_S)
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Return what the parameters take, tied ones once; they may be without storage."""
+    """Return the size of the parameters in bytes, tied ones once; they may be fake tensors."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())

@@ -1,7 +1,7 @@
-"""Which tag does each captured node get?
+"""Tags captured nodes by the scope they were traced in.
 
-Exact before clever: the scope a node was traced in decides; only a node without one is guessed at, and only when asked.
-Writes metadata on the nodes in place; does not touch the graph.
+The scope decides. Only a node without a scope is tagged by its neighbours, and only if requested. Writes metadata on
+the nodes in place; does not change the graph.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from winml.modelkit.metadata_keys import NAMESPACE_KEY
 __all__ = ["NodeTagger", "neighbours", "shared_scope"]
 
 Scope = tuple[str, ...]
-"""Paths of the modules on the call stack, outermost first; the root is ``("",)`` and ``()`` is not known."""
+"""Paths of the modules on the call stack, outermost first; the root is ``("",)``, an unknown scope ``()``."""
 
 
 @dataclass(frozen=True)
 class NodeTagger:
-    """Turns scopes into tags."""
+    """Writes the tags for scopes."""
 
     tree: ModuleTree
     operation_fallback: bool = False
@@ -37,14 +37,14 @@ class NodeTagger:
         Args:
             scopes: The scope of each node, in execution order.
         """
-        known = dict(scopes)
+        known_scopes = dict(scopes)
         for node in scopes:
             source: Literal["operation"] | None = None
-            if not known[node] and self.operation_fallback:
-                known[node] = shared_scope(known, neighbours(node))
-                source = "operation" if known[node] else None
-            write_tag(node, self.tag_for(known[node], source))
-            node.metadata_props[NAMESPACE_KEY] = self.namespace(known[node])
+            if not known_scopes[node] and self.operation_fallback:
+                known_scopes[node] = shared_scope(known_scopes, neighbours(node))
+                source = "operation" if known_scopes[node] else None
+            write_tag(node, self.tag_for(known_scopes[node], source))
+            node.metadata_props[NAMESPACE_KEY] = self.namespace(known_scopes[node])
 
     def tag_for(self, scope: Scope, source: Literal["operation"] | None = None) -> NodeTag:
         """Return the tag of a node that ran in ``scope``: that of the innermost hierarchy module on it.
@@ -70,15 +70,15 @@ class NodeTagger:
 
 
 def neighbours(node: ir.Node) -> list[ir.Node]:
-    """Return the nodes that make what ``node`` reads and those that read what it makes."""
+    """Return the nodes that produce the inputs of ``node``, and those that read its outputs."""
     producers = (value.producer() for value in node.inputs if value is not None)
     readers = (use.node for output in node.outputs for use in output.uses())
     return [*(producer for producer in producers if producer is not None), *readers]
 
 
 def shared_scope(scopes: Mapping[ir.Node, Scope], nodes: Iterable[ir.Node]) -> Scope:
-    """Return the longest scope all of ``nodes`` with a known one have in common."""
-    known = [scopes[node] for node in nodes if scopes.get(node)]
-    if not known:
+    """Return the longest common scope of those of ``nodes`` that have one."""
+    known_scopes = [scopes[node] for node in nodes if scopes.get(node)]
+    if not known_scopes:
         return ()
-    return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, zip(*known, strict=False)))
+    return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, zip(*known_scopes, strict=False)))

@@ -1,8 +1,8 @@
-"""How does a graph get an older opset than it was built with?
+"""Converts an exported graph from opset 18 to an older one.
 
-torch's dynamo exporter writes opset 18 at least. What 18 changed is said here in the words of 17, node by node, so that
-metadata and weights stay as they are; from 17 downwards onnx's own converter goes on, on a copy without weights, as far
-as every operator has an older form.
+torch's dynamo exporter writes opset 18 at least. From 18 to 17, nodes are rewritten here one by one, so that metadata
+and weights are kept. Below 17, onnx's own converter runs on a copy without weights, as far as every operator has an
+older form.
 """
 
 from __future__ import annotations
@@ -16,49 +16,51 @@ from onnx import version_converter  # noqa: TID251 - the metadata it wipes is pu
 
 __all__ = ["lower_opset"]
 
-_STEP_OPSET = 17
-"""Specified: the opset before the oldest that the exporter builds."""
+_INTERMEDIATE_OPSET = 17
+"""Specified: the opset before the oldest the dynamo exporter writes."""
 _LARGEST_HELD_ELEMENTS = 1024
-"""Chosen: above every list of axes or sizes, which the converter reads, and below every weight."""
+"""Chosen: larger than any list of axes or sizes, which the converter reads, and smaller than weights."""
 
 _REFUSED_OPERATOR = re.compile(r"^No (?:Previous Version of|Adapter \w+ Version \$?\d+ for) (\w+)")
-"""How onnx's converter names an operator it cannot bring to an older opset."""
+"""How onnx's converter names an operator it cannot convert to an older opset."""
 
 
 class _NoOlderFormError(Exception):
-    """A node says something the older opset has no words for; the text names the operator."""
+    """A node has no form in the older opset; the text names the operator."""
 
 
-def lower_opset(model: ir.Model, wanted: int) -> tuple[ir.Model, str]:
-    """Convert a model to an older opset as far as that goes.
+def lower_opset(model: ir.Model, requested_opset: int) -> tuple[ir.Model, str]:
+    """Convert a model to an older opset as far as possible.
 
     Args:
         model: A normalized model of opset 18 without functions; changed in place, and not to be used afterwards.
-        wanted: The opset to get to.
+        requested_opset: The opset to convert to.
 
     Returns:
-        The model, and why it has a newer opset than wanted; empty where it has that one.
+        The model, and a note on why it has a newer opset; empty where it has the requested one.
     """
     try:
-        changes = [(node, change) for node in model.graph.all_nodes() if (change := _step_change(node)) is not None]
+        changes = [(node, change) for node in model.graph.all_nodes() if (change := _downgrade_of(node)) is not None]
     except _NoOlderFormError as reason:
-        return model, _note(model.opset_imports[""], wanted, f"{reason} has no form in {_STEP_OPSET}")
+        return model, _opset_note(
+            model.opset_imports[""], requested_opset, f"{reason} has no form in {_INTERMEDIATE_OPSET}"
+        )
     for node, change in changes:
         change(node)
-    model.graph.opset_imports[""] = _STEP_OPSET
-    if wanted == _STEP_OPSET:
+    model.graph.opset_imports[""] = _INTERMEDIATE_OPSET
+    if requested_opset == _INTERMEDIATE_OPSET:
         return model, ""
-    return _convert_further(model, wanted)
+    return _convert_further(model, requested_opset)
 
 
-Change = Callable[[ir.Node], None]
+Downgrade = Callable[[ir.Node], None]
 
 
-def _step_change(node: ir.Node) -> Change | None:
-    """Return what makes a node of opset 18 one of opset 17; None where they are the same.
+def _downgrade_of(node: ir.Node) -> Downgrade | None:
+    """Return the change that makes a node of opset 18 one of opset 17; None where it needs none.
 
     Raises:
-        _NoOlderFormError: there is none.
+        _NoOlderFormError: the node has no form in opset 17.
     """
     if node.domain not in ("", "ai.onnx"):
         return None
@@ -68,10 +70,10 @@ def _step_change(node: ir.Node) -> Change | None:
     return check(node) if check is not None else None
 
 
-def _reduction(node: ir.Node) -> Change | None:
-    """Axes were an attribute."""
-    axes = _constant(node, 1)
-    if not axes and _integer(node, "noop_with_empty_axes"):
+def _downgrade_reduction(node: ir.Node) -> Downgrade | None:
+    """In opset 17, axes are an attribute."""
+    axes = _constant_integers(node, 1)
+    if not axes and _integer_attribute(node, "noop_with_empty_axes"):
         raise _NoOlderFormError(f"{node.op_type} that reduces nothing")
 
     def change(node: ir.Node) -> None:
@@ -83,8 +85,8 @@ def _reduction(node: ir.Node) -> Change | None:
     return change
 
 
-def _pad(node: ir.Node) -> Change | None:
-    """There was no list of the axes that are padded."""
+def _downgrade_pad(node: ir.Node) -> Downgrade | None:
+    """In opset 17, the padded axes cannot be listed."""
     if node.attributes.get_string("mode", "constant") == "wrap":
         raise _NoOlderFormError("Pad that wraps around")
     if len(node.inputs) < 4 or node.inputs[3] is None:
@@ -92,14 +94,14 @@ def _pad(node: ir.Node) -> Change | None:
     raise _NoOlderFormError("Pad along listed axes")
 
 
-def _split(node: ir.Node) -> Change | None:
-    """The number of parts was that of the outputs, and they were equal."""
-    parts = _integer(node, "num_outputs")
-    if not parts:
+def _downgrade_split(node: ir.Node) -> Downgrade | None:
+    """In opset 17, the number of parts is the number of outputs, and the parts are equal."""
+    part_count = _integer_attribute(node, "num_outputs")
+    if not part_count:
         return None
-    shape, axis = node.inputs[0].shape if node.inputs[0] else None, _integer(node, "axis")
+    shape, axis = node.inputs[0].shape if node.inputs[0] else None, _integer_attribute(node, "axis")
     size = shape[axis] if shape is not None else None
-    if not isinstance(size, int) or size % parts:
+    if not isinstance(size, int) or size % part_count:
         raise _NoOlderFormError("Split into unequal parts")
 
     def change(node: ir.Node) -> None:
@@ -108,9 +110,9 @@ def _split(node: ir.Node) -> Change | None:
     return change
 
 
-def _resize(node: ir.Node) -> Change | None:
-    """There was neither smoothing nor a list of axes."""
-    if _integer(node, "antialias") or "axes" in node.attributes:
+def _downgrade_resize(node: ir.Node) -> Downgrade | None:
+    """In opset 17, there is neither antialiasing nor a list of axes."""
+    if _integer_attribute(node, "antialias") or "axes" in node.attributes:
         raise _NoOlderFormError("Resize that smooths, or along listed axes")
     if node.attributes.get_string("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise _NoOlderFormError("Resize that keeps the aspect ratio")
@@ -122,15 +124,15 @@ def _resize(node: ir.Node) -> Change | None:
     return change
 
 
-def _scatter(node: ir.Node) -> Change | None:
-    """Only sums and products could be scattered."""
+def _downgrade_scatter(node: ir.Node) -> Downgrade | None:
+    """In opset 17, values can be added and multiplied only."""
     if node.attributes.get_string("reduction", "none") in ("min", "max"):
         raise _NoOlderFormError(f"{node.op_type} of smallest or largest values")
     return None
 
 
-def _pool(node: ir.Node) -> Change | None:
-    if _integer(node, "ceil_mode") or "dilations" in node.attributes:
+def _downgrade_pool(node: ir.Node) -> Downgrade | None:
+    if _integer_attribute(node, "ceil_mode") or "dilations" in node.attributes:
         raise _NoOlderFormError("LpPool with dilations or rounded up")
     return None
 
@@ -143,29 +145,30 @@ _NEW_OPERATORS = frozenset(
 )
 """Specified: operators that opset 18 added."""
 
-_CHANGED_OPERATORS: Mapping[str, Callable[[ir.Node], Change | None]] = {
+_CHANGED_OPERATORS: Mapping[str, Callable[[ir.Node], Downgrade | None]] = {
     **dict.fromkeys(
-        ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"), _reduction
+        ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"),
+        _downgrade_reduction,
     ),
-    **dict.fromkeys(("ReduceProd", "ReduceSumSquare"), _reduction),
-    **dict.fromkeys(("ScatterElements", "ScatterND"), _scatter),
-    "Pad": _pad,
-    "Split": _split,
-    "Resize": _resize,
-    "LpPool": _pool,
+    **dict.fromkeys(("ReduceProd", "ReduceSumSquare"), _downgrade_reduction),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), _downgrade_scatter),
+    "Pad": _downgrade_pad,
+    "Split": _downgrade_split,
+    "Resize": _downgrade_resize,
+    "LpPool": _downgrade_pool,
 }
 """Specified: operators that opset 18 changed."""
 
 
-def _integer(node: ir.Node, name: str) -> int:
+def _integer_attribute(node: ir.Node, name: str) -> int:
     return node.attributes[name].as_int() if name in node.attributes else 0
 
 
-def _constant(node: ir.Node, position: int) -> list[int] | None:
-    """Return the integers of an input that is known, or None where it is left out.
+def _constant_integers(node: ir.Node, position: int) -> list[int] | None:
+    """Return the integers of a constant input, or None where it is absent.
 
     Raises:
-        _NoOlderFormError: it is computed.
+        _NoOlderFormError: the input is computed.
     """
     value = node.inputs[position] if position < len(node.inputs) else None
     if value is None:
@@ -176,8 +179,8 @@ def _constant(node: ir.Node, position: int) -> list[int] | None:
     return [int(item) for item in tensor.numpy().reshape(-1)]
 
 
-def _convert_further(model: ir.Model, wanted: int) -> tuple[ir.Model, str]:
-    """Let onnx's converter go below opset 17, on a model without weights; metadata is put back by value names."""
+def _convert_further(model: ir.Model, requested_opset: int) -> tuple[ir.Model, str]:
+    """Convert below opset 17 with onnx's converter, without weights; metadata is restored by value names."""
     metadata = {
         value.name: dict(node.metadata_props)
         for node in model.graph.all_nodes()
@@ -189,24 +192,24 @@ def _convert_further(model: ir.Model, wanted: int) -> tuple[ir.Model, str]:
         assert value.name is not None  # an initializer has a name
         del model.graph.initializers[value.name]
         model.graph.inputs.append(value)
-    proto, reason = _oldest(ir.serde.serialize_model(model), wanted)
+    proto, reason = _convert_stepwise(ir.serde.serialize_model(model), requested_opset)
     if proto is None:
         del model.graph.inputs[len(model.graph.inputs) - len(weights) :]
         for value in weights:
             model.graph.register_initializer(value)
-        return model, _note(_STEP_OPSET, wanted, reason)
+        return model, _opset_note(_INTERMEDIATE_OPSET, requested_opset, reason)
     converted = ir.serde.deserialize_model(proto)
     _put_weights_back(converted.graph, weights)
     for node in converted.graph.all_nodes():
         for value in node.outputs:
             node.metadata_props.update(metadata.get(value.name or "", {}))
-    return converted, _note(converted.opset_imports[""], wanted, reason) if reason else ""
+    return converted, _opset_note(converted.opset_imports[""], requested_opset, reason) if reason else ""
 
 
-def _oldest(proto: onnx.ModelProto, wanted: int) -> tuple[onnx.ModelProto | None, str]:
-    """Return the model at the oldest opset the converter gets it to, None for the one it has, and why no older."""
+def _convert_stepwise(proto: onnx.ModelProto, requested_opset: int) -> tuple[onnx.ModelProto | None, str]:
+    """Return the model at the oldest opset reached, None where no step succeeded, and why no older was reached."""
     reached = None
-    for version in range(_STEP_OPSET - 1, wanted - 1, -1):
+    for version in range(_INTERMEDIATE_OPSET - 1, requested_opset - 1, -1):
         try:
             converted = version_converter.convert_version(proto if reached is None else reached, version)
             onnx.checker.check_model(converted)
@@ -218,10 +221,10 @@ def _oldest(proto: onnx.ModelProto, wanted: int) -> tuple[onnx.ModelProto | None
     return reached, ""
 
 
-def _note(reached: int, wanted: int, reason: str) -> str:
+def _opset_note(reached: int, requested_opset: int, reason: str) -> str:
     return (
-        f"The graph stays at opset {reached}: {reason}. --no-dynamo builds at {wanted} itself, where TorchScript has a "
-        "form of every operator."
+        f"The graph stays at opset {reached}: {reason}. --no-dynamo builds at {requested_opset} itself, where "
+        "TorchScript has a form of every operator."
     )
 
 

@@ -1,8 +1,8 @@
-"""What are the sizes of the outputs, in terms of the sizes of the inputs?
+"""Expresses the sizes of the outputs by the sizes of the inputs.
 
-Fits simple expressions to shapes that were observed: a dimension of the inputs, a multiple, a sum, a product, a
-division rounded down. Runs nothing itself: where several expressions fit, it asks for the shapes at one more size. A
-size no single expression explains gets a name of its own, readable and without a claim.
+Fits simple expressions to observed shapes: a dimension of the inputs, a multiple, a sum, a product, a division rounded
+down. Runs nothing itself: where several expressions fit, it calls ``ask`` for the shapes at one more size. A size that
+no single expression explains gets a name of its own.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Sizes = Mapping[str, int]
 Shape = tuple[int | str, ...]
 
 MOST_QUESTIONS = 24
-"""Chosen: halving finds the offset of a stride below 2**16 in 16, with some left to find the stride."""
+"""Chosen: bisection finds the offset of a stride below 2**16 in 16 questions, and the rest finds the stride."""
 _REACH = 2
-"""Chosen: how many times the traced size a question may ask for; strides show, and memory holds."""
+"""Largest size to ask for, as a multiple of the traced one. Chosen: shows strides and still fits into memory."""
 _SAMPLES = 64
 _NOT_OF_NAMES = re.compile(r"\W")
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What the model returned once."""
+    """The output shapes of one run of the model."""
 
     sizes: Sizes
-    """Size of every dimension of the inputs that is left open."""
+    """Size of every open dimension of the inputs."""
     shapes: Mapping[str, tuple[int, ...]]
     """Output → its shape."""
 
@@ -57,40 +57,40 @@ class _Division:
 
     @property
     def text(self) -> str:
-        return f"{_sum(self.symbol, self.low, is_operand=True)}//{self.divisor}"
+        return f"{_sum_text(self.symbol, self.low, is_operand=True)}//{self.divisor}"
 
 
 def explain_output_shapes(observations: Sequence[Observation], ask: Ask | None = None) -> dict[str, Shape]:
     """Return the shape of every output: numbers, names of input dimensions, and simple expressions of them.
 
     Args:
-        observations: At least one; every dimension should stand at two sizes or more, each time with the others as in
-            the first, and all should have changed together once.
-        ask: Called where the observations leave several expressions possible, at most ``MOST_QUESTIONS`` times.
+        observations: At least one. Every dimension should have two sizes or more, each with the others as in the first
+            observation, and one observation should change all of them.
+        ask: Called where several expressions fit, at most ``MOST_QUESTIONS`` times.
     """
-    notebook = _Notebook(list(observations), ask)
+    observed = _Observations(list(observations), ask)
     names: dict[tuple[int, ...], str] = {}
     explained: dict[str, Shape] = {}
     for output, shape in observations[0].shapes.items():
         sizes: list[int | str] = []
         for axis in range(len(shape)):
-            found = _explain(notebook, output, axis)
-            if found is None:
-                # What was equal in every observation bears one name.
+            expression = _explain_axis(observed, output, axis)
+            if expression is None:
+                # Sizes that are equal in every observation get one name.
                 values = tuple(item.shapes[output][axis] for item in observations)
-                found = names.setdefault(values, f"{_NOT_OF_NAMES.sub('_', output)}_dim_{axis}")
-            sizes.append(found)
+                expression = names.setdefault(values, f"{_NOT_OF_NAMES.sub('_', output)}_dim_{axis}")
+            sizes.append(expression)
         explained[output] = tuple(sizes)
     return explained
 
 
-class _Notebook:
-    """The observations so far, and how to get more."""
+class _Observations:
+    """The observations so far, and the function that returns more."""
 
     def __init__(self, observations: list[Observation], ask: Ask | None) -> None:
         self.observations = observations
         self._ask = ask
-        self._left = MOST_QUESTIONS
+        self._remaining_questions = MOST_QUESTIONS
 
     @property
     def traced(self) -> Sizes:
@@ -99,108 +99,121 @@ class _Notebook:
     def points(self, output: str, axis: int) -> list[tuple[Sizes, int]]:
         return [(item.sizes, item.shapes[output][axis]) for item in self.observations]
 
-    def look_at(self, symbol: str, size: int) -> bool:
-        """Observe one more size; return whether something new is known."""
+    def observe(self, symbol: str, size: int) -> bool:
+        """Observe one more size; return whether an observation was added."""
         sizes = {**self.traced, symbol: size}
-        if self._ask is None or self._left == 0 or any(item.sizes == sizes for item in self.observations):
+        if (
+            self._ask is None
+            or self._remaining_questions == 0
+            or any(item.sizes == sizes for item in self.observations)
+        ):
             return False
-        self._left -= 1
-        seen = self._ask(sizes)
-        if seen is not None:
-            self.observations.append(seen)
-        return seen is not None
+        self._remaining_questions -= 1
+        observation = self._ask(sizes)
+        if observation is not None:
+            self.observations.append(observation)
+        return observation is not None
 
 
-def _explain(notebook: _Notebook, output: str, axis: int) -> int | str | None:
+def _explain_axis(observed: _Observations, output: str, axis: int) -> int | str | None:
     """Return the one expression for an output's axis, or None."""
-    points = notebook.points(output, axis)
+    points = observed.points(output, axis)
     values = {value for _, value in points}
     if len(values) == 1:
         return values.pop()
-    for family in (_linear, _of_two):
-        found = list(dict.fromkeys(family(points)))
-        if found:
-            return found[0] if len(found) == 1 else None
-    return _divided(notebook, output, axis)
+    for family in (_linear_expressions, _two_symbol_expressions):
+        expressions = list(dict.fromkeys(family(points)))
+        if expressions:
+            return expressions[0] if len(expressions) == 1 else None
+    return _explain_division(observed, output, axis)
 
 
-def _linear(points: Sequence[tuple[Sizes, int]]) -> Iterator[str]:
+def _linear_expressions(points: Sequence[tuple[Sizes, int]]) -> Iterator[str]:
     """Yield every ``factor * symbol + offset`` that fits."""
     for symbol in points[0][0]:
-        (first, low), (second, high) = min(points, key=_by(symbol)), max(points, key=_by(symbol))
-        distance = second[symbol] - first[symbol]
+        (smallest, low), (largest, high) = (
+            min(points, key=_size_of_symbol(symbol)),
+            max(points, key=_size_of_symbol(symbol)),
+        )
+        distance = largest[symbol] - smallest[symbol]
         if distance == 0 or (high - low) % distance or high <= low:
             continue
         factor = (high - low) // distance
-        offset = low - factor * first[symbol]
+        offset = low - factor * smallest[symbol]
         if all(value == factor * sizes[symbol] + offset for sizes, value in points):
-            yield _sum(symbol if factor == 1 else f"{factor}*{symbol}", offset)
+            yield _sum_text(symbol if factor == 1 else f"{factor}*{symbol}", offset)
 
 
-def _by(symbol: str) -> Callable[[tuple[Sizes, int]], int]:
+def _size_of_symbol(symbol: str) -> Callable[[tuple[Sizes, int]], int]:
     return lambda point: point[0][symbol]
 
 
-def _of_two(points: Sequence[tuple[Sizes, int]]) -> Iterator[str]:
+def _two_symbol_expressions(points: Sequence[tuple[Sizes, int]]) -> Iterator[str]:
     """Yield every product (times a number) and sum (plus a number) of two dimensions that fits."""
     for left, right in combinations(points[0][0], 2):
-        factor, rest = divmod(points[0][1], points[0][0][left] * points[0][0][right])
-        if factor and not rest and all(value == factor * sizes[left] * sizes[right] for sizes, value in points):
+        factor, remainder = divmod(points[0][1], points[0][0][left] * points[0][0][right])
+        if factor and not remainder and all(value == factor * sizes[left] * sizes[right] for sizes, value in points):
             yield f"{left}*{right}" if factor == 1 else f"{factor}*{left}*{right}"
         offset = points[0][1] - points[0][0][left] - points[0][0][right]
         if all(value == sizes[left] + sizes[right] + offset for sizes, value in points):
-            yield _sum(f"{left} + {right}", offset)
+            yield _sum_text(f"{left} + {right}", offset)
 
 
-def _sum(term: str, offset: int, *, is_operand: bool = False) -> str:
+def _sum_text(term: str, offset: int, *, is_operand: bool = False) -> str:
     if offset == 0:
         return term
     text = f"{term} {'+' if offset > 0 else '-'} {abs(offset)}"
     return f"({text})" if is_operand else text
 
 
-def _divided(notebook: _Notebook, output: str, axis: int) -> str | None:
-    """Return the one division that fits, asking until it is the only one; None if there is none, or more stay."""
-    while candidates := _divisions(notebook.points(output, axis)):
+def _explain_division(observed: _Observations, output: str, axis: int) -> str | None:
+    """Return the one division that fits, asking until only one is left; None if none fits, or several remain."""
+    while candidates := _fitting_divisions(observed.points(output, axis)):
         if len(candidates) == 1 and candidates[0].is_exact:
             return candidates[0].text
-        if not any(notebook.look_at(symbol, size) for symbol, size in _questions(candidates, notebook.traced)):
+        if not any(
+            observed.observe(symbol, size) for symbol, size in _distinguishing_sizes(candidates, observed.traced)
+        ):
             return None
     return None
 
 
-def _divisions(points: Sequence[tuple[Sizes, int]]) -> list[_Division]:
-    found = []
+def _fitting_divisions(points: Sequence[tuple[Sizes, int]]) -> list[_Division]:
+    fitting = []
     for symbol in points[0][0]:
         for divisor in range(2, max(sizes[symbol] for sizes, _ in points) + 1):
             low = max(divisor * value - sizes[symbol] for sizes, value in points)
             high = min(divisor * value + divisor - 1 - sizes[symbol] for sizes, value in points)
             if low <= high:
-                found.append(_Division(symbol, divisor, low, high))
-    return found
+                fitting.append(_Division(symbol, divisor, low, high))
+    return fitting
 
 
-def _questions(candidates: Sequence[_Division], traced: Sizes) -> list[tuple[str, int]]:
-    """Return sizes at which the candidates disagree, the most telling first; a refused one is followed by the next."""
-    first = candidates[0]
+def _distinguishing_sizes(candidates: Sequence[_Division], traced: Sizes) -> list[tuple[str, int]]:
+    """Return sizes at which the candidates disagree, the most decisive first, and further ones in case of refusal."""
+    candidate = candidates[0]
     if len(candidates) == 1:
-        # The middle offset is reached exactly where the numerator becomes a multiple of the divisor.
-        middle = (first.low + first.high + 1) // 2
-        nearest_multiple = -(-(traced[first.symbol] + middle) // first.divisor)
-        return [(first.symbol, first.divisor * (nearest_multiple + step) - middle) for step in (0, 1, 2)]
+        # At the middle offset, the numerator is a multiple of the divisor.
+        middle = (candidate.low + candidate.high + 1) // 2
+        nearest_multiple = -(-(traced[candidate.symbol] + middle) // candidate.divisor)
+        return [(candidate.symbol, candidate.divisor * (nearest_multiple + more) - middle) for more in (0, 1, 2)]
     symbols = sorted({item.symbol for item in candidates})
-    told = [(_answers(candidates, traced, symbol, size), symbol, size) for symbol in symbols
-            for size in _samples(traced[symbol])]  # fmt: skip
-    return [(symbol, size) for answers, symbol, size in sorted(told, key=lambda item: -item[0]) if answers > 1]
+    predictions = [(_prediction_count(candidates, traced, symbol, size), symbol, size) for symbol in symbols
+            for size in _sample_sizes(traced[symbol])]  # fmt: skip
+    return [
+        (symbol, size)
+        for prediction_count, symbol, size in sorted(predictions, key=lambda item: -item[0])
+        if prediction_count > 1
+    ]
 
 
-def _samples(traced: int) -> list[int]:
+def _sample_sizes(traced: int) -> list[int]:
     low, high = max(2, traced // _REACH), traced * _REACH
-    # Odd steps, so that sizes are seldom multiples of strides.
-    return sorted({low + (high - low) * step // _SAMPLES | 1 for step in range(_SAMPLES + 1)})
+    # Odd sizes, which are seldom multiples of strides.
+    return sorted({low + (high - low) * number // _SAMPLES | 1 for number in range(_SAMPLES + 1)})
 
 
-def _answers(candidates: Sequence[_Division], traced: Sizes, symbol: str, size: int) -> int:
-    """Return how many different sizes the candidates predict."""
+def _prediction_count(candidates: Sequence[_Division], traced: Sizes, symbol: str, size: int) -> int:
+    """Return the number of different sizes the candidates predict."""
     sizes = {**traced, symbol: size}
     return len({item.at(sizes, offset) for item in candidates for offset in (item.low, item.high)})

@@ -1,8 +1,8 @@
-"""How is a live module made ready to be traced, and put back as it was?
+"""Prepares a live module for tracing, and restores it afterwards.
 
-Exporters take positional tensors and give back a flat tuple; model libraries want keywords and return records. For the
-time of an export ``forward`` is replaced by a function of exactly the wanted inputs, which, unlike a wrapper module,
-adds no level to the hierarchy.
+Exporters pass positional tensors and expect a flat tuple; model libraries take keywords and return records. During an
+export, ``forward`` is replaced by a function of exactly the requested inputs. Unlike a wrapper module it adds no level
+to the hierarchy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["FlatForward", "flatten_outputs", "prepared_for_export"]
 
 
 class FlatForward:
-    """A module's forward as exporters want it: tensors in the order of the inputs → tuple of tensors.
+    """A module's forward in the form exporters need: tensors in the order of the inputs → tuple of tensors.
 
     Attributes:
         output_names: Names of the returned tensors, known after the first call.
@@ -38,12 +38,12 @@ class FlatForward:
 
         Args:
             forward: The bound forward method.
-            input_names: Names of the tensors it will be given, in order.
+            input_names: Names of the tensors it is called with, in order.
             options: Further keyword arguments of every call, such as ``use_cache=False``.
         """
         self.input_names = tuple(input_names)
         self.output_names: tuple[str, ...] = ()
-        self._wanted_names: tuple[str, ...] = ()
+        self._requested_names: tuple[str, ...] = ()
         self._forward = forward
         self._options = dict(options or {})
         self._is_by_name = _takes_names(forward, self.input_names)
@@ -58,7 +58,7 @@ class FlatForward:
             outputs = self._forward(**dict(zip(self.input_names, tensors, strict=True)), **self._options)
         else:
             outputs = self._forward(*tensors, **self._options)
-        flat = flatten_outputs(outputs, taken=self.input_names)
+        flat = flatten_outputs(outputs, used_names=self.input_names)
         if not flat:
             raise ExportError(
                 f"the model returned no tensor, but {type(outputs).__name__}",
@@ -71,13 +71,13 @@ class FlatForward:
                     "ONNX Runtime does not have",
                     hint="Return real and imaginary parts: torch.view_as_real(output), or its abs() and angle().",
                 )
-        # Other outputs than those that were renamed are told apart by the names they have.
-        self.output_names = self._wanted_names if len(self._wanted_names) == len(flat) else tuple(flat)
+        # The requested names apply only where the number of outputs matches.
+        self.output_names = self._requested_names if len(self._requested_names) == len(flat) else tuple(flat)
         return tuple(flat.values())
 
     def rename_outputs(self, names: Sequence[str]) -> None:
-        """Call the returned tensors by other names, now and in every later call; as many as there are."""
-        self._wanted_names = self.output_names = tuple(names)
+        """Rename the returned tensors, now and in every later call; one name per tensor."""
+        self._requested_names = self.output_names = tuple(names)
 
 
 @contextmanager
@@ -86,12 +86,12 @@ def prepared_for_export(
 ) -> Iterator[FlatForward]:
     """Replace the forward of ``model`` by its :class:`FlatForward`; in place, undone at the end.
 
-    Evaluation mode is set and gradients are off inside the block, and modules that were compiled stand there as they
-    were before. The training flag of every submodule, the forward method, what was compiled and the gradient mode come
-    back as they were, whatever happens in the block.
+    Inside the block the model is in evaluation mode, gradients are off, and compiled modules are replaced by their
+    uncompiled form. The training flag of every submodule, the forward method, compiled modules and the gradient mode
+    are always restored.
 
     Raises:
-        ExportError: a module is scripted, which no exporter can look into.
+        ExportError: a module is scripted; exporters cannot trace it.
     """
     _refuse_scripted(model)
     flat = FlatForward(model.forward, input_names, forward_options)
@@ -112,7 +112,7 @@ def prepared_for_export(
 
 
 def _refuse_scripted(model: nn.Module) -> None:
-    """Refuse a module that holds TorchScript instead of Python.
+    """Refuse a module that is TorchScript instead of Python.
 
     Raises:
         ExportError: names the module.
@@ -128,37 +128,38 @@ def _refuse_scripted(model: nn.Module) -> None:
             )
 
 
-def flatten_outputs(outputs: Any, taken: Sequence[str] = ()) -> dict[str, torch.Tensor]:
-    """Name the tensors in what a forward returned.
+def flatten_outputs(outputs: Any, used_names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
+    """Return the tensors in the result of a forward by name.
 
-    Mappings and records give their keys, sequences their positions; nested names are joined by a dot
-    (``hidden_states.0``). Whatever is not a tensor, such as None or a cache, is left out.
+    Names are the keys of mappings and records and the positions in sequences, nested ones joined by a dot
+    (``hidden_states.0``). Values that are not tensors, such as None or a cache, are left out.
 
     Args:
-        outputs: What the forward returned.
-        taken: Names that are not free, such as those of the inputs. A name that is not gets ``_output`` appended.
+        outputs: The result of the forward.
+        used_names: Names that are not free, such as those of the inputs; an output with such a name gets ``_output``
+            appended.
     """
     if isinstance(outputs, torch.Tensor):
         outputs = {"output": outputs}
     elif isinstance(outputs, (list, tuple)) and not hasattr(outputs, "_asdict"):
         outputs = {f"output_{position}": value for position, value in enumerate(outputs)}
-    named: dict[str, torch.Tensor] = {}
-    for name, tensor in _walk(outputs):
-        while name in named or name in taken:
+    tensors_by_name: dict[str, torch.Tensor] = {}
+    for name, tensor in _walk_tensors(outputs):
+        while name in tensors_by_name or name in used_names:
             name = f"{name}_output"
-        named[name] = tensor
-    return named
+        tensors_by_name[name] = tensor
+    return tensors_by_name
 
 
-def _walk(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def _walk_tensors(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield prefix, value
         return
-    for key, item in _children(value):
-        yield from _walk(item, f"{prefix}.{key}" if prefix else str(key))
+    for key, item in _children_of(value):
+        yield from _walk_tensors(item, f"{prefix}.{key}" if prefix else str(key))
 
 
-def _children(value: Any) -> list[tuple[Any, Any]]:
+def _children_of(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, Mapping):
         return list(value.items())
     if hasattr(value, "_asdict"):
@@ -174,9 +175,11 @@ def _takes_names(forward: Callable[..., Any], names: Sequence[str]) -> bool:
     """Say whether ``forward`` can be called with these names as keywords."""
     parameters = inspect.signature(forward).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
-    rest = [name for name, parameter in parameters.items() if parameter.kind is inspect.Parameter.VAR_POSITIONAL]
-    if rest and any(re.fullmatch(rf"{rest[0]}_\d+", name) for name in names):
-        return False  # called so for their place in ``*rest``; the function behind it knows other names
+    variadic_names = [
+        name for name, parameter in parameters.items() if parameter.kind is inspect.Parameter.VAR_POSITIONAL
+    ]
+    if variadic_names and any(re.fullmatch(rf"{variadic_names[0]}_\d+", name) for name in names):
+        return False  # the names are positions in ``*args``; the wrapped function has other names
     if inspect.Parameter.VAR_KEYWORD in kinds:
         return True
     positional_only = inspect.Parameter.POSITIONAL_ONLY

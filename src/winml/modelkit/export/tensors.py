@@ -1,4 +1,4 @@
-"""How does a tensor cross between numpy and torch? By reference where memory allows, ``bfloat16`` included."""
+"""Converts tensors between numpy and torch, by reference where possible, ``bfloat16`` included."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What do torch and transformers say while they export, and who should hear it?
+"""Suppresses the messages of torch and transformers during an export.
 
-They tell of their own internals and of packages that are not there. Nobody can act on that; what matters comes as an
-error of ours.
+They concern internals of the libraries and missing optional packages, so the user cannot act on them. Failures are
+raised as our errors.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LIBRARIES = ("torch", "transformers", "onnxscript", "onnx_ir")
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Keep warnings and log records of the exporting libraries from the user for the time of the block."""
-    handlers = _handlers()
+    """Suppress warnings and log messages of the exporting libraries for the time of the block."""
+    handlers = _log_handlers()
     for handler in handlers:
         handler.addFilter(_is_for_the_user)
-    # torch prints the graph it has so far when it gives up, past its own loggers.
+    # On failure torch prints the partial graph directly, not through its loggers.
     vars(export_trace)["print"] = _print_nothing
     try:
         with warnings.catch_warnings():
@@ -40,16 +40,16 @@ def _print_nothing(*_values: object, **_options: object) -> None:
     return
 
 
-def _is_for_the_user(record: logging.LogRecord) -> bool:
-    return record.name.partition(".")[0] not in _LIBRARIES
+def _is_for_the_user(log_record: logging.LogRecord) -> bool:
+    return log_record.name.partition(".")[0] not in _LIBRARIES
 
 
-def _handlers() -> list[logging.Handler]:
-    """Return every handler a record of these libraries may reach, from loggers yet to be made as well."""
+def _log_handlers() -> list[logging.Handler]:
+    """Return every handler that log records of these libraries may reach, also from loggers created later."""
     loggers = [
         logger
         for name, logger in logging.root.manager.loggerDict.items()
         if isinstance(logger, logging.Logger) and name.partition(".")[0] in _LIBRARIES
     ]
-    found = [handler for logger in (logging.root, *loggers) for handler in logger.handlers]
-    return [*found, logging.lastResort] if logging.lastResort else found
+    handlers = [handler for logger in (logging.root, *loggers) for handler in logger.handlers]
+    return [*handlers, logging.lastResort] if logging.lastResort else handlers

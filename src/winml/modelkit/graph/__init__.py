@@ -1,4 +1,4 @@
-"""How is a graph read, written, cut, compared?
+"""How is a graph read, written, cut?
 
-Everything that knows the file format and the ``onnx_ir`` graph as such. Does not know what a stage wants with it.
+Knows the ONNX file format and the ``onnx_ir`` graph. Does not know why a stage reads or writes one.
 """

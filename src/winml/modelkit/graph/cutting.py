@@ -1,9 +1,9 @@
-"""How is a part of a graph cut out, so that it stands as a model of its own?
+"""Cuts a part of a graph out as a model of its own.
 
 A part is a set of nodes of the main graph. Its inputs are the values it reads from outside, its outputs the values it
-makes that are read outside. What depends on no input of the model is a constant: it crosses no boundary and is brought
-along where it is read. Weights are shared by reference and never read. Which nodes make up a module is decided by
-``module_parts``.
+produces that are read outside. Nodes that depend on no model input are constants: they are copied into the part that
+reads them instead of becoming inputs. Weights are shared by reference and never read. Which nodes make up a module is
+decided in ``module_parts``.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ __all__ = ["Cut", "Cutter", "Refusal", "cut_model", "node_words"]
 RANDOM_OPERATORS = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
-"""Specified: ONNX's operators that answer differently in each run."""
+"""Specified: ONNX's operators whose result differs from run to run."""
 
-_MOVES = frozenset(
+_DATA_MOVEMENT = frozenset(
     {
         "Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Shape", "Size", "Slice", "Split",
         "Squeeze", "Transpose", "Unsqueeze",
     }
 )  # fmt: skip
-"""Operators that bring values to another place and compute none."""
+"""Operators that move values and compute none."""
 
-_LIGHT = frozenset(
+_ELEMENTWISE = frozenset(
     {
         "Add", "And", "Clip", "Div", "Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Max", "Min",
         "Mul", "Neg", "Not", "Or", "Sub", "Where", "Xor",
     }
 )  # fmt: skip
-"""Operators that cost one pass over their values: what masks and positions are made with."""
+"""Operators that cost one pass over their values, such as those that compute masks and positions."""
 
 FEW = 0.25
-"""Largest share of its nodes a part may leave outside. Chosen: what an optimizer shares between modules is a node or
-two; more would be another part."""
+"""Largest share of its nodes that a part may leave outside. Chosen: an optimizer shares a node or two between modules;
+leaving out more would make it a different part."""
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
@@ -49,15 +49,15 @@ class Cut:
     """A part of a graph and its boundary; values and nodes are those of the whole graph."""
 
     nodes: tuple[ir.Node, ...]
-    """Everything that is computed in the part, in the order of the graph: its own nodes, those drawn in, constants."""
+    """All nodes computed in the part, in graph order: its own nodes, those drawn in, constants."""
     drawn_in: tuple[ir.Node, ...]
-    """Nodes from outside that stand between two of its own and compute next to nothing."""
+    """Nodes from outside that lie between two of its own and are cheap to compute."""
     left_out: tuple[ir.Node, ...]
-    """Nodes of its own that others need before the rest can run, so that what they make is an input."""
+    """Nodes of its own that outside nodes need before the part can run; their outputs become inputs of the part."""
     inputs: tuple[ir.Value, ...]
     """In the order they are first read."""
     outputs: tuple[ir.Value, ...]
-    """In the order they are made."""
+    """In the order they are produced."""
     initializers: tuple[ir.Value, ...]
     """In the order they are first read."""
 
@@ -70,15 +70,15 @@ class Refusal:
 
 
 class Cutter:
-    """What has to be known of a graph to cut parts out of it; found once, for any number of parts.
+    """Cuts parts out of one graph; indexes it once for any number of parts.
 
     Attributes:
-        position: Place of each node of the main graph in it.
-        owners: Node of the main graph each node of a subgraph stands in.
+        position: Index of each node of the main graph.
+        owners: Node of a subgraph → the node of the main graph that contains the subgraph.
     """
 
     def __init__(self, model: ir.Model) -> None:
-        """Look at the main graph; it must be in topological order, as every valid file is."""
+        """Index the main graph; it must be in topological order, as every valid file is."""
         self.graph = model.graph
         self._nodes = tuple(model.graph)
         self.position = {node: number for number, node in enumerate(self._nodes)}
@@ -86,14 +86,14 @@ class Cutter:
         self._reads: dict[ir.Node, tuple[ir.Value, ...]] = {}
         self._random: dict[ir.Node, ir.Node] = {}
         for node in model.graph:
-            self._index(node)
+            self._index_node(node)
         self._changing = self._find_changing()
 
-    def _index(self, node: ir.Node) -> None:
+    def _index_node(self, node: ir.Node) -> None:
         reads = dict.fromkeys(value for value in node.inputs if value is not None)
         for inner in _inner_nodes(node):
             self.owners[inner] = node
-            # A subgraph reads what it names: its own values, and those of the graphs around it.
+            # A subgraph reads its own values and those of the graphs around it.
             captured = (value for value in inner.inputs if value is not None and value.graph is self.graph)
             reads.update(dict.fromkeys(captured))
             if inner.op_type in RANDOM_OPERATORS:
@@ -103,7 +103,7 @@ class Cutter:
         self._reads[node] = tuple(reads)
 
     def _find_changing(self) -> frozenset[ir.Node]:
-        """Return the nodes whose answer depends on the inputs of the model, or on chance."""
+        """Return the nodes whose result depends on the inputs of the model, or is random."""
         changing: set[ir.Node] = set()
         for node in self.graph:
             if node in self._random or any(self._is_changing_value(value, changing) for value in self._reads[node]):
@@ -116,12 +116,12 @@ class Cutter:
         return producer in changing if producer is not None else not value.is_initializer()
 
     def is_constant(self, node: ir.Node) -> bool:
-        """Say whether a node of the main graph answers the same whatever the inputs of the model are."""
+        """Say whether the result of a node of the main graph is independent of the inputs of the model."""
         return node not in self._changing
 
-    def between(self, first: ir.Node, last: ir.Node) -> Sequence[ir.Node]:
-        """Return two nodes of the main graph and all that stand between them, in its order."""
-        return self._nodes[self.position[first] : self.position[last] + 1]
+    def between(self, first_node: ir.Node, last_node: ir.Node) -> Sequence[ir.Node]:
+        """Return two nodes of the main graph and all nodes between them, in graph order."""
+        return self._nodes[self.position[first_node] : self.position[last_node] + 1]
 
     def reads(self, node: ir.Node) -> tuple[ir.Value, ...]:
         """Return the values of the main graph a node reads, those its subgraphs capture included."""
@@ -132,76 +132,78 @@ class Cutter:
         for use in value.uses():
             yield self.owners.get(use.node, use.node)
 
-    def cut(self, own: Sequence[ir.Node], *, may_join: Iterable[ir.Node] = ()) -> Cut | Refusal:
+    def cut(self, part_nodes: Sequence[ir.Node], *, may_join: Iterable[ir.Node] = ()) -> Cut | Refusal:
         """Find the boundary of a part.
 
         Args:
-            own: Its nodes, of the main graph, in the order of the graph; constants among them count where they are
-                read.
-            may_join: Nodes that may be drawn in although they compute something.
+            part_nodes: Its nodes, of the main graph, in graph order. Constants among them belong to the part that reads
+                them.
+            may_join: Nodes that may be drawn in although they are not cheap.
 
         Returns:
-            The cut, or why there is none: an outside node that computes stands between two of its own, the part draws
-            random values, or it makes nothing anybody reads.
+            The cut, or why there is none: an outside node that is not cheap lies between two of its own, the part draws
+            random values, or nothing reads its outputs.
         """
-        core = {node for node in own if node in self._changing}
+        core = {node for node in part_nodes if node in self._changing}
         if not core:
             return Refusal("it depends on no input of the model, so its result is a constant")
-        allowed = set(may_join)
-        between = self._passed_through(core)
+        joinable = set(may_join)
+        between = self._nodes_between(core)
         left_out: list[ir.Node] = []
-        if blocking := [node for node in between if node not in allowed and not _is_cheap(node)]:
-            left_out = self._needed_by(blocking, core)
+        if blocking := [node for node in between if node not in joinable and not _is_cheap(node)]:
+            left_out = self._core_nodes_needed_by(blocking, core)
             if len(left_out) > FEW * len(core) or not all(map(_is_light, left_out)):
                 return Refusal(
-                    f"{node_words(blocking[0])} lies outside, but between its nodes: it reads what they make and they "
-                    "read what it makes"
+                    f"{node_words(blocking[0])} lies outside, but between its nodes: it reads their outputs and they "
+                    "read its output"
                 )
             core.difference_update(left_out)
-            between = self._passed_through(core)
+            between = self._nodes_between(core)
         inside = core.union(between)
         for node in inside:
             if node in self._random:
                 return Refusal(f"{node_words(self._random[node])} draws other values in each run")
-        return self._bounded(core, inside, tuple(between), tuple(left_out))
+        return self._with_boundary(core, inside, tuple(between), tuple(left_out))
 
-    def _needed_by(self, nodes: Sequence[ir.Node], core: set[ir.Node]) -> list[ir.Node]:
-        """Return the nodes of the core that must run before one of these can, in the order of the graph."""
-        first = min(self.position[node] for node in core)
-        needed = set(nodes)
-        for node in reversed(self._nodes[first : self.position[nodes[-1]]]):
-            if any(reader in needed for value in node.outputs for reader in self.readers(value)):
-                needed.add(node)
-        return [node for node in self._ordered(needed) if node in core]
+    def _core_nodes_needed_by(self, nodes: Sequence[ir.Node], core: set[ir.Node]) -> list[ir.Node]:
+        """Return the nodes of the core that must run before one of ``nodes`` can, in graph order."""
+        first_position = min(self.position[node] for node in core)
+        needed_nodes = set(nodes)
+        for node in reversed(self._nodes[first_position : self.position[nodes[-1]]]):
+            if any(reader in needed_nodes for value in node.outputs for reader in self.readers(value)):
+                needed_nodes.add(node)
+        return [node for node in self._in_graph_order(needed_nodes) if node in core]
 
-    def _passed_through(self, core: set[ir.Node]) -> list[ir.Node]:
-        """Return the outside nodes on a way from one of the nodes to another, in the order of the graph.
+    def _nodes_between(self, core: set[ir.Node]) -> list[ir.Node]:
+        """Return the outside nodes on a path from one node of the core to another, in graph order.
 
-        All of them stand between the first and the last in the order of the graph, so nothing else is looked at.
+        All of them lie between the first and the last core node in graph order, so only that window is searched.
         """
-        places = [self.position[node] for node in core]
-        first, last = min(places), max(places)
-        if last - first + 1 == len(core):
+        positions = [self.position[node] for node in core]
+        first_position, last_position = min(positions), max(positions)
+        if last_position - first_position + 1 == len(core):
             return []
-        window = [node for node in self._nodes[first:last] if node not in core and node in self._changing]
-        after: set[ir.Node] = set()
+        window = [
+            node for node in self._nodes[first_position:last_position] if node not in core and node in self._changing
+        ]
+        below_core: set[ir.Node] = set()
         for node in window:
-            if any(value.producer() in core or value.producer() in after for value in self._reads[node]):
-                after.add(node)
-        before: set[ir.Node] = set()
+            if any(value.producer() in core or value.producer() in below_core for value in self._reads[node]):
+                below_core.add(node)
+        above_core: set[ir.Node] = set()
         for node in reversed(window):
             readers = (reader for value in node.outputs for reader in self.readers(value))
-            if any(reader in core or reader in before for reader in readers):
-                before.add(node)
-        return [node for node in window if node in after and node in before]
+            if any(reader in core or reader in above_core for reader in readers):
+                above_core.add(node)
+        return [node for node in window if node in below_core and node in above_core]
 
-    def _bounded(
+    def _with_boundary(
         self, core: set[ir.Node], inside: set[ir.Node], drawn_in: tuple[ir.Node, ...], left_out: tuple[ir.Node, ...]
     ) -> Cut | Refusal:
         inputs: dict[ir.Value, None] = {}
         initializers: dict[ir.Value, None] = {}
         nodes = set(inside)
-        pending = [value for node in self._ordered(inside) for value in self._reads[node]][::-1]
+        pending = [value for node in self._in_graph_order(inside) for value in self._reads[node]][::-1]
         while pending:
             value = pending.pop()
             producer = value.producer()
@@ -214,7 +216,7 @@ class Cutter:
                 pending.extend(reversed(self._reads[producer]))
         outputs = [
             value
-            for node in self._ordered(core)
+            for node in self._in_graph_order(core)
             for value in node.outputs
             if value.is_graph_output() or any(reader not in inside for reader in self.readers(value))
         ]
@@ -223,18 +225,18 @@ class Cutter:
         for value in (*inputs, *outputs):
             if value.type is not None and not isinstance(value.type, ir.TensorType):
                 return Refusal(f"value {value.name} on its boundary is {value.type}, not a tensor")
-        return Cut(self._ordered(nodes), drawn_in, left_out, tuple(inputs), tuple(outputs), tuple(initializers))
+        return Cut(self._in_graph_order(nodes), drawn_in, left_out, tuple(inputs), tuple(outputs), tuple(initializers))
 
-    def _ordered(self, nodes: Iterable[ir.Node]) -> tuple[ir.Node, ...]:
+    def _in_graph_order(self, nodes: Iterable[ir.Node]) -> tuple[ir.Node, ...]:
         return tuple(sorted(nodes, key=self.position.__getitem__))
 
 
 def cut_model(model: ir.Model, cut: Cut) -> ir.Model:
-    """Make a cut a model of its own; the whole model stays as it is.
+    """Return a cut as a model of its own; the original model is not changed.
 
-    Nodes, values and their metadata are copied under their own names, tensors are shared. Open dimensions keep their
-    names; an expression such as ``height - 2`` is a free size here, so it becomes a name, ``height_2``. Functions that
-    are called come along. The metadata of the model does not: whoever cuts knows what to say.
+    Nodes, values and their metadata are copied under their own names; tensors are shared. Open dimensions keep their
+    names. An expression such as ``height - 2`` is a free size of the new model, so it becomes a name, ``height_2``.
+    Called functions are copied. The metadata of the model is not: the caller writes it.
     """
     view = ir.GraphView(
         cut.inputs,
@@ -257,18 +259,18 @@ def cut_model(model: ir.Model, cut: Cut) -> ir.Model:
 
 
 def node_words(node: ir.Node) -> str:
-    """Return what a node is called in sentences."""
+    """Return the words for a node in a message."""
     return f"node {node.name} ({node.op_type})" if node.name else f"a node {node.op_type}"
 
 
 def _is_light(node: ir.Node) -> bool:
-    """Say whether a node costs little whatever it is for: it moves values, or passes over them once."""
-    return _is_cheap(node) or (node.op_type in _LIGHT and node.domain in ("", "ai.onnx"))
+    """Say whether a node costs at most one pass over its values."""
+    return _is_cheap(node) or (node.op_type in _ELEMENTWISE and node.domain in ("", "ai.onnx"))
 
 
 def _is_cheap(node: ir.Node) -> bool:
     """Say whether a node moves values or computes indices: shapes, positions, conditions."""
-    if node.op_type in _MOVES and node.domain in ("", "ai.onnx"):
+    if node.op_type in _DATA_MOVEMENT and node.domain in ("", "ai.onnx"):
         return True
     dtypes = [value.dtype for value in node.outputs]
     return all(dtype is not None and (dtype.is_integer() or dtype == ir.DataType.BOOL) for dtype in dtypes)
@@ -286,14 +288,14 @@ def _inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _name_dimensions(graph: ir.Graph) -> None:
-    """Give every open dimension of the boundary a name that is one; in place."""
+    """Give every open dimension of the boundary a valid name, in place."""
     names: dict[str, str] = {}
     for value in graph.inputs:
         if value.shape is not None:
             for axis, size in enumerate(value.shape):
                 if not isinstance(size, int):
                     text = size.value or f"{value.name}_dim_{axis}"
-                    names[text] = _identifier(text)
+                    names[text] = _as_identifier(text)
                     value.shape[axis] = names[text]
     renamed = {text for text, name in names.items() if text != name}
     for node in graph.all_nodes() if renamed else ():
@@ -303,7 +305,7 @@ def _name_dimensions(graph: ir.Graph) -> None:
                     value.shape[axis] = names[size.value]
 
 
-def _identifier(text: str) -> str:
+def _as_identifier(text: str) -> str:
     if _IDENTIFIER.fullmatch(text):
         return text
     name = re.sub(r"\W+", "_", text).strip("_")
@@ -312,12 +314,12 @@ def _identifier(text: str) -> str:
 
 def _called_functions(model: ir.Model, graph: ir.Graph) -> list[ir.Function]:
     """Return the functions a graph calls, and those they call."""
-    found: dict[ir.OperatorIdentifier, ir.Function] = {}
+    functions: dict[ir.OperatorIdentifier, ir.Function] = {}
     pending = list(graph.all_nodes()) if model.functions else []
     while pending:
         identifier = pending.pop().op_identifier()
         function = model.functions.get(identifier)
-        if function is not None and identifier not in found:
-            found[identifier] = function
+        if function is not None and identifier not in functions:
+            functions[identifier] = function
             pending.extend(function.all_nodes())
-    return list(found.values())
+    return list(functions.values())

@@ -1,7 +1,7 @@
-"""Which sizes of a graph are left open, and which are meant to be?
+"""Records of open dimensions, and the option texts they are parsed from.
 
-Plain records and the texts they are read from; knows no model, so whether a name or an axis makes sense for one is
-decided elsewhere (``load/dynamic_axes.py``). Imports nothing heavy: mistakes in the text are told at once.
+Knows no model: whether a name or an axis is valid for a model is decided in ``load``. Imports nothing heavy, so that
+errors in the text are reported at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONVENTIONAL_NAMES: Mapping[str, str] = {
     "num_mel_bins": "mel_bins",
     "audio_length": "samples",
 }
-"""Key of ``--shape-config`` → what its dimension is called in a file, unless the user calls it otherwise."""
+"""Key of ``--shape-config`` → default name of its dimension in the file."""
 
 _NAME = r"^[A-Za-z_]\w*$"
 _INLINE = re.compile(r"^(?P<input>[^:=,\s]+):(?P<axes>.+)$")
@@ -50,14 +50,14 @@ Name = Annotated[str, pydantic.Field(pattern=_NAME)]
 
 class _Range(Options):
     min: Size = 1
-    """Smallest size that will be asked for."""
+    """Smallest size the model will be run with."""
     max: Size | None = None
-    """Largest size that will be asked for; None where nothing bounds it."""
+    """Largest size the model will be run with; None: unbounded."""
     example: Size | None = None
-    """Size to trace with; None leaves it to us. At least 2: a size of 1 is traced as a constant."""
+    """Size to trace with; None: chosen by the export. At least 2: a size of 1 is traced as a constant."""
 
     @pydantic.model_validator(mode="after")
-    def _ordered(self) -> _Range:
+    def _check_order(self) -> _Range:
         if self.max is not None and self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}")
         if self.example is None:
@@ -73,7 +73,7 @@ class OpenSize(_Range):
     """A size the user leaves open, as written in ``--shape-config``."""
 
     name: Name | None = None
-    """What the dimension is called; None: its conventional name."""
+    """Name of the dimension; None: its conventional name."""
 
 
 class DynamicDimension(_Range):
@@ -84,8 +84,8 @@ class DynamicDimension(_Range):
 
 
 def _check_axes(axes: Mapping[str, Mapping[int, str]]) -> Mapping[str, Mapping[int, str]]:
-    for name, named in axes.items():
-        for axis, symbol in named.items():
+    for name, axis_names in axes.items():
+        for axis, symbol in axis_names.items():
             if axis < 0:
                 raise ValueError(f"{name}: axis {axis} is negative; axes count from 0")
             if not re.match(_NAME, symbol):
@@ -116,18 +116,18 @@ class DynamicRequest(Options):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is asked for."""
+        """Whether no dimension is requested to be open."""
         return not (self.batch or self.sequence or self.image_size or self.axes)
 
-    def joined(self, other: DynamicRequest) -> DynamicRequest:
-        """Return what either asks for; an axis both name bears the name given here."""
-        inputs = dict.fromkeys([*self.axes, *other.axes])
+    def joined(self, defaults: DynamicRequest) -> DynamicRequest:
+        """Return the union of both requests; where both name an axis, the name in this request is used."""
+        inputs = dict.fromkeys([*self.axes, *defaults.axes])
         return DynamicRequest(
-            batch=self.batch or other.batch,
-            sequence=self.sequence or other.sequence,
-            image_size=self.image_size or other.image_size,
-            axes={name: {**other.axes.get(name, {}), **self.axes.get(name, {})} for name in inputs},
-            dimensions=self.dimensions or other.dimensions,
+            batch=self.batch or defaults.batch,
+            sequence=self.sequence or defaults.sequence,
+            image_size=self.image_size or defaults.image_size,
+            axes={name: {**defaults.axes.get(name, {}), **self.axes.get(name, {})} for name in inputs},
+            dimensions=self.dimensions or defaults.dimensions,
         )
 
 
@@ -146,79 +146,85 @@ def parse_dynamic_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
         Input → axis → name.
 
     Raises:
-        ConfigError: a text that is neither, an axis that is no number or negative, a name that is none, or an axis
-            with two names.
+        ConfigError: a text in none of these forms, an axis that is not a number or is negative, an invalid name, or an
+            axis with two names.
     """
     merged: dict[str, dict[int, str]] = {}
     for text in texts:
-        for name, axis, symbol in _pairs(text):
-            known = merged.setdefault(name, {}).setdefault(axis, symbol)
-            if known != symbol:
+        for name, axis, symbol in _parse_axes(text):
+            first_symbol = merged.setdefault(name, {}).setdefault(axis, symbol)
+            if first_symbol != symbol:
                 raise ConfigError(
-                    f"{DYNAMIC_AXES_OPTION}: axis {axis} of {name} is named both {known!r} and {symbol!r}",
+                    f"{DYNAMIC_AXES_OPTION}: axis {axis} of {name} is named both {first_symbol!r} and {symbol!r}",
                     hint="Give it one name.",
                 )
     return merged
 
 
-def _pairs(text: str) -> list[tuple[str, int, str]]:
-    parts = [part for part in re.split(r"[;\s]+", text.strip()) if part]
-    if not text.lstrip().startswith("{") and parts and all(_INLINE.match(part) for part in parts) and "=" in text:
-        return [pair for part in parts for pair in _inline_pairs(part)]
-    value, source = read_json(text, DYNAMIC_AXES_OPTION)
+def _parse_axes(text: str) -> list[tuple[str, int, str]]:
+    items = [item for item in re.split(r"[;\s]+", text.strip()) if item]
+    if not text.lstrip().startswith("{") and items and all(_INLINE.match(item) for item in items) and "=" in text:
+        return [pair for item in items for pair in _parse_inline_axes(item)]
+    value, label = read_json(text, DYNAMIC_AXES_OPTION)
     return [
         (name, axis, symbol)
-        for name, named in parse_options(_AxesOption, {"axes": _with_numbers(value, source)}, source).axes.items()
-        for axis, symbol in named.items()
+        for name, axis_names in parse_options(
+            _AxesOption, {"axes": _check_axis_numbers(value, label)}, label
+        ).axes.items()
+        for axis, symbol in axis_names.items()
     ]
 
 
-def _with_numbers(value: Any, source: str) -> Any:
-    """Check that the axes of a JSON object are numbers, with words for where one is not."""
-    if not isinstance(value, dict) or not all(isinstance(named, dict) for named in value.values()):
+def _check_axis_numbers(value: Any, label: str) -> Any:
+    """Return ``value`` if it is an object of objects whose keys are axis numbers.
+
+    Raises:
+        ConfigError: it is not; names the input and the axis.
+    """
+    if not isinstance(value, dict) or not all(isinstance(axis_names, dict) for axis_names in value.values()):
         raise ConfigError(
-            f"{source}: expected an object of objects",
+            f"{label}: expected an object of objects",
             hint='Write {"input_ids": {"0": "batch", "1": "sequence"}}, or input_ids:0=batch,1=sequence.',
         )
-    for name, named in value.items():
-        for axis in named:
+    for name, axis_names in value.items():
+        for axis in axis_names:
             if not re.fullmatch(r"-?\d+", axis):
-                raise ConfigError(f"{source}: {name}: axis {axis!r} is no number", hint="Axes count from 0.")
+                raise ConfigError(f"{label}: {name}: axis {axis!r} is no number", hint="Axes count from 0.")
     return value
 
 
-def _inline_pairs(part: str) -> list[tuple[str, int, str]]:
-    match = _INLINE.match(part)
-    assert match is not None  # _pairs saw to it
-    pairs = []
-    for item in match["axes"].split(","):
-        axis, equals, symbol = item.partition("=")
+def _parse_inline_axes(text: str) -> list[tuple[str, int, str]]:
+    match = _INLINE.match(text)
+    assert match is not None  # _parse_axes checked it
+    axis_names = []
+    for pair in match["axes"].split(","):
+        axis, equals, symbol = pair.partition("=")
         if not equals or not re.fullmatch(r"-?\d+", axis):
             raise ConfigError(
-                f"{DYNAMIC_AXES_OPTION}: {item!r} in {part!r} is not AXIS=NAME",
+                f"{DYNAMIC_AXES_OPTION}: {pair!r} in {text!r} is not AXIS=NAME",
                 hint="Write it like input_ids:0=batch,1=sequence.",
             )
-        pairs.append((int(axis), symbol))
+        axis_names.append((int(axis), symbol))
     try:
-        _check_axes({match["input"]: dict(pairs)})
+        _check_axes({match["input"]: dict(axis_names)})
     except ValueError as error:
         raise ConfigError(f"{DYNAMIC_AXES_OPTION}: {error}") from None
-    return [(match["input"], axis, symbol) for axis, symbol in pairs]
+    return [(match["input"], axis, symbol) for axis, symbol in axis_names]
 
 
-def resolve_names(wanted: Mapping[str, int], known: Iterable[str]) -> dict[str, int]:
+def resolve_names(sizes: Mapping[str, int], graph_names: Iterable[str]) -> dict[str, int]:
     """Return sizes by the names in the graph.
 
     Args:
-        wanted: Sizes by name, or by key of ``--shape-config`` where the graph has its conventional name.
-        known: Names in the graph.
+        sizes: Sizes by name, or by key of ``--shape-config`` where the graph has its conventional name.
+        graph_names: Names in the graph.
 
     Raises:
-        UsageError: a name the graph does not have (tells the nearest), or two sizes for one name.
+        UsageError: a name the graph does not have (suggests the nearest), or two sizes for one name.
     """
-    names = list(known)
-    found: dict[str, int] = {}
-    for name, size in wanted.items():
+    names = list(graph_names)
+    resolved_sizes: dict[str, int] = {}
+    for name, size in sizes.items():
         resolved = name if name in names else CONVENTIONAL_NAMES.get(name, name)
         if resolved not in names:
             guess = nearest(name, names)
@@ -227,8 +233,9 @@ def resolve_names(wanted: Mapping[str, int], known: Iterable[str]) -> dict[str, 
                 f"--shape-config: the graph has no open dimension {name!r}",
                 hint=f"{hint}Its open dimensions: {', '.join(names) or 'none; all sizes are fixed'}.",
             )
-        if found.setdefault(resolved, size) != size:
+        if resolved_sizes.setdefault(resolved, size) != size:
             raise UsageError(
-                f"--shape-config: {resolved} is to be both {found[resolved]} and {size}", hint="Give it one size."
+                f"--shape-config: {resolved} is to be both {resolved_sizes[resolved]} and {size}",
+                hint="Give it one size.",
             )
-    return found
+    return resolved_sizes

@@ -1,4 +1,4 @@
-"""Are two graphs the same but for their weights and the names inside?
+"""Computes a digest of a graph's structure.
 
 Structure, shapes, attributes and the names of inputs and outputs count. Weights, metadata, doc strings, and the names
 of nodes and inner values do not.
@@ -15,15 +15,15 @@ import onnx_ir as ir
 __all__ = ["fingerprint"]
 
 OPERAND_LIMIT_ELEMENTS = 16
-"""Integer initializers of rank 0 or 1 up to this size count with their values. They are axes, shapes and bounds, which
-older opsets hold as attributes. Chosen: above every rank, below every table."""
+"""Integer initializers of rank 0 or 1 up to this size count with their values: they are axes, shapes and bounds, which
+older opsets hold as attributes. Chosen: more than any rank, less than any lookup table."""
 
 
 def fingerprint(model: ir.Model) -> str:
     """Return a digest of a model's structure: 64 hexadecimal digits, the same before and after a save.
 
-    Weights are not read, but for integer operands of at most ``OPERAND_LIMIT_ELEMENTS`` elements. The order of nodes
-    counts, that of initializers does not.
+    No weights are read except integer operands of at most ``OPERAND_LIMIT_ELEMENTS`` elements. The order of nodes
+    counts; the order of initializers does not.
     """
     digest = hashlib.sha256()
     for line in _model_lines(model):
@@ -34,32 +34,32 @@ def fingerprint(model: ir.Model) -> str:
 
 def _model_lines(model: ir.Model) -> Iterator[str]:
     yield f"opsets {sorted(model.opset_imports.items())}"
-    yield from _Walk().graph_lines(model.graph, with_names=True)
+    yield from _LineWriter().graph_lines(model.graph, with_names=True)
     for identifier, function in sorted(model.functions.items()):
         yield f"function {identifier} opsets {sorted(function.opset_imports.items())}"
-        walk = _Walk()
+        line_writer = _LineWriter()
         for name, attribute in sorted(function.attributes.items()):
-            yield from walk.attribute_lines(name, attribute)
-        yield from walk.graph_lines(function, with_names=False)
+            yield from line_writer.attribute_lines(name, attribute)
+        yield from line_writer.graph_lines(function, with_names=False)
 
 
-class _Walk:
-    """Numbers values in the order they are met, so that names play no part."""
+class _LineWriter:
+    """Writes the text lines of a graph; numbers values in the order they occur, so that names do not matter."""
 
     def __init__(self) -> None:
         self._numbers: dict[ir.Value, int] = {}
 
     def graph_lines(self, graph: ir.Graph | ir.Function, *, with_names: bool) -> Iterator[str]:
-        yield f"inputs {[self._declared(value, with_names) for value in graph.inputs]}"
+        yield f"inputs {[self._declared_text(value, with_names) for value in graph.inputs]}"
         for node in graph:
             operator = f"{node.domain if node.domain != 'ai.onnx' else ''}:{node.op_type}:{node.overload}"
-            used = [self._used(value) for value in _without_trailing_gaps(node.inputs)]
-            made = [self._declared(value, with_name=False) for value in node.outputs]
-            yield f"node {operator} {used} {_without_trailing_gaps(made)}"
+            input_texts = [self._used_text(value) for value in _without_trailing_gaps(node.inputs)]
+            output_texts = [self._declared_text(value, with_name=False) for value in node.outputs]
+            yield f"node {operator} {input_texts} {_without_trailing_gaps(output_texts)}"
             for name, attribute in sorted(node.attributes.items()):
                 yield from self.attribute_lines(name, attribute)
-        # Their shapes are those of the nodes that make them.
-        yield f"outputs {[(self._used(value), value.name if with_names else '') for value in graph.outputs]}"
+        # Their shapes were written with the nodes that produce them.
+        yield f"outputs {[(self._used_text(value), value.name if with_names else '') for value in graph.outputs]}"
 
     def attribute_lines(self, name: str, attribute: ir.Attr) -> Iterator[str]:
         kind = attribute.type.name
@@ -75,14 +75,14 @@ class _Walk:
         else:
             yield f"attribute {name} {kind} {_attribute_text(attribute)}"
 
-    def _declared(self, value: ir.Value, with_name: bool) -> str | None:
+    def _declared_text(self, value: ir.Value, with_name: bool) -> str | None:
         if not value.name and not value.uses():
-            # An optional output nobody asked for; a file keeps nothing of it.
+            # An unused optional output; a saved file does not keep it.
             return None
         self._numbers[value] = len(self._numbers)
         return f"{self._numbers[value]} {_type_text(value)}{f' {value.name}' if with_name else ''}"
 
-    def _used(self, value: ir.Value | None) -> str | None:
+    def _used_text(self, value: ir.Value | None) -> str | None:
         if value is None:
             return None
         if value not in self._numbers:
@@ -111,7 +111,7 @@ def _initializer_text(value: ir.Value) -> str:
 
 def _attribute_text(attribute: ir.Attr) -> str:
     if attribute.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS):
-        # A file holds 32 bits of it.
+        # Files store attributes as 32-bit floats.
         return str(np.asarray(attribute.value, dtype=np.float32).tolist())
     if attribute.type in (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS):
         tensors: Iterable[ir.TensorProtocol] = (
@@ -132,7 +132,7 @@ def _tensor_text(tensor: ir.TensorProtocol) -> str:
 
 
 def _without_trailing_gaps(values: Iterable[ir.Value | None] | Iterable[str | None]) -> list:  # type: ignore[type-arg]
-    kept = list(values)
-    while kept and kept[-1] is None:
-        kept.pop()
-    return kept
+    trimmed = list(values)
+    while trimmed and trimmed[-1] is None:
+        trimmed.pop()
+    return trimmed

@@ -1,8 +1,8 @@
-"""Which nodes of a graph make up one call of a module?
+"""Finds the nodes of each call of a module, so that the call can be cut out.
 
-By their tags, those of all modules below it included. A module that is called several times keeps one tag, so its nodes
-are divided into calls: by the number of calls the model's metadata records, else by what repeats with the same weights.
-Where that cannot be told, or a call cannot stand alone, the answer is the reason.
+Selects nodes by tag, those of the modules inside included. All calls of a module share one tag, so the nodes are
+divided into calls: by the number of calls in the model's metadata, else by sequences that repeat with the same weights.
+Where the calls cannot be separated, or a call cannot be cut out, the result is the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Part = list[ir.Node]
 
 
 class Signature(NamedTuple):
-    """What equal nodes of two calls have in common."""
+    """The properties that corresponding nodes of two calls share."""
 
     domain: str
     op_type: str
@@ -39,12 +39,12 @@ class Signature(NamedTuple):
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a module, as far as it could be cut out."""
+    """One call of a module: its cut, or why it cannot be cut out."""
 
     call: int
-    """Which call, from 1."""
+    """Number of the call, from 1."""
     calls: int
-    """How many there are in the graph."""
+    """Number of calls in the graph."""
     result: Cut | Refusal
 
 
@@ -59,122 +59,122 @@ class ModuleParts:
         """
         self._cutter = Cutter(model)
         self._calls = _recorded_calls(model.metadata_props.get(TREE_KEY, ""))
-        self._own: dict[str, Part] = defaultdict(list)
-        self._inner: dict[str, ir.Node] = {}
+        self._nodes_by_tag: dict[str, Part] = defaultdict(list)
+        self._inner_owners: dict[str, ir.Node] = {}
         for node in self._cutter.position:
             if tag := read_tag(node):
-                self._own[tag.tag].append(node)
+                self._nodes_by_tag[tag.tag].append(node)
         for inner, owner in self._cutter.owners.items():
             if tag := read_tag(inner):
-                self._inner.setdefault(tag.tag, owner)
+                self._inner_owners.setdefault(tag.tag, owner)
         for function in model.functions.values():
             for inner in function.all_nodes():
                 if tag := read_tag(inner):
-                    self._inner.setdefault(tag.tag, inner)
-        self._tags_below = _below([*self._own, *self._inner])
+                    self._inner_owners.setdefault(tag.tag, inner)
+        self._tags_below = _tags_within([*self._nodes_by_tag, *self._inner_owners])
 
     def cut(self, tag: str) -> tuple[ModuleCall, ...]:
         """Cut out every call of the module with this tag.
 
         Returns:
-            One entry per call, in the order they run; none where no node of the module is left in the graph. A single
-            entry with a refusal where the calls cannot be told apart.
+            One entry per call, in execution order; none where the graph has no node of the module. A single entry with
+            a refusal where the calls cannot be separated.
         """
-        own = self._nodes_of(tag)
-        if hidden := self._hidden_part(tag, set(own)):
+        module_nodes = self._nodes_of(tag)
+        if hidden := self._hidden_part(tag, set(module_nodes)):
             return (ModuleCall(1, 1, hidden),)
-        if not own:
+        if not module_nodes:
             return ()
-        changing = [node for node in own if not self._cutter.is_constant(node)]
-        parts = self._divide(changing, self._calls.get(tag)) if changing else [own]
-        if isinstance(parts, Refusal):
-            return (ModuleCall(1, 1, parts),)
+        changing = [node for node in module_nodes if not self._cutter.is_constant(node)]
+        call_parts = self._divide_into_calls(changing, self._calls.get(tag)) if changing else [module_nodes]
+        if isinstance(call_parts, Refusal):
+            return (ModuleCall(1, 1, call_parts),)
         shared = self._shared_nodes(tag)
         return tuple(
-            ModuleCall(number, len(parts), self._cutter.cut(part, may_join=shared))
-            for number, part in enumerate(parts, start=1)
+            ModuleCall(number, len(call_parts), self._cutter.cut(call_nodes, may_join=shared))
+            for number, call_nodes in enumerate(call_parts, start=1)
         )
 
     def _nodes_of(self, tag: str) -> Part:
-        nodes = [node for below in self._tags_below.get(tag, ()) for node in self._own.get(below, ())]
+        nodes = [node for below in self._tags_below.get(tag, ()) for node in self._nodes_by_tag.get(below, ())]
         return sorted(nodes, key=self._cutter.position.__getitem__)
 
-    def _hidden_part(self, tag: str, own: set[ir.Node]) -> Refusal | None:
+    def _hidden_part(self, tag: str, module_nodes: set[ir.Node]) -> Refusal | None:
         """Return why a module that runs inside a node of another module cannot be cut out, or None."""
         for below in self._tags_below.get(tag, ()):
-            owner = self._inner.get(below)
-            if owner is None or owner in own:
+            owner = self._inner_owners.get(below)
+            if owner is None or owner in module_nodes:
                 continue
             if owner in self._cutter.position:
                 return Refusal(
                     f"it runs inside {node_words(owner)}, which belongs to another module; values inside a subgraph "
                     "cannot be recorded"
                 )
-            if not own:
+            if not module_nodes:
                 return Refusal(f"it runs inside a function of the model, at {node_words(owner)}")
         return None
 
     def _shared_nodes(self, tag: str) -> Part:
-        """Return the nodes of modules elsewhere that are called more than once, so perhaps also by this one."""
+        """Return the nodes of other modules that are called more than once: this module may call them too."""
         return [
             node
-            for other, nodes in self._own.items()
-            if self._calls.get(other, 1) > 1 and not address.is_within(other, tag)
+            for other_tag, nodes in self._nodes_by_tag.items()
+            if self._calls.get(other_tag, 1) > 1 and not address.is_within(other_tag, tag)
             for node in nodes
         ]
 
-    def _divide(self, nodes: Part, calls: int | None) -> list[Part] | Refusal:
+    def _divide_into_calls(self, nodes: Part, calls: int | None) -> list[Part] | Refusal:
         """Divide the nodes of a module, in the order of the graph, into its calls."""
         if calls == 1:
             return [nodes]
-        signatures = [self._signature(node) for node in nodes]
+        signatures = [self._signature_of(node) for node in nodes]
         if calls is None:
-            return _equal_parts(nodes, signatures, _repetitions(signatures)) or [nodes]
-        ways: tuple[Callable[[], list[Part]], ...] = (
+            return _equal_parts(nodes, signatures, _repetition_count(signatures)) or [nodes]
+        division_methods: tuple[Callable[[], list[Part]], ...] = (
             lambda: _equal_parts(nodes, signatures, calls),
-            lambda: self._runs(nodes),
-            lambda: self._connected(nodes),
+            lambda: self._split_at_gaps(nodes),
+            lambda: self._split_by_connection(nodes),
         )
-        for way in ways:
-            parts = way()
-            if len(parts) == calls and len({self._content(part) for part in parts}) == 1:
-                return parts
+        for divide in division_methods:
+            call_parts = divide()
+            if len(call_parts) == calls and len({self._common_content(call_nodes) for call_nodes in call_parts}) == 1:
+                return call_parts
         return Refusal(f"it is called {calls} times, and the graph does not tell which of its nodes are of which call")
 
-    def _signature(self, node: ir.Node) -> Signature:
-        """Return what equal nodes of two calls have in common."""
+    def _signature_of(self, node: ir.Node) -> Signature:
+        """Return the signature of a node."""
         tag = read_tag(node)
         tensors = [(str(value.name), value.const_value) for value in self._cutter.reads(node) if value.is_initializer()]
-        # Exporters write small constants anew for each call; a weight is the same tensor in all of them.
+        # Exporters write small constants once per call; a weight is the same tensor in all calls.
         weights = tuple(name for name, tensor in tensors if tensor and tensor.size > OPERAND_LIMIT_ELEMENTS)
         return Signature(node.domain, node.op_type, tag.tag if tag else "", len(node.inputs), weights)
 
-    def _content(self, part: Part) -> frozenset[object]:
-        """Return what two calls of one module have in common however they ran: its weights, else its operators."""
-        signatures = [self._signature(node) for node in part]
+    def _common_content(self, nodes: Part) -> frozenset[object]:
+        """Return what any two calls of one module share: its weights, or where it has none its operators."""
+        signatures = [self._signature_of(node) for node in nodes]
         weights = frozenset(name for signature in signatures for name in signature.weights)
         return weights or frozenset(Counter(signature[:2] for signature in signatures).items())
 
-    def _runs(self, nodes: Part) -> list[Part]:
-        """Divide where nodes of other modules stand between, in the order of the graph; constants do not count."""
-        parts: list[Part] = []
+    def _split_at_gaps(self, nodes: Part) -> list[Part]:
+        """Divide where nodes of other modules lie between, in graph order; constants do not divide."""
+        call_parts: list[Part] = []
         members = set(nodes)
-        is_open = False
+        in_run = False
         for node in self._cutter.between(nodes[0], nodes[-1]):
             if node in members:
-                if not is_open:
-                    parts.append([])
-                parts[-1].append(node)
-                is_open = True
+                if not in_run:
+                    call_parts.append([])
+                call_parts[-1].append(node)
+                in_run = True
             elif not self._cutter.is_constant(node):
-                is_open = False
-        return parts
+                in_run = False
+        return call_parts
 
-    def _connected(self, nodes: Part) -> list[Part]:
-        """Divide into parts no value passes between."""
+    def _split_by_connection(self, nodes: Part) -> list[Part]:
+        """Divide into parts that exchange no values."""
         leader = {node: node for node in nodes}
 
-        def find(node: ir.Node) -> ir.Node:
+        def leader_of(node: ir.Node) -> ir.Node:
             while leader[node] is not node:
                 leader[node] = node = leader[leader[node]]
             return node
@@ -182,29 +182,29 @@ class ModuleParts:
         for node in nodes:
             for value in self._cutter.reads(node):
                 if (producer := value.producer()) in leader:
-                    leader[find(node)] = find(producer)
-        parts: dict[ir.Node, Part] = defaultdict(list)
+                    leader[leader_of(node)] = leader_of(producer)
+        call_parts: dict[ir.Node, Part] = defaultdict(list)
         for node in nodes:
-            parts[find(node)].append(node)
-        return list(parts.values())
+            call_parts[leader_of(node)].append(node)
+        return list(call_parts.values())
 
 
 def _recorded_calls(text: str) -> dict[str, int]:
-    """Return how often each module was called when it was exported, by tag, as far as the file says."""
+    """Return tag → number of calls at export, from the metadata; nothing where it is damaged."""
     try:
-        return {record["tag"]: record["calls"] for record in json.loads(text or "[]") if record.get("calls")}
+        return {entry["tag"]: entry["calls"] for entry in json.loads(text or "[]") if entry.get("calls")}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
 
 
-def _below(tags: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return for each tag, and those above it, the tags that lie within it."""
-    found: dict[str, dict[str, None]] = defaultdict(dict)
+def _tags_within(tags: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return tag → tags within it, itself included; also for the tags above the given ones."""
+    tags_within: dict[str, dict[str, None]] = defaultdict(dict)
     for tag in tags:
         segments = address.parse_tag(tag)
         for depth in range(1, len(segments) + 1):
-            found[address.format_tag(segments[:depth])][tag] = None
-    return {tag: tuple(below) for tag, below in found.items()}
+            tags_within[address.format_tag(segments[:depth])][tag] = None
+    return {tag: tuple(below) for tag, below in tags_within.items()}
 
 
 def _equal_parts(nodes: Part, signatures: Sequence[Signature], count: int) -> list[Part]:
@@ -217,7 +217,7 @@ def _equal_parts(nodes: Part, signatures: Sequence[Signature], count: int) -> li
     return [nodes[start : start + length] for start in range(0, len(nodes), length)]
 
 
-def _repetitions(signatures: Sequence[Signature]) -> int:
-    """Return how often all that reads weights repeats; 1 where something does not, or nothing reads any."""
+def _repetition_count(signatures: Sequence[Signature]) -> int:
+    """Return how often every node that reads weights occurs; 1 where they differ, or no node reads weights."""
     counts = [count for signature, count in Counter(signatures).items() if signature.weights]
     return math.gcd(*counts) if counts else 1

@@ -1,7 +1,7 @@
-"""How does a graph with open dimensions become one with fixed sizes?
+"""Fixes the open dimensions of a graph.
 
-Replaces names by numbers in the shapes a graph declares, in place. What follows from that inside the graph is inferred
-anew by whoever asked (``normalize``); values are not touched.
+Replaces names by numbers in the declared shapes, in place. The inner shapes are inferred again by the caller
+(``normalize``). Values are not changed.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ __all__ = ["open_dimensions", "pin_dimensions"]
 
 
 def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
-    """Return the names in the shapes of the inputs, each with the inputs it stands in."""
-    found: dict[str, list[str]] = {}
+    """Return name of an open dimension → names of the inputs whose shapes contain it."""
+    inputs_by_name: dict[str, list[str]] = {}
     for value in graph.inputs:
         if value.name in graph.initializers:
-            continue  # a default for a weight, in files of old IR versions
+            continue  # a weight; files of IR version 3 list them as inputs as well
         for size in value.shape or ():
             if isinstance(size, ir.SymbolicDim) and size.value is not None:
-                found.setdefault(str(size.value), []).append(value.name or "")
-    return found
+                inputs_by_name.setdefault(str(size.value), []).append(value.name or "")
+    return inputs_by_name
 
 
 def pin_dimensions(model: ir.Model, sizes: Mapping[str, int]) -> None:
-    """Fix dimensions of the inputs, in place, and forget the shapes that followed from them.
+    """Fix dimensions of the inputs, in place, and remove the inner shapes, which depend on them.
 
     Expressions on outputs (``(samples - 80)//320``) are computed where every name in them is fixed.
 
@@ -35,15 +35,15 @@ def pin_dimensions(model: ir.Model, sizes: Mapping[str, int]) -> None:
         sizes: Name → size.
     """
     for value in model.graph.inputs:
-        value.shape = _pinned(value.shape, sizes)
+        value.shape = _pinned_shape(value.shape, sizes)
     outputs = {value.name for value in model.graph.outputs}
     for node in model.graph.all_nodes():
         for value in node.outputs:
-            # Inference states anew what follows; an output's expression is more than it can find out.
-            value.shape = _pinned(value.shape, sizes) if value.name in outputs else None
+            # Shape inference restores inner shapes; it could not restore the expression on an output.
+            value.shape = _pinned_shape(value.shape, sizes) if value.name in outputs else None
 
 
-def _pinned(shape: ir.Shape | None, sizes: Mapping[str, int]) -> ir.Shape | None:
+def _pinned_shape(shape: ir.Shape | None, sizes: Mapping[str, int]) -> ir.Shape | None:
     return None if shape is None else ir.Shape([_pinned_size(size, sizes) for size in shape])
 
 
@@ -57,4 +57,4 @@ def _pinned_size(size: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int | 
         computed = size.evaluate(dict(sizes))
         return computed if isinstance(computed, int) else name
     except (ValueError, TypeError, SyntaxError, NotImplementedError):
-        return name  # a foreign exporter's own words for a size
+        return name  # an expression of another exporter that cannot be evaluated

@@ -1,6 +1,6 @@
-"""What goes into a graph and what comes out of it: the tensor specifications every stage exchanges.
+"""Specifications of graph inputs and outputs, exchanged by all stages.
 
-Plain records; nothing here looks at a model or makes values (``runtime/feeds.py`` does).
+Plain records; nothing here reads a model or generates values (``runtime/feeds.py`` does).
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class _TensorSpec(Options):
 
 
 class InputTensorSpec(_TensorSpec):
-    """One graph input: what it is called, its size and type, and which values make sense in it."""
+    """One graph input: name, shape, element type and valid values."""
 
     value_range: tuple[float, float] | None = None
     """Smallest and largest valid value, both included. None: standard normal for floats, 0..1 for integers."""
     last_value: int | None = None
-    """Value of the last unmasked position of each row, where a model looks for one (an end-of-sequence token)."""
+    """Value of the last unmasked position of each row, for models that search for it (an end-of-sequence token)."""
     first_values: tuple[tuple[int, Annotated[int, pydantic.Field(ge=1)]], ...] = ()
-    """Values that each entry of the first axis begins with, as runs of a value and how often it comes: tokens that hold
-    the place of an image, or all there is, such as the size of a grid. Not elsewhere, unless in ``value_range``."""
+    """Values at the start of each entry of the first axis, as runs of (value, count): image placeholder tokens, or all
+    values, such as the size of a grid. The values do not occur elsewhere, unless in ``value_range``."""
 
     @pydantic.field_validator("value_range")
     @classmethod
-    def _ordered(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+    def _check_order(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
         if value is not None and value[0] > value[1]:
-            raise ValueError("the smallest value comes first")
+            raise ValueError("the first value must not be larger than the second")
         return value
 
     def as_record(self) -> dict[str, Any]:
@@ -72,12 +72,13 @@ class InputTensorSpec(_TensorSpec):
 
 
 class OutputTensorSpec(_TensorSpec):
-    """One graph output: what it is called, its size and type."""
+    """One graph output: name, shape and element type."""
 
     def disagreement(self, actual: OutputTensorSpec) -> str:
-        """Return how this differs from the output as it is, or an empty string; a named size agrees with any."""
+        """Return how the actual output differs from this specification, or ``""``; a named size agrees with any."""
         agrees = len(self.shape) == len(actual.shape) and all(
-            isinstance(wanted, str) or wanted == size for wanted, size in zip(self.shape, actual.shape, strict=False)
+            isinstance(expected_size, str) or expected_size == size
+            for expected_size, size in zip(self.shape, actual.shape, strict=False)
         )
         if agrees and self.dtype == actual.dtype:
             return ""

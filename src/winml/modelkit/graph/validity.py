@@ -1,7 +1,7 @@
-"""Is every name that a graph reads there, and every operator's version known?
+"""Refuses graphs that read undefined values or state no opset.
 
-Looks at the structure as it stands in the file, since libraries make up what is missing when they read it. Says nothing
-about what operators make of their inputs.
+Checks the structure as stored in the file, since libraries fill in what is missing when they read it. Does not check
+the inputs of operators.
 """
 
 from __future__ import annotations
@@ -20,32 +20,35 @@ _ONNX_DOMAINS = ("", "ai.onnx")
 
 
 def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:
-    """Refuse a graph that nobody could compute.
+    """Refuse a graph that cannot be computed.
 
     Args:
-        model: The structure of the model; values of weights are not looked at.
+        model: The structure of the model; values of weights are not read.
         path: Its file, for the message.
 
     Raises:
-        InputError: a node or an output reads a value that nothing makes, or the file does not say which version of
+        InputError: a node or an output reads a value that nothing produces, or the file does not state the opset of
             ONNX's operators it uses.
     """
     _refuse_unknown_opset(model, path)
-    problem = next(_undefined(model.graph, frozenset()), None)
+    problem = next(_undefined_reads(model.graph, frozenset()), None)
     for function in model.functions:
-        known = {*function.input, *_made_by(function.node)}
-        problem = problem or next(_undefined_inputs(function.node, known), None)
-        problem = problem or _undefined_output(function.output, known)
+        known_names = {*function.input, *_names_made_by(function.node)}
+        problem = problem or next(_undefined_inputs(function.node, known_names), None)
+        problem = problem or _undefined_output(function.output, known_names)
     if problem:
         raise InputError(
             f"{path}: the graph is not valid: {problem}, which is no input, no weight and no output of a node",
-            hint="Export it again, or mend it with the tool it comes from.",
+            hint="Export it again, or repair it with the tool it comes from.",
         )
 
 
 def _refuse_unknown_opset(model: onnx.ModelProto, path: Path) -> None:
-    for part, nodes in ((model, model.graph.node), *((function, function.node) for function in model.functions)):
-        if any(entry.domain in _ONNX_DOMAINS for entry in part.opset_import):
+    for model_or_function, nodes in (
+        (model, model.graph.node),
+        *((function, function.node) for function in model.functions),
+    ):
+        if any(entry.domain in _ONNX_DOMAINS for entry in model_or_function.opset_import):
             continue
         for node in (node for node in nodes if node.domain in _ONNX_DOMAINS):
             raise InputError(
@@ -54,33 +57,33 @@ def _refuse_unknown_opset(model: onnx.ModelProto, path: Path) -> None:
             )
 
 
-def _undefined(graph: onnx.GraphProto, outer: frozenset[str]) -> Iterator[str]:
-    """Yield what reads a value that nothing makes, in words; nodes may stand in any order."""
-    known = {
+def _undefined_reads(graph: onnx.GraphProto, outer: frozenset[str]) -> Iterator[str]:
+    """Yield a phrase for each read of a value that nothing produces; nodes may be in any order."""
+    known_names = {
         *outer,
         *(value.name for value in graph.input),
         *(tensor.name for tensor in graph.initializer),
         *(tensor.values.name for tensor in graph.sparse_initializer),
-        *_made_by(graph.node),
+        *_names_made_by(graph.node),
     }
-    yield from _undefined_inputs(graph.node, known)
-    if problem := _undefined_output((value.name for value in graph.output), known):
+    yield from _undefined_inputs(graph.node, known_names)
+    if problem := _undefined_output((value.name for value in graph.output), known_names):
         yield problem
 
 
-def _undefined_inputs(nodes: Iterable[onnx.NodeProto], known: set[str]) -> Iterator[str]:
+def _undefined_inputs(nodes: Iterable[onnx.NodeProto], known_names: set[str]) -> Iterator[str]:
     for node in nodes:
         for name in node.input:
-            if name and name not in known:
+            if name and name not in known_names:
                 yield f"node {node.name or 'without a name'} ({node.op_type}) reads {name!r}"
         for attribute in node.attribute:
             for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _undefined(graph, frozenset(known))
+                yield from _undefined_reads(graph, frozenset(known_names))
 
 
-def _undefined_output(names: Iterable[str], known: set[str]) -> str:
-    return next((f"its output is {name!r}" for name in names if name not in known), "")
+def _undefined_output(names: Iterable[str], known_names: set[str]) -> str:
+    return next((f"its output is {name!r}" for name in names if name not in known_names), "")
 
 
-def _made_by(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+def _names_made_by(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     return (name for node in nodes for name in node.output if name)

@@ -1,6 +1,6 @@
 """What is a module's address, and which node belongs to it?
 
-Knows tags as text (``address``), how a forward pass visits modules (``tracing``), the tree that follows from it
-(``tree``), how a tag is written on a node (``tagging``) and how much of a graph carries one (``coverage``). Knows no
-exporter and no model library.
+Tags as text (``address``), the modules a forward pass calls (``tracing``), the module tree built from those calls
+(``tree``), tags on nodes (``tagging``), the share of tagged nodes (``coverage``), selectors (``selector``), and tags
+restored after foreign tools (``carry``). Knows no exporter and no model library.
 """

@@ -1,7 +1,7 @@
-"""What does a tag look like, and how do two tags relate?
+"""Parses, formats and compares tags.
 
 A tag (``/BertModel/BertEncoder/BertLayer.0``) is a path of segments, one for each hierarchy module from the root down.
-This file treats tags and module paths as text only; which modules exist is the business of ``tree``.
+Treats tags and module paths as text only; which modules exist is decided in ``tree``.
 """
 
 from __future__ import annotations
@@ -89,31 +89,33 @@ def sibling_segments(siblings: Sequence[tuple[str, str]]) -> list[str]:
     for position, (path, class_name) in enumerate(siblings):
         groups[_plain_segment(path, class_name)].append(position)
     segments = [""] * len(siblings)
-    for plain, positions in groups.items():
+    for plain_segment, positions in groups.items():
         suffixes = _separating_suffixes([siblings[position][0] for position in positions])
         for position, suffix in zip(positions, suffixes, strict=True):
-            segments[position] = f"{_printable(siblings[position][1])}.{_printable(suffix)}" if suffix else plain
+            segments[position] = (
+                f"{_escaped_name(siblings[position][1])}.{_escaped_name(suffix)}" if suffix else plain_segment
+            )
     return segments
 
 
 def _plain_segment(path: str, class_name: str) -> str:
     own_name = path.rpartition(".")[2]
-    return f"{_printable(class_name)}.{own_name}" if own_name.isdecimal() else _printable(class_name)
+    return f"{_escaped_name(class_name)}.{own_name}" if own_name.isdecimal() else _escaped_name(class_name)
 
 
 def _separating_suffixes(paths: list[str]) -> list[str]:
     """Return for each path its last k parts, for the smallest k that makes them differ; k is 0 for a single path."""
     if len(paths) == 1:
         return [""]
-    parts = [path.split(".") for path in paths]
-    for length in range(1, max(map(len, parts)) + 1):
-        suffixes = [".".join(part[-length:]) for part in parts]
+    split_paths = [path.split(".") for path in paths]
+    for length in range(1, max(map(len, split_paths)) + 1):
+        suffixes = [".".join(split_path[-length:]) for split_path in split_paths]
         if len(set(suffixes)) == len(suffixes):
             return suffixes
     raise ValueError(f"module paths are not distinct: {paths}")
 
 
-def _printable(name: str) -> str:
-    # A ModuleDict key or a class made at run time may hold the separator; a tag must still split back into its
-    # segments, and two names must not become one.
+def _escaped_name(name: str) -> str:
+    # A ModuleDict key or the name of a class created at run time may contain the separator. The tag must still split
+    # into its segments, and different names must stay different.
     return name.replace("%", "%25").replace(SEPARATOR, "%2F")

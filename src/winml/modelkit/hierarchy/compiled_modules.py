@@ -1,8 +1,8 @@
-"""Which module does a compiled one stand for?
+"""Finds the module inside one that ``torch.compile`` wrapped.
 
-``torch.compile`` puts a module of its own around the one it is given, as its child ``_orig_mod``, which is no name of
-the user's. Works on any object with torch's child modules and never imports torch itself: that part of it takes two
-seconds to import, and whoever compiled has imported it.
+``torch.compile`` returns a wrapper whose child ``_orig_mod`` is the user's module; that name must not appear in module
+paths. Works on any object with torch's child modules. Never imports ``torch._dynamo``, which takes two seconds: if it
+is not imported yet, nothing was compiled.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 __all__ = ["uncompiled", "without_compilation"]
 
-_HOME = "torch._dynamo"
-"""Where the class lives that stands around a compiled module."""
+_WRAPPER_PACKAGE = "torch._dynamo"
+"""Package of the class that wraps a compiled module."""
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module that ``torch.compile`` was given, or ``model`` itself where it was not."""
-    inner = model._modules.get("_orig_mod") if type(model).__module__.startswith(_HOME) else None
+    """Return the module inside a ``torch.compile`` wrapper, or ``model`` itself where it is no wrapper."""
+    inner = model._modules.get("_orig_mod") if type(model).__module__.startswith(_WRAPPER_PACKAGE) else None
     return model if inner is None else inner
 
 
 @contextmanager
 def without_compilation(model: nn.Module) -> Iterator[None]:
-    """Put everything inside ``model`` that was compiled back to what it was before, for the time of the block.
+    """Replace every compiled module inside ``model`` by its uncompiled form for the time of the block.
 
-    In place, undone at the end. ``module.compile()``, which exchanges how a module is called, is undone as well.
+    In place, undone at the end. Covers ``torch.compile(module)`` and ``module.compile()``.
     """
     calls = [(module, call) for module in model.modules() if (call := module._compiled_call_impl) is not None]
     wrapped = [

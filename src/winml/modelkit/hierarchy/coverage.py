@@ -1,6 +1,6 @@
-"""How much of a graph carries a tag, and how was it won?
+"""Counts the nodes of a graph that carry a tag, by the source of the tag.
 
-Counts nodes of the graph as it is, subgraphs and functions included; never a plan of it.
+Counts the graph as written, subgraphs and functions included.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["Coverage", "all_nodes", "count_coverage", "measure_coverage"]
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many nodes there are, how many carry a tag, and by which source."""
+    """Number of nodes, of tagged nodes, and of tagged nodes per source."""
 
     nodes: int
     tagged: int
     sources: Mapping[str, int]
-    """Number of tagged nodes per source; sources nobody used are absent."""
+    """Number of tagged nodes per source; sources without nodes are absent."""
 
     @property
     def percent(self) -> float:

@@ -1,4 +1,4 @@
-"""Which module is meant, and which call of it?"""
+"""Identifies one call of one module, in records and in sentences."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ __all__ = ["ModuleIdentity"]
 
 @dataclass(frozen=True)
 class ModuleIdentity:
-    """Which call of which module."""
+    """One call of one module."""
 
     module: str
     """Dotted module path; ``""`` is the root."""
     tag: str
     class_name: str
     call: int = 1
-    """Which call, from 1."""
+    """Number of the call, from 1."""
     calls: int = 1
-    """How many calls the graph holds."""
+    """Number of calls in the graph."""
 
     @property
     def words(self) -> str:
-        """What it is called in sentences."""
+        """Its name in sentences: ``encoder.layer.0``, ``head, call 2 of 3``."""
         name = self.module or self.tag
         return name if self.calls == 1 else f"{name}, call {self.call} of {self.calls}"
 

@@ -1,7 +1,7 @@
-"""Which module does the name of a node speak of, where nothing else does?
+"""Reads the module path from the name of a node that has no tag.
 
-Exporters name a node after its scope and operator, ``/encoder/layer.0/MatMul_1``; tools that fuse nodes lengthen such
-names, ``/encoder/layer.0/MatMul_1/MatMulAddFusion``. Reads names only; tags are read by ``tagging`` and carried by
+Exporters name a node after its scope and operator, ``/encoder/layer.0/MatMul_1``. Tools that fuse nodes append to such
+names, ``/encoder/layer.0/MatMul_1/MatMulAddFusion``. Reads names only; tags are read by ``tagging`` and restored by
 ``carry``.
 """
 
@@ -17,14 +17,14 @@ __all__ = ["name_scope", "scope_path"]
 SEPARATOR = "/"
 
 _COUNTER = re.compile(r"_\d+$")
-_FUSED_FRONT = re.compile(r"^fused (?=/)")
+_FUSED_PREFIX = re.compile(r"^fused (?=/)")
 """What ONNX Runtime puts before the name of the first node it fuses with an activation."""
 
 
 def name_scope(name: str, op_type: str) -> tuple[str, ...]:
-    """Return the parts of a node's name that stand for modules, outermost first; none where it is no path.
+    """Return the segments of a node's name that stand for modules, outermost first; none where it is no path.
 
-    A part that names an operator stands for a node, and what follows it was added by a tool.
+    A segment that names an operator stands for a node; the segments after it were added by a tool.
 
     Args:
         name: The node's name.
@@ -37,11 +37,11 @@ def name_scope(name: str, op_type: str) -> tuple[str, ...]:
     >>> name_scope("Gemm_7", "Gemm")
     ()
     """
-    name = _FUSED_FRONT.sub("", name)
+    name = _FUSED_PREFIX.sub("", name)
     if SEPARATOR not in name:
         return ()
-    *scope, label = [part for part in name.split(SEPARATOR) if part] or [""]
-    # A label that is the operator shows a name nobody has touched: a module may then be called Conv.
+    *scope, label = [segment for segment in name.split(SEPARATOR) if segment] or [""]
+    # A last segment equal to the operator shows that no tool changed the name: a module may then be called Conv.
     if _COUNTER.sub("", label) != op_type and scope and _is_operator(_COUNTER.sub("", scope[-1])):
         scope.pop()
     return tuple(scope)

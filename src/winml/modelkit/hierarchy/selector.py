@@ -1,8 +1,7 @@
-"""Which modules does a selector name?
+"""Selects modules by a glob over tags, module paths or class names.
 
-A selector is a glob over one of the three ways to say which module: its tag, its module path, or its class name. Works
-on anything that has those three; what is done with the modules found, and with what lies inside them, is up to the
-caller.
+Works on any objects that have those three. Does not decide what happens to the selected modules or to the modules
+inside them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ NEAREST = 5
 
 
 class HasAddress(Protocol):
-    """A module, as far as selectors look at it."""
+    """A module with the three addresses a selector can match."""
 
     @property
     def path(self) -> str:
@@ -40,12 +39,12 @@ class HasAddress(Protocol):
 
     @property
     def class_name(self) -> str:
-        """Name of the class; ``""`` where nobody knows."""
+        """Name of the class; ``""`` where it is unknown."""
 
 
 @dataclass(frozen=True)
 class ModuleAddress:
-    """The three ways to say which module, and nothing else."""
+    """The three addresses of a module."""
 
     path: str
     tag: str
@@ -58,11 +57,10 @@ _AddressT = TypeVar("_AddressT", bound=HasAddress)
 
 @dataclass(frozen=True)
 class Selector:
-    """A glob, and what it is matched against.
+    """A glob over module addresses.
 
-    With a slash it is matched against tags; without one against class names, and against module paths. The whole
-    address has to match. The separator of an address is the slash in a tag and the dot in a module path; a class name
-    has none.
+    With a slash it is matched against tags, without one against class names and module paths. The whole address has to
+    match. The separator is the slash in a tag and the dot in a module path; a class name has none.
 
     =========  ===================================================================================
     ``*``      any characters but the separator
@@ -87,10 +85,10 @@ class Selector:
             raise UsageError("an empty selector names no module", hint=_SELECTOR_HINT)
 
     def matches(self, module: HasAddress) -> bool:
-        """Say whether this names the module."""
+        """Say whether the selector matches the module."""
         if SEPARATOR in self.text:
-            return _matches(self.text, module.tag, SEPARATOR)
-        return _matches(self.text, module.class_name, "") or _matches(self.text, module.path, PATH_SEPARATOR)
+            return _matches_glob(self.text, module.tag, SEPARATOR)
+        return _matches_glob(self.text, module.class_name, "") or _matches_glob(self.text, module.path, PATH_SEPARATOR)
 
 
 _SELECTOR_HINT = (
@@ -100,25 +98,25 @@ _SELECTOR_HINT = (
 
 
 def select(modules: Iterable[_AddressT], selector: str) -> list[_AddressT]:
-    """Return the modules a selector names, in the order given.
+    """Return the modules a selector matches, in the order given.
 
     Args:
         modules: A module tree, or any records with path, tag and class name.
         selector: As :class:`Selector` describes it.
 
     Raises:
-        UsageError: it is empty or names none of them; the nearest addresses are listed.
+        UsageError: the selector is empty or matches none of them; the nearest addresses are listed.
 
     >>> layers = [ModuleAddress(f"layer.{n}", f"/M/Layer.{n}", "Layer") for n in range(3)]
     >>> [module.path for module in select(layers, "layer.[02]")]
     ['layer.0', 'layer.2']
     """
     modules = list(modules)
-    wanted = Selector(selector)
-    found = [module for module in modules if wanted.matches(module)]
-    if found:
-        return found
-    guesses = _nearest(selector, modules)
+    glob = Selector(selector)
+    selected = [module for module in modules if glob.matches(module)]
+    if selected:
+        return selected
+    guesses = _nearest_addresses(selector, modules)
     hint = f"Nearest: {', '.join(guesses)}." if guesses else f"The model has {len(modules)} modules. {_SELECTOR_HINT}"
     raise UsageError(f"no module matches {selector!r}", hint=hint)
 
@@ -132,15 +130,15 @@ def escape(text: str) -> str:
     return re.sub(r"([*?[])", r"[\1]", text)
 
 
-def _matches(pattern: str, text: str, separator: str) -> bool:
-    return _compile(pattern, separator).fullmatch(text) is not None
+def _matches_glob(pattern: str, text: str, separator: str) -> bool:
+    return _glob_pattern(pattern, separator).fullmatch(text) is not None
 
 
 @functools.lru_cache(maxsize=256)
-def _compile(pattern: str, separator: str) -> re.Pattern[str]:
-    """Turn a glob into a regular expression; there is no text that is not a glob."""
+def _glob_pattern(pattern: str, separator: str) -> re.Pattern[str]:
+    """Return the regular expression of a glob; every text is a valid glob."""
     parts = pattern.split(separator) if separator else [pattern]
-    # Any number of parts, twice in a row, is any number of parts.
+    # Two ** in a row mean the same as one.
     parts = [part for index, part in enumerate(parts) if part != ANY_PARTS or parts[index - 1 : index] != [ANY_PARTS]]
     edge = re.escape(separator)
     expression = ""
@@ -150,7 +148,7 @@ def _compile(pattern: str, separator: str) -> re.Pattern[str]:
             expression += joint + _part_expression(part, edge)
             joint = edge
         elif index < len(parts) - 1:
-            # Takes the separator behind it along, so that it can stand for no part at all.
+            # Includes the separator behind it, so that ** can stand for no part at all.
             expression += f"{joint}(?:.*{edge})?"
             joint = ""
         else:
@@ -175,22 +173,22 @@ def _part_expression(part: str, edge: str) -> str:
 
 def _set_expression(characters: str, *, negated: bool) -> str:
     members = [
-        f"{re.escape(first)}-{re.escape(last)}" if last else re.escape(first)
-        for first, last in re.findall(r"(.)(?:-(.))?", characters, re.DOTALL)
-        if not last or first <= last
+        f"{re.escape(first_character)}-{re.escape(last_character)}" if last_character else re.escape(first_character)
+        for first_character, last_character in re.findall(r"(.)(?:-(.))?", characters, re.DOTALL)
+        if not last_character or first_character <= last_character
     ]
     if not members:
-        # Only ranges that run backwards, which hold no character.
+        # Every range runs backwards and holds no character.
         return "." if negated else r"(?!)"
     return f"[{'^' if negated else ''}{''.join(members)}]"
 
 
-def _nearest(selector: str, modules: Sequence[HasAddress]) -> list[str]:
-    """Return the addresses of the kind asked for that look most like the selector, the best first."""
+def _nearest_addresses(selector: str, modules: Sequence[HasAddress]) -> list[str]:
+    """Return the tags, or class names and paths, that are most similar to the selector, the most similar first."""
     if SEPARATOR in selector:
-        known = [module.tag for module in modules]
+        addresses = [module.tag for module in modules]
     else:
-        known = [name for module in modules for name in (module.class_name, module.path) if name]
-    spelled = {name.lower(): name for name in reversed(known)}
+        addresses = [name for module in modules for name in (module.class_name, module.path) if name]
+    spelled = {name.lower(): name for name in reversed(addresses)}
     matches = difflib.get_close_matches(selector.lower(), spelled, n=NEAREST, cutoff=LEAST_SIMILAR)
     return [spelled[match] for match in matches]

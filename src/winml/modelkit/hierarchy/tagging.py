@@ -1,7 +1,7 @@
-"""How is a tag written on a node, and read back?
+"""Writes tags into the metadata of nodes, and reads them back.
 
-The metadata keys of FORMATS stand here and nowhere else. Works on anything with a ``metadata_props`` mapping, in place;
-does not decide which tag a node gets.
+Works on any object with a ``metadata_props`` mapping, in place. Does not decide which tag a node gets. The keys are
+spelled in ``metadata_keys``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["HasMetadata", "NodeTag", "Source", "clear_tag", "read_tag", "write_t
 
 
 Source = Literal["direct", "parent", "operation", "root", "merged", "inherited"]
-"""How a tag was won: the first four at export, in the order tried; the last two by later stages."""
+"""How the tag of a node was determined: the first four at export, in the order tried; the last two by later stages."""
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 
@@ -49,7 +49,7 @@ class NodeTag:
 
 
 def write_tag(node: HasMetadata, tag: NodeTag) -> None:
-    """Write a tag on a node, in place of the one it may have."""
+    """Write a tag on a node, in place; replaces an earlier tag."""
     node.metadata_props.pop(MODULES_KEY, None)
     node.metadata_props[TAG_KEY] = tag.tag
     node.metadata_props[DEPTH_KEY] = str(address.depth(tag.tag))
@@ -61,20 +61,20 @@ def read_tag(node: HasMetadata) -> NodeTag | None:
     """Return the tag of a node, or None if it has none.
 
     Raises:
-        ValueError: the source is not one FORMATS knows.
+        ValueError: the source is not one of FORMATS.
     """
     props = node.metadata_props
     if not props.get(TAG_KEY):
         return None
     source = props.get(SOURCE_KEY, "inherited")
-    for known in SOURCES:
-        if source == known:
-            return NodeTag(props[TAG_KEY], props.get(MODULE_KEY, ""), known)
+    for known_source in SOURCES:
+        if source == known_source:
+            return NodeTag(props[TAG_KEY], props.get(MODULE_KEY, ""), known_source)
     raise ValueError(f"unknown tag source {source!r}; expected one of {', '.join(SOURCES)}")
 
 
 def clear_tag(node: HasMetadata) -> None:
-    """Remove every key of ours, torch's, and ``namespace`` from a node."""
+    """Remove our keys, torch's keys and ``namespace`` from a node, in place."""
     for key in list(node.metadata_props):
         if key == NAMESPACE_KEY or key.startswith((OUR_PREFIX, TORCH_PREFIX)):
             del node.metadata_props[key]

@@ -1,7 +1,7 @@
-"""Which modules run in a forward pass, in what order, called by whom?
+"""Records which modules a forward pass calls, in what order, and from which module.
 
-Forward hooks on a live module record it. Works on any object with torch's hook methods and never imports torch itself;
-it does not decide which modules make up the hierarchy (``tree`` does).
+Uses forward hooks on a live module. Works on any object with torch's hook methods and never imports torch. Does not
+decide which modules make up the hierarchy; ``tree`` does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["CallTrace", "TracedModule", "module_of_error", "record_calls"]
 
 @dataclass(frozen=True)
 class TracedModule:
-    """One registered module, as the forward pass met it."""
+    """One registered module and its calls in the forward pass."""
 
     path: str
     """Dotted path as in ``named_modules()``; the first one for a module registered twice. ``""`` is the root."""
@@ -27,21 +27,21 @@ class TracedModule:
     is_torch_nn: bool
     """Whether the class comes with ``torch.nn``."""
     parameters: Mapping[str, tuple[int, ...]]
-    """Shape of each parameter the module holds itself, by its own name; a tied parameter is held by its first owner."""
+    """Shape of each parameter registered on the module itself, by name; a tied parameter belongs to its first owner."""
     trainable: frozenset[str]
     """Names in ``parameters`` that require a gradient."""
     is_leaf: bool
     """Whether it has no child modules."""
     execution_order: int | None
-    """Position among the modules by first call, from 0. None: it never ran."""
+    """Position among the modules by first call, from 0; None where it never ran."""
     calls: int
     stack: tuple[str, ...]
-    """Paths of the modules it was first called under, outermost first, itself excluded."""
+    """Paths of the modules on the call stack of its first call, outermost first, itself excluded."""
 
 
 @dataclass
 class CallTrace:
-    """What :func:`record_calls` saw; complete when its block ends."""
+    """The module calls that :func:`record_calls` recorded; complete when its block ends."""
 
     modules: list[TracedModule] = field(default_factory=list)
     """Every registered module, in registration order."""
@@ -60,7 +60,7 @@ class CallTrace:
 def record_calls(model: nn.Module) -> Iterator[CallTrace]:
     """Record every module call made inside the block.
 
-    Hooks are attached to ``model`` for the time of the block and removed whatever happens in it.
+    Hooks are attached to ``model`` for the time of the block and always removed at its end.
 
     Args:
         model: The root; call it inside the block.
@@ -82,7 +82,7 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
         def leave(_module: Any, _args: Any, _output: Any) -> None:
             running.pop()
 
-        # First to enter and last to leave, so that what the user's own hooks compute counts as inside the module.
+        # First to enter and last to leave: what the user's own hooks compute counts as inside the module.
         yield module.register_forward_pre_hook(enter, prepend=True)
         yield module.register_forward_hook(leave, always_call=True)
 
@@ -92,17 +92,19 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
                 hooks.callback(handle.remove)
         yield trace
     order = {path: position for position, path in enumerate(stacks)}
-    seen: set[int] = set()
+    seen_tensors: set[int] = set()
     for path, module in model.named_modules():
-        own = {name: value for name, value in module.named_parameters(recurse=False) if id(value) not in seen}
-        seen.update(map(id, own.values()))
+        own_parameters = {
+            name: value for name, value in module.named_parameters(recurse=False) if id(value) not in seen_tensors
+        }
+        seen_tensors.update(map(id, own_parameters.values()))
         trace.modules.append(
             TracedModule(
                 path=path,
                 class_name=type(module).__name__,
                 is_torch_nn=_comes_with_torch(type(module)),
-                parameters={name: tuple(value.shape) for name, value in own.items()},
-                trainable=frozenset(name for name, value in own.items() if value.requires_grad),
+                parameters={name: tuple(value.shape) for name, value in own_parameters.items()},
+                trainable=frozenset(name for name, value in own_parameters.items() if value.requires_grad),
                 is_leaf=not any(True for _ in module.children()),
                 execution_order=order.get(path),
                 calls=counts.get(path, 0),
@@ -112,14 +114,14 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
 
 
 def module_of_error(error: BaseException, model: nn.Module) -> str | None:
-    """Return the path of the innermost module in whose method ``error`` was raised; None if in none of them."""
+    """Return the path of the innermost module in whose method ``error`` was raised; None if it was raised elsewhere."""
     paths = {id(module): path for path, module in model.named_modules()}
-    found = None
+    innermost_path = None
     traceback = error.__traceback__
     while traceback is not None:
-        found = paths.get(id(traceback.tb_frame.f_locals.get("self")), found)
+        innermost_path = paths.get(id(traceback.tb_frame.f_locals.get("self")), innermost_path)
         traceback = traceback.tb_next
-    return found
+    return innermost_path
 
 
 def _comes_with_torch(cls: type) -> bool:

@@ -1,7 +1,7 @@
-"""Which modules make up the hierarchy, and what is the tag of each?
+"""Builds the hierarchy of a model from a recorded forward pass, and assigns the tags.
 
-Built from what a forward pass did (``tracing``): a hierarchy module executed and is not a plain ``torch.nn`` class,
-unless asked for; the root always is one. Pure records: no torch, no graph.
+A hierarchy module executed and is not a plain ``torch.nn`` class, unless that class was requested; the root always is
+one. Pure records: no torch, no graph.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class ModuleNode:
     class_name: str
     is_torch_nn: bool
     parent: str | None
-    """Path of the hierarchy module that called it first; None for the root."""
+    """Path of the innermost hierarchy module around its first call; None for the root."""
     execution_order: int
     """Position among the hierarchy modules by first call, from 0."""
     calls: int
     is_leaf: bool
     """Whether no hierarchy module runs inside it."""
     parameter_shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of the parameters no deeper hierarchy module holds, by name relative to ``path``."""
+    """Shapes of the parameters that belong to no deeper hierarchy module, by name relative to ``path``."""
     parameter_count: int
-    """Parameters of the module and all below it; tied ones count once."""
+    """Number of parameter elements of the module and all modules below it; tied parameters count once."""
     trainable_count: int
 
     @property
@@ -56,7 +56,7 @@ class ModuleTree:
     def __init__(self, nodes: Iterable[ModuleNode], trace: CallTrace) -> None:
         self.nodes = tuple(nodes)
         self.registered = len(trace.modules)
-        """How many modules the model has, whether they ran or not."""
+        """Number of modules the model has, whether they ran or not."""
         self.execution_steps = trace.execution_steps
         """Number of module calls in the forward pass, plain ``torch.nn`` modules included."""
         self._called = {module.path: module.class_name for module in trace.modules if module.calls}
@@ -73,7 +73,7 @@ class ModuleTree:
 
     @property
     def root(self) -> ModuleNode:
-        """The module the others run in."""
+        """The root module, inside which all others run."""
         return self._by_path[""]
 
     def get(self, path: str) -> ModuleNode | None:
@@ -85,16 +85,16 @@ class ModuleTree:
         return self._children.get(path, [])
 
     def scope(self, path: str) -> str:
-        """Return the scope that names of nodes in the module at ``path`` start with.
+        """Return the prefix of the names of nodes in the module at ``path``.
 
-        A slash stands where a module was called; containers that never are stay joined by a dot, as torch writes it:
-        ``encoder.layer.0.attention`` → ``/encoder/layer.0/attention``.
+        A slash precedes every module that was called. Containers that are never called stay joined by a dot, as torch
+        writes it: ``encoder.layer.0.attention`` → ``/encoder/layer.0/attention``.
         """
         scope, pending = "", ""
-        parts = path.split(".") if path else []
-        for position, part in enumerate(parts):
-            pending = f"{pending}.{part}" if pending else part
-            if ".".join(parts[: position + 1]) in self._called or position == len(parts) - 1:
+        path_segments = path.split(".") if path else []
+        for position, segment in enumerate(path_segments):
+            pending = f"{pending}.{segment}" if pending else segment
+            if ".".join(path_segments[: position + 1]) in self._called or position == len(path_segments) - 1:
                 scope, pending = f"{scope}/{pending}", ""
         return scope
 
@@ -103,7 +103,7 @@ class ModuleTree:
         return self._called[path]
 
     def as_record(self) -> list[dict[str, Any]]:
-        """Return ``winml.hierarchy.tree`` of FORMATS: where each is, its class, its calls and its parameter count."""
+        """Return ``winml.hierarchy.tree`` of FORMATS: path, tag, class, calls and parameter count of each module."""
         return [
             {
                 "path": node.path,
@@ -121,17 +121,21 @@ def build_tree(trace: CallTrace, torch_modules: Iterable[str] = ()) -> ModuleTre
     """Build the hierarchy from a recorded forward pass.
 
     Args:
-        trace: What :func:`~winml.modelkit.hierarchy.tracing.record_calls` saw, with the root called.
+        trace: The calls :func:`~winml.modelkit.hierarchy.tracing.record_calls` recorded, the root's included.
         torch_modules: ``torch.nn`` class names to include, or ``all``.
 
     Raises:
         UsageError: a class in ``torch_modules`` did not run in this model.
     """
-    wanted = frozenset(torch_modules)
-    _refuse_unknown_classes(trace, wanted)
+    requested_classes = frozenset(torch_modules)
+    _refuse_unknown_classes(trace, requested_classes)
     modules = trace.by_path()
     executed = sorted(
-        (module for module in trace.modules if module.execution_order is not None and _belongs(module, wanted)),
+        (
+            module
+            for module in trace.modules
+            if module.execution_order is not None and _is_hierarchy_module(module, requested_classes)
+        ),
         key=lambda module: module.execution_order or 0,
     )
     chosen = {module.path for module in executed}
@@ -155,15 +159,15 @@ def build_tree(trace: CallTrace, torch_modules: Iterable[str] = ()) -> ModuleTre
                 if holder == module.path
                 for name, shape in modules[path].parameters.items()
             },
-            parameter_count=_count(modules.values(), module.path),
-            trainable_count=_count(modules.values(), module.path, only_trainable=True),
+            parameter_count=_count_parameters(modules.values(), module.path),
+            trainable_count=_count_parameters(modules.values(), module.path, only_trainable=True),
         )
         for order, module in enumerate(executed)
     ]
     return ModuleTree(nodes, trace)
 
 
-def _belongs(module: TracedModule, torch_modules: frozenset[str]) -> bool:
+def _is_hierarchy_module(module: TracedModule, torch_modules: frozenset[str]) -> bool:
     if module.path == "" or not module.is_torch_nn:
         return True
     return ALL_CLASSES in torch_modules or module.class_name in torch_modules
@@ -180,12 +184,12 @@ def _refuse_unknown_classes(trace: CallTrace, torch_modules: frozenset[str]) -> 
 
 
 def _assign_tags(executed: list[TracedModule], parents: Mapping[str, str | None]) -> dict[str, str]:
-    """Give every module its tag: the parent's, and a segment unique among the parent's children."""
+    """Return the tag of every module: its parent's tag and a segment unique among the parent's children."""
     families: dict[str | None, list[TracedModule]] = defaultdict(list)
     for module in executed:
         families[parents[module.path]].append(module)
     tags: dict[str, str] = {}
-    # A parent was called before its children, so its tag is known by the time they need it.
+    # A parent is called before its children, so its tag is assigned before theirs.
     for parent in [None, *(module.path for module in executed)]:
         family = families.get(parent, [])
         segments = address.sibling_segments([(module.path, module.class_name) for module in family])
@@ -200,7 +204,7 @@ def _nearest_prefix(path: str, chosen: set[str]) -> str:
     return path
 
 
-def _count(modules: Iterable[TracedModule], path: str, *, only_trainable: bool = False) -> int:
+def _count_parameters(modules: Iterable[TracedModule], path: str, *, only_trainable: bool = False) -> int:
     prefix = f"{path}." if path else ""
     return sum(
         math.prod(shape)

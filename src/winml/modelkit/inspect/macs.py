@@ -1,12 +1,12 @@
-"""How many multiply-accumulate operations does a node take?
+"""Counts the multiply-accumulate operations of a node.
 
-Counts those of matrix products, convolutions and recurrent cells from static shapes, as is customary; additions,
-activations, normalizations and data movement count none. Where a dimension is not known, or an operator is foreign, the
-answer is "unknown", never zero. Runs nothing.
+Counts matrix products, convolutions and recurrent cells from static shapes, as is customary; additions, activations,
+normalizations and data movement count as zero. Where a dimension or the operator is unknown, the result is unknown,
+never zero. Runs nothing.
 
 Formulas follow from the definitions of the operators (https://onnx.ai/onnx/operators and
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md): one operation for each product that is
-added up.
+accumulated.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class _UnknownError(Exception):
 
 
 def count_macs(node: onnx.NodeProto, shapes: ShapeTable) -> int | None:
-    """Return the multiply-accumulate operations of one run of a node; None where they are not known.
+    """Return the multiply-accumulate operations of one run of a node; None where they are unknown.
 
     Args:
         node: The node.
-        shapes: Shapes of the values it reads and makes, as far as they are known.
+        shapes: Known shapes of its inputs and outputs.
     """
-    formula = _formula(node)
+    formula = _formula_for(node)
     if formula is None:
         return None
     try:
@@ -45,12 +45,12 @@ def count_macs(node: onnx.NodeProto, shapes: ShapeTable) -> int | None:
 
 
 def is_counted(node: onnx.NodeProto) -> bool:
-    """Say whether a node takes such operations, or may: whatever its shapes, the count is not plainly zero."""
-    return _formula(node) is not _nothing
+    """Say whether a node may take multiply-accumulate operations; False where the count is zero for all shapes."""
+    return _formula_for(node) is not _no_macs
 
 
 class _Operands:
-    """What a formula looks at: static sizes of inputs and outputs, and attributes."""
+    """The operands of a formula: static shapes of inputs and outputs, and attributes."""
 
     def __init__(self, node: onnx.NodeProto, shapes: ShapeTable) -> None:
         self._node = node
@@ -62,10 +62,10 @@ class _Operands:
         Raises:
             _UnknownError: it is absent or not static.
         """
-        return self._static(self._node.input, index)
+        return self._static_shape(self._node.input, index)
 
     def output(self, index: int = 0) -> tuple[int, ...]:
-        return self._static(self._node.output, index)
+        return self._static_shape(self._node.output, index)
 
     def has_input(self, index: int) -> bool:
         return len(self._node.input) > index and bool(self._node.input[index])
@@ -83,7 +83,7 @@ class _Operands:
     def input_count(self) -> int:
         return len(self._node.input)
 
-    def _static(self, names: Sequence[str], index: int) -> tuple[int, ...]:
+    def _static_shape(self, names: Sequence[str], index: int) -> tuple[int, ...]:
         shape = self._shapes.get(names[index]) if len(names) > index else None
         if shape is None:
             raise _UnknownError
@@ -96,11 +96,11 @@ class _Operands:
 _Formula = Callable[[_Operands], int]
 
 
-def _nothing(_: _Operands) -> int:
+def _no_macs(_: _Operands) -> int:
     return 0
 
 
-def _matrix_product(left: int = 0, right: int = 1) -> _Formula:
+def _matrix_product_formula(left: int = 0, right: int = 1) -> _Formula:
     """Batches × M × N × K, from the operands: a vector is a matrix of one row or column, batches broadcast."""
 
     def formula(operands: _Operands) -> int:
@@ -113,53 +113,49 @@ def _matrix_product(left: int = 0, right: int = 1) -> _Formula:
             rows, inner = inner, rows
         if operands.number("transB") and len(b) > 1:
             columns = b[-2]
-        return _broadcast(a[:-2], b[:-2]) * rows * columns * inner
+        return _broadcast_size(a[:-2], b[:-2]) * rows * columns * inner
 
     return formula
 
 
-def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+def _broadcast_size(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     rank = max(len(a), len(b))
     pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
-    return math.prod(second if first == 1 else first for first, second in pairs)
+    return math.prod(second_size if first_size == 1 else first_size for first_size, second_size in pairs)
 
 
-def _convolution(weight: int = 1) -> _Formula:
-    """Every output value adds up one window: output × (channels in / group) × kernel, the weight's shape behind its
-    first dimension.
+def _convolution_formula(weight: int = 1) -> _Formula:
+    """Every output value accumulates one window: output × (channels in / group) × kernel, which are the weight's
+    dimensions after the first.
     """
     return lambda operands: math.prod(operands.output()) * math.prod(operands.input(weight)[1:])
 
 
-def _transposed_convolution(operands: _Operands) -> int:
+def _transposed_convolution_macs(operands: _Operands) -> int:
     """Every input value is spread over one window: input × (channels out / group) × kernel."""
     return math.prod(operands.input(0)) * math.prod(operands.input(1)[1:])
 
 
-def _packed_matrix_product(operands: _Operands) -> int:
-    """Weights in blocks of few bits: the attribute N columns for each input value."""
+def _packed_matrix_product_macs(operands: _Operands) -> int:
+    """Weights packed in blocks of few bits: N (an attribute) columns for each input value."""
     return math.prod(operands.input(0)) * operands.number("N")
 
 
-def _recurrence(operands: _Operands) -> int:
-    """Every step multiplies with all of W and R; X is (steps, batch, features), whichever of the first two comes
-    first.
-    """
+def _recurrence_macs(operands: _Operands) -> int:
+    """Every time step multiplies with all of W and R; X starts with the dimensions steps and batch, in either order."""
     steps_and_batch = math.prod(operands.input(0)[:2])
     return steps_and_batch * (math.prod(operands.input(1)) + math.prod(operands.input(2)))
 
 
-def _einsum(operands: _Operands) -> int:
-    """One product for every combination of all indices, as for two operands; more are left open, since the order in
-    which they are multiplied is.
-    """
-    left = operands.text("equation").replace(" ", "").partition("->")[0].split(",")
-    if len(left) > 2 or len(left) != operands.input_count or any("." in term for term in left):
+def _einsum_macs(operands: _Operands) -> int:
+    """One product for every combination of all indices; unknown for more than two operands, whose order is open."""
+    terms = operands.text("equation").replace(" ", "").partition("->")[0].split(",")
+    if len(terms) > 2 or len(terms) != operands.input_count or any("." in term for term in terms):
         raise _UnknownError
-    if len(left) == 1:
+    if len(terms) == 1:
         return 0
     sizes: dict[str, int] = {}
-    for index, term in enumerate(left):
+    for index, term in enumerate(terms):
         shape = operands.input(index)
         if len(shape) != len(term):
             raise _UnknownError
@@ -168,7 +164,7 @@ def _einsum(operands: _Operands) -> int:
     return math.prod(sizes.values())
 
 
-def _attention(operands: _Operands) -> int:
+def _attention_macs(operands: _Operands) -> int:
     """Scores and their product with the values: batch × query length × key length × (query width + output width)."""
     query, key, output = operands.input(0), operands.input(1), operands.output()
     past = operands.input(4)[-2] if operands.has_input(4) else 0
@@ -178,19 +174,17 @@ def _attention(operands: _Operands) -> int:
     return math.prod(query[:-1]) * (key[-2] + past) * widths
 
 
-def _multi_head_attention(operands: _Operands) -> int:
-    """com.microsoft: as :func:`_attention`, heads packed into the last dimension; what comes with a past is left
-    open.
-    """
+def _multi_head_attention_macs(operands: _Operands) -> int:
+    """com.microsoft: as :func:`_attention_macs`, heads packed into the last dimension; unknown with a past."""
     query, key, output = operands.input(0), operands.input(1), operands.output()
     if operands.has_input(6) or not len(query) == len(key) == len(output) == 3:
         raise _UnknownError
     return query[0] * query[1] * key[1] * (query[2] + output[2])
 
 
-def _projected_attention(operands: _Operands) -> int:
-    """com.microsoft: the projection of the input to queries, keys and values, and :func:`_attention` on these."""
-    (batch, length, features), weight = _three(operands.input(0)), operands.input(1)
+def _projected_attention_macs(operands: _Operands) -> int:
+    """com.microsoft: the projection of the input to queries, keys and values, and :func:`_attention_macs` on these."""
+    (batch, length, features), weight = _require_rank_3(operands.input(0)), operands.input(1)
     if operands.has_input(4) or len(weight) != 2:
         raise _UnknownError
     sizes = operands.numbers("qkv_hidden_sizes") or [weight[1] // 3] * 3
@@ -199,46 +193,46 @@ def _projected_attention(operands: _Operands) -> int:
     return batch * length * (features * weight[1] + length * (sizes[0] + sizes[2]))
 
 
-def _three(shape: tuple[int, ...]) -> tuple[int, int, int]:
+def _require_rank_3(shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise _UnknownError
     return shape[0], shape[1], shape[2]
 
 
 _ONNX: Mapping[str, _Formula | None] = {
-    "MatMul": _matrix_product(),
-    "MatMulInteger": _matrix_product(),
-    "QLinearMatMul": _matrix_product(0, 3),
-    "Gemm": _matrix_product(),
-    "Conv": _convolution(),
-    "ConvInteger": _convolution(),
-    "QLinearConv": _convolution(3),
-    "DeformConv": _convolution(),
-    "ConvTranspose": _transposed_convolution,
-    "LSTM": _recurrence,
-    "GRU": _recurrence,
-    "RNN": _recurrence,
-    "Einsum": _einsum,
-    "Attention": _attention,
-    # They multiply, and how much is not written down here.
+    "MatMul": _matrix_product_formula(),
+    "MatMulInteger": _matrix_product_formula(),
+    "QLinearMatMul": _matrix_product_formula(0, 3),
+    "Gemm": _matrix_product_formula(),
+    "Conv": _convolution_formula(),
+    "ConvInteger": _convolution_formula(),
+    "QLinearConv": _convolution_formula(3),
+    "DeformConv": _convolution_formula(),
+    "ConvTranspose": _transposed_convolution_macs,
+    "LSTM": _recurrence_macs,
+    "GRU": _recurrence_macs,
+    "RNN": _recurrence_macs,
+    "Einsum": _einsum_macs,
+    "Attention": _attention_macs,
+    # These multiply, but no formula is implemented.
     "CausalConvWithState": None,
     "DFT": None,
     "LinearAttention": None,
     "STFT": None,
 }
 _MICROSOFT: Mapping[str, _Formula | None] = {
-    "Attention": _projected_attention,
-    "DynamicQuantizeMatMul": _matrix_product(),
-    "FusedConv": _convolution(),
-    "FusedGemm": _matrix_product(),
-    "FusedMatMul": _matrix_product(),
-    "FusedMatMulActivation": _matrix_product(),
-    "MatMulBnb4": _packed_matrix_product,
-    "MatMulInteger16": _matrix_product(),
-    "MatMulIntegerToFloat": _matrix_product(),
-    "MatMulNBits": _packed_matrix_product,
-    "MultiHeadAttention": _multi_head_attention,
-    "QGemm": _matrix_product(0, 3),
+    "Attention": _projected_attention_macs,
+    "DynamicQuantizeMatMul": _matrix_product_formula(),
+    "FusedConv": _convolution_formula(),
+    "FusedGemm": _matrix_product_formula(),
+    "FusedMatMul": _matrix_product_formula(),
+    "FusedMatMulActivation": _matrix_product_formula(),
+    "MatMulBnb4": _packed_matrix_product_macs,
+    "MatMulInteger16": _matrix_product_formula(),
+    "MatMulIntegerToFloat": _matrix_product_formula(),
+    "MatMulNBits": _packed_matrix_product_macs,
+    "MultiHeadAttention": _multi_head_attention_macs,
+    "QGemm": _matrix_product_formula(0, 3),
     **dict.fromkeys(
         (
             "BiasAdd", "BiasDropout", "BiasGelu", "BiasSoftmax", "BiasSplitGelu", "DequantizeLinear",
@@ -247,7 +241,7 @@ _MICROSOFT: Mapping[str, _Formula | None] = {
             "QLinearSoftmax", "QuantizeLinear", "QuickGelu", "RotaryEmbedding", "SkipGroupNorm",
             "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
         ),
-        _nothing,
+        _no_macs,
     ),
 }  # fmt: skip
 _FORMULAS: Mapping[str, Mapping[str, _Formula | None]] = {"": _ONNX, "ai.onnx": _ONNX, "com.microsoft": _MICROSOFT}
@@ -255,11 +249,11 @@ _ORT_STANDARD = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"}
 """Operators ONNX Runtime keeps in ONNX's own domain without ONNX knowing them at every opset."""
 
 
-def _formula(node: onnx.NodeProto) -> _Formula | None:
-    """Return how to count for a node; None where nobody knows."""
-    known = _FORMULAS.get(node.domain, {})
-    if node.op_type in known:
-        return known[node.op_type]
-    if known is _ONNX and (node.op_type in _ORT_STANDARD or onnx.defs.has(node.op_type)):
-        return _nothing
+def _formula_for(node: onnx.NodeProto) -> _Formula | None:
+    """Return the formula of a node's operator; None where it is unknown."""
+    formulas = _FORMULAS.get(node.domain, {})
+    if node.op_type in formulas:
+        return formulas[node.op_type]
+    if formulas is _ONNX and (node.op_type in _ORT_STANDARD or onnx.defs.has(node.op_type)):
+        return _no_macs
     return None

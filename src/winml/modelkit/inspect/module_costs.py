@@ -1,8 +1,8 @@
-"""What does each module of an ONNX file hold and cost?
+"""Sums nodes, parameters, bytes and operations by module.
 
-Nodes count for the module they belong to. A weight is charged once: to the module of the node that reads it, and where
-several read it, to the deepest module that contains all of them. What no module claims is kept apart, so that the parts
-always add up to the whole.
+Nodes count for the module they belong to. A weight is charged once: to the module of the node that reads it, or where
+several read it, to the deepest module that contains all of them. Nodes and weights of no module are summed apart, so
+that the sums add up to the whole file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["Cost", "ModuleCost", "charge_modules", "count_node_macs"]
 
 @dataclass(frozen=True)
 class Cost:
-    """What a part of the graph holds and takes; adds up."""
+    """Nodes, parameters, bytes and operations of a part of the graph; can be added."""
 
     nodes: int = 0
     parameters: int = 0
-    """Values of the initializers, those that are no weights (shapes, indices) included."""
+    """Elements of the initializers, shapes and indices included."""
     size_bytes: int = 0
     macs: int | None = 0
-    """Multiply-accumulate operations of one run; None where those of any of its nodes are not known."""
+    """Multiply-accumulate operations of one run; None where those of any node are unknown."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -51,7 +51,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class ModuleCost:
-    """One module with what it holds."""
+    """The cost of one module."""
 
     path: str
     tag: str
@@ -73,10 +73,10 @@ class ModuleCost:
 
 
 def count_node_macs(contents: Contents, shapes: ShapeTable) -> list[int | None]:
-    """Return the operations each node takes in one run of the model; None where they are not known.
+    """Return the operations of each node in one run of the model; None where they are unknown.
 
-    How often a subgraph or the body of a function runs is not known from its nodes, so neither is their count; nor is
-    that of a call.
+    Nodes in subgraphs and functions, and calls of functions, are unknown unless they are zero: the file does not tell
+    how often they run.
 
     Args:
         contents: The nodes.
@@ -95,20 +95,20 @@ def count_node_macs(contents: Contents, shapes: ShapeTable) -> list[int | None]:
 
 
 def _counted_functions(contents: Contents) -> dict[tuple[str, str], bool]:
-    """Say for each function whether its body, and what that calls, takes such operations."""
+    """Return for each function whether its body, or a function it calls, may take operations."""
     bodies: dict[tuple[str, str], list[PlacedNode]] = defaultdict(list)
     for node in contents.nodes:
         if node.function is not None:
             bodies[node.function].append(node)
-    counted = {
+    has_macs = {
         function: any(is_counted(node.proto) for node in body if node.callee not in bodies)
         for function, body in bodies.items()
     }
     for _ in bodies:
-        # Once per function is enough for what is called to reach every caller.
+        # As many rounds as functions: enough to propagate to every caller.
         for function, body in bodies.items():
-            counted[function] = counted[function] or any(counted.get(node.callee, False) for node in body)
-    return counted
+            has_macs[function] = has_macs[function] or any(has_macs.get(node.callee, False) for node in body)
+    return has_macs
 
 
 def charge_modules(tree: OnnxTree, contents: Contents, macs: Sequence[int | None]) -> tuple[list[ModuleCost], Cost]:
@@ -120,24 +120,24 @@ def charge_modules(tree: OnnxTree, contents: Contents, macs: Sequence[int | None
         macs: Operations of each node.
 
     Returns:
-        The modules in the order of the tree; and what belongs to none of them: nodes without a tag, and weights that
-        are read by such nodes only, or by nobody.
+        The modules in the order of the tree, and the cost of no module: untagged nodes, and weights that only such
+        nodes or no nodes read.
     """
-    own: dict[str, Cost] = defaultdict(Cost)
-    for tag, operations in zip(tree.tags, macs, strict=True):
-        own[tag] += Cost(nodes=1, macs=operations)
-    for weight, owner in zip(contents.weights, _owners(tree, contents), strict=True):
-        own[owner] += Cost(parameters=weight.elements, size_bytes=weight.size_bytes or 0)
-    totals = _totals(tree.modules, own)
+    own_costs: dict[str, Cost] = defaultdict(Cost)
+    for tag, node_macs in zip(tree.tags, macs, strict=True):
+        own_costs[tag] += Cost(nodes=1, macs=node_macs)
+    for weight, owner in zip(contents.weights, _weight_owners(tree, contents), strict=True):
+        own_costs[owner] += Cost(parameters=weight.elements, size_bytes=weight.size_bytes or 0)
+    totals = _total_costs(tree.modules, own_costs)
     modules = [
-        ModuleCost(module.path, module.tag, module.class_name, own[module.tag], totals[module.tag])
+        ModuleCost(module.path, module.tag, module.class_name, own_costs[module.tag], totals[module.tag])
         for module in tree.modules
     ]
-    return modules, own[""]
+    return modules, own_costs[""]
 
 
-def _owners(tree: OnnxTree, contents: Contents) -> list[str]:
-    """Return the tag of the module each weight is charged to; the empty text where that is none."""
+def _weight_owners(tree: OnnxTree, contents: Contents) -> list[str]:
+    """Return the tag of the module each weight is charged to; ``""`` for none."""
     readers: list[set[str]] = [set() for _ in contents.weights]
     for node, tag in zip(contents.nodes, tree.tags, strict=True):
         for index in node.weights:
@@ -146,10 +146,10 @@ def _owners(tree: OnnxTree, contents: Contents) -> list[str]:
     return [address.common_ancestor(tags) for tags in readers]
 
 
-def _totals(modules: Sequence[OnnxModule], own: Mapping[str, Cost]) -> dict[str, Cost]:
+def _total_costs(modules: Sequence[OnnxModule], own_costs: Mapping[str, Cost]) -> dict[str, Cost]:
     totals: dict[str, Cost] = defaultdict(Cost)
     for module in modules:
         segments = address.parse_tag(module.tag)
         for depth in range(1, len(segments) + 1):
-            totals[address.format_tag(segments[:depth])] += own[module.tag]
+            totals[address.format_tag(segments[:depth])] += own_costs[module.tag]
     return totals

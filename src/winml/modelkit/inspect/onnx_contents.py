@@ -1,7 +1,7 @@
-"""Which nodes and which weights does an ONNX file hold?
+"""Lists the nodes and the weights of an ONNX file.
 
-Walks the graph, its subgraphs and the functions once, and resolves every name a node reads to the weight it stands for.
-Knows sizes from headers only; does not know modules.
+Walks the graph, its subgraphs and the functions once, and resolves the input names of nodes to weights. Reads sizes
+from headers only. Does not know modules.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import onnx
 __all__ = ["Contents", "DataLocation", "PlacedNode", "Weight", "dtype_name", "qualified_name", "read_contents"]
 
 Place = Literal["graph", "subgraph", "function"]
-"""Where a node stands; how often one in a subgraph runs is not known from the file."""
+"""Where a node is; how often a node in a subgraph runs is unknown from the file."""
 
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
-"""ONNX's own spelling of two types to numpy's, which FORMATS uses; the others agree."""
+"""ONNX's names of two types → numpy's, which FORMATS uses; the other names are equal."""
 
 
 @dataclass(frozen=True)
 class DataLocation:
-    """Where the values of a weight lie outside the file."""
+    """Location of a weight's values in an external data file."""
 
     file: str
     """As the model file writes it, relative to its own folder."""
     end_bytes: int | None
-    """First position behind the values, where the file says both offset and length."""
+    """End of the values in the file; None where offset or length is not given."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Weight:
     dtype: str
     shape: tuple[int, ...]
     elements: int
-    """Number of stored values; of a sparse one those that are not zero."""
+    """Number of stored values; for a sparse tensor the nonzero ones."""
     size_bytes: int | None
-    """None where the type is one this version of onnx does not know."""
+    """None where the installed onnx does not know the type."""
     location: DataLocation | None
     """None: inside the file."""
 
@@ -61,14 +61,14 @@ class Weight:
 
 @dataclass(frozen=True)
 class PlacedNode:
-    """One node, where it stands, and what it reads."""
+    """One node, its place, and the weights it reads."""
 
     proto: onnx.NodeProto
     place: Place
     weights: tuple[int, ...]
     """Positions in ``Contents.weights`` of the initializers among its inputs."""
     function: tuple[str, str] | None = None
-    """Domain and name of the function it stands in, if any."""
+    """Domain and name of the function that contains it, if any."""
 
     @property
     def callee(self) -> tuple[str, str]:
@@ -83,7 +83,7 @@ class PlacedNode:
 
 @dataclass
 class Contents:
-    """Everything the graph, its subgraphs and the functions hold."""
+    """The nodes and weights of the graph, its subgraphs and the functions."""
 
     nodes: list[PlacedNode] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
@@ -107,7 +107,7 @@ def _add_graph(
     function: tuple[str, str] | None = None,
 ) -> None:
     visible = dict(outer)
-    for weight in _weights(graph):
+    for weight in _read_weights(graph):
         visible[weight.name] = len(contents.weights)
         contents.weights.append(weight)
     for node in graph.node:
@@ -121,31 +121,31 @@ def _add_node(
     place: Place,
     function: tuple[str, str] | None = None,
 ) -> None:
-    read = tuple(visible[name] for name in node.input if name in visible)
-    contents.nodes.append(PlacedNode(node, place, read, function))
+    weight_indices = tuple(visible[name] for name in node.input if name in visible)
+    contents.nodes.append(PlacedNode(node, place, weight_indices, function))
     for attribute in node.attribute:
         for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
             _add_graph(contents, graph, visible, "function" if function else "subgraph", function)
 
 
-def _weights(graph: onnx.GraphProto) -> Iterator[Weight]:
+def _read_weights(graph: onnx.GraphProto) -> Iterator[Weight]:
     for tensor in graph.initializer:
         size = _size_bytes(tensor)
-        yield _weight(tensor, tuple(tensor.dims), size)
+        yield _read_weight(tensor, tuple(tensor.dims), size)
     for sparse in graph.sparse_initializer:
         sizes = (_size_bytes(sparse.values), _size_bytes(sparse.indices))
         size = None if sizes[0] is None or sizes[1] is None else sizes[0] + sizes[1]
-        yield _weight(sparse.values, tuple(sparse.dims), size)
+        yield _read_weight(sparse.values, tuple(sparse.dims), size)
 
 
-def _weight(tensor: onnx.TensorProto, shape: tuple[int, ...], size_bytes: int | None) -> Weight:
+def _read_weight(tensor: onnx.TensorProto, shape: tuple[int, ...], size_bytes: int | None) -> Weight:
     return Weight(
         name=tensor.name,
         dtype=dtype_name(tensor.data_type),
         shape=shape,
         elements=math.prod(tensor.dims),
         size_bytes=size_bytes,
-        location=_location(tensor),
+        location=_data_location(tensor),
     )
 
 
@@ -159,7 +159,7 @@ def qualified_name(domain: str, name: str) -> str:
 
 
 def dtype_name(data_type: int) -> str:
-    """Return numpy's name of an element type; ``type 99`` for one this version of onnx does not know."""
+    """Return numpy's name of an element type; ``type 99`` for one the installed onnx does not know."""
     try:
         name: str = onnx.TensorProto.DataType.Name(data_type).lower()
     except ValueError:
@@ -168,19 +168,19 @@ def dtype_name(data_type: int) -> str:
 
 
 def _size_bytes(tensor: onnx.TensorProto) -> int | None:
-    """Return the size of the values as stored: dimensions times bits, the last byte filled up."""
+    """Return the size of the stored values: dimensions times bits, rounded up to bytes."""
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(len(text) for text in tensor.string_data)
     dtype = dtype_name(tensor.data_type)
     if dtype.startswith("type "):
         return None
-    # The first number in the name is the width: float16, uint4, float8e4m3fn. bool has none, and takes a byte.
+    # The first number in the name is the width: float16, uint4, float8e4m3fn. bool has none and takes a byte.
     width = re.search(r"\d+", dtype)
     bits: int = math.prod(tensor.dims) * (int(width[0]) if width else 8)
     return (bits + 7) // 8
 
 
-def _location(tensor: onnx.TensorProto) -> DataLocation | None:
+def _data_location(tensor: onnx.TensorProto) -> DataLocation | None:
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return None
     entries = {entry.key: entry.value for entry in tensor.external_data}

@@ -1,7 +1,7 @@
-"""What does an ONNX file say about itself?
+"""Inspects an ONNX file: structure, metadata, module tree, costs.
 
-Reads the structure of the file and puts the answers of the other files of this room together. Weights stay where they
-are: data files are asked for their size and never opened, and may be missing.
+Reads the structure of the file and combines the results of the other modules of this room. No weights are read: only
+the sizes of data files are looked up, and data files may be missing.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ NO_TENSOR = {"sequence_type": "sequence", "optional_type": "optional", "map_type
 
 
 def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
-    """Look at an ONNX file; no weight is read.
+    """Inspect an ONNX file; no weight is read.
 
     Args:
         path: The file.
-        selector: Modules whose subtrees are wanted, with their nodes; None: the whole tree, without nodes.
+        selector: Modules whose subtrees are returned, with their nodes; None: the whole tree, without nodes.
 
     Raises:
         ModelPathError: there is no such file, or it is a directory.
-        InputError: it is empty, cut off, or not an ONNX file.
+        InputError: the file is empty, cut off, or not an ONNX file.
         UsageError: no module matches ``selector``.
     """
     model = read_structure(path)
@@ -49,7 +49,7 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
     shapes, shape_notes = read_shapes(model, contents.nodes)
     macs = count_node_macs(contents, shapes)
     modules, unclaimed = charge_modules(tree, contents, macs)
-    wanted = _subtrees(modules, selector)
+    selected = _select_subtrees(modules, selector)
     data_files, file_notes = find_data_files(path, contents.weights)
     size = path.stat().st_size
     return OnnxInspection(
@@ -59,22 +59,22 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
         producer_version=model.producer_version,
         graph_name=model.graph.name,
         opsets={entry.domain or "ai.onnx": entry.version for entry in model.opset_import},
-        inputs=_inputs(model.graph),
+        inputs=_graph_inputs(model.graph),
         outputs=tuple(map(_value_info, model.graph.output)),
         weights=tuple(contents.weights),
-        weight_summaries=_summarize(contents.weights),
+        weight_summaries=_summarize_weights(contents.weights),
         operators=dict(Counter(node.operator for node in contents.nodes).most_common()),
         subgraph_nodes=sum(node.place == "subgraph" for node in contents.nodes),
         functions={qualified_name(function.domain, function.name): len(function.node) for function in model.functions},
         total=sum((module.own for module in modules), unclaimed),
-        records=_records(metadata),
+        records=_parse_own_metadata(metadata),
         metadata={key: value for key, value in metadata.items() if not key.startswith(OUR_PREFIX)},
         tree_source=tree.source,
         coverage=tree.coverage,
-        modules=wanted,
+        modules=selected,
         unclaimed=unclaimed,
         selector=selector,
-        module_nodes=_nodes_within(wanted, tree, contents, macs) if selector is not None else (),
+        module_nodes=_nodes_within(selected, tree, contents, macs) if selector is not None else (),
         notes=(
             *_version_notes(model),
             *_duplicate_notes(model, contents.nodes),
@@ -85,7 +85,7 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
     )
 
 
-def _subtrees(modules: Sequence[ModuleCost], selector: str | None) -> tuple[ModuleCost, ...]:
+def _select_subtrees(modules: Sequence[ModuleCost], selector: str | None) -> tuple[ModuleCost, ...]:
     """Return the selected modules and all below them, in the order of the tree."""
     if selector is None:
         return tuple(modules)
@@ -109,7 +109,7 @@ def _nodes_within(
     )
 
 
-def _inputs(graph: onnx.GraphProto) -> tuple[ValueInfo, ...]:
+def _graph_inputs(graph: onnx.GraphProto) -> tuple[ValueInfo, ...]:
     initialized = {tensor.name for tensor in graph.initializer}
     return tuple(_value_info(value) for value in graph.input if value.name not in initialized)
 
@@ -122,7 +122,7 @@ def _value_info(value: onnx.ValueInfoProto) -> ValueInfo:
     return ValueInfo(value.name, dtype_name(tensor.elem_type), declared_shape(value.type))
 
 
-def _summarize(weights: Iterable[Weight]) -> dict[str, WeightSummary]:
+def _summarize_weights(weights: Iterable[Weight]) -> dict[str, WeightSummary]:
     groups: dict[str, list[Weight]] = defaultdict(list)
     for weight in weights:
         groups[weight.dtype].append(weight)
@@ -135,16 +135,16 @@ def _summarize(weights: Iterable[Weight]) -> dict[str, WeightSummary]:
     return dict(sorted(summaries.items(), key=lambda item: (-item[1].size_bytes, item[0])))
 
 
-def _records(metadata: Mapping[str, str]) -> dict[str, Any]:
+def _parse_own_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return our own metadata, parsed where it is JSON."""
-    records: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for key, text in metadata.items():
         if key.startswith(OUR_PREFIX) and key != TREE_KEY:
             try:
-                records[key] = json.loads(text)
+                parsed[key] = json.loads(text)
             except (ValueError, RecursionError):
-                records[key] = text
-    return records
+                parsed[key] = text
+    return parsed
 
 
 def _version_notes(model: onnx.ModelProto) -> list[str]:

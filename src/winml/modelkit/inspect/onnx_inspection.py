@@ -1,6 +1,6 @@
-"""What came of looking at an ONNX file: the record that is printed, or written as JSON.
+"""The record of an inspected ONNX file, to be printed or written as JSON.
 
-The keys of the JSON are the same for every file; what does not apply is null or empty.
+The JSON keys are the same for every file; values that do not apply are null or empty.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FileInfo:
 
     path: Path
     size_bytes: int | None
-    """None: it is missing."""
+    """None where it is missing."""
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready record."""
@@ -62,13 +62,13 @@ class WeightSummary:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """One node of a module that was asked for."""
+    """One node of a selected module."""
 
     name: str
     operator: str
     tag: str
     macs: int | None
-    """Multiply-accumulate operations of one run; None where they are not known."""
+    """Multiply-accumulate operations of one run; None where they are unknown."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -86,7 +86,7 @@ class NodeInfo:
 
 @dataclass(frozen=True)
 class OnnxInspection:
-    """Everything there is to tell about one ONNX file."""
+    """Everything known about one ONNX file."""
 
     files: tuple[FileInfo, ...]
     """The model file first, then the data files it names."""
@@ -105,11 +105,11 @@ class OnnxInspection:
     operators: Mapping[str, int]
     """Number of nodes per operator, the most frequent first; subgraphs and functions included."""
     subgraph_nodes: int
-    """Nodes that stand in subgraphs."""
+    """Number of nodes in subgraphs."""
     functions: Mapping[str, int]
     """Number of nodes per function the file defines."""
     total: Cost
-    """Of the whole file."""
+    """Cost of the whole file."""
     records: Mapping[str, Any]
     """The ``winml.*`` metadata, parsed; the module tree is in ``modules`` instead."""
     metadata: Mapping[str, str]
@@ -117,18 +117,18 @@ class OnnxInspection:
     tree_source: TreeSource
     coverage: Coverage
     modules: tuple[ModuleCost, ...]
-    """The module tree, or the subtrees that were asked for."""
+    """The module tree, or the selected subtrees."""
     unclaimed: Cost
-    """What belongs to no module."""
+    """Cost of nodes and weights that belong to no module."""
     selector: str | None
     module_nodes: tuple[NodeInfo, ...]
-    """Nodes of the modules that were asked for; empty without ``selector``."""
+    """Nodes of the selected modules; empty without ``selector``."""
     notes: tuple[str, ...]
-    """What the user should know, one sentence each."""
+    """Problems and limits of the inspection, one sentence each."""
 
     @property
     def size_bytes(self) -> int:
-        """Size on disk, data files included as far as they are there."""
+        """Size on disk, existing data files included."""
         return sum(file.size_bytes or 0 for file in self.files)
 
     def as_record(self, *, with_hierarchy: bool = True, with_weights: bool = False) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Which module does each node of an ONNX file belong to, as far as the file says?
+"""Reads the module tree of an ONNX file, and the module of each node.
 
-Reads our own tags; where no node has one, what torch's dynamo exporter wrote, then the namespace alone, then the scopes
-in node names. The first of these that any node carries is used for the whole file, and the answer says which; a node
-without it belongs to no module. Nothing is guessed.
+Tries, in this order: our tags, the metadata of torch's dynamo exporter, the namespace, the scopes in node names. The
+first that any node has is used for the whole file and named in the result. A node without it belongs to no module;
+nothing is guessed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TreeSource = Literal["winml tags", "pkg.torch.onnx metadata", "namespace", "node
 
 
 Scope = tuple[tuple[str, str], ...]
-"""Module path and class of the modules a node ran in, outermost first; a class is ``""`` where nobody says."""
+"""Module path and class of the modules a node ran in, outermost first; a class is ``""`` where it is unknown."""
 Metadata = Mapping[str, str]
 
 
@@ -44,10 +44,10 @@ class OnnxModule:
     """One module of the tree; a hierarchy module as far as the file tells."""
 
     path: str
-    """Dotted module path; ``""`` is the root, or a module of which the file says no more than its tag."""
+    """Dotted module path; ``""`` for the root, and for a module of which only the tag is known."""
     tag: str
     class_name: str
-    """``""`` where the tree is made of node names, which do not tell it."""
+    """``""`` where the tree is read from node names, which do not contain it."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class OnnxTree:
 
     source: TreeSource
     modules: tuple[OnnxModule, ...]
-    """Parents before children; in execution order as far as the file says, else in the order of the nodes."""
+    """Parents before children; in the execution order stored in the file, else in the order of the nodes."""
     tags: tuple[str, ...]
     """Tag of each node, in the order the nodes were given; ``""`` where it has none."""
     coverage: Coverage
-    """Sources of our own tags; for any other tree the tree's source."""
+    """By source of our tags; for any other tree by the tree's source."""
     notes: tuple[str, ...] = ()
 
 
@@ -70,20 +70,20 @@ def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) ->
     Args:
         nodes: Every node.
         metadata: The model's metadata.
-        root: What to call the root where node names are all there is.
+        root: Name of the root where the tree is read from node names.
     """
     properties = [{item.key: item.value for item in node.metadata_props} for node in nodes]
-    if any(TAG_KEY in found for found in properties):
+    if any(TAG_KEY in node_metadata for node_metadata in properties):
         return _tagged_tree(properties, metadata)
     readers: tuple[tuple[TreeSource, Callable[[onnx.NodeProto, Metadata], Scope]], ...] = (
-        ("pkg.torch.onnx metadata", lambda _, found: _torch_scope(found)),
-        ("namespace", lambda _, found: _namespace_scope(found.get(NAMESPACE_KEY, ""))),
+        ("pkg.torch.onnx metadata", lambda _, node_metadata: _torch_scope(node_metadata)),
+        ("namespace", lambda _, node_metadata: _namespace_scope(node_metadata.get(NAMESPACE_KEY, ""))),
         ("node names", lambda node, _: _name_scope(node)),
     )
-    for source, reader in readers:
-        scopes = [reader(node, found) for node, found in zip(nodes, properties, strict=True)]
-        if any(scopes) and (source != "node names" or any(len(scope) > 1 for scope in scopes)):
-            return _scoped_tree(source, scopes, root)
+    for tree_source, reader in readers:
+        scopes = [reader(node, node_metadata) for node, node_metadata in zip(nodes, properties, strict=True)]
+        if any(scopes) and (tree_source != "node names" or any(len(scope) > 1 for scope in scopes)):
+            return _scoped_tree(tree_source, scopes, root)
     return OnnxTree("none", (), ("",) * len(nodes), Coverage(len(nodes), 0, {}))
 
 
@@ -92,15 +92,15 @@ def _tagged_tree(properties: Sequence[Metadata], metadata: Metadata) -> OnnxTree
     tags = []
     sources: Counter[str] = Counter()
     malformed = 0
-    for found in properties:
-        tag = found.get(TAG_KEY, "")
+    for node_metadata in properties:
+        tag = node_metadata.get(TAG_KEY, "")
         if not _is_tag(tag):
             malformed += bool(tag)
             tag = ""
         tags.append(tag)
         if tag:
-            sources[found.get(SOURCE_KEY) or "unknown"] += 1
-            _add_module(modules, OnnxModule(found.get(MODULE_KEY, ""), tag, _class_of(tag)))
+            sources[node_metadata.get(SOURCE_KEY) or "unknown"] += 1
+            _add_module(modules, OnnxModule(node_metadata.get(MODULE_KEY, ""), tag, _class_of(tag)))
     if malformed:
         notes.append(f"{malformed} node(s) carry a text that is no tag; they count as untagged")
     coverage = Coverage(len(tags), sources.total(), dict(sources))
@@ -108,7 +108,7 @@ def _tagged_tree(properties: Sequence[Metadata], metadata: Metadata) -> OnnxTree
 
 
 def _recorded_modules(text: str | None) -> tuple[dict[str, OnnxModule], list[str]]:
-    """Return the modules the model's metadata lists, by tag, and what is wrong with the list."""
+    """Return the modules in the model's metadata by tag, and notes on a damaged list."""
     if text is None:
         return {}, []
     modules: dict[str, OnnxModule] = {}
@@ -123,7 +123,7 @@ def _recorded_modules(text: str | None) -> tuple[dict[str, OnnxModule], list[str
 
 
 def _add_module(modules: dict[str, OnnxModule], module: OnnxModule) -> None:
-    """Add a module, and first those above it that are missing."""
+    """Add a module, after the missing ones above it."""
     segments = address.parse_tag(module.tag)
     for depth in range(1, len(segments)):
         above = address.format_tag(segments[:depth])
@@ -142,22 +142,24 @@ def _is_tag(text: Any) -> bool:
         return False
 
 
-def _scoped_tree(source: TreeSource, scopes: Sequence[Scope], root: str) -> OnnxTree:
-    """Build the tree from scopes, by the rules tags are made of."""
+def _scoped_tree(tree_source: TreeSource, scopes: Sequence[Scope], root: str) -> OnnxTree:
+    """Build the tree from scopes, by the same rules as tags."""
     classes: dict[str, str] = {}
     parents: dict[str, str | None] = {}
     for scope in scopes:
         above = None
         for path, class_name in scope:
-            # The first call decides, as in a trace; a parent is always known before its children.
+            # The first call decides, as in a trace; a parent always comes before its children.
             classes.setdefault(path, class_name)
             parents.setdefault(path, above)
             above = path
     tags = _assign_tags(classes, parents, root)
     modules = tuple(OnnxModule(path, tags[path], class_name) for path, class_name in classes.items())
-    of_nodes = tuple(tags[scope[-1][0]] if scope else "" for scope in scopes)
-    tagged = sum(map(bool, of_nodes))
-    return OnnxTree(source, modules, of_nodes, Coverage(len(of_nodes), tagged, {source: tagged} if tagged else {}))
+    node_tags = tuple(tags[scope[-1][0]] if scope else "" for scope in scopes)
+    tagged = sum(map(bool, node_tags))
+    return OnnxTree(
+        tree_source, modules, node_tags, Coverage(len(node_tags), tagged, {tree_source: tagged} if tagged else {})
+    )
 
 
 def _assign_tags(classes: Mapping[str, str], parents: Mapping[str, str | None], root: str) -> dict[str, str]:
@@ -170,7 +172,7 @@ def _assign_tags(classes: Mapping[str, str], parents: Mapping[str, str | None], 
         if all(classes[path] for path in family):
             segments = address.sibling_segments([(path, classes[path]) for path in family])
         else:
-            # Without a class, a module's own name takes its place; it is unique under one parent.
+            # Without a class, the segment is the module's own name, which is unique under one parent.
             segments = [path.removeprefix(f"{parent}.").replace(address.SEPARATOR, "_") or root for path in family]
         for path, segment in zip(family, segments, strict=True):
             tags[path] = (tags[parent] if parent is not None else "") + address.format_tag([segment])
@@ -194,16 +196,16 @@ def _python_list(text: str) -> list[str]:
 
 
 def _namespace_scope(namespace: str) -> Scope:
-    """Read ``BertModel/encoder: BertEncoder``, or torch's own ``: package.BertModel/…``, whose end is the node."""
+    """Read ``BertModel/encoder: BertEncoder``, or torch's ``: package.BertModel/…``, whose last level is the node."""
     if not namespace:
         return ()
-    parts = namespace.split(address.SEPARATOR)
+    levels = namespace.split(address.SEPARATOR)
     scope = [
-        (path, class_name) for path, separator, class_name in (part.partition(": ") for part in parts) if separator
+        (path, class_name) for path, separator, class_name in (level.partition(": ") for level in levels) if separator
     ]
-    if parts[0].startswith(": "):
+    if levels[0].startswith(": "):
         return _without_plain_torch(scope[:-1])
-    return _without_plain_torch([("", parts[0]), *scope]) if len(scope) == len(parts) - 1 else ()
+    return _without_plain_torch([("", levels[0]), *scope]) if len(scope) == len(levels) - 1 else ()
 
 
 def _without_plain_torch(scope: Sequence[tuple[str, str]]) -> Scope:
@@ -218,5 +220,5 @@ def _name_scope(node: onnx.NodeProto) -> Scope:
     """Read ``/encoder/layer.0/Gelu`` as the modules ``encoder`` and ``encoder.layer.0``, under the root."""
     if address.SEPARATOR not in node.name:
         return ()
-    parts = name_scope(node.name, node.op_type)
-    return (("", ""), *((scope_path(parts[: depth + 1]), "") for depth in range(len(parts))))
+    segments = name_scope(node.name, node.op_type)
+    return (("", ""), *((scope_path(segments[: depth + 1]), "") for depth in range(len(segments))))

@@ -1,7 +1,7 @@
-"""Which shape does each value of an ONNX file have?
+"""Reads the shapes of the values of an ONNX file.
 
-Takes the shapes the file declares and, where an operator that is counted lacks one, those ONNX's own shape inference
-adds. Looks at no weight; a shape that depends on the values of one stays unknown.
+Uses the declared shapes, and ONNX's shape inference where a counted operator lacks one. Reads no weights; a shape that
+depends on the values of a weight stays unknown.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ __all__ = ["declared_shape", "read_shapes"]
 
 
 def read_shapes(model: onnx.ModelProto, nodes: Sequence[PlacedNode]) -> tuple[ShapeTable, list[str]]:
-    """Return the shapes of the values of the main graph, and what went wrong, one sentence each.
+    """Return the shapes of the values of the main graph, and a note where inference failed.
 
     Args:
         model: The model, with or without the values of its weights.
         nodes: Its nodes.
     """
-    shapes = _declared(model.graph)
-    wanted = {
+    shapes = _declared_shapes(model.graph)
+    needed_names = {
         name
         for node in nodes
         if node.place == "graph" and is_counted(node.proto)
         for name in (*node.proto.input, *node.proto.output)
         if name
     }
-    if wanted <= shapes.keys():
+    if needed_names <= shapes.keys():
         return shapes, []
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
         return shapes, [f"ONNX's shape inference failed, so some operations are not counted: {first_line(error)}"]
-    return {**_declared(inferred.graph), **shapes}, []
+    return {**_declared_shapes(inferred.graph), **shapes}, []
 
 
-def _declared(graph: onnx.GraphProto) -> dict[str, Shape]:
+def _declared_shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     shapes.update({sparse.values.name: tuple(sparse.dims) for sparse in graph.sparse_initializer})
     values: Iterable[onnx.ValueInfoProto] = (*graph.input, *graph.output, *graph.value_info)
@@ -53,7 +53,7 @@ def _declared(graph: onnx.GraphProto) -> dict[str, Shape]:
 
 
 def declared_shape(declared: onnx.TypeProto) -> Shape | None:
-    """Return the shape of a tensor type: sizes, names of dynamic dimensions, None for a dimension nobody named.
+    """Return the shape of a tensor type: sizes, names of open dimensions, None for an open dimension without a name.
 
     Returns:
         The shape; None where the rank is unknown, or it is no tensor.

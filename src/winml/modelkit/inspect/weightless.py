@@ -1,8 +1,7 @@
-"""What would a forward pass do, without a single weight?
+"""Runs a forward pass on fake tensors, which have a shape and a dtype but no values.
 
-Runs a module on tensors that have a shape and a dtype but no values, so that which modules run, and what comes out, is
-known at a cost that does not grow with the weights. What depends on a value cannot be known this way, and is said to be
-so. Does not know where the module came from.
+Finds which modules run and the shapes of the outputs, at a cost that does not grow with the weights. A forward that
+depends on values cannot run this way; the result says so. Does not know where the module came from.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from winml.modelkit.hierarchy.tracing import CallTrace, module_of_error, record_
 __all__ = ["WeightlessRun", "run_weightless"]
 
 _TORCH_LOG = "torch._subclasses.fake_tensor"
-"""Where torch writes a traceback before it raises the error that is handled here."""
+"""Logger to which torch writes a traceback before it raises the error that is handled here."""
 
 _SHOWN = 160
-"""Characters kept of a foreign message."""
+"""Characters kept of a message of torch."""
 
 
 @dataclass(frozen=True)
 class WeightlessRun:
-    """What a forward on weightless tensors showed."""
+    """The result of a forward on fake tensors."""
 
     trace: CallTrace | None
-    """Which modules ran; None where the forward did not come to its end."""
+    """The module calls; None where the forward failed."""
     outputs: Mapping[str, torch.Tensor]
-    """By name; shapes and dtypes are real, values there are none."""
+    """Fake tensors by output name; shapes and dtypes are those of a real run."""
     problem: str = ""
-    """Why it did not come to its end, and in which module; empty where it did."""
+    """Why the forward failed, and in which module; empty where it succeeded."""
 
 
 def run_weightless(
@@ -48,24 +47,24 @@ def run_weightless(
     named_outputs: Callable[[Any], Mapping[str, torch.Tensor]],
     sizes: Mapping[str, int] | None = None,
 ) -> WeightlessRun:
-    """Run a module once on tensors without values.
+    """Run a module once on fake tensors.
 
-    The module may have been built on the ``meta`` device or hold real weights; neither is read or written. Its own
-    parameters are in place again afterwards.
+    The module may be on the ``meta`` device or have real weights; weights are neither read nor written. The module is
+    not changed.
 
     Args:
         model: In evaluation mode; called with the inputs by position.
-        inputs: What it is given, in this order.
-        named_outputs: Names the tensors in what it returned.
-        sizes: Sizes of the dimensions that are left open, by name.
+        inputs: The inputs of the forward, in order.
+        named_outputs: Returns the tensors by name in what the forward returned.
+        sizes: Sizes of the open dimensions, by name.
 
     Returns:
-        What happened. A forward that cannot run like this is no error: its problem is in the result.
+        The calls and outputs. A forward that fails is not an error: its problem is in the result.
     """
     try:
         with _fake_tensors(), torch.no_grad():
-            values = {name: _like(value) for name, value in _tensors(model)}
-            tensors = [torch.empty(_numbers(spec, sizes or {}), dtype=getattr(torch, spec.dtype)) for spec in inputs]
+            values = {name: _empty_like(value) for name, value in _named_tensors(model)}
+            tensors = [torch.empty(_shape_of(spec, sizes or {}), dtype=getattr(torch, spec.dtype)) for spec in inputs]
             with record_calls(model) as trace:
                 returned = torch.func.functional_call(model, values, tuple(tensors))
             outputs = named_outputs(returned)
@@ -81,22 +80,22 @@ def _fake_tensors() -> Iterator[None]:
     log = logging.getLogger(_TORCH_LOG)
     was_disabled, log.disabled = log.disabled, True
     try:
-        # Tensors a module keeps outside of its buffers are real; they are taken as they are.
+        # Tensors that a module keeps outside its buffers are real, and allowed.
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
         log.disabled = was_disabled
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
 
 
-def _like(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without values; as if on the CPU, where those that a forward makes are too."""
+def _empty_like(value: torch.Tensor) -> torch.Tensor:
+    """Return a fake tensor on the CPU, the device of the tensors a forward creates."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
 
 
-def _numbers(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def _shape_of(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else sizes[size] for size in spec.shape)

@@ -1,4 +1,5 @@
 """What is the plain form of this graph?
 
-One pass per file, and ``pipeline`` with their order. In memory, without ONNX Runtime; does not know who made the graph.
+One pass per file; ``pipeline`` has their order. In memory, without ONNX Runtime. Does not know which tool made the
+graph.
 """

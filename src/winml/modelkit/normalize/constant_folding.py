@@ -1,4 +1,4 @@
-"""Which values are known before the model runs?"""
+"""Computes values that depend on constants only, and stores them as initializers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from winml.modelkit.hierarchy.tagging import read_tag, write_tag
 __all__ = ["ConstantFoldingPass"]
 
 INPUT_LIMIT_ELEMENTS = 8192
-"""Largest operand that is read. onnxscript's default: above every shape, index list and bias, below every weight matrix
-of a real model, so that capturing and normalizing touch no weights."""
+"""Largest operand that is read. onnxscript's default: larger than any shape, index list or bias, smaller than the
+weight matrices of real models, so that no weights are read."""
 OUTPUT_LIMIT_ELEMENTS = 16_384
-"""Largest result that is stored. Chosen: an attention mask at sequence length 128 (128 KiB of int64 at most). At 512 it
-would add 2 MiB to the file, for something ONNX Runtime computes once when it loads the graph."""
+"""Largest result that is stored. Chosen: an attention mask at sequence length 128 (128 KiB of int64 at most). A mask of
+length 512 would add 2 MiB to the file, and ONNX Runtime computes it once when it loads the graph."""
 
 UNRELIABLE = frozenset({"GatherElements"})
-"""Measured with onnx 1.23.2: its reference implementation chooses among at most 64 rows, and falls back on code of
-another shape."""
+"""Operators whose reference implementation is wrong. Measured with onnx 1.23.2: GatherElements chooses among at most 64
+rows, and its fallback returns another shape."""
 
 
 class ConstantFoldingPass(ir.passes.InPlacePass):
@@ -41,19 +41,18 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
         1. an operand has more than ``INPUT_LIMIT_ELEMENTS``: it is a weight, and weights are not read;
         2. the result has more than ``OUTPUT_LIMIT_ELEMENTS``: the file would grow;
         3. it transposes a weight that something else uses too: the file would hold it twice;
-        4. the operator is random, or quantizes: that is the point of the node (onnxscript sees to this);
-        5. the reference implementation of the operator is not to be relied on (``UNRELIABLE``).
+        4. the operator is random, or quantizes, so that its node is intended (checked by onnxscript);
+        5. the reference implementation of the operator is unreliable (``UNRELIABLE``).
 
-    Tags: merges. A node that takes the place of another gets its tag; nodes it needs besides get that of the node they
-    feed.
+    Tags: merges. A node that replaces another gets its tag; further new nodes get the tag of the node they feed.
 
-    Why it is safe: values are computed by ONNX's reference implementation from operands nothing can change at run time.
+    Why it is safe: values are computed by ONNX's reference implementation from operands that cannot change at run time.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Fold, then tag and name the nodes onnxscript made."""
+        """Fold, then tag and name the nodes onnxscript created."""
         makers = {value.name: node for node in all_nodes(model) for value in node.outputs if value.name}
-        with _failures_unsaid():
+        with _without_folding_warnings():
             result = fold_constants_ir(
                 model,
                 onnx_shape_inference=True,
@@ -61,19 +60,17 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
                 output_size_limit=OUTPUT_LIMIT_ELEMENTS,
                 should_fold=_should_fold,
             )
-        _settle_new_nodes(model, makers)
-        _forget_sources(model)
+        _tag_new_nodes(model, makers)
+        _drop_folding_notes(model)
         return ir.passes.PassResult(model, result.modified)
 
 
 @contextlib.contextmanager
-def _failures_unsaid() -> Iterator[None]:
-    """Keep onnxscript from warning of a node the reference implementation cannot compute: it stays, and nobody need
-    act.
-    """
+def _without_folding_warnings() -> Iterator[None]:
+    """Suppress onnxscript's warnings about nodes it could not compute: such a node stays, and no action is needed."""
 
-    def is_error(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.ERROR
+    def is_error(log_record: logging.LogRecord) -> bool:
+        return log_record.levelno >= logging.ERROR
 
     logger = logging.getLogger(fold_constants_ir.__module__)
     logger.addFilter(is_error)
@@ -84,17 +81,16 @@ def _failures_unsaid() -> Iterator[None]:
 
 
 def _should_fold(node: ir.Node) -> bool | None:
-    """Return False for cases 2, 3 and 5, True for a small ConstantOfShape, None to leave it to onnxscript."""
+    """Return False for cases 2, 3 and 5, True for a small ConstantOfShape, None to let onnxscript decide."""
     size = _static_size(node.outputs[0])
-    # Known before it is computed: an Expand to gigabytes need not be tried.
+    # Checked before it is computed: an Expand to gigabytes is not tried.
     if size is not None and size > OUTPUT_LIMIT_ELEMENTS:
         return False
     if node.op_type in UNRELIABLE:
         return False
     if node.op_type == "Transpose" and any(value is not None and len(value.uses()) > 1 for value in node.inputs):
         return False
-    # onnxscript never folds it, because of its size; left alone it keeps every shape computed from it from being
-    # folded.
+    # onnxscript never folds it because of its size, and then cannot fold the shapes computed from it either.
     if node.op_type == "ConstantOfShape" and size is not None:
         return True
     return None
@@ -106,30 +102,30 @@ def _static_size(value: ir.Value) -> int | None:
     return math.prod(value.shape.numpy())
 
 
-def _settle_new_nodes(model: ir.Model, makers: Mapping[str, ir.Node]) -> None:
-    """Give new nodes the metadata, and the place in names, of the node they replaced; it is found by the value it
-    made.
-    """
-    known = set(makers.values())
-    # Backwards, so that a node made for another one finds that one tagged.
-    for node in reversed([node for node in all_nodes(model) if node not in known]):
+def _tag_new_nodes(model: ir.Model, makers: Mapping[str, ir.Node]) -> None:
+    """Give new nodes the metadata and the name prefix of the node that produced the same value, in place."""
+    original_nodes = set(makers.values())
+    # Backwards, so that the node that reads a new node is tagged first.
+    for node in reversed([node for node in all_nodes(model) if node not in original_nodes]):
         assert node.graph is not None
         if not any(value.uses() or value.is_graph_output() for value in node.outputs):
-            # An identity that onnxscript made and then went around.
+            # An Identity that onnxscript created and then bypassed.
             node.graph.remove(node, safe=True)
             continue
-        replaced = next((makers[value.name] for value in node.outputs if value.name and value.name in makers), None)
-        donor = replaced or next((user for value in node.outputs for user in value.consumers()), None)
-        if donor is None:
+        replaced_node = next(
+            (makers[value.name] for value in node.outputs if value.name and value.name in makers), None
+        )
+        template = replaced_node or next((user for value in node.outputs for user in value.consumers()), None)
+        if template is None:
             continue
-        node.metadata_props.update(donor.metadata_props)
-        node.name = f"{(donor.name or '').rpartition('/')[0]}/{node.op_type}"
-        if (tag := read_tag(donor)) is not None:
+        node.metadata_props.update(template.metadata_props)
+        node.name = f"{(template.name or '').rpartition('/')[0]}/{node.op_type}"
+        if (tag := read_tag(template)) is not None:
             write_tag(node, replace(tag, source="merged"))
 
 
-def _forget_sources(model: ir.Model) -> None:
-    """Drop onnxscript's note on every folded value: it lists names that are gone."""
+def _drop_folding_notes(model: ir.Model) -> None:
+    """Remove onnxscript's note on every folded value, in place: it lists names that no longer exist."""
     for graph in model.graphs():
         for value in (
             *graph.initializers.values(),

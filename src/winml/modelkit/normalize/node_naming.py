@@ -1,4 +1,4 @@
-"""What is every value and every node called?"""
+"""Gives every value and every node a unique name."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from winml.modelkit.hierarchy.coverage import all_nodes
 
 __all__ = ["UniqueNodeNamesPass", "ValueNamesPass"]
 
-_LEFT_OUT = "\0left out "
-"""Chosen: begins with what no name holds."""
+_OMITTED_PREFIX = "\0left out "
+"""Chosen: begins with a character that no name contains."""
 
 
 class ValueNamesPass(ir.passes.InPlacePass):
-    """Give every value a name of its own, and leave out what is left out. Works in place.
+    """Give every value a unique name, except omitted outputs. Works in place.
 
-    onnx_ir's ``NameFixPass`` does so, and names the outputs besides that a node does not have, which in ONNX are those
-    with an empty name (the second of ``Unique``): the next pass that looks for unused ones takes the name away again.
+    onnx_ir's ``NameFixPass`` also names omitted outputs, which in ONNX have an empty name (the second of ``Unique``).
+    The next pass that removes unused outputs would remove those names again, and so never find the graph unchanged.
 
     Tags: keeps.
 
-    Why it is safe: nothing reads a value that is left out.
+    Why it is safe: nothing reads an omitted output.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Name what has none, and of several equal names all but one."""
-        left_out = [value for node in all_nodes(model) for value in node.outputs if value.name == ""]
-        for position, value in enumerate(left_out):
-            value.name = f"{_LEFT_OUT}{position}"
+        """Name values without a name, and rename all but one of several equal names."""
+        omitted_outputs = [value for node in all_nodes(model) for value in node.outputs if value.name == ""]
+        for position, value in enumerate(omitted_outputs):
+            value.name = f"{_OMITTED_PREFIX}{position}"
         modified = NameFixPass()(model).modified
-        for value in left_out:
+        for value in omitted_outputs:
             value.name = ""
         return ir.passes.PassResult(model, modified)
 
 
 class UniqueNodeNamesPass(ir.passes.InPlacePass):
-    """Give every node a name of its own, across subgraphs and functions. Works in place.
+    """Give every node a unique name, across subgraphs and functions. Works in place.
 
-    onnx_ir's ``NameFixPass`` makes node names unique within one graph only; a profiler that keeps nothing but names
-    needs more.
+    onnx_ir's ``NameFixPass`` makes node names unique within one graph only. Profilers record nothing but the name, so
+    it must be unique in the model.
 
     Before / After::
 
         "/a/Add", "/a/Add", ""  (a Mul)        "/a/Add", "/a/Add_1", "/Mul"
 
-    Must not fire when a name is unique already: names are how users find nodes again.
+    Must not fire when a name is unique already: users find nodes by name.
 
     Tags: keeps.
 
@@ -53,23 +53,23 @@ class UniqueNodeNamesPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rename what needs it; the first of several equal names stays."""
+        """Rename nodes without a unique name; the first of several equal names is kept."""
         nodes = list(all_nodes(model))
-        taken = {node.name for node in nodes}
-        seen: set[str] = set()
+        used_names = {node.name for node in nodes}
+        assigned_names: set[str] = set()
         modified = False
         for node in nodes:
-            if not node.name or node.name in seen:
-                node.name = _free_name(node.name or f"/{node.op_type}", taken)
-                taken.add(node.name)
+            if not node.name or node.name in assigned_names:
+                node.name = _free_name(node.name or f"/{node.op_type}", used_names)
+                used_names.add(node.name)
                 modified = True
-            seen.add(node.name)
+            assigned_names.add(node.name)
         return ir.passes.PassResult(model, modified)
 
 
-def _free_name(stem: str, taken: set[str | None]) -> str:
+def _free_name(stem: str, used_names: set[str | None]) -> str:
     name, number = stem, 0
-    while name in taken:
+    while name in used_names:
         number += 1
         name = f"{stem}_{number}"
     return name

@@ -1,4 +1,4 @@
-"""Which zeros around a tensor could be taken for something else?"""
+"""Keeps the zero padding before a MaxPool from being fused into the pool."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ __all__ = ["PaddingSeparationPass"]
 
 
 class PaddingSeparationPass(ir.passes.InPlacePass):
-    """Keep zeros that are put around the input of a ``MaxPool`` apart from the padding of the pool. Works in place.
+    """Pad the input of a ``MaxPool`` with -0.0 instead of 0.0, so that ONNX Runtime does not fuse it. Works in place.
 
     Before / After::
 
         Pad(x, pads, 0.0) → MaxPool          Pad(x, pads, -0.0) → MaxPool
 
-    ONNX Runtime (1.31.1, on by default) makes a ``Pad`` whose value is zero in every bit the pool's own padding, which
-    is below every number: the pool of negative values comes out wrong. BiT pads like that, and what was ported from
-    TensorFlow.
+    ONNX Runtime (1.31.1, on by default) fuses a ``Pad`` whose value has all bits zero into the pool. The pool pads with
+    minus infinity, so the result is wrong where values are negative. BiT and models ported from TensorFlow pad like
+    that.
 
     Must not fire when:
-        1. the value is computed or another one, or the padding mirrors or repeats what is there;
-        2. the values are integers, which have one zero only;
-        3. the pool is not the only reader, or the padded axes are listed: then nothing is made one.
+        1. the value is computed or not zero, or the padding mirrors or repeats values;
+        2. the values are integers, which have no negative zero;
+        3. the pool is not the only reader, or the padded axes are listed: ONNX Runtime does not fuse these.
 
-    Tags: keeps. Nodes are not touched.
+    Tags: keeps. Nodes are not changed.
 
-    Why it is safe: the two zeros are equal, and the larger of them is either.
+    Why it is safe: the two zeros are equal, and either may be the maximum.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Give every such ``Pad`` a value of its own."""
+        """Give every such ``Pad`` the value -0.0."""
         modified = False
         for graph in model.graphs():
             for node in graph:
@@ -41,7 +41,7 @@ class PaddingSeparationPass(ir.passes.InPlacePass):
 
 
 def _is_padded_pool(node: ir.Node) -> bool:
-    """Say whether a node puts one value around what a ``MaxPool`` alone reads."""
+    """Say whether a node pads with a constant, and a ``MaxPool`` alone reads the result."""
     if node.op_type != "Pad" or node.domain not in ("", "ai.onnx") or not 2 <= len(node.inputs) <= 3:
         return False
     padded = node.outputs[0]

@@ -1,4 +1,4 @@
-"""Which initializers does nobody read?"""
+"""Removes initializers that nothing reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["UnusedInitializerRemovalPass"]
 
 
 class UnusedInitializerRemovalPass(ir.passes.InPlacePass):
-    """Remove initializers without a use, in subgraphs too, where onnx_ir's own pass leaves them. Works in place.
+    """Remove unused initializers, in subgraphs as well, where onnx_ir's own pass keeps them. Works in place.
 
     Before / After::
 
@@ -16,7 +16,7 @@ class UnusedInitializerRemovalPass(ir.passes.InPlacePass):
 
     Must not fire when the initializer is an input or an output of its graph: the names are the caller's.
 
-    Tags: keeps. Nodes are not touched.
+    Tags: keeps. Nodes are not changed.
 
     Why it is safe: nothing reads the value.
     """

@@ -1,4 +1,4 @@
-"""Which weights are stored the other way round than the graph wants them?"""
+"""Replaces transpositions of weights by transposed weights."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class WeightTranspositionPass(ir.passes.InPlacePass):
 
         weight[N,K] → Transpose(perm) → MatMul          weight.transposed[K,N] → MatMul
 
-    Nothing is computed: the new initializer refers to the old one's memory, and is transposed when the file is written.
+    Nothing is computed: the new initializer refers to the old one's memory and is transposed when the file is written.
     A weight used by several equal ``Transpose`` nodes (a module called twice) becomes one initializer.
 
     Must not fire when:
         1. something other than a ``Transpose`` of the same ``perm`` uses the weight (tied embeddings): the file would
            hold it twice;
-        2. the weight is a graph input or output, or a ``Transpose`` makes a graph output: the names are the caller's;
+        2. the weight is a graph input or output, or a ``Transpose`` produces a graph output, whose names are fixed;
         3. the weight holds strings or has no value here.
 
-    Tags: keeps. The ``Transpose`` goes, no node is new.
+    Tags: keeps. The ``Transpose`` is removed, and no node is added.
 
-    Why it is safe: a transposition moves values without computing on them, and nobody else sees the weight.
+    Why it is safe: a transposition moves values without changing them, and nothing else reads the weight.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -41,23 +41,21 @@ class WeightTranspositionPass(ir.passes.InPlacePass):
             for weight in list(graph.initializers.values()):
                 perm = _only_permutation(weight)
                 if perm is not None:
-                    _transpose(graph, weight, perm)
+                    _transpose_weight(graph, weight, perm)
                     modified = True
         return ir.passes.PassResult(model, modified)
 
 
 def _only_permutation(weight: ir.Value) -> tuple[int, ...] | None:
-    """Return the permutation that every user of a weight asks for, or None where the pass must not fire (cases 1 to
-    3).
-    """
+    """Return the one permutation that all users of a weight apply, or None where the pass must not fire (cases 1-3)."""
     tensor = weight.const_value
     if tensor is None or tensor.dtype == ir.DataType.STRING or weight.is_graph_input() or weight.is_graph_output():
         return None
-    permutations = {_permutation(node, len(tensor.shape)) for node, _ in weight.uses()}
+    permutations = {_permutation_of(node, len(tensor.shape)) for node, _ in weight.uses()}
     return permutations.pop() if len(permutations) == 1 else None
 
 
-def _permutation(node: ir.Node, rank: int) -> tuple[int, ...] | None:
+def _permutation_of(node: ir.Node, rank: int) -> tuple[int, ...] | None:
     if node.op_type != "Transpose" or node.domain not in ("", "ai.onnx") or node.outputs[0].is_graph_output():
         return None
     attribute = node.attributes.get("perm")
@@ -66,7 +64,7 @@ def _permutation(node: ir.Node, rank: int) -> tuple[int, ...] | None:
     return None if attribute.is_ref() else tuple(attribute.as_ints())
 
 
-def _transpose(graph: ir.Graph, weight: ir.Value, perm: tuple[int, ...]) -> None:
+def _transpose_weight(graph: ir.Graph, weight: ir.Value, perm: tuple[int, ...]) -> None:
     tensor = weight.const_value
     assert tensor is not None
     shape = ir.Shape([tensor.shape.numpy()[axis] for axis in perm])
@@ -91,7 +89,7 @@ def _transposed_tensor(tensor: ir.TensorProtocol, perm: Sequence[int], shape: ir
     if isinstance(tensor, StoredTensor):
         return tensor.transposed(perm, name)
     if isinstance(tensor, tensor_adapters.TorchTensor):
-        # A view; torch's own copy, made when it is written, is several times as fast as numpy's.
+        # A view. torch copies it when it is written, several times as fast as numpy.
         return tensor_adapters.TorchTensor(tensor.raw.permute(*perm), name=name)
 
     def evaluate() -> ir.TensorProtocol:

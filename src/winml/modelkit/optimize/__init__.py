@@ -1,4 +1,4 @@
 """What makes it cheaper with the same answer?
 
-Takes a graph and frozen options, returns a graph; knows neither files nor where the graph came from.
+Takes a graph and frozen options, returns a graph. Knows neither files nor which tool made the graph.
 """

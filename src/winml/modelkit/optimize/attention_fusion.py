@@ -1,8 +1,8 @@
-"""Which operators are one attention together?
+"""Fuses the operators of an attention into one MultiHeadAttention.
 
-Matches what torch's exporters make of ``scaled_dot_product_attention`` in transformers' layout. ONNX Runtime's and
-onnxscript's own attention fusions know older forms of it and find none of these (measured with ONNX Runtime 1.31 and
-onnxscript 0.7 on exports of ``bert``, ``vit`` and ``gpt2`` models).
+Matches the graph that torch's exporters write for ``scaled_dot_product_attention`` in transformers' layout. ONNX
+Runtime's and onnxscript's own attention fusions match older forms and find none of these (measured with ONNX Runtime
+1.31 and onnxscript 0.7 on exports of ``bert``, ``vit`` and ``gpt2`` models).
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ __all__ = ["AttentionFusionPass"]
 CONTRIB = "com.microsoft"
 
 _TO_HEADS, _TO_KEYS, _SWAPPED = (0, 2, 1, 3), (0, 2, 3, 1), (0, 1, 3, 2)
-"""Specified by the operator's layout: [batch, sequence, heads, size] → heads before the sequence; the same with the
-keys transposed for the product; and only that last step."""
+"""Specified by the operator's layout, permutations of [batch, sequence, heads, size]: heads before the sequence; the
+same with the keys transposed for the product; the transposition of the keys alone."""
 
 
 @dataclass(frozen=True)
 class _Heads:
-    """A value [batch, sequence, heads · size] that is split into heads."""
+    """A value of shape [batch, sequence, heads · size] that is split into heads."""
 
     value: ir.Value
     count: int
     size: int
     scale: float
-    """Factor it is multiplied by on the way."""
+    """Factor it is multiplied by before the product."""
 
 
 @dataclass(frozen=True)
 class _Attention:
-    """Everything of one attention."""
+    """The parts of one matched attention."""
 
     query: _Heads
     key: _Heads
@@ -42,9 +42,9 @@ class _Attention:
     scale: float
     mask: ir.Value | None
     is_guarded: bool
-    """Whether rows in which everything is masked are set to zero."""
+    """Whether rows in which every position is masked are set to zero."""
     output: ir.Node
-    """The reshape that joins the heads again."""
+    """The reshape that joins the heads."""
 
 
 class AttentionFusionPass(ir.passes.InPlacePass):
@@ -59,89 +59,89 @@ class AttentionFusionPass(ir.passes.InPlacePass):
 
     Must not fire when:
         1. scores, probabilities or the unjoined heads are used elsewhere, or are outputs of the graph;
-        2. heads are not laid out as the operator wants them, their number is not known, or queries and keys have
-           different numbers of heads;
-        3. the mask's last two dimensions are not those of the scores, known to be the same: the operator does not
-           broadcast them;
-        4. numbers are not float32: ONNX Runtime's CPU provider has no other kernel.
+        2. heads are not in the operator's layout, their number is unknown, or queries and keys have different numbers
+           of heads;
+        3. the mask's last two dimensions are not known to equal those of the scores: the operator does not broadcast
+           them;
+        4. values are not float32: ONNX Runtime's CPU provider has no other kernel.
 
-    Tags: creates. The pipeline carries them: the new node stands for all it replaced.
+    Tags: creates. The pipeline carries them: the new node stands for all nodes it replaced.
 
-    Why it is safe: the operator computes the same product, softmax and product. Where a row is masked as a whole, its
-    softmax is NaN; the guard that sets such rows to zero moves behind the operator, where it finds the same rows. It
-    differs for values that are NaN or infinite before that, which no working model has.
+    Why it is safe: the operator computes the same product, softmax and product. The softmax of a fully masked row is
+    NaN; the guard that sets such rows to zero moves behind the operator, where it finds the same rows. The result
+    differs only for queries, keys or values that are NaN or infinite, which no working model has.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fuse every attention."""
         count = 0
-        for node in [node for graph in model.graphs() for node in graph if _is(node, "Softmax")]:
-            # One by one: what an attention reads may be what the one before it made.
-            match = _match(node)
+        for node in [node for graph in model.graphs() for node in graph if _is_operator(node, "Softmax")]:
+            # One by one: an attention may read the output of the one before it.
+            match = _match_attention(node)
             if match is not None:
-                _replace(match)
+                _replace_attention(match)
                 count += 1
         if count:
             model.opset_imports.setdefault(CONTRIB, 1)
         return ir.passes.PassResult(model, bool(count))
 
 
-def _match(softmax: ir.Node) -> _Attention | None:
+def _match_attention(softmax: ir.Node) -> _Attention | None:
     if softmax.outputs[0].dtype != ir.DataType.FLOAT:
         return None
     scores = softmax.inputs[0]
-    if scores is None or _rank(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
+    if scores is None or _rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return None
-    probabilities, is_guarded = _guarded(softmax.outputs[0])
-    joined = _joined(probabilities)
-    weighted = _weighted(scores)
-    if joined is None or weighted is None:
+    probabilities, is_guarded = _behind_nan_guard(softmax.outputs[0])
+    head_join = _match_head_join(probabilities)
+    scaled_scores = _match_scores(scores)
+    if head_join is None or scaled_scores is None:
         return None
-    product, mask, scale = weighted
-    context, output = joined
-    query, key = _heads(product.inputs[0], _TO_HEADS), _keys(product.inputs[1])
-    value = _heads(context.inputs[1], _TO_HEADS)
+    product, mask, scale = scaled_scores
+    context, output = head_join
+    query, key = _match_heads(product.inputs[0], _TO_HEADS), _match_keys(product.inputs[1])
+    value = _match_heads(context.inputs[1], _TO_HEADS)
     if query is None or key is None or value is None or value.scale != 1.0:
         return None
     if not (query.count == key.count == value.count and query.size == key.size):
         return None
-    if not _fits(mask, product.outputs[0]) or not _joins(output, value):
+    if not _fits_scores(mask, product.outputs[0]) or not _joins_all_heads(output, value):
         return None
     return _Attention(query, key, value, scale * query.scale * key.scale, mask, is_guarded, output)
 
 
-def _guarded(value: ir.Value) -> tuple[ir.Value, bool]:
-    """Return the value behind ``Where(IsNaN(x), 0, x)``, and whether there is one."""
+def _behind_nan_guard(value: ir.Value) -> tuple[ir.Value, bool]:
+    """Return the output of ``Where(IsNaN(x), 0, x)`` and True, or the value itself and False where there is none."""
     users = list(value.consumers())
-    nan = next((user for user in users if _is(user, "IsNaN")), None)
-    where = next((user for user in users if _is(user, "Where")), None)
+    nan = next((user for user in users if _is_operator(user, "IsNaN")), None)
+    where = next((user for user in users if _is_operator(user, "Where")), None)
     if len(users) != 2 or nan is None or where is None or value.is_graph_output():
         return value, False
-    is_zero = _constant(where.inputs[1]) == 0.0
+    is_zero = _constant_number(where.inputs[1]) == 0.0
     if where.inputs[0] is nan.outputs[0] and where.inputs[2] is value and is_zero and _has_one_use(nan.outputs[0]):
         return where.outputs[0], True
     return value, False
 
 
-def _joined(probabilities: ir.Value) -> tuple[ir.Node, ir.Node] | None:
-    """Return the product with the values, and the reshape behind it that joins the heads."""
+def _match_head_join(probabilities: ir.Value) -> tuple[ir.Node, ir.Node] | None:
+    """Return the product with the values, and the reshape after it that joins the heads."""
     context = _only_user(probabilities)
-    if context is None or not _is(context, "MatMul") or context.inputs[0] is not probabilities:
+    if context is None or not _is_operator(context, "MatMul") or context.inputs[0] is not probabilities:
         return None
     user = _only_user(context.outputs[0])
-    if user is not None and _is(user, "Reshape") and _same_shape(user.outputs[0], context.outputs[0]):
+    if user is not None and _is_operator(user, "Reshape") and _same_shape(user.outputs[0], context.outputs[0]):
         user = _only_user(user.outputs[0])
-    if user is None or not _is(user, "Transpose") or _permutation(user) != _TO_HEADS:
+    if user is None or not _is_operator(user, "Transpose") or _permutation_of(user) != _TO_HEADS:
         return None
     output = _only_user(user.outputs[0])
-    return (context, output) if output is not None and _is(output, "Reshape") else None
+    return (context, output) if output is not None and _is_operator(output, "Reshape") else None
 
 
-def _weighted(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | None:
+def _match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | None:
     """Return the product of queries and keys, the mask added to it, and the factor it is multiplied by."""
     mask: ir.Value | None = None
     node = scores.producer()
-    if node is not None and _is(node, "Add") and _has_one_use(scores):
+    if node is not None and _is_operator(node, "Add") and _has_one_use(scores):
         sides = [side for side in node.inputs if side is not None and _is_product(side)]
         if len(sides) != 1:
             return None
@@ -149,79 +149,84 @@ def _weighted(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | None
         scores = sides[0]
     if not _has_one_use(scores):
         return None
-    scores, scale = _unscaled(scores)
+    scores, scale = _without_scale(scores)
     product = scores.producer()
-    if product is None or not _is(product, "MatMul") or not _has_one_use(scores):
+    if product is None or not _is_operator(product, "MatMul") or not _has_one_use(scores):
         return None
     return product, mask, scale
 
 
 def _is_product(value: ir.Value) -> bool:
-    producer = _unscaled(value)[0].producer()
-    return producer is not None and _is(producer, "MatMul")
+    producer = _without_scale(value)[0].producer()
+    return producer is not None and _is_operator(producer, "MatMul")
 
 
-def _keys(value: ir.Value | None) -> _Heads | None:
-    """Return the keys behind their transposition for the product, made in one step or in two."""
-    if (heads := _heads(value, _TO_KEYS)) is not None or value is None:
+def _match_keys(value: ir.Value | None) -> _Heads | None:
+    """Return the keys before their transposition for the product, which is one Transpose or two."""
+    if (heads := _match_heads(value, _TO_KEYS)) is not None or value is None:
         return heads
-    value, outer = _unscaled(value)
+    value, outer = _without_scale(value)
     node = value.producer()
-    if node is None or not _is(node, "Transpose") or _permutation(node) != _SWAPPED:
+    if node is None or not _is_operator(node, "Transpose") or _permutation_of(node) != _SWAPPED:
         return None
-    inner = _heads(node.inputs[0], _TO_HEADS)
+    inner = _match_heads(node.inputs[0], _TO_HEADS)
     return inner and _Heads(inner.value, inner.count, inner.size, inner.scale * outer)
 
 
-def _heads(value: ir.Value | None, permutation: tuple[int, ...]) -> _Heads | None:
+def _match_heads(value: ir.Value | None, permutation: tuple[int, ...]) -> _Heads | None:
     if value is None:
         return None
-    value, scale = _unscaled(value)
+    value, scale = _without_scale(value)
     transpose = value.producer()
-    if transpose is None or not _is(transpose, "Transpose") or _permutation(transpose) != permutation:
+    if transpose is None or not _is_operator(transpose, "Transpose") or _permutation_of(transpose) != permutation:
         return None
     split = transpose.inputs[0]
     reshape = split.producer() if split is not None else None
-    if split is None or reshape is None or not _is(reshape, "Reshape"):
+    if split is None or reshape is None or not _is_operator(reshape, "Reshape"):
         return None
-    whole = reshape.inputs[0]
-    if whole is None or _rank(whole) != 3 or _rank(split) != 4:
+    hidden = reshape.inputs[0]
+    if hidden is None or _rank_of(hidden) != 3 or _rank_of(split) != 4:
         return None
     assert split.shape is not None
-    assert whole.shape is not None
+    assert hidden.shape is not None
     count, size = split.shape[2], split.shape[3]
-    if not isinstance(count, int) or not isinstance(size, int) or whole.shape[2] != count * size:
+    if not isinstance(count, int) or not isinstance(size, int) or hidden.shape[2] != count * size:
         return None
-    if not all(_same_size(whole.shape[axis], split.shape[axis]) for axis in (0, 1)):
+    if not all(_same_size(hidden.shape[axis], split.shape[axis]) for axis in (0, 1)):
         return None
-    return _Heads(whole, count, size, scale)
+    return _Heads(hidden, count, size, scale)
 
 
-def _joins(output: ir.Node, value: _Heads) -> bool:
-    before, after = output.inputs[0], output.outputs[0]
-    if before is None or before.shape is None or after.shape is None or _rank(after) != 3:
+def _joins_all_heads(output: ir.Node, value: _Heads) -> bool:
+    joined_input, joined_output = output.inputs[0], output.outputs[0]
+    if (
+        joined_input is None
+        or joined_input.shape is None
+        or joined_output.shape is None
+        or _rank_of(joined_output) != 3
+    ):
         return False
-    return after.shape[2] == value.count * value.size and all(
-        _same_size(before.shape[axis], after.shape[axis]) for axis in (0, 1)
+    return joined_output.shape[2] == value.count * value.size and all(
+        _same_size(joined_input.shape[axis], joined_output.shape[axis]) for axis in (0, 1)
     )
 
 
-def _fits(mask: ir.Value | None, scores: ir.Value) -> bool:
-    """Say whether the operator takes the mask as it is (case 3)."""
+def _fits_scores(mask: ir.Value | None, scores: ir.Value) -> bool:
+    """Say whether the operator accepts the shape of the mask (case 3)."""
     if mask is None:
         return True
-    if mask.shape is None or scores.shape is None or _rank(mask) != 4:
+    if mask.shape is None or scores.shape is None or _rank_of(mask) != 4:
         return False
     return all(mask.shape[axis] == 1 or _same_size(mask.shape[axis], scores.shape[axis]) for axis in (0, 1)) and all(
         _same_size(mask.shape[axis], scores.shape[axis]) for axis in (2, 3)
     )
 
 
-def _replace(match: _Attention) -> None:
-    last = match.output
-    graph = last.graph
+def _replace_attention(match: _Attention) -> None:
+    output_node = match.output
+    graph = output_node.graph
     assert graph is not None
-    scope = (last.name or "").rpartition("/")[0]
+    scope = (output_node.name or "").rpartition("/")[0]
     inputs = [match.query.value, match.key.value, match.value.value]
     attention = ir.node(
         "MultiHeadAttention",
@@ -230,54 +235,54 @@ def _replace(match: _Attention) -> None:
         domain=CONTRIB,
         name=f"{scope}/MultiHeadAttention",
     )
-    new = [attention]
+    new_nodes = [attention]
     if match.is_guarded:
         nan = ir.node("IsNaN", [attention.outputs[0]], name=f"{scope}/MultiHeadAttention_IsNaN")
         zero = ir.node("Constant", [], {"value": ir.tensor(np.float32(0))}, name=f"{scope}/MultiHeadAttention_Constant")
         chosen = [nan.outputs[0], zero.outputs[0], attention.outputs[0]]
-        new += [nan, zero, ir.node("Where", chosen, name=f"{scope}/MultiHeadAttention_Where")]
-    old = last.outputs[0]
-    for node in new:
-        node.outputs[0].type, node.outputs[0].shape = old.type, old.shape
+        new_nodes += [nan, zero, ir.node("Where", chosen, name=f"{scope}/MultiHeadAttention_Where")]
+    old_output = output_node.outputs[0]
+    for node in new_nodes:
+        node.outputs[0].type, node.outputs[0].shape = old_output.type, old_output.shape
         node.outputs[0].name = f"{node.name}_output"
     if match.is_guarded:
         nan.outputs[0].type = ir.TensorType(ir.DataType.BOOL)
         zero.outputs[0].shape = ir.Shape(())
-    graph.insert_after(last, new)
-    result = new[-1].outputs[0]
-    is_output, name = old.is_graph_output(), old.name
-    old.replace_all_uses_with(result, replace_graph_outputs=is_output)
-    result.name, old.name = name, f"{name}_joined"
+    graph.insert_after(output_node, new_nodes)
+    result = new_nodes[-1].outputs[0]
+    is_output, name = old_output.is_graph_output(), old_output.name
+    old_output.replace_all_uses_with(result, replace_graph_outputs=is_output)
+    result.name, old_output.name = name, f"{name}_match_head_join"
 
 
-def _is(node: ir.Node, operator: str) -> bool:
+def _is_operator(node: ir.Node, operator: str) -> bool:
     return node.op_type == operator and node.domain in ("", "ai.onnx")
 
 
-def _rank(value: ir.Value) -> int | None:
+def _rank_of(value: ir.Value) -> int | None:
     return len(value.shape) if value.shape is not None else None
 
 
-def _permutation(node: ir.Node) -> tuple[int, ...]:
+def _permutation_of(node: ir.Node) -> tuple[int, ...]:
     return tuple(node.attributes.get_ints("perm", ()))
 
 
-def _unscaled(value: ir.Value) -> tuple[ir.Value, float]:
+def _without_scale(value: ir.Value) -> tuple[ir.Value, float]:
     """Return the value before it is multiplied or divided by a constant, and the factor."""
     node = value.producer()
-    if node is None or not (_is(node, "Mul") or _is(node, "Div")):
+    if node is None or not (_is_operator(node, "Mul") or _is_operator(node, "Div")):
         return value, 1.0
     left, right = node.inputs
-    factor = _constant(right)
-    if factor is None and _is(node, "Mul"):
-        left, factor = right, _constant(left)
+    factor = _constant_number(right)
+    if factor is None and _is_operator(node, "Mul"):
+        left, factor = right, _constant_number(left)
     if factor is None or left is None or factor == 0.0:
         return value, 1.0
-    return left, 1.0 / factor if _is(node, "Div") else factor
+    return left, 1.0 / factor if _is_operator(node, "Div") else factor
 
 
-def _constant(value: ir.Value | None) -> float | None:
-    """Return the one number a constant holds, or None."""
+def _constant_number(value: ir.Value | None) -> float | None:
+    """Return the value of a constant of one element, or None."""
     tensor = ir.convenience.get_const_tensor(value) if value is not None else None
     if tensor is None or tensor.size != 1:
         return None
@@ -295,9 +300,9 @@ def _only_user(value: ir.Value) -> ir.Node | None:
 def _same_shape(left: ir.Value, right: ir.Value) -> bool:
     if left.shape is None or right.shape is None or len(left.shape) != len(right.shape):
         return False
-    return all(_same_size(one, other) for one, other in zip(left.shape, right.shape, strict=True))
+    return all(_same_size(left_size, right_size) for left_size, right_size in zip(left.shape, right.shape, strict=True))
 
 
 def _same_size(left: int | ir.SymbolicDim, right: int | ir.SymbolicDim) -> bool:
-    """Say whether two sizes are known to be the same; a nameless one is not known."""
+    """Say whether two sizes are known to be equal; a size without a name is unknown."""
     return left == right and (isinstance(left, int) or left.value is not None)

@@ -1,7 +1,7 @@
-"""Which changes can the optimizer make, one by one?
+"""The registry of the optimizer's capabilities: every change it can make.
 
-The one registry: flags of the command, keys of the config and the pipeline are all made from it. Pure data; imports
-nothing heavy, so ``--help`` and ``--list`` are instant.
+Command flags, config keys and the pipeline are all derived from it. Pure data; imports nothing heavy, so that
+``--help`` and ``--list`` are fast.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, get_args
 __all__ = ["CAPABILITIES", "LEVELS", "LEVEL_WORDS", "UNUSED_TRANSFORMERS", "Capability", "Engine", "Level"]
 
 Level = Literal["none", "basic", "extended", "full"]
-"""How much is done by default; each level does what those before it do."""
+"""Default set of capabilities; each level includes those before it."""
 LEVELS: tuple[Level, ...] = get_args(Level)
 LEVEL_WORDS: Mapping[Level, str] = {
     "none": "nothing but what is enabled by name",
@@ -24,7 +24,7 @@ LEVEL_WORDS: Mapping[Level, str] = {
 """Level → what it does."""
 
 Engine = Literal["winml", "onnxruntime"]
-"""Who makes the change: a pass of ours, in memory; or ONNX Runtime's own offline optimizer, through a file."""
+"""What makes the change: a pass of ours, in memory; or ONNX Runtime's offline optimizer, through a file."""
 
 _ORT: Engine = "onnxruntime"
 # Specified: the execution providers ONNX Runtime enables its transformers for, by their short names.
@@ -50,20 +50,20 @@ class Capability:
     contrib_transformers: tuple[str, ...] = ()
     """Those that make operators of ONNX Runtime; only from level ``extended`` on, or when enabled by name."""
     providers: tuple[str, ...] = ()
-    """Short names of the execution providers that run what it makes; empty: any."""
+    """Short names of the execution providers that run the operators it creates; empty: any."""
     makes: tuple[str, ...] = ()
-    """Operators that are there only where it fired, and by which that is counted."""
+    """Operators that only it creates; their number tells how often it fired."""
     marks: tuple[str, ...] = ()
-    """What it writes into the names of the nodes and weights it makes, where operators do not tell. Where neither does,
-    as with everything that only takes away, how often it fired is not known."""
+    """Text it writes into the names of new nodes and weights, where operators do not tell how often it fired. Where
+    neither tells, as for capabilities that only remove nodes, that number is unknown."""
     config: tuple[tuple[str, str], ...] = ()
     """Entries of ONNX Runtime's session configuration it needs."""
     needs_layouts: bool = False
-    """Whether the result suits only processors like the one it was made on."""
+    """Whether the result is fast only on processors like the one it was made on."""
 
     @property
     def flag(self) -> str:
-        """The name as it stands in an option of the command (``gelu-fusion``)."""
+        """The name as spelled in a command option (``gelu-fusion``)."""
         return self.name.replace("_", "-")
 
 
@@ -83,7 +83,7 @@ _CONTRIB_FOR_QDQ = (
 )  # fmt: skip
 
 _ENTRIES = (
-    # What ONNX itself can say.
+    # Operators of ONNX itself.
     Capability(
         "constant_folding", "compute what depends on constants only", "basic", _ORT,
         transformers=("ConstantFolding",),
@@ -157,7 +157,7 @@ _ENTRIES = (
         transformers=("LayerNormFusionL1",), contrib_transformers=("LayerNormFusionL2",), providers=_CPU_CUDA_DML,
         makes=_LAYER_NORMS,
     ),
-    # What ONNX Runtime has operators of its own for.
+    # Operators of ONNX Runtime.
     Capability(
         "fast_gelu_fusion", "replace the operators of a GELU written with tanh by one", "extended", _ORT,
         contrib_transformers=("FastGeluFusion",), providers=_CPU_CUDA_DML, makes=("com.microsoft:FastGelu",),
@@ -206,7 +206,7 @@ _ENTRIES = (
         "attention_fusion", "replace the operators of an attention by one", "full", "winml",
         providers=_CPU_CUDA_DML, makes=("com.microsoft:MultiHeadAttention",),
     ),
-    # What is done only when it is asked for.
+    # Only when enabled by name.
     Capability(
         "gelu_approximation", "compute GELUs by a faster formula; changes the numbers a little", None, _ORT,
         contrib_transformers=("GeluApproximation",), providers=_CPU_CUDA, makes=("com.microsoft:FastGelu",),
@@ -233,5 +233,5 @@ UNUSED_TRANSFORMERS = (
     "MatMulActivationFusion", "MatMulNBitsMlpFusion", "MatMulNBitsQkvFusion", "RocmBlasAltImpl",
     "SimplifiedLayerNormFusion", "SliceConcatToSpaceToDepthFusion",
 )  # fmt: skip
-"""Transformers of ONNX Runtime that no capability uses, so never run: made for other providers or for training, or
-whose operators ``onnx.checker`` does not know (``SimplifiedLayerNormFusion``)."""
+"""Transformers of ONNX Runtime that no capability uses, so that they never run: they are for other providers or for
+training, or create operators that ``onnx.checker`` does not know (``SimplifiedLayerNormFusion``)."""

@@ -1,6 +1,6 @@
-"""What are the nodes called that an engine made? After the module they belong to, as every node is.
+"""Names the nodes that an engine created after their module, as exported nodes are named.
 
-Profilers keep only the name, so it has to say where a node belongs.
+Profilers record only the name, so the name must tell the module.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ __all__ = ["ModuleScopes", "name_new_nodes"]
 
 
 class ModuleScopes:
-    """Where the names of the nodes of each module start, learned from a graph."""
+    """The name prefix of the nodes of each module, read from a tagged graph."""
 
     def __init__(self, model: ir.Model) -> None:
-        """Learn from the names of a tagged graph; of an untagged one there is nothing to learn."""
+        """Read the prefixes; an untagged graph has none."""
         self.names = {node.name for node in all_nodes(model)}
-        found: defaultdict[str, list[list[str]]] = defaultdict(list)
+        scopes_by_module: defaultdict[str, list[list[str]]] = defaultdict(list)
         for node in all_nodes(model):
             tag = read_tag(node)
             if tag is None or not (node.name or "").startswith("/"):
                 continue
-            parts = (node.name or "").split("/")[:-1]
-            # What lies in a module lies in those around it.
+            scope_segments = (node.name or "").split("/")[:-1]
+            # A node in a module is also in the modules around it.
             modules = tag.module.split(".") if tag.module else []
             for depth in range(1, len(modules) + 1):
-                found[".".join(modules[:depth])].append(parts)
-        self._scopes: Mapping[str, str] = {module: "/".join(_common_start(scopes)) for module, scopes in found.items()}
+                scopes_by_module[".".join(modules[:depth])].append(scope_segments)
+        self._scopes: Mapping[str, str] = {
+            module: "/".join(_common_start(scopes)) for module, scopes in scopes_by_module.items()
+        }
 
     def scope(self, module: str) -> str:
-        """Return the start of the names in a module, such as ``/encoder/layer.0``; the root's is empty."""
+        """Return the name prefix of a module, such as ``/encoder/layer.0``; the root's is empty."""
         return self._scopes.get(module, "")
 
 
@@ -46,8 +48,11 @@ def _common_start(scopes: Iterable[list[str]]) -> list[str]:
 
 
 def name_new_nodes(model: ir.Model, scopes: ModuleScopes) -> None:
-    """Name the nodes that were not there when ``scopes`` was learned, in place; those well named keep their names."""
-    taken = {node.name for node in all_nodes(model)}
+    """Name the nodes that are not in the graph ``scopes`` was read from, in place.
+
+    A new node whose name already has the prefix of its module keeps the name.
+    """
+    used_names = {node.name for node in all_nodes(model)}
     for node in all_nodes(model):
         tag = read_tag(node)
         if tag is None or node.name in scopes.names:
@@ -57,8 +62,8 @@ def name_new_nodes(model: ir.Model, scopes: ModuleScopes) -> None:
             continue
         stem = name = f"{scope}/{node.op_type}"
         number = 0
-        while name in taken:
+        while name in used_names:
             number += 1
             name = f"{stem}_{number}"
-        taken.add(name)
+        used_names.add(name)
         node.name = name

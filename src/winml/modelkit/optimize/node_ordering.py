@@ -1,7 +1,7 @@
-"""In what order do nodes stand in a file? In one that follows from the graph alone.
+"""Puts the nodes of a graph in an order that depends on the graph alone.
 
-Engines write nodes in orders of their own, so that one graph would come out as many files, and nobody could say whether
-a second round changed anything.
+Engines write nodes in different orders. Without one order, equal graphs would be different files, and a second run
+could not be compared with the first.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ __all__ = ["order_nodes"]
 def order_nodes(model: ir.Model) -> None:
     """Put the nodes of the main graph in the order in which its outputs need them, in place.
 
-    Depth first from the first output on, so that what belongs together stands together. Nodes nobody needs come last.
+    Depth first from the first output, so that related nodes are adjacent. Unused nodes come last.
     """
     graph = model.graph
     placed: dict[ir.Node, None] = {}
     for value in graph.outputs:
-        _place(value.producer(), graph, placed)
+        _append_with_producers(value.producer(), graph, placed)
     for node in graph:
-        _place(node, graph, placed)
+        _append_with_producers(node, graph, placed)
     nodes = list(placed)
     if nodes != list(graph):
         graph.remove(nodes)
         graph.extend(nodes)
 
 
-def _place(last: ir.Node | None, graph: ir.Graph, placed: dict[ir.Node, None]) -> None:
-    """Add a node behind those it needs; without recursion, since graphs are deeper than Python's stack."""
-    if last is None or last in placed:
+def _append_with_producers(target: ir.Node | None, graph: ir.Graph, placed: dict[ir.Node, None]) -> None:
+    """Append a node after the nodes it reads from; iterative, since graphs are deeper than Python's stack."""
+    if target is None or target in placed:
         return
-    waiting = [(last, _needs(last, graph))]
-    while waiting:
-        node, needs = waiting[-1]
-        following = next((need for need in needs if need not in placed), None)
+    stack = [(target, _producers_read_by(target, graph))]
+    while stack:
+        node, producers = stack[-1]
+        following = next((producer for producer in producers if producer not in placed), None)
         if following is not None:
-            waiting.append((following, _needs(following, graph)))
+            stack.append((following, _producers_read_by(following, graph)))
         else:
-            waiting.pop()
+            stack.pop()
             placed[node] = None
 
 
-def _needs(node: ir.Node, graph: ir.Graph) -> Iterator[ir.Node]:
-    """Yield the nodes of the graph whose values a node reads, its subgraphs included."""
+def _producers_read_by(node: ir.Node, graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the nodes of ``graph`` whose values a node reads, its subgraphs included."""
     for value in _read_values(node):
         producer = value.producer() if value is not None else None
         if producer is not None and producer.graph is graph:
@@ -64,7 +64,7 @@ def _read_values(node: ir.Node) -> Iterator[ir.Value | None]:
 
 
 def _values_in(graph: ir.Graph) -> Iterator[ir.Value | None]:
-    # A subgraph may hand out what the outer graph made.
+    # A subgraph may return a value of the outer graph.
     yield from graph.outputs
     for node in graph:
         yield from _read_values(node)

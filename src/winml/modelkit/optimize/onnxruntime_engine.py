@@ -1,7 +1,7 @@
-"""How do ONNX Runtime's own graph transformers change a graph, and exactly those that are wanted?
+"""Runs selected graph transformers of ONNX Runtime on a graph.
 
-The graph goes out to a temporary file, through ONNX Runtime's offline optimizer, and back; tags are carried across.
-Weights that ONNX Runtime left alone stay the tensors they were, by reference.
+Writes the graph to a temporary file, runs ONNX Runtime's offline optimizer on it, reads the result and carries the tags
+across. Weights that ONNX Runtime did not change stay the same tensors, by reference.
 """
 
 from __future__ import annotations
@@ -25,60 +25,60 @@ __all__ = ["rewrite_with_onnxruntime"]
 
 _SENT, _RETURNED = "sent.onnx", "returned.onnx"
 
-_NO_ROOM = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
+_DISK_FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
 
 _DUPLICATE_BYTES = 1_000_000
-"""Weights from this size on are not stored a second time, transposed. Chosen: smaller ones are not noticed."""
+"""Weights from this size on are not stored twice, once transposed. Chosen: the size of smaller ones is negligible."""
 
 
 def rewrite_with_onnxruntime(
-    model: ir.Model, wanted: Sequence[Capability], contrib: Sequence[Capability]
+    model: ir.Model, capabilities: Sequence[Capability], contrib: Sequence[Capability]
 ) -> tuple[ir.Model, tuple[str, ...]]:
-    """Return the model as ONNX Runtime rewrites it, and what is to be known about its tags; the one given stays.
+    """Return the model rewritten by ONNX Runtime, and notes on its tags; the given model is not changed.
 
     Args:
         model: The model.
-        wanted: Capabilities that may act; every other transformer is kept from running.
-        contrib: Those of them that may make operators of ONNX Runtime.
+        capabilities: The enabled capabilities; all other transformers are disabled.
+        contrib: Those of them that may create operators of ONNX Runtime.
 
     Raises:
         OptimizeError: ONNX Runtime cannot load the graph; gives its reason.
     """
-    enabled = {name for entry in wanted for name in entry.transformers}
+    enabled = {name for entry in capabilities for name in entry.transformers}
     enabled |= {name for entry in contrib for name in entry.contrib_transformers}
     with tempfile.TemporaryDirectory(prefix="winml-", ignore_cleanup_errors=True) as folder:
         sent, returned = Path(folder, _SENT), Path(folder, _RETURNED)
         try:
-            with _withheld(model):
+            with _shared_weights_as_inputs(model):
                 ir.save(model, sent, external_data=f"{_SENT}.data")
             rewrite_file(
                 sent,
                 returned,
                 disabled=_all_transformers() - enabled,
-                with_layouts=any(entry.needs_layouts for entry in wanted),
-                config={key: value for entry in wanted for key, value in entry.config},
+                with_layouts=any(entry.needs_layouts for entry in capabilities),
+                config={key: value for entry in capabilities for key, value in entry.config},
             )
         except StageError as error:
-            # The user's file has another name than the one that was sent.
+            # The message names the temporary file, which the user does not know.
             reason = error.message.replace(f"Load model from {sent} failed:", "")
             raise OptimizeError(reason, hint=_HINT) from error
         except OSError as error:
-            raise _not_sent(error) from error
+            raise _write_failure(error) from error
         rewritten = load_foreign(returned)
-        _give_back(rewritten, model)
+        _restore_shared_weights(rewritten, model)
         _keep_weights(rewritten, model, ir.load(sent))
     report = carry_tags(model, rewritten)
     _restore_description(rewritten, model)
     return rewritten, report.notes
 
 
-_HINT = "Leave out the level and what is enabled, or convert the operators it does not know."
+_HINT = "Leave out the level and the enabled capabilities, or convert the operators it does not know."
 
 
-def _not_sent(error: OSError) -> OptimizeError:
-    """Return what to say of a graph that could not be written for ONNX Runtime."""
+def _write_failure(error: OSError) -> OptimizeError:
+    """Return the error for a graph that could not be written to the temporary file."""
     reason = error.strerror or first_line(error)
-    if error.errno not in _NO_ROOM:
+    if error.errno not in _DISK_FULL:
         return OptimizeError(
             f"the graph could not be written for ONNX Runtime: {reason}",
             hint=f"Its weights must be readable, and {tempfile.gettempdir()} writable; TMPDIR names another place.",
@@ -90,12 +90,12 @@ def _not_sent(error: OSError) -> OptimizeError:
 
 
 def _all_transformers() -> set[str]:
-    known = {name for entry in CAPABILITIES.values() for name in (*entry.transformers, *entry.contrib_transformers)}
-    return known | set(UNUSED_TRANSFORMERS)
+    used = {name for entry in CAPABILITIES.values() for name in (*entry.transformers, *entry.contrib_transformers)}
+    return used | set(UNUSED_TRANSFORMERS)
 
 
-def _is_withheld(value: ir.Value) -> bool:
-    """Say whether folding constants would store a weight twice: as it is, and transposed (tied embeddings)."""
+def _is_shared_weight(value: ir.Value) -> bool:
+    """Say whether constant folding would store a weight twice: unchanged, and transposed (tied embeddings)."""
     tensor = value.const_value
     if tensor is None or tensor.nbytes < _DUPLICATE_BYTES or value.is_graph_input() or value.is_graph_output():
         return False
@@ -103,9 +103,9 @@ def _is_withheld(value: ir.Value) -> bool:
 
 
 @contextlib.contextmanager
-def _withheld(model: ir.Model) -> Iterator[None]:
-    """Let weights that must not be folded be inputs for a while: to ONNX Runtime they are no constants then."""
-    values = [value for value in model.graph.initializers.values() if _is_withheld(value)]
+def _shared_weights_as_inputs(model: ir.Model) -> Iterator[None]:
+    """Turn weights that must not be folded into inputs for the time of the block: ONNX Runtime folds no inputs."""
+    values = [value for value in model.graph.initializers.values() if _is_shared_weight(value)]
     for value in values:
         del model.graph.initializers[value.name or ""]
         model.graph.inputs.append(value)
@@ -117,8 +117,8 @@ def _withheld(model: ir.Model) -> Iterator[None]:
             model.graph.register_initializer(value)
 
 
-def _give_back(rewritten: ir.Model, original: ir.Model) -> None:
-    """Make the weights that were sent as inputs initializers again; in place."""
+def _restore_shared_weights(rewritten: ir.Model, original: ir.Model) -> None:
+    """Turn the weights that were written as inputs into initializers again, in place."""
     names = [value.name for value in original.graph.inputs]
     for value in [value for value in rewritten.graph.inputs if value.name not in names]:
         rewritten.graph.inputs.remove(value)
@@ -127,17 +127,17 @@ def _give_back(rewritten: ir.Model, original: ir.Model) -> None:
 
 
 def _keep_weights(rewritten: ir.Model, original: ir.Model, sent: ir.Model) -> None:
-    """Put back the tensors that came through unchanged, and bring the others into memory; in place."""
-    kept = original.graph.initializers
+    """Replace unchanged tensors by the original ones, and load the others into memory; in place."""
+    original_weights = original.graph.initializers
     as_sent = sent.graph.initializers
     for graph in rewritten.graphs():
         for name, value in graph.initializers.items():
             tensor = value.const_value
             if not isinstance(tensor, ir.ExternalTensor):
                 continue
-            before = as_sent[name].const_value if graph is rewritten.graph and name in as_sent else None
-            if before is not None and _is_same(before, tensor):
-                value.const_value = kept[name].const_value
+            sent_tensor = as_sent[name].const_value if graph is rewritten.graph and name in as_sent else None
+            if sent_tensor is not None and _is_same(sent_tensor, tensor):
+                value.const_value = original_weights[name].const_value
             else:
                 value.const_value = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=name)
 
@@ -154,7 +154,7 @@ def _as_bytes(tensor: ir.TensorProtocol) -> np.ndarray[tuple[int], np.dtype[np.u
 
 
 def _restore_description(rewritten: ir.Model, original: ir.Model) -> None:
-    """Let the model say of itself what it said before, and name only operators it has; in place."""
+    """Restore the model's metadata and description, and remove unused opsets; in place."""
     rewritten.metadata_props.clear()
     rewritten.metadata_props.update(original.metadata_props)
     rewritten.producer_name, rewritten.producer_version = original.producer_name, original.producer_version

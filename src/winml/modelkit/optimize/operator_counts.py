@@ -1,4 +1,4 @@
-"""How many nodes of each operator are there, and what does a change of them say?"""
+"""Counts operators and names of a graph, to tell how often a capability fired."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["GraphCensus", "operator_name"]
 
 @dataclass(frozen=True)
 class GraphCensus:
-    """What there is in a graph, by kind and by name."""
+    """The operators and names of a graph."""
 
     operators: Counter[str]
-    """Operator, with its domain where that is not ONNX itself (``com.microsoft:Gelu``) → nodes."""
+    """Operator, with its domain where that is not ONNX itself (``com.microsoft:Gelu``) → number of nodes."""
     names: frozenset[str]
     """Names of nodes and initializers."""
 
@@ -30,10 +30,10 @@ class GraphCensus:
         return cls(Counter(map(operator_name, nodes)), frozenset(names))
 
     def fired(self, capability: Capability, before: GraphCensus) -> int | None:
-        """Return how often a capability fired between ``before`` and this, or None where that cannot be told."""
+        """Return how often a capability fired between ``before`` and this graph, or None where that is unknown."""
         if capability.makes:
-            grown = sum(self.operators[name] - before.operators[name] for name in capability.makes)
-            return max(0, grown)
+            added = sum(self.operators[name] - before.operators[name] for name in capability.makes)
+            return max(0, added)
         if capability.marks:
             return sum(any(mark in name for mark in capability.marks) for name in self.names - before.names)
         return None

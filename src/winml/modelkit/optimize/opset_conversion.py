@@ -1,4 +1,4 @@
-"""How does a graph come to another version of ONNX's operators, with its tags?"""
+"""Converts a graph to another opset and keeps its tags."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from winml.modelkit.hierarchy.carry.carrying import carry_tags
 __all__ = ["OLDEST_OPSET", "convert_opset", "refuse_unknown_opset"]
 
 OLDEST_OPSET = 7
-"""Chosen: the oldest whose operators broadcast as today's do, and the oldest ONNX Runtime promises to run."""
+"""Chosen: the oldest opset whose operators broadcast as today's do, and the oldest ONNX Runtime supports."""
 
 _ASSERTION = re.compile(r"^\S+:\d+: (?:\w+: )?(?:Assertion `.*` failed: )?")
-"""Where in onnx's own source an error was found, which says nothing to whoever has the model."""
+"""Location of an error in onnx's own source, which does not help the user."""
 
 
 def refuse_unknown_opset(target: int | None) -> None:
@@ -35,42 +35,42 @@ def refuse_unknown_opset(target: int | None) -> None:
 
 
 def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ...]]:
-    """Return the model at another opset, upwards or downwards, and what is to be known about its tags.
+    """Return the model at another opset, newer or older, and notes on its tags.
 
-    onnxscript converts what it can, and onnx's own converter the rest, which drops all metadata: tags are carried
-    across. Local functions are inlined. The model given stays as it is.
+    onnxscript converts what it can, and onnx's own converter the rest. The latter drops all metadata, so tags are
+    carried across. Local functions are inlined. The given model is not changed.
 
     Args:
         model: The model.
         target: Version of the operators of ONNX itself.
 
     Raises:
-        OptimizeError: neither has a way from the one version to the other for some operator.
+        OptimizeError: neither can convert some operator.
     """
-    source = model.opset_imports.get("")
-    if source == target:
+    current_opset = model.opset_imports.get("")
+    if current_opset == target:
         return model, ()
     converted = model.clone()
-    reason = _convert(converted, target)
+    reason = _convert_in_place(converted, target)
     if converted.opset_imports.get("") != target:
         raise OptimizeError(
-            f"cannot convert opset {source} to {target}: {reason}",
-            hint="Choose an opset nearer to the model's own, or export the model at the wanted one.",
+            f"cannot convert opset {current_opset} to {target}: {reason}",
+            hint="Choose an opset nearer to the model's own, or export the model at the requested one.",
         )
     return converted, carry_tags(model, converted).notes
 
 
-def _convert(model: ir.Model, target: int) -> str:
-    """Convert in place as far as it goes; return why not, or an empty string."""
+def _convert_in_place(model: ir.Model, target: int) -> str:
+    """Convert in place as far as possible; return the last failure, for the case that the opset was not reached."""
     # Imported where it is needed: most graphs keep their opset, and the library takes a third of a second.
     from onnxscript import version_converter
 
     failures: list[str] = []
 
-    def collect(record: logging.LogRecord) -> bool:
-        # The library logs its failure and returns the model as if nothing had been asked.
-        if record.exc_info and record.exc_info[1]:
-            failures.append(_reason(record.exc_info[1]))
+    def collect(log_record: logging.LogRecord) -> bool:
+        # The library only logs its failure and returns the model unchanged.
+        if log_record.exc_info and log_record.exc_info[1]:
+            failures.append(_failure_reason(log_record.exc_info[1]))
         return False
 
     logger = logging.getLogger(version_converter.__name__)
@@ -78,11 +78,11 @@ def _convert(model: ir.Model, target: int) -> str:
     try:
         version_converter.convert_version(model, target, fallback=True)
     except (ValueError, RuntimeError) as error:
-        failures.append(_reason(error))
+        failures.append(_failure_reason(error))
     finally:
         logger.removeFilter(collect)
     return failures[-1] if failures else "no converter knows both versions"
 
 
-def _reason(error: BaseException) -> str:
+def _failure_reason(error: BaseException) -> str:
     return _ASSERTION.sub("", first_line(error)) or type(error).__name__

@@ -1,6 +1,7 @@
-"""What is asked of the optimizer? The frozen options of the stage, one flag per capability.
+"""The frozen options of the optimize stage, with one flag per capability.
 
-The flags are made from the registry, so the config knows exactly what the pipeline does. Imports nothing heavy.
+The flags are derived from the registry, so the config has exactly the capabilities of the pipeline. Imports nothing
+heavy.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ class OptimizeOptions(_Flags):
 
     @pydantic.field_validator("ep")
     @classmethod
-    def _short(cls, name: str | None) -> str | None:
+    def _as_short_name(cls, name: str | None) -> str | None:
         """Return the short name; raises UsageError where there is no such provider."""
         return None if name is None else short_name(find_execution_provider(name).name)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is asked for."""
+        """Whether no capability and no conversion is requested."""
         return self.opset is None and not any(True for _ in self.enabled())
 
     def enabled(self) -> Iterator[Capability]:
@@ -63,31 +64,31 @@ class OptimizeOptions(_Flags):
         """Say whether a capability is on.
 
         Raises:
-            UsageError: it is enabled by name and the execution provider does not run what it makes.
+            UsageError: it is enabled by name and the execution provider does not run the operators it creates.
         """
-        wanted = self._flag(capability)
-        if wanted is None:
+        flag = self._flag_of(capability)
+        if flag is None:
             return self._is_default(capability)
-        if wanted and not self._suits(capability) and not capability.transformers:
+        if flag and not self._suits_provider(capability) and not capability.transformers:
             raise UsageError(
                 f"--enable-{capability.flag}: execution provider {self.ep} does not run the operators it makes",
                 hint=f"It suits {', '.join(capability.providers)}; leave it out, or choose another --ep.",
             )
-        return wanted
+        return flag
 
     def uses_contrib(self, capability: Capability) -> bool:
-        """Say whether a capability that is on may make operators of ONNX Runtime."""
-        reached = LEVELS.index(self.level) >= LEVELS.index("extended")
-        return self._suits(capability) and (reached or self._flag(capability) is True)
+        """Say whether a capability that is on may create operators of ONNX Runtime."""
+        is_level_reached = LEVELS.index(self.level) >= LEVELS.index("extended")
+        return self._suits_provider(capability) and (is_level_reached or self._flag_of(capability) is True)
 
-    def _flag(self, capability: Capability) -> bool | None:
+    def _flag_of(self, capability: Capability) -> bool | None:
         flag: bool | None = getattr(self, capability.name)
         return flag
 
     def _is_default(self, capability: Capability) -> bool:
         if capability.level is None or LEVELS.index(self.level) < LEVELS.index(capability.level):
             return False
-        return self._suits(capability) or bool(capability.transformers)
+        return self._suits_provider(capability) or bool(capability.transformers)
 
-    def _suits(self, capability: Capability) -> bool:
+    def _suits_provider(self, capability: Capability) -> bool:
         return self.ep is None or not capability.providers or self.ep in capability.providers

@@ -1,4 +1,4 @@
-"""How do passes of our own change a graph, and how do the tags come along?"""
+"""Runs the optimizer's own passes on a graph and carries the tags."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["PASSES", "rewrite_with_passes"]
 PASSES: Mapping[str, Callable[[], ir.passes.PassBase]] = {"attention_fusion": AttentionFusionPass}
 """Capability → its pass, in the order they run."""
 
-_CLEANING = (
-    # A module that is called twice has two attentions of one name.
+_CLEANUP = (
+    # A module that is called twice has two attentions with one name.
     DeclaredPass(common.NameFixPass(), "keeps"),
     DeclaredPass(common.RemoveUnusedNodesPass(), "keeps"),
     DeclaredPass(common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0), "keeps"),
@@ -28,25 +28,25 @@ _CLEANING = (
 
 def rewrite_with_passes(
     model: ir.Model,
-    wanted: Sequence[Capability],  # noqa: ARG001 - one signature for every engine; these passes make nothing else
+    capabilities: Sequence[Capability],  # noqa: ARG001 - one signature for every engine
     contrib: Sequence[Capability],
 ) -> tuple[ir.Model, tuple[str, ...]]:
-    """Run the passes of capabilities, in place; return the model, and what is to be known about its tags.
+    """Run the passes of capabilities, in place; return the model and notes on its tags.
 
     Args:
         model: The model.
-        wanted: Capabilities that may act.
-        contrib: Those of them that may make operators of ONNX Runtime, as all these passes do.
+        capabilities: The enabled capabilities.
+        contrib: Those of them that may create operators of ONNX Runtime; all passes here do.
 
     Raises:
-        OptimizeError: a pass failed, or changed what goes in or comes out.
+        OptimizeError: a pass failed, or changed the inputs or outputs of the model.
     """
     names = {entry.name for entry in contrib}
-    # Tags are carried below, so a pass need not see to them.
+    # Tags are carried below, so passes need not keep them.
     steps = [DeclaredPass(make(), "drops") for name, make in PASSES.items() if name in names]
     original = model.clone()
     if not run_passes(model, steps, OptimizeError):
         return model, ()
-    # What the new nodes replaced must be gone before it is asked which nodes they stand for.
-    run_passes(model, _CLEANING, OptimizeError)
+    # The replaced nodes must be removed before the tags of the new nodes are determined.
+    run_passes(model, _CLEANUP, OptimizeError)
     return model, carry_tags(original, model).notes

@@ -1,6 +1,6 @@
-"""How much memory may this process still take?
+"""Reads how much more memory this process may take: the limit of the machine or of its container.
 
-Reads what the operating system says is available, without a library; where it says nothing, there is room.
+Standard library only. What the process holds already is read in ``memory``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ __all__ = ["available_bytes"]
 
 
 def available_bytes() -> int | None:
-    """Return how much memory a process may still take, or None where the system does not say.
+    """Return the bytes this process may still take, or None where the system does not tell.
 
-    On macOS, which counts nothing as available that it can free, it is all the memory there is.
+    On macOS it is the total memory: the system does not count memory that it can free as available.
     """
     if sys.platform == "win32":
         return _windows_available()
@@ -31,22 +31,22 @@ def _linux_available() -> int | None:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return None
-    found = [line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
+    lines = [line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:")]
+    return int(lines[0]) * 1024 if lines else None
 
 
 def _container_available(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return what a container may still take; files it has read count as free."""
+    """Return the bytes a container may still take; cached files count as free."""
     try:
         limit = (folder / "memory.max").read_text(encoding="ascii").strip()
-        used = int((folder / "memory.current").read_text(encoding="ascii"))
-        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        used_bytes = int((folder / "memory.current").read_text(encoding="ascii"))
+        statistics = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
         return None
     if limit == "max":
         return None
-    cached = next((int(line.split()[1]) for line in lines if line.startswith("file ")), 0)
-    return max(0, int(limit) - used + cached)
+    cached = next((int(line.split()[1]) for line in statistics if line.startswith("file ")), 0)
+    return max(0, int(limit) - used_bytes + cached)
 
 
 class _MemoryStatus(ctypes.Structure):

@@ -1,6 +1,6 @@
-"""Which execution providers can be used here, and which of them serves a device?
+"""Chooses the execution provider for a device among those of the installed ONNX Runtime.
 
-Asks the installed ONNX Runtime. That a provider is installed does not say its driver is there: opening a session does.
+An installed provider may still lack its driver; only opening a session shows that.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["ChosenProvider", "choose_provider", "present_providers"]
 
 @dataclass(frozen=True)
 class ChosenProvider:
-    """Where a graph is to run."""
+    """The execution provider and the device a graph runs on."""
 
     provider: ExecutionProvider
     device: Device
     options: Mapping[str, str] = field(default_factory=dict)
-    """Options of the provider, that of the device among them."""
+    """Options of the provider, including the one that selects the device."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The providers for a session: what the chosen one leaves out runs on the CPU."""
+        """The providers for a session: operators the chosen one lacks run on the CPU."""
         return tuple(dict.fromkeys((self.provider.name, *CPU)))
 
 
@@ -48,20 +48,20 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
     """Decide where a graph runs.
 
     Args:
-        ep: Name of a provider, short or ONNX Runtime's; None: the one for the device, the CPU's without one.
-        device: Kind of processor; None: the one the provider takes by itself.
+        ep: Name of a provider, short or ONNX Runtime's; None: the one for the device, or the CPU provider.
+        device: Kind of processor; None: the default of the provider.
         options: Options of the provider.
 
     Raises:
-        UsageError: the provider is unknown, is not installed, has no options, or does not run on the device; or none
-            that is installed runs on it.
+        UsageError: the provider is unknown, is not installed, has no options, or does not run on the device; or no
+            installed provider runs on it.
     """
     provider = find_execution_provider(ep) if ep is not None else _provider_for(device or "cpu")
     present = present_providers()
     if provider.name not in present:
         raise UsageError(
-            f"--ep {ep}: {provider.name} is not part of the installed ONNX Runtime, which has {_words(present)}",
-            hint=_where_from(provider),
+            f"--ep {ep}: {provider.name} is not part of the installed ONNX Runtime, which has {_short_names(present)}",
+            hint=_install_hint(provider),
         )
     chosen = device or provider.devices[0]
     if chosen not in provider.devices:
@@ -74,8 +74,8 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
             f"--ep-options {next(iter(options))}: {provider.name} has no options",
             hint="--threads sets the number of threads.",
         )
-    asked = provider.device_options.get(device) if device is not None else None
-    return ChosenProvider(provider, chosen, {**dict([asked] if asked else []), **options})
+    device_option = provider.device_options.get(device) if device is not None else None
+    return ChosenProvider(provider, chosen, {**dict([device_option] if device_option else []), **options})
 
 
 def _provider_for(device: Device) -> ExecutionProvider:
@@ -83,10 +83,10 @@ def _provider_for(device: Device) -> ExecutionProvider:
     for provider in EXECUTION_PROVIDERS.values():
         if provider.name in present and device in provider.devices:
             return provider
-    others = [short for short, provider in EXECUTION_PROVIDERS.items() if _is_installable(provider, device)]
+    installable = [short for short, provider in EXECUTION_PROVIDERS.items() if _is_installable(provider, device)]
     raise UsageError(
-        f"--device {device}: no installed execution provider runs on it; ONNX Runtime has {_words(present)}",
-        hint=f"Those for it on this platform: {', '.join(others) or 'none'}; winml sys says how to install them.",
+        f"--device {device}: no installed execution provider runs on it; ONNX Runtime has {_short_names(present)}",
+        hint=f"Those for it on this platform: {', '.join(installable) or 'none'}; winml sys says how to install them.",
     )
 
 
@@ -94,12 +94,12 @@ def _is_installable(provider: ExecutionProvider, device: Device) -> bool:
     return device in provider.devices and sys.platform in provider.packages
 
 
-def _words(names: list[str]) -> str:
+def _short_names(names: list[str]) -> str:
     return ", ".join(map(short_name, names))
 
 
-def _where_from(provider: ExecutionProvider) -> str:
+def _install_hint(provider: ExecutionProvider) -> str:
     package = provider.packages.get(sys.platform)
     if package is None:
-        return "No package of ONNX Runtime brings it to this platform."
-    return f'pip install "{package}" brings it, in place of the package of ONNX Runtime that is installed.'
+        return "No package of ONNX Runtime contains it on this platform."
+    return f'Install it with: pip install "{package}", in place of the installed package of ONNX Runtime.'

@@ -1,6 +1,6 @@
-"""Which execution providers are there, on which devices do they run, and who brings them?
+"""The table of execution providers: names, devices, options and packages.
 
-Data only: whether one is installed is found out elsewhere (``devices.py``). Imports nothing heavy.
+Data only: which of them are installed is answered in ``devices``. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class ExecutionProvider:
     """One backend of ONNX Runtime."""
 
     name: str
-    """As ONNX Runtime calls it."""
+    """Its name in ONNX Runtime."""
     devices: tuple[Device, ...]
-    """Kinds of processors it runs on; the one it takes by itself comes first."""
+    """Kinds of processors it runs on, its default first."""
     takes_dynamic: bool = True
-    """Whether it runs, or compiles, graphs with dimensions left open; specified by its documentation."""
+    """Whether it runs, or compiles, graphs with open dimensions; specified by its documentation."""
     device_options: Mapping[Device, tuple[str, str]] = field(default_factory=dict)
-    """Name and value of the provider option that asks for a device; specified by its documentation."""
+    """Name and value of the provider option that selects a device; specified by its documentation."""
     packages: Mapping[str, str] = field(default_factory=dict)
-    """Platform (``sys.platform``) → distribution on the Python package index that brings it, as pip is asked for it."""
+    """Platform (``sys.platform``) → requirement of the Python package that contains it, for pip."""
     has_options: bool = True
     """Whether it has options of its own."""
 
@@ -89,7 +89,7 @@ EXECUTION_PROVIDERS: Mapping[str, ExecutionProvider] = {
     ),
     "webgpu": ExecutionProvider("WebGpuExecutionProvider", ("gpu",)),
     "xnnpack": ExecutionProvider("XnnpackExecutionProvider", ("cpu",)),
-    # These compile a graph for a processor whose memory is planned beforehand.
+    # These compile a graph ahead for a processor with planned memory.
     "qnn": ExecutionProvider(
         "QNNExecutionProvider",
         ("npu", "gpu", "cpu"),
@@ -99,7 +99,7 @@ EXECUTION_PROVIDERS: Mapping[str, ExecutionProvider] = {
             "gpu": ("backend_type", "gpu"),
             "npu": ("backend_type", "htp"),
         },
-        # From 2 on the package holds a plug-in for ONNX Runtime, which our sessions do not load.
+        # From version 2 on, the package contains a plug-in for ONNX Runtime, which our sessions do not load.
         packages={"win32": "onnxruntime-qnn<2"},
     ),
     "vitisai": ExecutionProvider("VitisAIExecutionProvider", ("npu",), takes_dynamic=False),
@@ -112,7 +112,7 @@ def find_execution_provider(name: str) -> ExecutionProvider:
     """Return the provider of a short name (``qnn``) or of ONNX Runtime's (``QNNExecutionProvider``); case is ignored.
 
     Raises:
-        UsageError: there is none of this name; names the nearest.
+        UsageError: no provider has this name; suggests the nearest.
     """
     short = name.lower().removesuffix("executionprovider")
     if short in EXECUTION_PROVIDERS:
@@ -123,7 +123,7 @@ def find_execution_provider(name: str) -> ExecutionProvider:
 
 
 def short_name(name: str) -> str:
-    """Return our name of a provider of ONNX Runtime's, or that name where we have none.
+    """Return the short name of a provider, or ONNX Runtime's name where it has none.
 
     >>> short_name("CPUExecutionProvider"), short_name("AzureExecutionProvider")
     ('cpu', 'AzureExecutionProvider')
@@ -132,12 +132,12 @@ def short_name(name: str) -> str:
 
 
 def refuse_dynamic(ep: str | None, *, is_dynamic: bool, allow_dynamic: bool) -> None:
-    """Refuse dimensions left open where the provider needs fixed sizes.
+    """Refuse open dimensions where the provider needs fixed sizes.
 
     Args:
         ep: Name of the provider; None: any.
-        is_dynamic: Whether some dimension is left open.
-        allow_dynamic: Let it through all the same.
+        is_dynamic: Whether some dimension is open.
+        allow_dynamic: Accept open dimensions for any provider.
 
     Raises:
         UsageError: the provider is unknown, or needs fixed sizes.

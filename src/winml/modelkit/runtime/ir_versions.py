@@ -1,7 +1,7 @@
-"""Which version of the ONNX format does ONNX Runtime take?
+"""Finds the newest ONNX IR version that the installed ONNX Runtime loads, and lowers newer files to it.
 
-onnx counts the version up for every new kind of tensor, and ONNX Runtime refuses files with a newer one than it knows
-whether they use what is new or not.
+onnx raises the IR version for every new tensor type. ONNX Runtime refuses files with a newer version than it knows,
+whether or not they use the new types.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from winml.modelkit.runtime.sessions import CPU, ORT_ERRORS, SEVERITY_FATAL
 __all__ = ["newest_ir_version", "runnable"]
 
 _IR_VERSION_TAG = bytes([1 << 3])
-"""Specified: field 1 of a model, a number."""
+"""Specified: tag of field 1 of a model, a varint."""
 _OLDEST = 3
 """Specified: the first with opsets."""
 
 
 @functools.cache
 def newest_ir_version() -> int:
-    """Return the newest version of the ONNX format that the installed ONNX Runtime takes, found by asking it."""
+    """Return the newest IR version that the installed ONNX Runtime loads, found by loading small models."""
     value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
-    answer = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Neg", ["x"], ["y"])], "g", [value], [answer])
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Neg", ["x"], ["y"])], "g", [value], [output])
     opset = onnx.helper.make_opsetid("", 13)
     options = ort.SessionOptions()
     options.log_severity_level = SEVERITY_FATAL
@@ -44,13 +44,13 @@ def newest_ir_version() -> int:
 
 
 def runnable(path: Path) -> Path | bytes:
-    """Return a file as ONNX Runtime takes it: the file, or its bytes with an older version of the format.
+    """Return what ONNX Runtime can load: the path, or the bytes of the file with a lower IR version.
 
     Raises:
-        WinMLError: it cannot be read.
+        WinMLError: the file cannot be read.
     """
     newest = newest_ir_version()
     if read_structure(path).ir_version <= newest:
         return path
-    # Specified: of a number that stands twice, protobuf takes the last.
+    # Specified: where a scalar field occurs twice, protobuf uses the last.
     return path.read_bytes() + _IR_VERSION_TAG + varint(newest)

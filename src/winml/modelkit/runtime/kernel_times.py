@@ -1,7 +1,7 @@
-"""How long did each kernel of a profiled run take? Reads the profile ONNX Runtime wrote.
+"""Reads the duration of each kernel from a profile that ONNX Runtime wrote.
 
-Times are exclusive: what runs inside a control-flow kernel (``If``, ``Loop``) is charged to the kernels in it, so they
-add up. Does not open sessions (``sessions.py``) and knows nothing of modules.
+Times are exclusive: kernels inside a control-flow kernel (``If``, ``Loop``) are charged to themselves, so the times add
+up. Does not open sessions (``sessions``) and knows nothing of modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from winml.modelkit.errors import MeasureError
 __all__ = ["KernelTime", "RunProfile", "read_profile"]
 
 KERNEL_SUFFIX = "_kernel_time"
-"""Specified: what ONNX Runtime appends to a node's name in the event of its kernel."""
+"""Specified: the suffix of a node's name in the event of its kernel."""
 RUN_EVENT = "model_run"
 """Specified: the event that spans one call of ``InferenceSession.run``."""
 
@@ -29,20 +29,20 @@ class KernelTime:
     """One kernel in one run."""
 
     node: str
-    """Name of the node of the optimized graph; of a node without a name, its operator and number."""
+    """Name of the node in the optimized graph; for a node without a name, its operator and number."""
     op_type: str
     run: int
     """Position of the run, from 0."""
     start_us: float
     """Since the profile began."""
     duration_us: float
-    """From start to end, with what ran inside."""
+    """From start to end, kernels inside included."""
     self_us: float
-    """Without what ran inside."""
+    """Without the kernels inside."""
     output_bytes: int | None
-    """Size of what it made, where the profile says."""
+    """Size of its outputs; None where the profile does not tell."""
     parameter_bytes: int | None
-    """Size of the weights it read, where the profile says."""
+    """Size of the weights it read; None where the profile does not tell."""
     provider: str
 
 
@@ -51,9 +51,9 @@ class RunProfile:
     """The kernels of several runs of one graph."""
 
     kernels: tuple[KernelTime, ...]
-    """In the order they started."""
+    """In the order of their start."""
     run_us: tuple[float, ...]
-    """Duration of each run, kernels and everything between them."""
+    """Duration of each run, the time between kernels included."""
 
     @property
     def kernel_us(self) -> float:
@@ -62,7 +62,7 @@ class RunProfile:
 
     @property
     def outside_us(self) -> float:
-        """Time of the runs in which no kernel ran; 0 where kernels ran side by side."""
+        """Time of the runs in which no kernel ran; 0 where kernels ran in parallel."""
         return max(sum(self.run_us) - self.kernel_us, 0.0)
 
 
@@ -71,13 +71,13 @@ def read_profile(path: Path, *, counted_runs: int | None = None) -> RunProfile:
 
     Args:
         path: JSON that ONNX Runtime wrote with ``SessionOptions.enable_profiling``.
-        counted_runs: How many of the last runs count; those before are the warm-up. None: all.
+        counted_runs: Number of runs at the end to count; earlier runs are the warm-up. None: all.
 
     Raises:
-        MeasureError: it holds no kernel: the execution provider records none.
+        MeasureError: the profile contains no kernel: the execution provider records none.
     """
     events = [event for event in json.loads(path.read_text(encoding="utf-8")) if event.get("ph") == "X"]
-    runs = sorted((event for event in events if event["name"] == RUN_EVENT), key=_start)
+    runs = sorted((event for event in events if event["name"] == RUN_EVENT), key=_start_us)
     kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith(KERNEL_SUFFIX)]
     if not runs or not kernels:
         raise MeasureError(
@@ -86,65 +86,65 @@ def read_profile(path: Path, *, counted_runs: int | None = None) -> RunProfile:
         )
     skipped_runs = 0 if counted_runs is None else len(runs) - counted_runs
     inner_us = _inner_times(kernels)
-    starts = [_start(event) for event in runs]
-    found = []
-    for position, event in sorted(enumerate(kernels), key=lambda item: _start(item[1])):
-        run = bisect_right(starts, _start(event)) - 1 - skipped_runs
+    starts = [_start_us(event) for event in runs]
+    kernel_times = []
+    for position, event in sorted(enumerate(kernels), key=lambda item: _start_us(item[1])):
+        run = bisect_right(starts, _start_us(event)) - 1 - skipped_runs
         if run >= 0:
-            found.append(_kernel(event, run, inner_us[position]))
-    return RunProfile(tuple(found), tuple(float(event["dur"]) for event in runs[skipped_runs:]))
+            kernel_times.append(_kernel_time(event, run, inner_us[position]))
+    return RunProfile(tuple(kernel_times), tuple(float(event["dur"]) for event in runs[skipped_runs:]))
 
 
-def _start(event: Mapping[str, Any]) -> float:
+def _start_us(event: Mapping[str, Any]) -> float:
     return float(event["ts"])
 
 
 def _inner_times(kernels: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return for each event how much of its time belongs to events directly inside it, on the same thread."""
+    """Return for each event the time in µs of the events directly inside it, on the same thread."""
     inner = [0.0] * len(kernels)
     threads: dict[Any, list[int]] = defaultdict(list)
     for position, event in enumerate(kernels):
         threads[event.get("tid")].append(position)
     for positions in threads.values():
         # A kernel that encloses another starts no later and, where they start together, lasts longer.
-        positions.sort(key=lambda position: (_start(kernels[position]), -kernels[position]["dur"]))
-        for position, outer in _enclosing(positions, kernels):
+        positions.sort(key=lambda position: (_start_us(kernels[position]), -kernels[position]["dur"]))
+        for position, outer in _enclosing_pairs(positions, kernels):
             inner[outer] += kernels[position]["dur"]
     return inner
 
 
-def _enclosing(positions: Iterable[int], kernels: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+def _enclosing_pairs(positions: Iterable[int], kernels: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     pairs: list[tuple[int, int]] = []
     running: list[int] = []
     for position in positions:
         event = kernels[position]
-        while running and _start(event) + event["dur"] > _end(kernels[running[-1]]):
+        while running and _start_us(event) + event["dur"] > _end_us(kernels[running[-1]]):
             running.pop()
-        # Kernels of no measurable length at the end of another are its successors, not its parts.
-        if running and event["dur"] and _start(event) < _end(kernels[running[-1]]):
+        # A kernel of length 0 at the end of another is its successor, not inside it.
+        if running and event["dur"] and _start_us(event) < _end_us(kernels[running[-1]]):
             pairs.append((position, running[-1]))
         running.append(position)
     return pairs
 
 
-def _end(event: Mapping[str, Any]) -> float:
-    return _start(event) + float(event["dur"])
+def _end_us(event: Mapping[str, Any]) -> float:
+    return _start_us(event) + float(event["dur"])
 
 
-def _kernel(event: Mapping[str, Any], run: int, inner_us: float) -> KernelTime:
+def _kernel_time(event: Mapping[str, Any], run: int, inner_us: float) -> KernelTime:
     details = event.get("args", {})
     return KernelTime(
         node=event["name"].removesuffix(KERNEL_SUFFIX),
         op_type=str(details.get("op_name", "")),
         run=run,
-        start_us=_start(event),
+        start_us=_start_us(event),
         duration_us=float(event["dur"]),
         self_us=max(event["dur"] - inner_us, 0.0),
-        output_bytes=_size(details.get("output_size")),
-        parameter_bytes=_size(details.get("parameter_size")),
+        output_bytes=_parse_size(details.get("output_size")),
+        parameter_bytes=_parse_size(details.get("parameter_size")),
         provider=str(details.get("provider", "")),
     )
 
 
-def _size(text: Any) -> int | None:
+def _parse_size(text: Any) -> int | None:
     return int(text) if str(text).isdecimal() else None

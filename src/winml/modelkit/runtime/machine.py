@@ -1,7 +1,6 @@
-"""What is this machine, as far as a bug report needs it?
+"""Collects what a bug report needs to know of the machine: versions, execution providers, processors and memory.
 
-Versions, execution providers, processors and memory. Names no path, no user and no host, and imports none of the
-libraries whose versions it tells but ONNX Runtime.
+Names no path, no user and no host. Of the libraries whose versions it lists, it imports only ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LIBRARIES = (
     "torch", "transformers", "onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy", "ml_dtypes", "protobuf",
     "safetensors", "huggingface_hub",
 )  # fmt: skip
-"""Distributions whose versions decide what a graph becomes."""
+"""Distributions whose versions influence the exported graph."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,13 @@ class ProviderInfo:
 
     short: str
     name: str
-    """As ONNX Runtime calls it."""
+    """Its name in ONNX Runtime."""
     is_present: bool
-    """Whether the installed ONNX Runtime has it; its driver may be missing all the same."""
+    """Whether the installed ONNX Runtime contains it; its driver may still be missing."""
     devices: tuple[str, ...]
-    """Kinds of processors it runs on, where we know."""
+    """Kinds of processors it runs on; empty where they are unknown."""
     package: str | None
-    """Distribution that brings it to this platform, as pip is asked for it; None where none does."""
+    """Requirement of the package that contains it on this platform, for pip; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,14 @@ class DeviceInfo:
     kind: str
     vendor: str
     name: str
-    """What the system calls it, or an empty string."""
+    """Its name in the system; ``""`` where it has none."""
     provider: str
     """Short name."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything ``winml sys`` tells."""
+    """Everything ``winml sys`` reports."""
 
     versions: dict[str, str | None]
     """Distribution → version; None where it is not installed."""
@@ -72,7 +71,7 @@ class Machine:
     physical_cores: int | None
     logical_cores: int | None
     usable_cores: int | None
-    """Those this process may run on, where the system limits them."""
+    """Cores this process may run on; None where the system does not tell."""
     total_bytes: int
     available_bytes: int
     providers: tuple[ProviderInfo, ...]
@@ -99,56 +98,60 @@ class Machine:
 
 
 def look_at_machine() -> Machine:
-    """Find out what there is to tell."""
+    """Collect the description of this machine."""
     memory = psutil.virtual_memory()
     return Machine(
         versions={
             "winml-modelkit": __version__,
             "python": platform.python_version(),
-            **{name: _version(name) for name in LIBRARIES},
-            **{name: version for name in sorted(_other_packages()) if (version := _version(name)) is not None},
+            **{name: _package_version(name) for name in LIBRARIES},
+            **{
+                name: version
+                for name in sorted(_provider_packages())
+                if (version := _package_version(name)) is not None
+            },
         },
-        system=_system(),
+        system=_system_name(),
         architecture=platform.machine(),
-        processor=_processor(),
+        processor=_processor_name(),
         physical_cores=psutil.cpu_count(logical=False),
         logical_cores=psutil.cpu_count(),
         usable_cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else None,
         total_bytes=int(memory.total),
         available_bytes=int(memory.available),
-        providers=tuple(_providers()),
-        devices=tuple(_devices()),
-        notes=tuple(_notes()),
+        providers=tuple(_list_providers()),
+        devices=tuple(_list_devices()),
+        notes=tuple(_installation_notes()),
     )
 
 
-def _version(name: str) -> str | None:
+def _package_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _other_packages() -> set[str]:
-    """Return the distributions that bring ONNX Runtime, other than the plain one."""
-    every = {package for provider in EXECUTION_PROVIDERS.values() for package in provider.packages.values()}
-    return {package.partition("<")[0] for package in every} - {"onnxruntime"}
+def _provider_packages() -> set[str]:
+    """Return the distributions that contain ONNX Runtime, other than ``onnxruntime``."""
+    packages = {package for provider in EXECUTION_PROVIDERS.values() for package in provider.packages.values()}
+    return {package.partition("<")[0] for package in packages} - {"onnxruntime"}
 
 
-def _system() -> str:
+def _system_name() -> str:
     system = platform.system()
     if system == "Linux":
-        with contextlib.suppress(OSError, KeyError):  # not every distribution says its name
+        with contextlib.suppress(OSError, KeyError):  # not every distribution states its name
             system = platform.freedesktop_os_release()["PRETTY_NAME"]
         return f"{system}, kernel {platform.release()}"
     return f"macOS {platform.mac_ver()[0]}" if system == "Darwin" else f"{system} {platform.version()}"
 
 
-def _processor() -> str:
-    """Return the model of the processor as the system calls it, or its architecture."""
+def _processor_name() -> str:
+    """Return the model name of the processor, or its architecture."""
     name = ""
     if sys.platform == "linux":
-        name = _linux_processor()
+        name = _linux_processor_name()
     elif sys.platform == "win32":
         import winreg
 
@@ -157,36 +160,40 @@ def _processor() -> str:
     return " ".join((name or platform.processor() or platform.machine()).split())
 
 
-def _linux_processor() -> str:
+def _linux_processor_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    # Arm kernels tell no model name, only numbers of the maker's.
+    # Arm kernels report no model name, only vendor numbers.
     return next((line.partition(":")[2] for line in lines if line.startswith("model name")), "")
 
 
-def _providers() -> Iterator[ProviderInfo]:
+def _list_providers() -> Iterator[ProviderInfo]:
     present = present_providers()
     for short, provider in EXECUTION_PROVIDERS.items():
         package = provider.packages.get(sys.platform)
         if provider.name in present or package is not None:
             yield ProviderInfo(short, provider.name, provider.name in present, provider.devices, package)
-    known = {provider.name for provider in EXECUTION_PROVIDERS.values()}
+    listed_names = {provider.name for provider in EXECUTION_PROVIDERS.values()}
     for name in present:
-        if name not in known:
+        if name not in listed_names:
             yield ProviderInfo(short_name(name), name, is_present=True, devices=(), package=None)
 
 
-def _devices() -> Iterator[DeviceInfo]:
-    for found in ort.get_ep_devices():
-        # Of what a provider says about a device only this is looked at: the rest may hold paths and serial numbers.
-        name = found.device.metadata.get("Description", "")
-        yield DeviceInfo(found.device.type.name.lower(), found.device.vendor, name, short_name(found.ep_name))
+def _list_devices() -> Iterator[DeviceInfo]:
+    for ep_device in ort.get_ep_devices():
+        # The rest of a device's metadata may contain paths and serial numbers.
+        name = ep_device.device.metadata.get("Description", "")
+        yield DeviceInfo(
+            ep_device.device.type.name.lower(), ep_device.device.vendor, name, short_name(ep_device.ep_name)
+        )
 
 
-def _notes() -> Iterator[str]:
-    installed = [name for name in sorted({"onnxruntime", *_other_packages()}) if _version(name) is not None]
+def _installation_notes() -> Iterator[str]:
+    installed = [
+        package for package in sorted({"onnxruntime", *_provider_packages()}) if _package_version(package) is not None
+    ]
     if len(installed) > 1:
         yield (
             f"{' and '.join(installed)} are installed together and overwrite each other's files: keep one of them, "

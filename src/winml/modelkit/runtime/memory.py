@@ -1,4 +1,4 @@
-"""How much memory does this process hold, and how much did it at most?"""
+"""Reads the resident memory of this process: its present value, and the largest since the process started."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["peak_bytes", "resident_bytes"]
 
 
 def resident_bytes() -> int:
-    """Return the memory the process has in RAM now."""
+    """Return the resident memory of the process in bytes."""
     return int(psutil.Process().memory_info().rss)
 
 
 def peak_bytes() -> int:
-    """Return the most memory the process had in RAM since it started."""
+    """Return the largest resident memory since the process started, in bytes."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     import resource

@@ -1,7 +1,7 @@
-"""What does ONNX Runtime make of a graph before it runs it, and how is that kept?
+"""Writes the graph that ONNX Runtime's optimizer makes of a file.
 
-Opens a session only to have its rewritten graph written to a file. Knows the names of ONNX Runtime's graph transformers
-no more than by what it is told to leave out.
+Opens a session only to have the optimized graph written. Which graph transformers are disabled is decided by the
+caller.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ DATA_LIMIT_BYTES = 1024
 
 
 def rewrite_file(
-    source: Path,
+    original: Path,
     target: Path,
     *,
     disabled: Iterable[str],
     with_layouts: bool = False,
     config: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the graph that ONNX Runtime's CPU provider would run in place of ``source``.
+    """Write the optimized graph of ONNX Runtime's CPU provider for ``original``.
 
-    Weights go to ``<target>.data``, so no size is too large.
+    Weights are written to ``<target>.data``, so that models of any size can be written.
 
     Args:
-        source: An ONNX file, with its data beside it.
+        original: An ONNX file, with its data beside it.
         target: The file to write, in the same folder.
         disabled: Graph transformers and rewrite rules that must not run.
         with_layouts: Also run transformers that choose layouts for this machine's processor.
@@ -50,7 +50,7 @@ def rewrite_file(
     entries = {
         "session.optimized_model_external_initializers_file_name": f"{target.name}.data",
         "session.optimized_model_external_initializers_min_size_in_bytes": str(DATA_LIMIT_BYTES),
-        # The session never runs, so its weights need no second form.
+        # The session never runs, so packed copies of the weights are not needed.
         "session.disable_prepacking": "1",
         "optimization.disable_specified_optimizers": ";".join(sorted(disabled)),
         **(config or {}),
@@ -58,6 +58,6 @@ def rewrite_file(
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     try:
-        ort.InferenceSession(str(source), sess_options=options, providers=list(CPU))
+        ort.InferenceSession(str(original), sess_options=options, providers=list(CPU))
     except ORT_ERRORS as error:
         raise StageError(f"ONNX Runtime cannot load the graph: {ort_reason(error)}") from error

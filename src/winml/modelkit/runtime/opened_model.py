@@ -1,4 +1,4 @@
-"""How is an ONNX file opened on a provider, and which values is it fed? Shared by all that run a file."""
+"""Opens an ONNX file on an execution provider and prepares its input values; shared by all verbs that run a file."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ class RunOptions:
     threads: int | None = None
     """Threads that share the work of one operator; None: the runtime's own choice."""
     is_exported: bool = False
-    """Whether the user named a PyTorch model, whose export the file is."""
+    """Whether the file was exported from the PyTorch model that the user named."""
 
     def choose_provider(self) -> ChosenProvider:
         """Return the execution provider these options name.
 
         Raises:
-            UsageError: it is not there.
+            UsageError: it is unknown or not installed.
         """
         return choose_provider(self.ep, self.device, self.ep_options)
 
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model ready to run, and what that cost."""
+    """A model in a session, with the time and memory it took to create the session."""
 
     session: Session
     provider: ChosenProvider
@@ -72,7 +72,7 @@ class OpenedModel:
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model that is opened and has its values: ready for its first run."""
+    """An opened model with its input values, ready for its first run."""
 
     path: Path
     options: RunOptions
@@ -83,17 +83,17 @@ class PreparedModel:
 
 @dataclass(frozen=True)
 class Values:
-    """What a model is fed."""
+    """The input values of a model."""
 
     inputs: tuple[GraphInput, ...]
     feeds: Mapping[str, NDArray[Any]]
     notes: tuple[str, ...] = ()
     file: Path | None = None
-    """Where the values come from; None where they are random."""
+    """File the values were read from; None where they are random."""
 
     @property
     def words(self) -> str:
-        """The types and shapes, for people."""
+        """Names, types and shapes, for messages."""
         return (
             ", ".join(f"{name} {array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in self.feeds.items())
             or "nothing"
@@ -101,7 +101,7 @@ class Values:
 
 
 def open_model(path: Path, options: RunOptions, provider: ChosenProvider, **session_options: Any) -> OpenedModel:
-    """Open a file as the options want it.
+    """Open a file in a session.
 
     Args:
         path: The file.
@@ -113,7 +113,7 @@ def open_model(path: Path, options: RunOptions, provider: ChosenProvider, **sess
         InputError: the file, or a data file it names, is damaged or missing.
         StageError: ONNX Runtime cannot load it.
     """
-    before, started = resident_bytes(), time.perf_counter()
+    resident_before, started = resident_bytes(), time.perf_counter()
     try:
         session = Session(
             path,
@@ -125,13 +125,13 @@ def open_model(path: Path, options: RunOptions, provider: ChosenProvider, **sess
     except StageError as error:
         from winml.modelkit.graph.files.placing import external_files
 
-        external_files(path)  # raises where ONNX Runtime refused it for a data file
+        external_files(path)  # raises where a data file is the cause
         hint = (
             error.hint or f"winml inspect {path} shows its operators and opsets; winml sys which ONNX Runtime this is."
         )
         raise MeasureError(error.message, hint=hint) from error
     creation_ms = (time.perf_counter() - started) * 1000
-    return OpenedModel(session, provider, creation_ms, max(resident_bytes() - before, 0))
+    return OpenedModel(session, provider, creation_ms, max(resident_bytes() - resident_before, 0))
 
 
 def values_for(session: Session, options: RunOptions) -> Values:
@@ -171,7 +171,7 @@ def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[GraphInput, ..
 def prepared_model(
     path: Path, options: RunOptions, provider: ChosenProvider, **session_options: Any
 ) -> Iterator[PreparedModel]:
-    """Open a file, give it values, and explain inside the block where it refuses them.
+    """Open a file and prepare its input values; a failed run inside the block is reported with those values.
 
     Args:
         path: The file.
@@ -193,10 +193,10 @@ def prepared_model(
 
 @contextmanager
 def refusals_explained(values: Values) -> Iterator[None]:
-    """Say what was fed where a run is refused.
+    """Add the input values to the error of a failed run inside the block.
 
     Raises:
-        MeasureError: in place of what ONNX Runtime said, with its reason.
+        MeasureError: replaces the StageError of the run; keeps its reason.
     """
     try:
         yield

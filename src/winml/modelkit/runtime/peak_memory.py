@@ -1,7 +1,7 @@
-"""How much memory did the process hold at most, while something ran?
+"""Measures the largest resident memory of this process inside a ``with`` block, mapped weight files included.
 
-Resident memory, mapped weight files included. The system tells the largest amount since the process started: where that
-mark rises inside the block it is exact; where it was set before, the block is judged by samples.
+The system reports the largest value since the process started. Where that value rises inside the block it is exact;
+where an earlier peak was higher, the block is sampled.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from winml.modelkit.runtime.memory import peak_bytes, resident_bytes
 __all__ = ["PeakMemory"]
 
 _SAMPLING_SECONDS = 0.05
-"""Chosen: finds what lasts as long as copying some hundred megabytes, at well below 1 % of one core."""
+"""Chosen: catches allocations that last as long as copying some hundred megabytes, at well below 1 % of one core."""
 
 
 class PeakMemory:
-    """Watches the memory of this process inside a ``with`` block.
+    """Measures the peak memory of a ``with`` block.
 
     Attributes:
-        largest_bytes: The most it held inside the block; 0 until the block ends.
+        largest_bytes: Largest resident memory inside the block; 0 until the block ends.
     """
 
     def __init__(self) -> None:
-        """Start watching with the block."""
+        """Prepare the measurement; it starts with the block."""
         self.largest_bytes = 0
         self._mark_before = 0
         self._sampled_bytes = 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="peak memory", daemon=True)
+        self._thread = threading.Thread(target=self._sample_memory, name="peak memory", daemon=True)
 
     def __enter__(self) -> PeakMemory:  # noqa: PYI034 - typing has Self from Python 3.11 on
-        """Note where the process stands."""
+        """Record the present values and start sampling."""
         self._mark_before = peak_bytes()
         self._sampled_bytes = resident_bytes()
         self._thread.start()
@@ -48,6 +48,6 @@ class PeakMemory:
         mark = peak_bytes()
         self.largest_bytes = mark if mark > self._mark_before else max(self._sampled_bytes, resident_bytes())
 
-    def _sample(self) -> None:
+    def _sample_memory(self) -> None:
         while not self._stop.wait(_SAMPLING_SECONDS):
             self._sampled_bytes = max(self._sampled_bytes, resident_bytes())

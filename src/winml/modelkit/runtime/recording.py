@@ -1,7 +1,7 @@
-"""What flows inside a graph while it answers? Opens a file so that inner values come out beside its outputs.
+"""Opens a file so that a run also returns inner values of the graph.
 
-The file is left alone and its weights are not copied: outputs are added to its bytes, which hold no weights where the
-file is large. Which values are wanted is the caller's business.
+The file is not changed and external weights are not copied: the outputs are appended to the bytes of the model file.
+Which values are returned is decided by the caller.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def open_with_outputs(path: Path, names: Sequence[str]) -> Session:
         ModelPathError: the file cannot be read.
         StageError: ONNX Runtime cannot load the graph.
     """
-    more = onnx.ModelProto()
+    added_outputs = onnx.ModelProto()
     for name in names:
         # ONNX Runtime infers the type.
-        more.graph.output.add().name = name
+        added_outputs.graph.output.add().name = name
     try:
-        # Specified: two messages one after the other are one message, whose repeated fields are joined.
-        data = path.read_bytes() + more.SerializeToString()
+        # Specified: two concatenated messages are one message whose repeated fields are joined.
+        data = path.read_bytes() + added_outputs.SerializeToString()
     except OSError as error:
         raise ModelPathError(f"{path}: cannot be read: {error.strerror}", hint="Give an ONNX file.") from None
     return Session(data, name=str(path), optimize=False, data_folder=path.resolve().parent)

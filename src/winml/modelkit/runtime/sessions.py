@@ -1,7 +1,7 @@
-"""What does a graph answer to these values?
+"""Opens ONNX Runtime sessions and runs them on numpy arrays.
 
-The one place that opens ONNX Runtime sessions. Takes and gives numpy arrays, ``ml_dtypes.bfloat16`` included, which
-ONNX Runtime's own numpy interface does not know. Compares nothing.
+The one place that opens sessions to run a graph. Accepts and returns ``ml_dtypes.bfloat16`` as well, which ONNX
+Runtime's own numpy interface does not support.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ __all__ = [
     "run_onnx",
 ]
 
-# What the environment variable set beside this module does not reach: traces of older versions on Windows.
+# Older versions on Windows ignore the environment variable that runtime/__init__.py sets.
 ort.disable_telemetry_events()
 
 Array = NDArray[Any]
+Shape = tuple[int | str | None, ...]
+"""Sizes of a value; an open dimension is its name, or None without one."""
 
 CPU = ("CPUExecutionProvider",)
 """The provider every ONNX Runtime has."""
@@ -44,19 +46,19 @@ CPU = ("CPUExecutionProvider",)
 _ONNX_BFLOAT16 = 16
 """Specified: ``TensorProto.BFLOAT16``."""
 SEVERITY_FATAL = 4
-"""ONNX Runtime's warnings are for people who tune it; errors come back as exceptions."""
+"""Log nothing less severe than this: warnings are for developers of ONNX Runtime, and errors are raised."""
 
 ORT_ERRORS: tuple[type[Exception], ...] = (
-    # They share no base class; the binding itself raises RuntimeError and ValueError.
+    # These share no base class; the Python binding itself raises RuntimeError and ValueError.
     *(value for value in vars(ort_errors).values() if isinstance(value, type) and issubclass(value, Exception)),
     RuntimeError,
     ValueError,
 )
-"""What ONNX Runtime raises."""
+"""The exceptions that ONNX Runtime raises."""
 
 
 class Session:
-    """A graph that is ready to answer, any number of times."""
+    """A loaded graph that can be run any number of times."""
 
     def __init__(
         self,
@@ -77,12 +79,12 @@ class Session:
             model: Path of an ``.onnx`` file, or its bytes.
             providers: Execution providers, the preferred one first.
             provider_options: Options of the preferred one.
-            optimize: Let ONNX Runtime rewrite the graph first; False runs it as written, node by node.
+            optimize: Let ONNX Runtime optimize the graph first; False runs it as written, node by node.
             threads: Threads that share the work of one operator; None: as many as ONNX Runtime chooses.
-            profile_prefix: Record every kernel of every run, in a file whose path starts so; see :meth:`end_profile`.
+            profile_prefix: Record every kernel of every run in a file with this path prefix; see :meth:`end_profile`.
             optimized_path: Write the graph as it is executed to this file.
-            data_folder: Where the data files of a model given as bytes lie.
-            name: What a model given as bytes is called in messages.
+            data_folder: Folder of the data files of a model given as bytes.
+            name: Name of a model given as bytes, for messages.
 
         Raises:
             UsageError: a provider is not part of the installed ONNX Runtime.
@@ -96,64 +98,47 @@ class Session:
                 hint=f"Available: {', '.join(ort.get_available_providers())}.",
             )
         options = _session_options(optimize=optimize, threads=threads)
-        if profile_prefix is not None:
-            options.enable_profiling = True
-            options.profile_file_prefix = os.fspath(profile_prefix)
-        if optimized_path is not None:
-            options.optimized_model_filepath = os.fspath(optimized_path)
-            # Inside one file, weights of more than 2 GB could not be written.
-            data_name = f"{Path(optimized_path).name}.data"
-            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", data_name)
-        if data_folder is not None:
-            folder = os.fspath(data_folder)
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+        _request_files(options, profile_prefix, optimized_path, data_folder)
         try:
             self._session = ort.InferenceSession(
                 model if isinstance(model, bytes) else os.fspath(model),
                 sess_options=options,
                 providers=list(providers),
                 provider_options=[dict(provider_options or {}), *({} for _ in providers[1:])],
-                # Else it prints its troubles on stdout and goes on with another provider.
+                # Otherwise it prints the failure on stdout and continues with another provider.
                 enable_fallback=0,
             )
         except ORT_ERRORS as error:
             raise StageError(f"ONNX Runtime cannot load {self.name}: {ort_reason(error)}") from error
-        if providers[0] not in (active := self._session.get_providers()):
-            raise StageError(
-                f"{providers[0]} is installed but does not start here; ONNX Runtime would use {', '.join(active)}",
-                hint="Its driver or a library of its vendor is missing, or too old for this ONNX Runtime.",
-            )
-        self.inputs: dict[str, str] = {value.name: value.type for value in self._session.get_inputs()}
-        """Input names, in order, and their types in ONNX Runtime's words (``tensor(float)``)."""
-        self.input_shapes: dict[str, tuple[int | str | None, ...]] = {
-            value.name: tuple(value.shape) for value in self._session.get_inputs()
+        _refuse_inactive(providers[0], self._session)
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        self.inputs: dict[str, str] = {value.name: value.type for value in inputs}
+        """Input name → type as ONNX Runtime writes it (``tensor(float)``), in order."""
+        self.input_shapes: dict[str, Shape] = {value.name: tuple(value.shape) for value in inputs}
+        self.outputs: tuple[str, ...] = tuple(value.name for value in outputs)
+        self.output_shapes: dict[str, Shape] = {
+            value.name: tuple(value.shape) for value in outputs if value.type.startswith("tensor")
         }
-        """Declared shapes; an open dimension is its name, or None without one."""
-        self.outputs: tuple[str, ...] = tuple(value.name for value in self._session.get_outputs())
-        """Output names, in order."""
-        self.output_shapes: dict[str, tuple[int | str | None, ...]] = {
-            value.name: tuple(value.shape) for value in self._session.get_outputs() if value.type.startswith("tensor")
-        }
-        """Shapes of the outputs that are tensors, as declared or inferred."""
+        """Declared or inferred shapes of the outputs that are tensors."""
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the file says about itself, by key."""
+        """The custom metadata of the file, by key."""
         return dict(self._session.get_modelmeta().custom_metadata_map)
 
-    def run(self, feeds: Mapping[str, Array], wanted: Sequence[str] | None = None) -> dict[str, Array]:
-        """Answer one set of values.
+    def run(self, feeds: Mapping[str, Array], output_names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Run the graph once.
 
         Args:
             feeds: One array per graph input, of its shape and dtype.
-            wanted: Graph outputs to compute; None: all of them.
+            output_names: Graph outputs to compute; None: all of them.
 
         Returns:
             One array per graph output, in their order.
 
         Raises:
             UsageError: the names are not those of the graph's inputs.
-            StageError: ONNX Runtime refuses the values, or fails; gives its reason.
+            StageError: ONNX Runtime refuses the values or fails; gives its reason.
         """
         if set(feeds) != set(self.inputs):
             raise UsageError(
@@ -161,14 +146,14 @@ class Session:
             )
         try:
             values = {name: _to_ort(array) for name, array in feeds.items()}
-            names = list(self.outputs if wanted is None else wanted)
-            answers = self._session.run_with_ort_values(names, values)
-            return {name: _to_numpy(answer) for name, answer in zip(names, answers, strict=True)}
+            names = list(self.outputs if output_names is None else output_names)
+            outputs = self._session.run_with_ort_values(names, values)
+            return {name: _to_numpy(output) for name, output in zip(names, outputs, strict=True)}
         except ORT_ERRORS as error:
             raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
 
     def prepare(self, feeds: Mapping[str, Array]) -> PreparedRun:
-        """Return a run on these values that can be repeated without handing them over again.
+        """Return a run on these values that can be repeated without passing them again.
 
         Args:
             feeds: One array per graph input, of its shape and dtype.
@@ -184,24 +169,24 @@ class Session:
 
 
 class PreparedRun:
-    """One run that can be repeated: inputs stand ready, and outputs are left where they were made.
+    """A run that can be repeated: inputs are bound once, and outputs stay in ONNX Runtime's memory.
 
-    Calling it runs the graph and costs little besides (4 µs, measured; handing over OrtValues each time costs 36).
+    Calling it adds 4 µs to the time of the graph (measured); passing OrtValues in each run adds 36.
 
     Attributes:
-        is_bound: False where inputs hold text, which ONNX Runtime takes from Python objects only, in each run anew.
+        is_bound: False where inputs contain text, which must be passed as Python objects in each run.
     """
 
     def __init__(self, session: ort.InferenceSession, name: str, feeds: Mapping[str, Array]) -> None:
-        """Hand over the values; use :meth:`Session.prepare`."""
+        """Bind the values; use :meth:`Session.prepare`."""
         self._name = name
         self.is_bound = all(array.dtype.kind not in "USO" for array in feeds.values())
         self._binding = session.io_binding()
-        self._answers: list[Any] = []
+        self._run_outputs: list[Any] = []
         self._output_names = [value.name for value in session.get_outputs()]
-        self._run: Callable[[], Any]
+        self._run_once: Callable[[], Any]
         if not self.is_bound:
-            self._run = lambda: session.run(None, dict(feeds))
+            self._run_once = lambda: session.run(None, dict(feeds))
             return
         try:
             for input_name, array in feeds.items():
@@ -209,8 +194,8 @@ class PreparedRun:
             for output in session.get_outputs():
                 self._binding.bind_output(output.name, "cpu")
         except ORT_ERRORS as error:
-            raise self._refusal(error) from error
-        self._run = lambda: session.run_with_iobinding(self._binding)
+            raise self._run_error(error) from error
+        self._run_once = lambda: session.run_with_iobinding(self._binding)
 
     def __call__(self) -> None:
         """Run once.
@@ -219,23 +204,23 @@ class PreparedRun:
             StageError: ONNX Runtime refuses the values, or fails; gives its reason.
         """
         try:
-            self._answers = self._run()
+            self._run_outputs = self._run_once()
         except ORT_ERRORS as error:
-            raise self._refusal(error) from error
+            raise self._run_error(error) from error
 
     def outputs(self) -> dict[str, Array | None]:
-        """Return what the last run made, by name; None for what is no tensor of numbers."""
+        """Return the outputs of the last run by name; None for those that are not numeric tensors."""
         if self.is_bound:
             values = self._binding.get_outputs()
             arrays = [_to_numpy(value) if value.is_tensor() else None for value in values]
         else:
-            arrays = [value if isinstance(value, np.ndarray) else None for value in self._answers]
+            arrays = [value if isinstance(value, np.ndarray) else None for value in self._run_outputs]
         return {
             name: None if array is None or array.dtype.kind in "USO" else array
             for name, array in zip(self._output_names, arrays, strict=True)
         }
 
-    def _refusal(self, error: Exception) -> StageError:
+    def _run_error(self, error: Exception) -> StageError:
         return StageError(f"ONNX Runtime cannot run {self._name}: {ort_reason(error)}")
 
 
@@ -251,7 +236,7 @@ def run_onnx(
     providers: Sequence[str] = CPU,
     optimize: bool = True,
 ) -> dict[str, Array]:
-    """Load a graph and answer one set of values; see :class:`Session` for arguments and errors."""
+    """Load a graph and run it once; see :class:`Session` for arguments and errors."""
     return Session(model, providers=providers, optimize=optimize).run(feeds)
 
 
@@ -265,8 +250,37 @@ def _session_options(*, optimize: bool, threads: int | None) -> ort.SessionOptio
     return options
 
 
+def _request_files(
+    options: ort.SessionOptions,
+    profile_prefix: str | os.PathLike[str] | None,
+    optimized_path: str | os.PathLike[str] | None,
+    data_folder: str | os.PathLike[str] | None,
+) -> None:
+    """Set the files a session writes and reads, in place."""
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = os.fspath(profile_prefix)
+    if optimized_path is not None:
+        options.optimized_model_filepath = os.fspath(optimized_path)
+        # One file could not hold more than 2 GB of weights.
+        data_name = f"{Path(optimized_path).name}.data"
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", data_name)
+    if data_folder is not None:
+        folder = os.fspath(data_folder)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+
+
+def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
+    """Refuse a session in which ONNX Runtime replaced the preferred provider by another."""
+    if provider not in (active := session.get_providers()):
+        raise StageError(
+            f"{provider} is installed but does not start here; ONNX Runtime would use {', '.join(active)}",
+            hint="Its driver or a library of its vendor is missing, or too old for this ONNX Runtime.",
+        )
+
+
 def _to_ort(array: Array) -> ort.OrtValue:
-    # ONNX Runtime reads the buffer as it lies, and takes a scalar only as an array of rank 0.
+    # ONNX Runtime reads the buffer without strides, and accepts a scalar only as an array of rank 0.
     array = np.asarray(array, order="C")
     if array.dtype == ml_dtypes.bfloat16:
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BFLOAT16)
@@ -278,19 +292,19 @@ def _to_numpy(value: ort.OrtValue) -> Array:
         array: Array = value.numpy()
         return array
     shape = value.shape()
-    # Copied, since the memory goes with the value.
+    # Copied, since the memory is freed with the value.
     data = bytearray(ctypes.string_at(value.data_ptr(), math.prod(shape) * 2))
     return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(shape)
 
 
 def ort_reason(error: Exception) -> str:
-    """Return the reason in an error of ONNX Runtime, without the parts that are for programs."""
-    # "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from ... failed": the first three parts are for programs.
+    """Return the reason in an error of ONNX Runtime, without error codes and source locations."""
+    # "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from ... failed": the first three fields are codes.
     reason = first_line(error).rpartition("[ONNXRuntimeError] : ")[2].split(" : ", 2)[-1]
-    return _SOURCE_PLACE.sub("", reason)
+    return _SOURCE_LOCATION.sub("", reason)
 
 
-_SOURCE_PLACE = re.compile(
+_SOURCE_LOCATION = re.compile(
     r"/\S+\.(?:cc|cpp|h|hpp):\d+ [^()]*(?:\((?:[^()]|\([^()]*\))*\))+(?: const)?(?: \[with [^\]]*\])? "
 )
-"""Where in ONNX Runtime's own source an error was found: a path of the machine it was built on, and a signature."""
+"""Location of an error in ONNX Runtime's own source: a path of its build machine, and a signature."""

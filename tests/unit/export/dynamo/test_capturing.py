@@ -1,4 +1,4 @@
-"""Graphs as the dynamo exporter captures them, before anything is normalized."""
+"""Graphs as the dynamo exporter captures them, before normalization."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from checkpoints import make_distinct
 from winml.modelkit.errors import ExportError, InternalError
-from winml.modelkit.export.capture import Capture
+from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.dynamo.capturing import capture_dynamo
 from winml.modelkit.export.dynamo.module_stacks import ModuleStacks
 from winml.modelkit.export.preparation import prepared_for_export
@@ -55,8 +55,8 @@ class Model(nn.Module):
         self.count.add_(1)
         values.mul_(2)
         bent = torch.tanh(self.leaves[0](values))
-        made = self.head(self.other_name(bent))
-        return made, made, values
+        logits = self.head(self.other_name(bent))
+        return logits, logits, values
 
 
 class Inner(nn.Module):
@@ -81,7 +81,7 @@ def capture(model: nn.Module, inputs: Mapping[str, torch.Tensor], **options: Any
     with prepared_for_export(model, list(inputs)) as forward:
         with record_calls(model) as trace:
             model(*(tensor.clone() for tensor in inputs.values()))
-        return capture_dynamo(model, inputs, forward, build_tree(trace), **options)
+        return capture_dynamo(model, inputs, forward, build_tree(trace), CaptureOptions(**options))
 
 
 def test_capture_names_and_scopes_are_the_paths_of_the_modules_that_ran(capfd: pytest.CaptureFixture[str]) -> None:
@@ -185,8 +185,9 @@ def test_capture_that_fails_names_operator_size_line_and_module(name: str, capfd
         forward._is_by_name = False
         with record_calls(model) as trace:
             model(*inputs.values())
+        options = CaptureOptions(dynamic_axes={"my values": {0: "rows"}})
         with pytest.raises(ExportError, match=words) as caught:
-            capture_dynamo(model, inputs, forward, build_tree(trace), dynamic_axes={"my values": {0: "rows"}})
+            capture_dynamo(model, inputs, forward, build_tree(trace), options)
         assert model.forward is forward
     assert operator == caught.value.operator
     assert caught.value.hint
@@ -216,5 +217,5 @@ def test_capture_beyond_its_time_is_stopped_and_leaves_nothing_behind() -> None:
     model = nn.Sequential(Endless())
     with pytest.raises(ExportError, match="was stopped after 1 s"):
         capture(model, inputs, time_limit_s=1.0)
-    again = capture(nn.Sequential(nn.ReLU()), inputs, time_limit_s=600.0)
-    assert "Relu" in [node.op_type for node in again.model.graph]
+    second_capture = capture(nn.Sequential(nn.ReLU()), inputs, time_limit_s=600.0)
+    assert "Relu" in [node.op_type for node in second_capture.model.graph]

@@ -1,4 +1,4 @@
-"""Does work without end come to one?"""
+"""A block that exceeds its time limit is stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers' repairs for export are in place for the time of an export, and only for its own models."""
+"""transformers' repairs are applied during an export of its models, and only then."""
 
 from __future__ import annotations
 

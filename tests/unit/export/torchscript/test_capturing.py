@@ -1,4 +1,4 @@
-"""Graphs as they are captured, before anything is normalized."""
+"""Graphs as the TorchScript exporter captures them, before normalization."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from checkpoints import make_distinct
-from winml.modelkit.export.capture import Capture
+from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.preparation import prepared_for_export
 from winml.modelkit.export.torchscript.capturing import capture_torchscript
 from winml.modelkit.hierarchy.tracing import record_calls
@@ -48,7 +48,7 @@ def capture(model: nn.Module, **options: Any) -> Capture:
     with prepared_for_export(model, list(inputs)) as forward:
         with record_calls(model) as trace:
             model(*inputs.values())
-        return capture_torchscript(model, inputs, forward, build_tree(trace), opset_version=17, **options)
+        return capture_torchscript(model, inputs, forward, build_tree(trace), CaptureOptions(**options))
 
 
 def test_capture_names_nodes_after_the_module_they_ran_in() -> None:
@@ -122,5 +122,5 @@ def test_capture_does_not_change_the_examples() -> None:
     with prepared_for_export(model, list(inputs)) as forward:
         with record_calls(model) as trace:
             model(torch.zeros(2), torch.zeros(1))
-        capture_torchscript(model, inputs, forward, build_tree(trace), opset_version=17)
+        capture_torchscript(model, inputs, forward, build_tree(trace), CaptureOptions(opset_version=17))
     assert [0.0, 0.0] == values.tolist()

@@ -1,4 +1,4 @@
-"""Operators that torch's TorchScript exporter lacks, and that are known to it for one export."""
+"""The operators added to torch's TorchScript exporter compute what torch computes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_expm1_keeps_every_digit_of_small_values() -> None:
     torch.testing.assert_close(answer(model, SMALL), torch.expm1(SMALL), rtol=1e-6, atol=0.0)
 
 
-def _overlapping(values: Values) -> Values:
+def _overlapping_windows(values: Values) -> Values:
     """Return the windows of a sequence, as Longformer takes them: views whose strides are those of the tensor."""
     sequences, length, width = values.shape
     along, step, inner = values.stride()
@@ -96,12 +96,12 @@ TOKENS = torch.randn(1, 8, 3, 2, generator=torch.Generator().manual_seed(0))
 @pytest.mark.parametrize(
     "function",
     [
-        lambda values: _overlapping(values.transpose(1, 2).reshape(3, 8, 2)),
-        lambda values: _overlapping(values.reshape(8, 3, 2).transpose(0, 1)),
-        lambda values: _overlapping(
+        lambda values: _overlapping_windows(values.transpose(1, 2).reshape(3, 8, 2)),
+        lambda values: _overlapping_windows(values.reshape(8, 3, 2).transpose(0, 1)),
+        lambda values: _overlapping_windows(
             values.view(torch.div(values.shape[1], 1, rounding_mode="trunc"), 3, 2).transpose(0, 1)
         ),
-        lambda values: _overlapping(values.reshape(3, 8, 2)),
+        lambda values: _overlapping_windows(values.reshape(3, 8, 2)),
     ],
     ids=["heads", "transposed", "sizes unknown", "contiguous"],
 )

@@ -1,4 +1,4 @@
-"""Scopes of traced nodes, and the private places of torch they are written through."""
+"""Scopes of traced nodes, and the private names of torch that they depend on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.onnx._internal.torchscript_exporter import utils as exporter
 from winml.modelkit.export.torchscript.scopes import ModuleScopes, operator_of_error
 
 
-def _either(values: torch.Tensor) -> torch.Tensor:
+def _branch_on_sum(values: torch.Tensor) -> torch.Tensor:
     if bool(values.sum() > 0):
         values = torch.tanh(values)
     else:
@@ -26,7 +26,7 @@ def _either(values: torch.Tensor) -> torch.Tensor:
 with warnings.catch_warnings():
     # torch announces the retirement of scripting, which people's models still hold.
     warnings.simplefilter("ignore", DeprecationWarning)
-    either = torch.jit.script(_either)
+    either = torch.jit.script(_branch_on_sum)
 
 
 class Leaf(nn.Module):
@@ -59,7 +59,7 @@ class Caller(nn.Module):
 def exported(model: nn.Module, scopes: ModuleScopes, **options: Any) -> list[onnx.NodeProto]:
     """Export under scopes and return the nodes."""
     buffer = io.BytesIO()
-    with scopes.applied(), torch.no_grad():
+    with scopes.patched_exporter(), torch.no_grad():
         torch.onnx.export(
             model.eval(), (torch.ones(1, 3),), buffer, opset_version=17, dynamo=False, export_params=False,
             do_constant_folding=False, keep_initializers_as_inputs=True, **options,
@@ -87,7 +87,7 @@ def private_places() -> tuple[Any, ...]:
 def test_scopes_read_back_the_exact_call_stack() -> None:
     """Every node's name splits back into the paths of the modules it ran in, a second call included."""
     scopes = ModuleScopes(model := Caller(Leaf(), Leaf()))
-    found = stacks(exported(model, scopes), scopes)
+    scope_stacks = stacks(exported(model, scopes), scopes)
     inside = [
         (operator, stack)
         for leaf in ("leaves.0", "leaves.1", "leaves.0")
@@ -97,14 +97,14 @@ def test_scopes_read_back_the_exact_call_stack() -> None:
             ("Relu", ("", leaf)),
         ]
     ]
-    assert [*inside, ("Sigmoid", ("",))] == found
+    assert [*inside, ("Sigmoid", ("",))] == scope_stacks
 
 
 def test_scopes_many_modules_are_told_apart() -> None:
     """Module 1 and module 11 do not get into each other's way."""
     scopes = ModuleScopes(model := Caller(*(Leaf() for _ in range(12))))
-    found = [stack[-1] for operator, stack in stacks(exported(model, scopes), scopes) if operator == "Gemm"]
-    assert [*(f"leaves.{number}.linear" for number in range(12)), "leaves.0.linear"] == found
+    scope_stacks = [stack[-1] for operator, stack in stacks(exported(model, scopes), scopes) if operator == "Gemm"]
+    assert [*(f"leaves.{number}.linear" for number in range(12)), "leaves.0.linear"] == scope_stacks
 
 
 def test_scopes_scripted_function_keeps_its_callers_scope() -> None:
@@ -123,9 +123,9 @@ def test_scopes_scripted_function_keeps_its_callers_scope() -> None:
 def test_scopes_after_a_scripted_call_are_their_own_again() -> None:
     """The scope of a call ends with the call."""
     scopes = ModuleScopes(model := Caller(Leaf(either)))
-    found = stacks(exported(model, scopes), scopes)
-    assert ("Sigmoid", ("",)) == found[-1]
-    assert ("Gemm", ("", "leaves.0", "leaves.0.linear")) == found[0]
+    scope_stacks = stacks(exported(model, scopes), scopes)
+    assert ("Sigmoid", ("",)) == scope_stacks[-1]
+    assert ("Gemm", ("", "leaves.0", "leaves.0.linear")) == scope_stacks[0]
 
 
 def test_decode_passes_over_what_is_not_a_scope_of_ours() -> None:
@@ -140,7 +140,7 @@ def test_decode_passes_over_what_is_not_a_scope_of_ours() -> None:
 def test_applied_puts_torch_back() -> None:
     """Torch's private places are ours inside the block only."""
     before = private_places()
-    with ModuleScopes(Leaf()).applied():
+    with ModuleScopes(Leaf()).patched_exporter():
         inside = private_places()
     assert before == private_places()
     assert not any(first is second for first, second in zip(before[:4], inside[:4], strict=True))
@@ -155,7 +155,7 @@ def test_applied_puts_torch_back_after_an_error(inlines: bool, logs: bool) -> No
     torch._C._jit_set_onnx_log_enabled(logs)
     try:
         before = private_places()
-        with pytest.raises(ZeroDivisionError), ModuleScopes(Leaf()).applied():
+        with pytest.raises(ZeroDivisionError), ModuleScopes(Leaf()).patched_exporter():
             raise ZeroDivisionError
         assert before == private_places()
     finally:

@@ -1,4 +1,4 @@
-"""Python bools where torch takes numbers are traced."""
+"""Forwards that pass Python bools as numbers are traced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that a forward rounds are traced."""
+"""Forwards that round numbers are traced."""
 
 from __future__ import annotations
 

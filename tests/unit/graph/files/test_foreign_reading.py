@@ -1,4 +1,4 @@
-"""Metadata keys that stand on a node more than once are merged, and their files are read."""
+"""Duplicate metadata keys of nodes are merged, and files that have them are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metadata is exchanged, and every other byte of a file stays."""
+"""Metadata is replaced, and every other byte of a file is kept."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_rewrite_metadata_reaches_every_node_and_nothing_else(writer: str, tmp_p
     else:
         source.write_bytes(ir.to_proto(small_model()).SerializeToString())
     rewrite_metadata(source, target, {"new": "2"}, entries("node", NODES), entries("function", FUNCTION_NODES))
-    made = onnx.load(target)
-    assert [("new", "2")] == [(entry.key, entry.value) for entry in made.metadata_props]
+    rewritten = onnx.load(target)
+    assert [("new", "2")] == [(entry.key, entry.value) for entry in rewritten.metadata_props]
     model = ir.load(target)
     assert [f"node {op_type}" for op_type in NODES] == [node.metadata_props["for"] for node in model.graph.all_nodes()]
     (function,) = model.functions.values()
     assert [f"function {op_type}" for op_type in FUNCTION_NODES] == [node.metadata_props["for"] for node in function]
-    assert stripped(onnx.load(source)) == stripped(made)
+    assert stripped(onnx.load(source)) == stripped(rewritten)
 
 
 def test_rewrite_metadata_copies_what_nobody_here_knows(tmp_path: Path) -> None:

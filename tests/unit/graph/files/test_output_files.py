@@ -15,7 +15,7 @@ from winml.modelkit.graph.files import output_files as files_module
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing, refuse_inputs
 
 
-def _names(folder: Path) -> list[str]:
+def _file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -28,7 +28,7 @@ def test_commit_puts_every_staged_file_in_place(tmp_path: Path) -> None:
         assert {folder / "model.onnx": 5, folder / "report.md": 6} == files.staged()
         written = files.commit()
     assert {folder / "model.onnx": 5, folder / "report.md": 6} == written
-    assert ["model.onnx", "report.md"] == _names(folder)
+    assert ["model.onnx", "report.md"] == _file_names(folder)
 
 
 def test_commit_takes_along_what_lies_beside_a_staged_file(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_output_files_left_by_an_error_leave_everything_as_it_was(tmp_path: Path
 
     with pytest.raises(error):
         fail()
-    assert ["model.onnx"] == _names(tmp_path)
+    assert ["model.onnx"] == _file_names(tmp_path)
     assert b"earlier" == (tmp_path / "model.onnx").read_bytes()
 
 
@@ -63,7 +63,7 @@ def test_output_files_without_commit_write_nothing(tmp_path: Path) -> None:
     """Leaving the block without a commit leaves no file."""
     with OutputFiles() as files:
         files.stage(tmp_path / "model.onnx").write_bytes(b"new")
-    assert [] == _names(tmp_path)
+    assert [] == _file_names(tmp_path)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "Permission denied"), KeyboardInterrupt()])
@@ -94,7 +94,7 @@ def test_commit_failing_midway_puts_earlier_files_back(
 
     with pytest.raises(WriteError if isinstance(error, OSError) else KeyboardInterrupt) as raised:
         commit_all()
-    assert ["dropped", "first", "second"] == _names(tmp_path)
+    assert ["dropped", "first", "second"] == _file_names(tmp_path)
     assert ["earlier first", "earlier second"] == [target.read_text() for target in targets[:2]]
     assert "earlier dropped" == dropped.read_text()
     if isinstance(error, OSError):
@@ -115,7 +115,7 @@ def test_commit_on_a_file_system_without_links_replaces_and_rolls_back(
         files.stage(tmp_path / "model.onnx").write_text("new")
         files.commit()
     assert "new" == (tmp_path / "model.onnx").read_text()
-    assert ["model.onnx"] == _names(tmp_path)
+    assert ["model.onnx"] == _file_names(tmp_path)
 
 
 def test_dropped_file_goes_at_the_commit_unless_it_is_written_again(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_dropped_file_goes_at_the_commit_unless_it_is_written_again(tmp_path: Pa
         files.drop(tmp_path / "never.data")
         files.stage(tmp_path / "kept.data").write_text("new")
         files.commit()
-    assert ["kept.data"] == _names(tmp_path)
+    assert ["kept.data"] == _file_names(tmp_path)
 
 
 def test_full_disk_while_writing_becomes_a_write_error_naming_the_output(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_full_disk_while_writing_becomes_a_write_error_naming_the_output(tmp_pat
         stage_and_raise(OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(FileNotFoundError):
         stage_and_raise(FileNotFoundError(errno.ENOENT, "No such file", "something else"))
-    assert [] == _names(tmp_path)
+    assert [] == _file_names(tmp_path)
 
 
 def test_refuse_existing_names_the_file_and_the_option(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_refuse_existing_finds_an_unwritable_place_and_makes_nothing(tmp_path: P
     with pytest.raises(WriteError, match="cannot write"):
         refuse_existing([tmp_path / "file" / "model.onnx"], overwrite=False)
     refuse_existing([tmp_path / "new" / "deep" / "model.onnx"], overwrite=False)
-    assert ["file"] == _names(tmp_path)
+    assert ["file"] == _file_names(tmp_path)
 
 
 def test_files_module_imports_the_standard_library_only() -> None:
@@ -176,8 +176,8 @@ def test_files_module_imports_the_standard_library_only() -> None:
         "import sys; import winml.modelkit.graph.files.output_files; "
         "print([name for name in ('onnx_ir', 'onnx', 'torch', 'numpy') if name in sys.modules])"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "[]" == answer.stdout.strip()
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "[]" == completed.stdout.strip()
 
 
 def test_commit_without_overwrite_refuses_a_file_that_came_meanwhile(tmp_path: Path) -> None:

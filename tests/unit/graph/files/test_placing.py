@@ -1,4 +1,4 @@
-"""Does a second name stand for the same model?"""
+"""A model under a second name is the same model."""
 
 from __future__ import annotations
 

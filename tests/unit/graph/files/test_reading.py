@@ -1,4 +1,4 @@
-"""Models are read without their weights, and what is no model is told apart."""
+"""Models are read without their weights, and files that are no models are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from winml.modelkit.graph.files.reading import KEPT_BYTES, read_structure
 LARGE = KEPT_BYTES
 
 
-def _model() -> onnx.ModelProto:
+def _model_with_large_tensors() -> onnx.ModelProto:
     """Return a model with large tensors wherever one may stand, and a small one."""
     large = np.arange(LARGE, dtype=np.float32)
     branch = helper.make_graph(
@@ -82,9 +82,9 @@ def _without_values(model: onnx.ModelProto) -> onnx.ModelProto:
 def test_read_structure_keeps_everything_but_the_values_of_large_tensors(tmp_path: Path) -> None:
     """What comes back is the model, less the values of tensors of a page or more, wherever they stand."""
     path = tmp_path / "model.onnx"
-    onnx.save(_model(), path)
+    onnx.save(_model_with_large_tensors(), path)
     read = read_structure(path)
-    assert _without_values(_model()) == read
+    assert _without_values(_model_with_large_tensors()) == read
     assert read.ByteSize() < path.stat().st_size / 2
 
 
@@ -105,7 +105,7 @@ def test_read_structure_of_unpacked_values_steps_over_them(tmp_path: Path) -> No
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
 def test_read_structure_of_truncated_file_says_it_is_cut_off(tmp_path: Path, share: float) -> None:
     """A download that stopped is told from a file of another kind."""
-    content = _model().SerializeToString()
+    content = _model_with_large_tensors().SerializeToString()
     path = tmp_path / "model.onnx"
     path.write_bytes(content[: int(len(content) * share)])
     with pytest.raises(InputError, match="is cut off: it ends after"):
@@ -136,7 +136,7 @@ def test_read_structure_of_another_file_is_refused(tmp_path: Path, content: byte
 
 def test_read_structure_with_damage_inside_is_refused(tmp_path: Path) -> None:
     """A byte that is wrong where lengths stand does not become a traceback."""
-    content = _model().SerializeToString()
+    content = _model_with_large_tensors().SerializeToString()
     path = tmp_path / "model.onnx"
     graph_start = content.index(b"\x3a")
     refused = 0
@@ -156,14 +156,14 @@ def test_read_structure_of_messages_without_end_is_refused(tmp_path: Path) -> No
     inner = bytes(KEPT_BYTES)
     for _ in range(300):
         for key in (b"\x32", b"\x2a", b"\x0a"):  # graph in attribute in node in graph
-            inner = key + _varint(len(inner)) + inner
+            inner = key + _encode_varint(len(inner)) + inner
     path = tmp_path / "model.onnx"
-    path.write_bytes(b"\x3a" + _varint(len(inner)) + inner)
+    path.write_bytes(b"\x3a" + _encode_varint(len(inner)) + inner)
     with pytest.raises(InputError, match="is not an ONNX file, or damaged"):
         read_structure(path)
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     groups = []
     while number > 0x7F:
         groups.append(number & 0x7F | 0x80)

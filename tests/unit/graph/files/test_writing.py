@@ -1,4 +1,4 @@
-"""Models are written whole, with one tensor in memory at a time."""
+"""Models are written completely, with one tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ DTYPES = (
 )  # fmt: skip
 
 
-def _model(tensors: Sequence[ir.TensorProtocol], branch: Sequence[ir.TensorProtocol] = ()) -> ir.Model:
+def _model_with_initializers(
+    tensors: Sequence[ir.TensorProtocol], branch: Sequence[ir.TensorProtocol] = ()
+) -> ir.Model:
     """Return ``out = x + 1`` with these initializers in the graph, and those of a branch of an If."""
     x = ir.val("x", ir.DataType.FLOAT, ir.Shape([2]))
     one = ir.val("one", const_value=ir.tensor(np.ones(2, np.float32), name="one"))
@@ -56,7 +58,7 @@ def _model(tensors: Sequence[ir.TensorProtocol], branch: Sequence[ir.TensorProto
     return ir.Model(graph, ir_version=10)
 
 
-def _tensors(shape: tuple[int, ...]) -> list[ir.Tensor[Any]]:
+def _tensors_of_each_dtype(shape: tuple[int, ...]) -> list[ir.Tensor[Any]]:
     generator = np.random.default_rng(0)
     return [
         ir.tensor(generator.integers(0, 2, shape).astype(dtype), name=f"{np.dtype(dtype).name}{len(shape)}")
@@ -67,7 +69,7 @@ def _tensors(shape: tuple[int, ...]) -> list[ir.Tensor[Any]]:
 @pytest.fixture
 def various() -> ir.Model:
     """A model with tensors of every dtype: large, small, scalar and empty, torch's and numpy's, in a branch too."""
-    tensors = [tensor for shape in ((), (0, 3), (7, 3, 2, 1), (61, 111)) for tensor in _tensors(shape)]
+    tensors = [tensor for shape in ((), (0, 3), (7, 3, 2, 1), (61, 111)) for tensor in _tensors_of_each_dtype(shape)]
     weight = torch.linspace(-1, 1, 6000).view(60, 100)
     lazy = ir.LazyTensor(
         lambda: ir.tensor(np.arange(5000)), dtype=ir.DataType.INT64, shape=ir.Shape([5000]), name="lazy"
@@ -77,10 +79,10 @@ def various() -> ir.Model:
         tensor_adapters.TorchTensor(weight.t(), name="transposed view"),
         tensor_adapters.TorchTensor(weight.bfloat16(), name="torch bfloat16"),
     ]
-    return _model([*tensors, *adapted, lazy, words], branch=_tensors((61, 111)))
+    return _model_with_initializers([*tensors, *adapted, lazy, words], branch=_tensors_of_each_dtype((61, 111)))
 
 
-def _values(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+def _values_in_file(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {
         name: (tensor.dtype.name, tuple(tensor.shape.numpy()), repr(tensor.numpy().tolist()).encode())
         for graph in ir.load(path).graphs()
@@ -102,7 +104,7 @@ def test_write_model_external_holds_the_same_values(various: ir.Model, tmp_path:
     write_model(various, tmp_path / "inline.onnx")
     written = write_model(various, tmp_path / "external.onnx", external=True)
     assert (tmp_path / "external.onnx", tmp_path / "external.onnx.data") == written
-    assert _values(tmp_path / "inline.onnx") == _values(tmp_path / "external.onnx")
+    assert _values_in_file(tmp_path / "inline.onnx") == _values_in_file(tmp_path / "external.onnx")
     proto = onnx.load(tmp_path / "external.onnx", load_external_data=False)
     places = {
         entry.value for tensor in proto.graph.initializer for entry in tensor.external_data if entry.key == "location"
@@ -114,15 +116,19 @@ def test_write_model_external_holds_the_same_values(various: ir.Model, tmp_path:
 @pytest.mark.parametrize("external", [False, True])
 def test_write_model_makes_a_file_onnx_runtime_runs(tmp_path: Path, external: bool) -> None:
     """Both forms load and answer."""
-    write_model(_model(_tensors((61, 111))[:1], _tensors((61, 111))[:1]), tmp_path / "model.onnx", external=external)
+    write_model(
+        _model_with_initializers(_tensors_of_each_dtype((61, 111))[:1], _tensors_of_each_dtype((61, 111))[:1]),
+        tmp_path / "model.onnx",
+        external=external,
+    )
     session = ort.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    answer = session.run(None, {"x": np.array([1, -3], np.float32)})[0]
-    assert [2, 0] == answer.tolist()
+    output = session.run(None, {"x": np.array([1, -3], np.float32)})[0]
+    assert [2, 0] == output.tolist()
 
 
 def test_write_model_over_the_limit_keeps_weights_outside(tmp_path: Path) -> None:
     """The limit is on the whole file, to the byte."""
-    model = _model(_tensors((61, 111))[:1])
+    model = _model_with_initializers(_tensors_of_each_dtype((61, 111))[:1])
     write_model(model, tmp_path / "inline.onnx")
     size = (tmp_path / "inline.onnx").stat().st_size
     assert 1 == len(write_model(model, tmp_path / "a.onnx", inline_limit_bytes=size))
@@ -145,9 +151,9 @@ def test_write_model_brings_in_data_that_lies_in_another_file(various: ir.Model,
     """A model loaded from external data is written whole, without its old data file."""
     write_model(various, tmp_path / "external.onnx", external=True)
     write_model(ir.load(tmp_path / "external.onnx"), tmp_path / "inline.onnx", external=False)
-    expected = _values(tmp_path / "external.onnx")
+    expected = _values_in_file(tmp_path / "external.onnx")
     data_path(tmp_path / "external.onnx").unlink()
-    assert expected == _values(tmp_path / "inline.onnx")
+    assert expected == _values_in_file(tmp_path / "inline.onnx")
 
 
 class _Counted:
@@ -179,7 +185,7 @@ class _CountedTensor(ir.Tensor[Any]):
 def test_write_model_holds_one_tensor_at_a_time(tmp_path: Path, external: bool) -> None:
     """Tensors that are computed on demand are computed once each, and let go before the next."""
     counted = _Counted()
-    model = _model([counted.tensor(f"weight {number}") for number in range(20)])
+    model = _model_with_initializers([counted.tensor(f"weight {number}") for number in range(20)])
     write_model(model, tmp_path / "model.onnx", external=external)
     assert (20, 0) == (counted.made, counted.alive)
     assert counted.most <= 2
@@ -188,12 +194,12 @@ def test_write_model_holds_one_tensor_at_a_time(tmp_path: Path, external: bool) 
 def test_write_model_to_a_place_that_is_not_there_names_path_and_reason(tmp_path: Path) -> None:
     """An error of the system becomes one of ours."""
     with pytest.raises(WriteError, match=r"cannot write .*model\.onnx: No such file"):
-        write_model(_model([]), tmp_path / "missing" / "model.onnx")
+        write_model(_model_with_initializers([]), tmp_path / "missing" / "model.onnx")
 
 
 def test_write_model_refuses_a_node_whose_tensor_lies_elsewhere(tmp_path: Path) -> None:
     """A file that would depend on another one is not written."""
-    model = _model([])
+    model = _model_with_initializers([])
     tensor = ir.ExternalTensor("elsewhere", 0, 4, ir.DataType.FLOAT, shape=ir.Shape([1]), name="t")
     model.graph.insert_before(model.graph[0], ir.node("Constant", [], attributes={"value": tensor}, name="/Constant"))
     with pytest.raises(WriteError, match="/Constant lies in another file"):

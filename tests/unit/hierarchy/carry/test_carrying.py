@@ -1,4 +1,4 @@
-"""Tags come through whatever a tool does to a graph, and nothing is made up."""
+"""Tags are restored after tools that rewrite a graph, and none is invented."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def carried(after: ir.Model, before: ir.Model | None = None) -> dict[str, tuple[
     report = carry_tags(before or original(), after)
     assert measure_coverage(after).is_complete
     assert report.nodes == report.tagged == sum(report.by_way.values())
-    found = {}
+    tags = {}
     for node in all_nodes(after):
         tag = read_tag(node)
         assert tag is not None
-        found[node.outputs[0].name or ""] = (tag.tag, tag.source)
-    return found
+        tags[node.outputs[0].name or ""] = (tag.tag, tag.source)
+    return tags
 
 
 SAME = {"m": "/fc1/MatMul", "a": "/fc1/Add", "r": "/fc1/act/Relu", "n": "/fc2/MatMul", "z": "/Add"}
@@ -153,9 +153,9 @@ def test_carry_fused_name_tells_the_source_of_a_value_nobody_knows() -> None:
         }""",
         {**SAME, "a": "gemm_output_reshape", "i": "gemm_input_reshape", "g": "/fc1/MatMul/MatMulAddFusion"},
     )
-    found = carried(after)
-    assert {"/M/Fc1"} == {found[name][0] for name in "iga"}
-    assert ("/M/Fc1/Act", "direct") == found["r"]
+    tags = carried(after)
+    assert {"/M/Fc1"} == {tags[name][0] for name in "iga"}
+    assert ("/M/Fc1/Act", "direct") == tags["r"]
 
 
 @pytest.mark.parametrize("name", ["/fc1/MatMul_1", "MatMul_token_3", "/fc1/MatMul_token_3"])
@@ -182,8 +182,8 @@ def test_carry_weight_narrows_down_what_a_node_replaced() -> None:
         }""",
         {},
     )
-    found = carried(after)
-    assert {"p": "/M/Fc1", "q": "/M/Fc1", "t": "/M/Fc2", "z": "/M"} == {name: found[name][0] for name in "pqtz"}
+    tags = carried(after)
+    assert {"p": "/M/Fc1", "q": "/M/Fc1", "t": "/M/Fc2", "z": "/M"} == {name: tags[name][0] for name in "pqtz"}
 
 
 def test_carry_new_node_inherits_from_those_that_read_it() -> None:
@@ -201,9 +201,9 @@ def test_carry_new_node_inherits_from_those_that_read_it() -> None:
         }""",
         SAME,
     )
-    found = carried(after)
-    assert ("/M/Fc1/Act", "inherited") == found["c"] == found["d"]
-    assert ("/M", "inherited") == found["y"]
+    tags = carried(after)
+    assert ("/M/Fc1/Act", "inherited") == tags["c"] == tags["d"]
+    assert ("/M", "inherited") == tags["y"]
 
 
 def test_carry_constants_computed_ahead_do_not_pull_a_node_to_the_root() -> None:
@@ -303,9 +303,9 @@ def called(places: tuple[str, ...] = ("fc1", "", "act", "fc1")) -> ir.Model:
 def test_carry_reaches_functions() -> None:
     """Nodes of a function are matched within it; those nothing is known of belong to where it is called."""
     after = ir.from_onnx_text(WITH_DOMAIN + CALL.replace("t = Relu(v)", "o = Abs(v)  t = Relu(o)"))
-    found = carried(after, called())
-    assert {"y": "/M/Fc1", "z": "/M", "t": "/M/Fc1/Act", "s": "/M/Fc1"} == {name: found[name][0] for name in "yzts"}
-    assert ("/M/Fc1/Act", "inherited") == found["o"]
+    tags = carried(after, called())
+    assert {"y": "/M/Fc1", "z": "/M", "t": "/M/Fc1/Act", "s": "/M/Fc1"} == {name: tags[name][0] for name in "yzts"}
+    assert ("/M/Fc1/Act", "inherited") == tags["o"]
 
 
 def test_carry_inlined_function_belongs_to_its_call() -> None:
@@ -322,9 +322,9 @@ def test_carry_function_nobody_called_before_belongs_to_its_callers() -> None:
         <domain: "mine", opset_import: ["" : 17]>
         New (v) => (s) { t = Sin(v)  s = Cos(t) }"""
     )
-    found = carried(after)
-    assert ("/M/Fc1", "merged") == found["r"]
-    assert "/M/Fc1" == found["s"][0] == found["t"][0]
+    tags = carried(after)
+    assert ("/M/Fc1", "merged") == tags["r"]
+    assert "/M/Fc1" == tags["s"][0] == tags["t"][0]
 
 
 def test_carry_twice_changes_nothing() -> None:
@@ -351,8 +351,8 @@ def test_carry_from_a_damaged_original_still_covers_every_node(damage: Callable[
     """What the original does not say is told by the rest of it."""
     before = original()
     damage(before)
-    found = carried(rebuilt(MLP, {name: node for name, node in SAME.items() if name != "a"}), before)
-    assert ("/M/Fc1/Act", "direct") == found["r"]
+    tags = carried(rebuilt(MLP, {name: node for name, node in SAME.items() if name != "a"}), before)
+    assert ("/M/Fc1/Act", "direct") == tags["r"]
 
 
 KERNEL = ",".join(["0.5"] * 16 * 16)
@@ -387,11 +387,11 @@ def test_carry_blocked_layout_names_the_value_a_node_makes() -> None:
         }""",
         {"i": "ReorderInput", "k": "c_nchwc", "h": "Gelu", "l": "r_nchwc", "r": "ReorderOutput", "z": "/Exp"},
     )
-    found = carried(after, original(CONVOLUTIONS, CONVOLUTION_PLACES))
+    tags = carried(after, original(CONVOLUTIONS, CONVOLUTION_PLACES))
     assert {"i": "/M/Fc1", "k": "/M/Fc1", "h": "/M/Fc1/Act", "l": "/M", "r": "/M", "z": "/M"} == {
-        name: tag for name, (tag, _) in found.items()
+        name: tag for name, (tag, _) in tags.items()
     }
-    assert ("direct", "merged", "merged") == tuple(found[name][1] for name in "khl")
+    assert ("direct", "merged", "merged") == tuple(tags[name][1] for name in "khl")
     swallowed = next(node for node in all_nodes(after) if node.name == "r_nchwc")
     assert ["", "fc2"] == json.loads(swallowed.metadata_props["winml.hierarchy.modules"])
 

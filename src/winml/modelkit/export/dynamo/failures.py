@@ -1,6 +1,6 @@
-"""What could torch's dynamo exporter not do, and in which module?
+"""Translates the exceptions of torch's dynamo exporter into an ExportError with operator and module.
 
-Reads the exceptions torch raises, which hold the node it stumbled on; turns them into one error of ours.
+Reads the failed node from the stack frames of the exceptions.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from winml.modelkit.hierarchy.tracing import module_of_error
 __all__ = ["export_error"]
 
 _FIXED_AXIS = re.compile(r"(?:L\['(\w+)'\]\.size\(\)|inputs\['(\w+)'\]\.shape)\[(\d+)\]")
-"""How torch names a size in what it says about constraints."""
+"""How torch names a size in messages about constraints."""
 _MISSING_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
 _COMPLEX = re.compile(r"complex-valued|complex64|complex128")
 _DATA_DEPENDENT = re.compile(r"data-dependent|DataDependent|unbacked symint|GuardOnDataDependent", re.IGNORECASE)
 _T = TypeVar("_T")
 _LIBRARIES = frozenset({"torch", "winml", "onnxscript", "onnx_ir"})
-"""Folders of files whose lines nobody can change."""
+"""Packages whose lines are not reported, since the user cannot change them."""
 _SIZE_HINT = "Fix the size (leave the dynamic option out), or let the forward take sizes from x.shape only."
 
 
@@ -43,16 +43,16 @@ def export_error(
         error: What torch raised.
         model: The module that was exported.
         stacks: Reads the modules of torch's nodes.
-        axes: ``(argument, axis)`` → name of the dimension that was to be left open, and of the input.
+        axes: ``(argument, axis)`` → name of the dimension to leave open, and of the input.
     """
-    chain = tuple(_chain(error))
-    node = _first(_failed_node(link) for link in chain)
+    chain = tuple(_cause_chain(error))
+    node = _first_not_none(_failed_node(link) for link in chain)
     module = _module_of_node(node, stacks) if node is not None else None
     if module is None:
-        module = _first(module_of_error(link, model) for link in chain)
+        module = _first_not_none(module_of_error(link, model) for link in chain)
     place = f" in module {module or '(the root)'}" if module is not None else ""
-    if (missing := _first(_MISSING_OPERATOR.search(str(link)) for link in chain)) is not None:
-        operator = missing[1].replace(".", "::")
+    if (missing_operator := _first_not_none(_MISSING_OPERATOR.search(str(link)) for link in chain)) is not None:
+        operator = missing_operator[1].replace(".", "::")
         is_complex = any(_COMPLEX.search(str(link)) for link in chain)
         return ExportError(
             f"the dynamo exporter has no ONNX form of {operator}{' on complex numbers' if is_complex else ''}{place}",
@@ -64,9 +64,9 @@ def export_error(
             operator=operator,
             module=module,
         )
-    if fixed := _fixed_axes(error, axes):
+    if fixed_dimensions := _fixed_axes(error, axes):
         return ExportError(
-            f"{fixed} cannot be left open with the dynamo exporter{place}: {_reason(error)}",
+            f"{fixed_dimensions} cannot be left open with the dynamo exporter{place}: {_constraint_reason(error)}",
             hint=_SIZE_HINT,
             module=module,
         )
@@ -78,22 +78,24 @@ def export_error(
             hint="Use torch.where or torch.cond there, or --no-dynamo, which keeps the way the traced inputs went.",
             module=module,
         )
-    failed = _operator_of(node)
-    what = f"operator {failed} could not be converted" if failed else "the model could not be exported"
+    failed_operator = _operator_of(node)
+    summary = (
+        f"operator {failed_operator} could not be converted" if failed_operator else "the model could not be exported"
+    )
     return ExportError(
-        f"{what}{place} with the dynamo exporter: {type(cause).__name__}: {first_line(cause)}",
+        f"{summary}{place} with the dynamo exporter: {type(cause).__name__}: {first_line(cause)}",
         hint="The forward must run under torch.export with these inputs; --debug shows the full traceback.",
-        operator=failed,
+        operator=failed_operator,
         module=module,
     )
 
 
-def _first(found: Iterable[_T | None]) -> _T | None:
-    return next((item for item in found if item is not None), None)
+def _first_not_none(items: Iterable[_T | None]) -> _T | None:
+    return next((item for item in items if item is not None), None)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those it was raised from, the first cause last."""
+def _cause_chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes, the first cause last."""
     link: BaseException | None = error
     while link is not None:
         yield link
@@ -101,16 +103,16 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _failed_node(error: BaseException) -> torch.fx.Node | None:
-    """Return the node torch was converting when it failed, or None if it was doing something else."""
-    found = None
-    step = error.__traceback__
-    while step is not None:
-        frame = step.tb_frame
+    """Return the node torch was converting when it failed, or None if it failed elsewhere."""
+    failed_node = None
+    entry = error.__traceback__
+    while entry is not None:
+        frame = entry.tb_frame
         if frame.f_globals.get("__name__", "").startswith("torch.onnx."):
             node = frame.f_locals.get("node")
-            found = node if isinstance(node, torch.fx.Node) else found
-        step = step.tb_next
-    return found
+            failed_node = node if isinstance(node, torch.fx.Node) else failed_node
+        entry = entry.tb_next
+    return failed_node
 
 
 def _module_of_node(node: torch.fx.Node, stacks: ModuleStacks) -> str | None:
@@ -126,14 +128,14 @@ def _operator_of(node: torch.fx.Node | None) -> str | None:
 
 
 def _fixed_axes(error: BaseException, axes: Mapping[tuple[str, int], tuple[str, str]]) -> str:
-    """Return which of the dimensions to leave open torch complains about, in words; empty where it is none."""
-    named = dict.fromkeys((match[1] or match[2], int(match[3])) for match in _FIXED_AXIS.finditer(str(error)))
-    places = [f"{axes[key][0]} (axis {key[1]} of {axes[key][1]})" for key in named if key in axes]
+    """Return the dimensions named in torch's message about constraints, as text; ``""`` for none."""
+    axis_keys = dict.fromkeys((match[1] or match[2], int(match[3])) for match in _FIXED_AXIS.finditer(str(error)))
+    places = [f"{axes[key][0]} (axis {key[1]} of {axes[key][1]})" for key in axis_keys if key in axes]
     return " and ".join(places)
 
 
-def _reason(error: BaseException) -> str:
-    """Return the first line of what torch says about a constraint, without its own names for sizes."""
+def _constraint_reason(error: BaseException) -> str:
+    """Return the reason in torch's message about a constraint, without torch's names of sizes."""
     for line in str(error).splitlines():
         if "specialized it to be a constant" in line or "is not valid" in line:
             return "the forward takes it for a constant" if "constant" in line else line.strip(" -")
@@ -141,10 +143,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _line_of(chain: Sequence[BaseException]) -> str:
-    """Return the innermost line of Python outside torch in which it happened, without its folder, in brackets."""
+    """Return file name and line of the innermost frame outside the libraries, in brackets: `` (net.py:8)``."""
     for error in chain:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not _LIBRARIES.intersection(Path(frame.filename).parts)]
-        if own:
-            return f" ({Path(own[-1].filename).name}:{own[-1].lineno})"
+        user_frames = [frame for frame in frames if not _LIBRARIES.intersection(Path(frame.filename).parts)]
+        if user_frames:
+            return f" ({Path(user_frames[-1].filename).name}:{user_frames[-1].lineno})"
     return ""

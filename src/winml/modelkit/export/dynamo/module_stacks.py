@@ -1,10 +1,10 @@
-"""In which module did each node of a dynamo export run?
+"""Reads the module stack of every node of a dynamo export.
 
-torch's dynamo exporter writes the stack of modules into the metadata of every node. Here it is read back as paths of
+torch's dynamo exporter writes the stack into the metadata of every node; it is read back as paths of
 ``named_modules()``. Knows nothing of tags.
 
-NOTE: where two names lead to one module, torch's tracer takes whatever name it met on the way for the path. So it is
-told the path, in a private place of torch. ``tests/unit/export/dynamo/test_capturing.py`` fails when that moves.
+NOTE: patches a private class of torch, whose tracer would give a module that is registered twice either path
+(docs/decisions/0004-private-seams.md). ``tests/unit/export/dynamo/test_capturing.py`` fails when that moves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from winml.modelkit.metadata_keys import (
     TORCH_PREFIX,
 )
 
-__all__ = ["CLASSES_KEY", "SCOPES_KEY", "ModuleStacks", "drop_exporter_metadata"]
+__all__ = ["ModuleStacks", "drop_exporter_metadata"]
 
 _TORCH_PREFIXES = (TORCH_PREFIX, ONNXSCRIPT_PREFIX)
 _CALL_COUNTER = re.compile(r"@\d+$")
@@ -36,63 +36,63 @@ _CALL_COUNTER = re.compile(r"@\d+$")
 
 
 class ModuleStacks:
-    """Has stacks of module paths written, and reads them; each module under the one path it is known by."""
+    """Makes torch write stacks of module paths, and reads them; each module has one path, its first."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._first: dict[nn.Module, str] = {}
+        self._first_paths: dict[nn.Module, str] = {}
         self._paths: dict[str, str] = {}
         for path, module in model.named_modules(remove_duplicate=False):
-            # A module registered twice is known by its first path, whichever way it was called.
-            self._paths[path] = self._first.setdefault(module, path)
+            # A module registered twice has its first path, by whichever name it was called.
+            self._paths[path] = self._first_paths.setdefault(module, path)
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Make an export inside the block write the paths of this model."""
+    def patched_tracer(self) -> Iterator[None]:
+        """Patch torch's tracer, so that an export inside the block writes the paths of this model."""
         path_of_module = _ModuleStackTracer.path_of_module
 
-        def known_path(tracer: _ModuleStackTracer, module: Any) -> str:
-            # Where modules are shared, torch hands around stand-ins of them.
-            stood_in = isinstance(module, _AttrProxy)
-            base: nn.Module = module.get_base() if stood_in else module
-            # The root is torch's own affair: it wraps it, and leaves the wrapper out.
-            return self._first.get(base) or path_of_module(tracer, module)
+        def first_path(tracer: _ModuleStackTracer, module: Any) -> str:
+            # torch passes proxies of modules that are shared.
+            is_stand_in = isinstance(module, _AttrProxy)
+            base: nn.Module = module.get_base() if is_stand_in else module
+            # torch wraps the root and leaves the wrapper out of the path itself.
+            return self._first_paths.get(base) or path_of_module(tracer, module)
 
-        _ModuleStackTracer.path_of_module = known_path  # type: ignore[method-assign,assignment]
+        _ModuleStackTracer.path_of_module = first_path  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
             _ModuleStackTracer.path_of_module = path_of_module  # type: ignore[method-assign]
 
     def read(self, node: ir.Node) -> tuple[str, ...]:
-        """Return the paths of the modules a node ran in, outermost first; empty where the exporter kept none."""
+        """Return the paths of the modules a node ran in, outermost first; empty where the exporter recorded none."""
         text = node.metadata_props.get(SCOPES_KEY)
         return self.decode(ast.literal_eval(text)[:-1]) if text else ()
 
     def decode(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the module paths for what torch wrote; what is no module of the model is passed over."""
-        plain = (_CALL_COUNTER.sub("", name).replace("._modules.", ".") for name in names)
-        return tuple(self._paths[name] for name in plain if name in self._paths)
+        """Return the module paths of torch's names; names that are no module of the model are skipped."""
+        plain_names = (_CALL_COUNTER.sub("", name).replace("._modules.", ".") for name in names)
+        return tuple(self._paths[name] for name in plain_names if name in self._paths)
 
 
 def drop_exporter_metadata(model: ir.Model, *, keep_stack_traces: bool) -> None:
-    """Remove what torch wrote for its own debugging, in place; the scopes and classes of nodes stay.
+    """Remove torch's debugging metadata, in place; the scopes and classes of nodes are kept.
 
     Args:
-        model: A graph fresh from torch.
-        keep_stack_traces: Leave the lines of Python a node came from; these are local paths.
+        model: A graph torch exported.
+        keep_stack_traces: Keep the lines of Python a node came from; these contain local paths.
     """
-    kept = {SCOPES_KEY, CLASSES_KEY, *((STACK_TRACE_KEY, FX_NODE_KEY) if keep_stack_traces else ())}
+    kept_keys = {SCOPES_KEY, CLASSES_KEY, *((STACK_TRACE_KEY, FX_NODE_KEY) if keep_stack_traces else ())}
     for graph in model.graphs():
         values = [*graph.inputs, *graph.initializers.values()]
         for node in graph:
             values += node.outputs
-            _drop(node.metadata_props, kept)
+            _drop_torch_keys(node.metadata_props, kept_keys)
             node.doc_string = None
         for value in values:
-            _drop(value.metadata_props, set())
-        _drop(graph.metadata_props, set())
+            _drop_torch_keys(value.metadata_props, set())
+        _drop_torch_keys(graph.metadata_props, set())
 
 
-def _drop(metadata: dict[str, str], kept: set[str]) -> None:
-    for key in [key for key in metadata if key.startswith(_TORCH_PREFIXES) and key not in kept]:
+def _drop_torch_keys(metadata: dict[str, str], kept_keys: set[str]) -> None:
+    for key in [key for key in metadata if key.startswith(_TORCH_PREFIXES) and key not in kept_keys]:
         del metadata[key]

@@ -1,7 +1,7 @@
-"""How long may a library work on something that may have no end?
+"""Stops a block of Python after a time limit.
 
-torch works out open sizes by symbolic algebra, whose expressions can grow without bound. Stops a block of Python from
-outside, as Ctrl-C does; a single call into compiled code is waited for.
+torch computes open sizes by symbolic algebra, whose expressions can grow without bound. The block is stopped as by
+Ctrl-C; a call into compiled code ends first.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["TimeIsUpError", "time_limit"]
 
 
 class TimeIsUpError(BaseException):
-    """The time is up. No ``Exception``: libraries catch those and go on another way."""
+    """The time limit is exceeded. Not an ``Exception``: libraries catch those and continue."""
 
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise :class:`TimeIsUpError` in the block when it has taken longer; None lets it take as long as it wants."""
+    """Raise :class:`TimeIsUpError` in the block when it takes longer than ``seconds``; None: no limit."""
     if seconds is None:
         yield
         return
@@ -43,5 +43,5 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         timer.cancel()
         with lock:
             is_over = True
-        # What was raised and has not arrived yet must not arrive outside of the block.
+        # Cancel an error that was set and not raised yet: it must not be raised outside the block.
         raise_in(thread, None)

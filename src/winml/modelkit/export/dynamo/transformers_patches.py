@@ -1,10 +1,10 @@
-"""What does transformers know about exporting its own models?
+"""Applies transformers' own repairs for exporting its models with dynamo.
 
-It carries repairs for single architectures and operators (``transformers.exporters``), which are put in place for the
-time of one export. Models of other libraries, and a transformers without them, are exported as they are.
+``transformers.exporters`` has repairs for single architectures and operators; they are applied for the time of one
+export. Models of other libraries are exported without, and so are all models with an older transformers.
 
-NOTE: ``OnnxExporter``, its public class, takes no prepared forward and gives no program, so its parts are used.
-``tests/unit/export/dynamo/test_transformers_patches.py`` fails when one of them moves.
+NOTE: ``OnnxExporter``, its public class, accepts no prepared forward and returns no program, so its parts are used
+(docs/decisions/0004-private-seams.md). ``tests/unit/export/dynamo/test_transformers_patches.py`` fails when one moves.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from torch import nn
 __all__ = ["LibraryRepairs", "library_repairs"]
 
 
-def _nothing(_subject: Any) -> None:
+def _do_nothing(_subject: Any) -> None:
     return
 
 
 @dataclass(frozen=True)
 class LibraryRepairs:
-    """What is left to do by hand while the patches are in place."""
+    """The repairs that the caller applies during the export."""
 
     translations: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
-    """ONNX forms of torch operators, instead of torch's own."""
-    repair_program: Callable[[torch.export.ExportedProgram], None] = _nothing
-    """Rewrites in place what ONNX has no form of."""
-    repair_graph: Callable[[torch.onnx.ONNXProgram], None] = _nothing
-    """Rewrites in place what ONNX Runtime does not take."""
+    """ONNX forms of torch operators, in place of torch's own."""
+    repair_program: Callable[[torch.export.ExportedProgram], None] = _do_nothing
+    """Rewrites operators without an ONNX form, in place."""
+    repair_graph: Callable[[torch.onnx.ONNXProgram], None] = _do_nothing
+    """Rewrites nodes that ONNX Runtime does not accept, in place."""
 
 
 @contextmanager
 def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
-    """Put transformers' patches in place for an export of ``model``, and take them away again.
+    """Apply transformers' patches for the time of the block.
 
     Args:
-        model: The model; where no part of it is a transformers model, nothing is patched.
+        model: The model; where no module of it is a transformers model, nothing is patched.
     """
-    parts = _transformers_models(model)
-    exporters = _exporters() if parts else None
+    library_models = _transformers_models(model)
+    exporters = _import_exporters() if library_models else None
     if exporters is None:
         yield LibraryRepairs()
         return
     onnx, dynamo, shared = exporters
-    for part in parts:
-        dynamo.register_cache_pytrees_for_model(part)
+    for library_model in library_models:
+        dynamo.register_cache_pytrees_for_model(library_model)
     attention = nn.functional.scaled_dot_product_attention
     with ExitStack() as stack:
         stack.enter_context(shared.apply_patches("onnx"))
@@ -66,25 +66,33 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
 
 @contextmanager
 def _attention_over_low_values(original: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Let attention over nothing but very low values stay what it is in torch; patches torch for the block.
+    """Restore torch's result for rows whose mask values are all very low; patches torch for the time of the block.
 
-    transformers' patch answers a row of a mask of numbers, all of them the lowest, with zeros. torch does so for minus
-    infinity only, and averages the values otherwise: padding outside a sliding window is such a row.
+    With transformers' patch, such a row of a float mask gives zeros. torch gives zeros only where all values are minus
+    infinity, and otherwise the mean of the values. Padding outside a sliding window is such a row.
 
     Args:
-        original: torch's attention, without that patch.
+        original: torch's attention, without transformers' patch.
     """
     patched = nn.functional.scaled_dot_product_attention
 
     def attention(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None, *rest: Any,
-        **named: Any,
-    ) -> torch.Tensor:  # fmt: skip
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        *options: Any,
+        **named_options: Any,
+    ) -> torch.Tensor:
         if attn_mask is None or attn_mask.dtype == torch.bool:
-            return patched(query, key, value, attn_mask, *rest, **named)
-        answer = original(query, key, value, attn_mask, *rest, **named)
-        attended = (attn_mask > -torch.inf).to(query.dtype).sum(-1, keepdim=True)
-        return torch.where(attended < 1, torch.zeros((), dtype=answer.dtype, device=answer.device), answer)
+            return patched(query, key, value, attn_mask, *options, **named_options)
+        attended_values = original(query, key, value, attn_mask, *options, **named_options)
+        visible_count = (attn_mask > -torch.inf).to(query.dtype).sum(-1, keepdim=True)
+        return torch.where(
+            visible_count < 1,
+            torch.zeros((), dtype=attended_values.dtype, device=attended_values.device),
+            attended_values,
+        )
 
     nn.functional.scaled_dot_product_attention = attention
     try:
@@ -94,21 +102,21 @@ def _attention_over_low_values(original: Callable[..., torch.Tensor]) -> Iterato
 
 
 def _transformers_models(model: nn.Module) -> list[nn.Module]:
-    """Return the parts of a model that are transformers models, none below another one."""
+    """Return the modules of a model that are transformers models, none inside another one."""
     import sys
 
     library = sys.modules.get("transformers.modeling_utils")
     if library is None:
         return []
-    found: list[tuple[str, nn.Module]] = []
+    models_by_path: list[tuple[str, nn.Module]] = []
     for path, module in model.named_modules():
-        inside = any(path.startswith(f"{outer}.") or outer == "" for outer, _ in found)
+        inside = any(path.startswith(f"{outer}.") or outer == "" for outer, _ in models_by_path)
         if not inside and isinstance(module, library.PreTrainedModel):
-            found.append((path, module))
-    return [module for _, module in found]
+            models_by_path.append((path, module))
+    return [module for _, module in models_by_path]
 
 
-def _exporters() -> tuple[Any, Any, Any] | None:
+def _import_exporters() -> tuple[Any, Any, Any] | None:
     try:
         from transformers.exporters import exporter_dynamo, exporter_onnx, utils
     except ImportError:

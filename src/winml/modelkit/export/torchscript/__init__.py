@@ -1,1 +1,1 @@
-"""How does a module's forward become a graph, with torch's TorchScript exporter?"""
+"""How is a module's forward captured with torch's TorchScript exporter?"""

@@ -1,7 +1,8 @@
-"""How does a module's forward become a graph, with torch's TorchScript exporter?
+"""Captures a module's forward as a graph with torch's TorchScript exporter.
 
-Parameters stay out of the trace and are attached by reference afterwards, so capturing never copies a weight. The graph
-comes back with the exact module stack of every node and with names of our making; tags are put on by ``node_tagger``.
+Parameters are inputs of the trace and are attached by reference afterwards, so capturing never copies a weight. Every
+node comes with its exact module stack and a name after its module; ``node_tagger`` writes the tags. Why TorchScript is
+tried first: docs/decisions/0003-torchscript-first.md.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from torch import nn
 from torch.onnx.errors import UnsupportedOperatorError
 
 from winml.modelkit.errors import ExportError, InternalError, first_line
-from winml.modelkit.export.capture import Capture
-from winml.modelkit.export.captured_names import leave_open, name_by_module, place_operands
+from winml.modelkit.export.capture import Capture, CaptureOptions
+from winml.modelkit.export.captured_names import name_by_module, name_open_sizes, place_operands
 from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.export.torchscript.operators import further_operators
 from winml.modelkit.export.torchscript.scopes import ModuleScopes, operator_of_error
@@ -46,62 +47,35 @@ def capture_torchscript(
     inputs: Mapping[str, torch.Tensor],
     forward: FlatForward,
     tree: ModuleTree,
-    *,
-    opset_version: int,
-    dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
-    keep_stack_traces: bool = False,
+    options: CaptureOptions,
 ) -> Capture:
     """Trace a prepared module and return its graph.
 
     Args:
         model: The module, its forward replaced by ``forward``.
         inputs: Example tensors by input name, in order; their shapes become the graph's.
-        forward: What the forward was replaced by, called at least once; it names the outputs.
-        tree: The module tree, for the names of nodes.
-        opset_version: Default opset of the graph.
-        dynamic_axes: Input → axis → name, for the sizes that are to be left open; the others become the graph's.
-        keep_stack_traces: Record on every node the lines of Python it came from; these are local paths.
+        forward: The flat forward, called at least once, so that its output names are known.
+        tree: The modules of the model, for the names of nodes.
+        options: Opset and open sizes; weights and time limit are not used.
 
     Raises:
         ExportError: the module cannot be traced, or the exporter lacks an operator; names operator and module where
-        known.
+            known.
     """
     scopes = ModuleScopes(model)
-    buffer = io.BytesIO()
     try:
-        with (
-            scopes.applied(),
-            further_operators(opset_version),
-            booleans_as_numbers(),
-            tensors_rounded_as_numbers(),
-            warnings.catch_warnings(record=True) as caught,
-        ):
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", _TracerWarning)
-            torch.onnx.export(
-                model,
-                tuple(tensor.clone() for tensor in inputs.values()),
-                buffer,  # type: ignore[arg-type]  # it writes into anything with write()
-                input_names=list(forward.input_names),
-                output_names=list(forward.output_names),
-                opset_version=opset_version,
-                dynamic_axes={name: dict(named) for name, named in dynamic_axes.items()} if dynamic_axes else None,
-                dynamo=False,
-                # Weights come as named graph inputs, are never folded or compared by value, and are attached below.
-                export_params=False,
-                do_constant_folding=False,
-                keep_initializers_as_inputs=True,
-                # The exporter's word for: leave the source lines in the nodes' doc strings.
-                verbose=keep_stack_traces,
-            )
+            serialized = _export_with_torch(model, inputs, forward, scopes, options)
     except Exception as error:
-        raise _export_error(error, scopes, model, opset_version) from error
-    captured = ir.serde.deserialize_model(onnx.load_model_from_string(buffer.getvalue()))
+        raise _export_error(error, scopes, model, options.opset_version) from error
+    captured = ir.serde.deserialize_model(onnx.load_model_from_string(serialized))
     captured.ir_version = max(captured.ir_version or 0, MINIMUM_IR_VERSION)
     _attach_parameters(captured, model, forward.input_names)
     unused_inputs = _restore_unused_inputs(captured.graph, inputs)
-    if dynamic_axes:
-        leave_open(captured.graph, dynamic_axes)
+    if options.dynamic_axes:
+        name_open_sizes(captured.graph, options.dynamic_axes)
     node_scopes = {node: scopes.read(node.name or "") for node in captured.graph.all_nodes()}
     _move_stack_traces(captured.graph)
     place_operands(node_scopes)
@@ -109,12 +83,46 @@ def capture_torchscript(
     return Capture(captured, node_scopes, unused_inputs, _fixed_choices(caught))
 
 
+def _export_with_torch(
+    model: nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    forward: FlatForward,
+    scopes: ModuleScopes,
+    options: CaptureOptions,
+) -> bytes:
+    """Return the file torch's TorchScript exporter writes, with weights as inputs."""
+    buffer = io.BytesIO()
+    with (
+        scopes.patched_exporter(),
+        further_operators(options.opset_version),
+        booleans_as_numbers(),
+        tensors_rounded_as_numbers(),
+    ):
+        torch.onnx.export(
+            model,
+            tuple(tensor.clone() for tensor in inputs.values()),
+            buffer,  # type: ignore[arg-type]  # it writes into anything with write()
+            input_names=list(forward.input_names),
+            output_names=list(forward.output_names),
+            opset_version=options.opset_version,
+            dynamic_axes={name: dict(axis_names) for name, axis_names in options.dynamic_axes.items()} or None,
+            dynamo=False,
+            # Weights become named graph inputs, are never folded or compared by value, and are attached afterwards.
+            export_params=False,
+            do_constant_folding=False,
+            keep_initializers_as_inputs=True,
+            # The exporter's name for: write the source lines into the nodes' doc strings.
+            verbose=options.keep_stack_traces,
+        )
+    return buffer.getvalue()
+
+
 def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opset_version: int) -> ExportError:
     converted = operator_of_error(error, scopes)
     operator, module = converted or (None, module_of_error(error, model))
     place = f" in module {module or '(the root)'}" if module is not None else ""
     if isinstance(error, UnsupportedOperatorError):
-        # The exporter knows whether a newer opset would do: "Support for this operator was added in version 18, …".
+        # The exporter's message names a sufficient opset: "Support for this operator was added in version 18, …".
         newer = re.search(r"version (\d+), try", str(error))
         remedy = "No opset has one: let dynamo try (without --no-dynamo), or replace"
         if newer:
@@ -125,9 +133,9 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
             operator=operator,
             module=module,
         )
-    what = f"operator {operator} could not be converted" if operator else "the model could not be traced"
+    summary = f"operator {operator} could not be converted" if operator else "the model could not be traced"
     return ExportError(
-        f"{what}{place}: {type(error).__name__}: {first_line(error)}",
+        f"{summary}{place}: {type(error).__name__}: {first_line(error)}",
         hint="The forward must run under torch.jit.trace with these inputs; --debug shows the full traceback.",
         operator=operator,
         module=module,
@@ -135,9 +143,9 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
 
 
 def _fixed_choices(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
-    """Return where the tracer saw Python code read a tensor's value.
+    """Return the lines where the user's Python read a tensor's value during tracing.
 
-    Libraries do it by the dozen, on shapes mostly; nobody can act on those, and verification decides.
+    Lines of installed libraries are left out: they mostly read shapes, and the user cannot change them.
     """
     places = (
         f"{Path(warning.filename).name}:{warning.lineno}"
@@ -148,16 +156,16 @@ def _fixed_choices(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]
 
 
 def _attach_parameters(captured: ir.Model, model: nn.Module, input_names: Sequence[str]) -> None:
-    """Turn the graph inputs that stand for parameters into initializers that refer to the live tensors; in place."""
+    """Turn the graph inputs that are parameters into initializers that refer to the module's tensors, in place."""
     tensors = model.state_dict(keep_vars=True)
     graph = captured.graph
     for value in [value for value in graph.inputs if value.name not in input_names]:
         name = value.name or ""
-        # A parameter that bears the name of an input comes with a counter.
+        # torch appends a counter to a parameter that has the name of an input.
         tensor = tensors.get(name, tensors.get(_COUNTER.sub("", name)))
         if tensor is None:
             raise InternalError(
-                f"the traced graph has an input {name!r} that is neither asked for nor a tensor of the model"
+                f"the traced graph has an input {name!r} that is neither requested nor a tensor of the model"
             )
         graph.inputs.remove(value)
         value.const_value = tensor_adapters.TorchTensor(tensor.detach(), name=name)
@@ -165,7 +173,7 @@ def _attach_parameters(captured: ir.Model, model: nn.Module, input_names: Sequen
 
 
 def _restore_unused_inputs(graph: ir.Graph, inputs: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
-    """Declare the inputs the exporter left out because nothing reads them, in place; return their names."""
+    """Add the inputs that the exporter dropped because nothing reads them, in place; return their names."""
     present = {value.name: value for value in graph.inputs}
     unused = tuple(name for name in inputs if name not in present)
     for name in unused:

@@ -1,7 +1,7 @@
-"""What does TorchScript's tracer make of a Python bool where torch takes a number?
+"""Replaces Python bools by numbers in calls of torch functions during tracing.
 
-An operator of a signature that does not exist, over which it stumbles with an internal error. Here such a bool becomes
-the number it stands for, where the answer is the same.
+TorchScript's tracer records a bool as an operand of a signature that does not exist, and fails with an internal error.
+Where the result is the same, such a bool is replaced by 1 or 0.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _OF_TENSORS = (
     *("scatter", "scatter_"),
 )
 _OF_TORCH = ("full", "full_like", "index_fill", "masked_fill", "scatter")
-"""Specified, with those above: functions that put a number into a tensor; all but ``full`` go by the tensor's dtype."""
+"""Specified, with those above: functions that write a number into a tensor; all but ``full`` use the tensor's dtype."""
 _NAMES_OF_NUMBERS = ("fill_value", "value")
 
 
 @contextmanager
 def booleans_as_numbers() -> Iterator[None]:
-    """Hand 1 and 0 on for True and False to the functions above, for the time of the block; patches torch."""
+    """Pass 1 and 0 instead of True and False to the functions above, for the time of the block; patches torch."""
     with ExitStack() as stack:
         for name in _OF_TENSORS:
             stack.enter_context(_taking_numbers(torch.Tensor, name))
@@ -41,12 +41,14 @@ def _taking_numbers(owner: Any, name: str) -> Iterator[None]:
     is_own = name in vars(owner)
 
     @functools.wraps(original)
-    def call(*args: Any, **named: Any) -> Any:
-        numbers = {key: named[key] for key in _NAMES_OF_NUMBERS if key in named}
+    def call(*args: Any, **options: Any) -> Any:
+        numbers = {key: options[key] for key in _NAMES_OF_NUMBERS if key in options}
         if name == "full" and any(isinstance(value, bool) for value in (*args, *numbers.values())):
-            # The only one that goes by the kind of the number.
-            named["dtype"] = named.get("dtype") or torch.bool
-        return original(*map(_number, args), **{**named, **{key: _number(value) for key, value in numbers.items()}})
+            # The only one whose dtype follows from the number.
+            options["dtype"] = options.get("dtype") or torch.bool
+        return original(
+            *map(_as_number, args), **{**options, **{key: _as_number(value) for key, value in numbers.items()}}
+        )
 
     setattr(owner, name, call)
     try:
@@ -58,5 +60,5 @@ def _taking_numbers(owner: Any, name: str) -> Iterator[None]:
             delattr(owner, name)
 
 
-def _number(value: Any) -> Any:
+def _as_number(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value

@@ -1,6 +1,6 @@
-"""What does a forward get that rounds a number it computed from sizes, while TorchScript traces it?
+"""Supports ``round()`` of numbers computed from sizes during a TorchScript trace.
 
-There a size is a tensor, and tensors have no ``round()``. Here they have one for the time of the block.
+In a trace a size is a tensor, and tensors have no ``__round__``; it is added for the time of the block.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _DIGITS = 6
 
 @contextmanager
 def tensors_rounded_as_numbers() -> Iterator[None]:
-    """Let ``round()`` take tensors of one element inside the block; patches torch.
+    """Let ``round()`` accept tensors of one element inside the block; patches torch.
 
-    The answer is a number, as it is without a trace: the graph keeps it, as it keeps what ``int()`` makes of a tensor.
+    The result is a Python number, as without a trace: it becomes a constant of the graph, as with ``int()``.
     """
     if hasattr(torch.Tensor, "__round__"):
         yield
         return
-    torch.Tensor.__round__ = _rounded  # type: ignore[attr-defined]
+    torch.Tensor.__round__ = _round_tensor  # type: ignore[attr-defined]
     try:
         yield
     finally:
         del torch.Tensor.__round__  # type: ignore[attr-defined]
 
 
-def _rounded(values: torch.Tensor, digits: int | None = None) -> int | float:
+def _round_tensor(values: torch.Tensor, digits: int | None = None) -> int | float:
     number = values.item()
     if values.dtype == torch.float32:
-        # What Python divides in 64 bits was divided in 32: the digits beyond are none of the number's.
+        # Python computes in 64 bits, the trace in 32: drop the digits that 32 bits do not have.
         number = float(f"{number:.{_DIGITS}g}")
     return round(number, digits)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from winml.modelkit.errors import ExportError
-from winml.modelkit.export.capture import Capture
+from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.config import ExporterName, WinMLExportConfig
 from winml.modelkit.export.exporter_choice import ExporterUse
 from winml.modelkit.export.preparation import FlatForward
@@ -70,34 +70,22 @@ def _capture(
 ) -> Capture:
     if name == "torchscript" and loaded.stored is not None:
         return _capture_with_weights(loaded, tensors, forward, tree, config)
-    opset_version, axes = config.opset_for(name), axes_of(loaded.inputs)
+    options = CaptureOptions(
+        opset_version=config.opset_for(name),
+        dynamic_axes=axes_of(loaded.inputs),
+        keep_stack_traces=config.keep_torch_metadata,
+        weights=loaded.stored,
+        time_limit_s=time_limit_s,
+    )
     # An attempt that fails half-way leaves nothing on the modules for the next.
     with unchanged_attributes(loaded.model):
         if name == "torchscript":
             from winml.modelkit.export.torchscript.capturing import capture_torchscript
 
-            return capture_torchscript(
-                loaded.model,
-                tensors,
-                forward,
-                tree,
-                opset_version=opset_version,
-                dynamic_axes=axes,
-                keep_stack_traces=config.keep_torch_metadata,
-            )
+            return capture_torchscript(loaded.model, tensors, forward, tree, options)
         from winml.modelkit.export.dynamo.capturing import capture_dynamo
 
-        return capture_dynamo(
-            loaded.model,
-            copies_for(loaded.model, tensors),
-            forward,
-            tree,
-            opset_version=opset_version,
-            dynamic_axes=axes,
-            keep_stack_traces=config.keep_torch_metadata,
-            weights=loaded.stored,
-            time_limit_s=time_limit_s,
-        )
+        return capture_dynamo(loaded.model, copies_for(loaded.model, tensors), forward, tree, options)
 
 
 def _capture_with_weights(

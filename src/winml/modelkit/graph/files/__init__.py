@@ -1,1 +1,1 @@
-"""How does a graph become a file, and a file a graph?"""
+"""How are ONNX files read and written?"""

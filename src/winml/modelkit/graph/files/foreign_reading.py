@@ -1,8 +1,8 @@
-"""How is a file that another tool wrote read, when its metadata may be broken?
+"""Reads files that another tool wrote, and merges duplicate metadata keys.
 
-Some builds of ONNX Runtime copy the keys of every node they fuse into the fused one, so that a key stands there several
-times; readers keep one of the values and ``onnx.checker`` refuses the file. Here what the values say together is kept.
-Does not look for tags that are missing.
+Some builds of ONNX Runtime copy the metadata of every node they fuse into the fused node, so that a key occurs several
+times. Readers then keep one of the values, and ``onnx.checker`` refuses the file. Does not restore tags that are
+missing.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ def read_foreign(path: Path) -> tuple[ir.Model, int]:
     """Read the structure of a model, no weights, with every metadata key once.
 
     Returns:
-        The model, whose larger tensors have no values, and the number of nodes with keys that stood there more than
-        once.
+        The model, whose larger tensors have no values, and the number of nodes that had duplicate keys.
 
     Raises:
         ModelPathError: there is no such file.
@@ -68,20 +67,23 @@ def read_foreign(path: Path) -> tuple[ir.Model, int]:
 
 
 def merge_duplicate_keys(model: onnx.ModelProto) -> int:
-    """Leave every metadata key of every node once, in place.
+    """Merge the duplicate metadata keys of every node, in place.
 
-    Several tags become the one of the common module, with source ``merged`` and the list of modules, and wait for
-    ``carry_tags`` to complete them. Of other keys the last value stays; torch's go where they disagree.
+    Different tags become the tag of the common module, with source ``merged`` and the list of modules; ``carry_tags``
+    completes the other keys. Of other keys the last value is kept; torch's keys are dropped where their values differ.
 
     Returns:
-        The number of nodes with a key that stood there more than once.
+        The number of nodes that had duplicate keys.
     """
     repaired = 0
-    for node in (*_nodes(model.graph.node), *_nodes(node for function in model.functions for node in function.node)):
+    for node in (
+        *_all_nodes(model.graph.node),
+        *_all_nodes(node for function in model.functions for node in function.node),
+    ):
         keys = [entry.key for entry in node.metadata_props]
         if len(keys) == len(set(keys)):
             continue
-        merged = _merged(node)
+        merged = _merged_metadata(node)
         del node.metadata_props[:]
         for key, value in merged.items():
             node.metadata_props.add(key=key, value=value)
@@ -89,35 +91,37 @@ def merge_duplicate_keys(model: onnx.ModelProto) -> int:
     return repaired
 
 
-def _merged(node: onnx.NodeProto) -> dict[str, str]:
+def _merged_metadata(node: onnx.NodeProto) -> dict[str, str]:
     values: dict[str, list[str]] = defaultdict(list)
     for entry in node.metadata_props:
         values[entry.key].append(entry.value)
     merged = {
-        key: given[-1] for key, given in values.items() if len(set(given)) == 1 or not key.startswith(TORCH_PREFIX)
+        key: key_values[-1]
+        for key, key_values in values.items()
+        if len(set(key_values)) == 1 or not key.startswith(TORCH_PREFIX)
     }
     if len(set(values[TAG_KEY])) < 2:
         return merged
     try:
         merged[TAG_KEY] = address.common_ancestor(values[TAG_KEY])
     except ValueError:
-        # A text that is no tag; whoever carries tags finds the node without one.
+        # Not a valid tag; carrying the tags later finds the node untagged.
         del merged[TAG_KEY]
         return merged
     merged[SOURCE_KEY] = "merged"
     merged[MODULES_KEY] = json.dumps(sorted(set(values[MODULE_KEY])), ensure_ascii=False)
     for key in (DEPTH_KEY, MODULE_KEY, NAMESPACE_KEY):
-        # Carrying the tags writes them anew, from the model that knows the module of this tag.
+        # Carrying the tags writes these from the original model, which knows the module of this tag.
         merged.pop(key, None)
     return merged
 
 
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yield nodes and those of their subgraphs."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                yield from _nodes(attribute.g.node)
+                yield from _all_nodes(attribute.g.node)
             for graph in attribute.graphs:
-                yield from _nodes(graph.node)
+                yield from _all_nodes(graph.node)

@@ -1,7 +1,7 @@
-"""How is the metadata of an ONNX file exchanged, and every other byte of it left as it is?
+"""Replaces the metadata of an ONNX file and leaves every other byte unchanged.
 
-The file is copied field by field in its wire format. Only the metadata of the model and of its nodes is written anew:
-nothing is lost that this or any other library does not know, and memory does not grow with the weights.
+Copies the file field by field in its wire format and rewrites only the metadata of the model and its nodes. Fields
+unknown to any library are preserved, and memory does not grow with the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from winml.modelkit.graph.files.wire import varint
 __all__ = ["rewrite_metadata"]
 
 CHUNK_BYTES = 1 << 24
-"""How much is copied at a time. Chosen: larger chunks are no faster."""
+"""Bytes copied at a time. Chosen: larger chunks are no faster."""
 
 _LENGTH_DELIMITED = 2
 """Specified: the wire type of messages."""
@@ -32,20 +32,20 @@ _HOLDS_NODES = {
     onnx.NodeProto.DESCRIPTOR: ("attribute",),
     onnx.AttributeProto.DESCRIPTOR: ("g", "graphs"),
 }
-"""Message → fields in which nodes are found."""
+"""Message → fields that contain nodes."""
 
 Metadata = Mapping[str, str]
-_Piece = bytes | range
+_Span = bytes | range
 """Bytes of our own, or a range of the file."""
 
 
 def rewrite_metadata(
-    source: Path, target: Path, model: Metadata, nodes: Iterable[Metadata], function_nodes: Iterable[Metadata] = ()
+    original: Path, target: Path, model: Metadata, nodes: Iterable[Metadata], function_nodes: Iterable[Metadata] = ()
 ) -> None:
-    """Copy a model file and exchange its metadata.
+    """Copy a model file and replace its metadata.
 
     Args:
-        source: A file that ``read_structure`` reads.
+        original: A file that ``read_structure`` reads.
         target: The file to write.
         model: The metadata of the model.
         nodes: That of every node of the graph, each before the nodes of its subgraphs.
@@ -54,17 +54,17 @@ def rewrite_metadata(
     Raises:
         OSError: a file cannot be read or written.
     """
-    with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with original.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         rewriting = _Rewriting(data, model, iter(nodes), iter(function_nodes))
         pieces = rewriting.pieces(0, len(data), onnx.ModelProto.DESCRIPTOR)
         if next(rewriting.nodes, None) is not None or next(rewriting.function_nodes, None) is not None:
-            raise InternalError(f"{source} has fewer nodes than metadata was given for")
+            raise InternalError(f"{original} has fewer nodes than metadata was given for")
         with target.open("wb") as out:
             for piece in pieces:
-                _copy(data, piece, out)
+                _copy_span(data, piece, out)
 
 
-def _copy(data: mmap.mmap, piece: _Piece, out: BinaryIO) -> None:
+def _copy_span(data: mmap.mmap, piece: _Span, out: BinaryIO) -> None:
     if isinstance(piece, bytes):
         out.write(piece)
         return
@@ -81,45 +81,45 @@ class _Rewriting:
         self._data = data
         self._model = model
 
-    def pieces(self, start: int, end: int, message: Any, *, in_function: bool = False) -> list[_Piece]:
-        """Return the message between two positions, its metadata exchanged."""
-        own = self._own_metadata(message, in_function)
+    def pieces(self, start: int, end: int, message: Any, *, in_function: bool = False) -> list[_Span]:
+        """Return the message between two positions with its metadata replaced."""
+        new_metadata = self._new_metadata(message, in_function)
         holders = _HOLDS_NODES[message]
         fields = message.fields_by_number
-        found: list[_Piece] = []
+        spans: list[_Span] = []
         copied = start
         for number, wire_type, at, value, stop in walk_fields(self._data, start, end):
             field = fields.get(number)
             if field is None or wire_type != _LENGTH_DELIMITED:
                 continue
-            if own is not None and field.name == _METADATA:
-                found.append(range(copied, at))
+            if new_metadata is not None and field.name == _METADATA:
+                spans.append(range(copied, at))
                 copied = stop
             elif field.name in holders:
                 inner = self.pieces(
                     value, stop, field.message_type, in_function=in_function or field.name == "functions"
                 )
                 size = sum(map(len, inner))
-                found += [range(copied, at), varint(number << 3 | _LENGTH_DELIMITED) + varint(size), *inner]
+                spans += [range(copied, at), varint(number << 3 | _LENGTH_DELIMITED) + varint(size), *inner]
                 copied = stop
-        found.append(range(copied, end))
-        if own is not None:
-            found.append(own)
-        return [piece for piece in found if len(piece)]
+        spans.append(range(copied, end))
+        if new_metadata is not None:
+            spans.append(new_metadata)
+        return [span for span in spans if len(span)]
 
-    def _own_metadata(self, message: Any, in_function: bool) -> bytes | None:
-        """Return what takes the place of the metadata of a message, in wire format; None where it stays."""
+    def _new_metadata(self, message: Any, in_function: bool) -> bytes | None:
+        """Return the new metadata of a message in wire format; None where its metadata is kept."""
         if message is onnx.ModelProto.DESCRIPTOR:
-            return _serialized(onnx.ModelProto(), self._model)
+            return _serialized_metadata(onnx.ModelProto(), self._model)
         if message is not onnx.NodeProto.DESCRIPTOR:
             return None
         metadata = next(self.function_nodes if in_function else self.nodes, None)
         if metadata is None:
             raise InternalError("the file has more nodes than metadata was given for")
-        return _serialized(onnx.NodeProto(), metadata)
+        return _serialized_metadata(onnx.NodeProto(), metadata)
 
 
-def _serialized(message: onnx.ModelProto | onnx.NodeProto, metadata: Metadata) -> bytes:
+def _serialized_metadata(message: onnx.ModelProto | onnx.NodeProto, metadata: Metadata) -> bytes:
     for key, value in metadata.items():
         message.metadata_props.add(key=key, value=value)
     return bytes(message.SerializeToString())

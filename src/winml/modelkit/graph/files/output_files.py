@@ -1,8 +1,8 @@
-"""How do several output files appear together, or not at all?
+"""Puts several output files in place together, or none of them.
 
 A file is written under its own name in a hidden folder beside its target, so files that name one another (a model and
-its external data) are right before and after they are put in place. Standard library only: asked before anything heavy
-is imported.
+its external data) are consistent before and after they are moved. Standard library only: output paths are checked
+before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from winml.modelkit.file_names import STAGING_PREFIX
 __all__ = ["OutputFiles", "refuse_existing", "refuse_inputs", "write_error"]
 
 REPLACED = ".replaced"
-"""Where the earlier files wait, inside the hidden folder, until all new ones are in place."""
+"""Subfolder of the hidden folder that keeps the earlier files until all new ones are in place."""
 
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
-"""What a full or failing disk says while a file is written; such errors do not name the file."""
+"""Errors of a full or failing disk while a file is written; they do not name the file."""
 
 _REMEDIES = {
     errno.ENOSPC: "Free some space",
     errno.EDQUOT: "Free some space",
     errno.EFBIG: "Raise the limit on file sizes",
-    errno.EACCES: "Mend its permissions",
-    errno.EPERM: "Mend its permissions",
-    errno.ENOTDIR: "Move away the file that stands where a folder is needed",
+    errno.EACCES: "Correct its permissions",
+    errno.EPERM: "Correct its permissions",
+    errno.ENOTDIR: "Move the file that has the name of a needed folder",
 }
-"""What helps, where something other than another path does."""
+"""Error → remedy, where there is one besides another path."""
 
 
 def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
-    """Refuse outputs that are there already, and places that cannot be written.
+    """Refuse outputs that exist already, and directories that cannot be written.
 
     Args:
         paths: The files that may be written.
         overwrite: Accept files that exist.
 
     Raises:
-        OutputExistsError: a file is there and may not be replaced, or a directory bears its name.
+        OutputExistsError: a file exists and may not be replaced, or a directory has its name.
         WriteError: the directory of a file, or the nearest that exists above it, cannot be written to.
     """
     paths = tuple(paths)
@@ -60,36 +60,36 @@ def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
 
 
 def refuse_inputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
-    """Refuse outputs that would replace what they are made from, whatever path leads there.
+    """Refuse outputs that would replace one of the inputs, by whatever path.
 
     Args:
         outputs: The files that may be written.
-        inputs: Files that are read; those that are not there do not matter.
+        inputs: Files that are read; missing ones are ignored.
 
     Raises:
-        UsageError: names the output and the input it is.
+        UsageError: names the output and the input.
     """
     inputs = tuple(inputs)
     for output in outputs:
-        for source in inputs:
-            if _is_same_entry(output, source):
+        for input_path in inputs:
+            if _is_same_entry(output, input_path):
                 raise UsageError(
-                    f"output {output} is the input {source}, which must stay as it is",
+                    f"output {output} is the input {input_path}, which must stay as it is",
                     hint="Choose another output path.",
                 )
 
 
-def _is_same_entry(output: Path, source: Path) -> bool:
-    """Say whether replacing one takes the other away.
+def _is_same_entry(output: Path, input_path: Path) -> bool:
+    """Say whether replacing one path removes the other.
 
-    It does not where both are hard links of one file under names of their own: the other name keeps what it has.
+    Two hard links of one file under different names are different entries: the other name keeps its content.
     """
     try:
-        if not output.samefile(source):
+        if not output.samefile(input_path):
             return False
-        has_one_name = source.stat().st_nlink == 1
-        # File systems that ignore case know one name in ``A`` and ``a``.
-        return has_one_name or str(output.resolve()).casefold() == str(source.resolve()).casefold()
+        has_one_name = input_path.stat().st_nlink == 1
+        # On file systems that ignore case, ``A`` and ``a`` are one name.
+        return has_one_name or str(output.resolve()).casefold() == str(input_path.resolve()).casefold()
     except OSError:
         return False
 
@@ -103,17 +103,17 @@ def _refuse_files(paths: Iterable[Path]) -> None:
 
 
 def _refuse_unwritable(directory: Path) -> None:
-    existing = next(parent for parent in (directory, *directory.absolute().parents) if os.path.lexists(parent))
+    nearest_existing = next(parent for parent in (directory, *directory.absolute().parents) if os.path.lexists(parent))
     try:
-        # Asking os.access is not enough: it knows neither read-only file systems nor Windows' access lists.
-        with tempfile.TemporaryFile(dir=existing):
+        # os.access is not enough: it ignores read-only file systems and Windows' access lists.
+        with tempfile.TemporaryFile(dir=nearest_existing):
             pass
     except OSError as error:
         raise write_error(directory, error) from error
 
 
 def write_error(path: Path, error: OSError) -> WriteError:
-    """Return the error that tells why ``path`` cannot be written, and what helps."""
+    """Return the error for ``path`` that cannot be written, with the reason and a remedy."""
     reason = error.strerror or first_line(error)
     remedy = _REMEDIES.get(error.errno or 0)
     hint = f"{remedy}, or choose another output path." if remedy else "Choose another output path."
@@ -122,19 +122,18 @@ def write_error(path: Path, error: OSError) -> WriteError:
 
 def _copy_aside(target: Path, aside: Path) -> None:
     try:
-        # A second name for the same file: a kill at any moment finds a whole file at the target, the old or the new
-        # one.
+        # A second name for the same file: if the process is killed, the target is either the old or the new file.
         os.link(target, aside, follow_symlinks=False)
     except (OSError, NotImplementedError):
-        # Some file systems have no links; there the target is missing for the instant between two renames.
+        # Without hard links, the target is missing for the instant between two renames.
         target.replace(aside)
 
 
 class OutputFiles:
-    """A transaction: what is staged is put in place by :meth:`commit`, all of it or nothing.
+    """A transaction over output files: :meth:`commit` puts all staged files in place, or none.
 
-    Leaving the ``with`` block without a commit, by any way, removes what was staged and the directories made for it,
-    and leaves earlier files as they were.
+    Leaving the ``with`` block without a commit removes the staged files and the directories created for them, and
+    leaves earlier files unchanged.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -145,11 +144,11 @@ class OutputFiles:
     """
 
     def __init__(self) -> None:
-        """Start with nothing staged."""
+        """Start an empty transaction."""
         self._staged: list[Path] = []
         self._dropped: list[Path] = []
         self._folders: dict[Path, Path] = {}
-        self._made: list[Path] = []
+        self._made_directories: list[Path] = []
         self._is_committed = False
 
     def __enter__(self) -> OutputFiles:  # noqa: PYI034 - typing has Self from Python 3.11 on
@@ -159,23 +158,23 @@ class OutputFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Remove what was not committed; an error of the disk becomes a WriteError, and those name the output."""
-        self._tidy()
+        """Remove what was not committed. A disk error becomes a WriteError that names the output."""
+        self._remove_leftovers()
         if isinstance(error, WriteError):
-            # Whoever wrote knew the hidden place only, and that is gone.
+            # The message names the hidden folder, which no longer exists.
             for directory, folder in self._folders.items():
                 error.message = error.message.replace(str(folder), str(directory))
         if isinstance(error, OSError) and (target := self._target_of(error)) is not None:
             raise write_error(target, error) from error
 
     def stage(self, path: Path) -> Path:
-        """Return where to write the file that is to become ``path``.
+        """Return the temporary path to write the file for ``path`` to.
 
-        The place has the same name in a hidden folder. Whatever else is written into that folder is put in place as
-        well: a model may bring an external data file.
+        It has the same file name in a hidden folder. Every other file written into that folder is put in place as well,
+        such as the external data of a model.
 
         Raises:
-            WriteError: the directory cannot be made or written to.
+            WriteError: the directory cannot be created or written to.
         """
         path = path.absolute()
         try:
@@ -188,35 +187,35 @@ class OutputFiles:
         return self._folders[path.parent] / path.name
 
     def drop(self, path: Path) -> None:
-        """Let an earlier file go at the commit, unless it is staged: the data of a model that is replaced."""
+        """Delete an earlier file at the commit unless it is staged, such as the data file of a replaced model."""
         self._dropped.append(path.absolute())
 
     def staged(self) -> dict[Path, int]:
-        """Return what is written so far: final path to size in bytes."""
-        return {target: place.stat().st_size for target, place in self._written().items()}
+        """Return the files written so far: final path → size in bytes."""
+        return {target: place.stat().st_size for target, place in self._staged_places().items()}
 
     def commit(self, *, overwrite: bool = True) -> dict[Path, int]:
-        """Put everything written in place, and return it: final path to size in bytes.
+        """Put all written files in place, and return them: final path → size in bytes.
 
         Args:
-            overwrite: Replace files that are there by now.
+            overwrite: Replace files that exist by now.
 
         Raises:
-            OutputExistsError: somebody else wrote one of them meanwhile, and it may not be replaced.
-            WriteError: a file could not be put in place; all earlier files are as they were.
+            OutputExistsError: another process created one of them meanwhile, and it may not be replaced.
+            WriteError: a file could not be put in place; all earlier files are unchanged.
         """
-        written = self._written()
+        staged_places = self._staged_places()
         if not overwrite:
-            _refuse_files(written)
+            _refuse_files(staged_places)
         sizes = self.staged()
         with contextlib.ExitStack() as undo:
             target = None
             try:
-                for target in (path for path in self._dropped if path not in written and os.path.lexists(path)):
+                for target in (path for path in self._dropped if path not in staged_places and os.path.lexists(path)):
                     aside = self._place_aside(target)
                     target.replace(aside)
                     undo.callback(aside.replace, target)
-                for target, place in written.items():
+                for target, place in staged_places.items():
                     if os.path.lexists(target):
                         aside = self._place_aside(target)
                         _copy_aside(target, aside)
@@ -224,23 +223,23 @@ class OutputFiles:
                     place.replace(target)
                     undo.callback(target.replace, place)
             except OSError as error:
-                # Leaving the stack puts the earlier files back, newest step first.
+                # Leaving the stack undoes the moves, the last one first.
                 raise write_error(target or Path(), error) from error
             undo.pop_all()
         self._is_committed = True
-        self._tidy()
+        self._remove_leftovers()
         return sizes
 
-    def _written(self) -> dict[Path, Path]:
-        """Return final path to present place; the file staged first comes last, so who sees it finds its companions."""
-        found = {
+    def _staged_places(self) -> dict[Path, Path]:
+        """Return final path → temporary path. The file staged first is moved last, after the files it names."""
+        places = {
             directory / place.name: place
             for directory, folder in self._folders.items()
             for place in sorted(folder.iterdir() if folder.exists() else ())
             if place.name != REPLACED
         }
-        companions = [path for path in found if path not in self._staged]
-        return {path: found[path] for path in (*companions, *reversed(self._staged)) if path in found}
+        companions = [path for path in places if path not in self._staged]
+        return {path: places[path] for path in (*companions, *reversed(self._staged)) if path in places}
 
     def _place_aside(self, target: Path) -> Path:
         if target.parent not in self._folders:
@@ -250,13 +249,13 @@ class OutputFiles:
         return aside
 
     def _make_directory(self, directory: Path) -> None:
-        missing = [parent for parent in (directory, *directory.parents) if not parent.exists()]
-        for parent in reversed(missing):
+        missing_directories = [parent for parent in (directory, *directory.parents) if not parent.exists()]
+        for parent in reversed(missing_directories):
             parent.mkdir(exist_ok=True)
-            self._made.append(parent)
+            self._made_directories.append(parent)
 
     def _target_of(self, error: OSError) -> Path | None:
-        """Return the output an error of the system is about, or None if it is about something else."""
+        """Return the output that a system error concerns, or None if it concerns something else."""
         if error.filename is not None:
             place = Path(os.fsdecode(error.filename))
             return next(
@@ -264,12 +263,12 @@ class OutputFiles:
             )
         return self._staged[-1] if self._staged and error.errno in _DISK_ERRORS else None
 
-    def _tidy(self) -> None:
+    def _remove_leftovers(self) -> None:
         for folder in self._folders.values():
             shutil.rmtree(folder, ignore_errors=True)
         if self._is_committed:
             return
-        for directory in reversed(self._made):
+        for directory in reversed(self._made_directories):
             with contextlib.suppress(OSError):
-                # Only where it is still empty: somebody else may have put a file there.
+                # Only while it is empty: another process may have put a file there.
                 directory.rmdir()

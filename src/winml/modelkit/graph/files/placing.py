@@ -1,7 +1,7 @@
-"""How does an ONNX file get a second name without a second copy of what is in it?
+"""Places an ONNX file under a second name without a second copy of its content.
 
-By a hard link where the file system has them. Weights kept outside are copied, or named by both: onnx refuses data
-files that have two names. Nothing here looks at what the graph computes.
+Uses a hard link where the file system supports them. External data files are copied, or shared by both models: onnx
+refuses data files with more than one hard link. Does not look at what the graph computes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import data_path
+from winml.modelkit.graph.files.external_data import check_data_file
 from winml.modelkit.graph.files.reading import read_structure
 
 __all__ = ["external_files", "link_or_copy", "place_copy"]
@@ -37,23 +38,23 @@ def external_files(path: Path) -> tuple[Path, ...]:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         name = entries.get(_LOCATION, "")
         if name not in files:
-            files[name] = _data_file(path, name)
-        _refuse_cut_off(path, files[name], tensor, entries)
+            files[name] = _existing_data_file(path, name)
+        _refuse_cut_off(path, name, tensor, entries)
     return tuple(files.values())
 
 
-def place_copy(source: Path, target: Path, *, share_data: bool = False, may_link: bool = True) -> tuple[Path, ...]:
+def place_copy(original: Path, target: Path, *, share_data: bool = False, may_link: bool = True) -> tuple[Path, ...]:
     """Give a model another name: a hard link, or a copy where links fail.
 
     Weights kept outside are copied under the name that goes with the target (``data_path``; further data files are
     numbered), unless they are shared.
 
     Args:
-        source: The model; stays as it is.
+        original: The model; not changed.
         target: The new name; must not exist.
-        share_data: Let the target name the data files of the source. Right only for a target that ends up in the folder
-            of the source, and as long as the source stays.
-        may_link: Whether who writes into the target may write into the source too; else it is a copy.
+        share_data: Let the target name the data files of the source. Valid only for a target in the folder of the
+            source, and as long as the source exists.
+        may_link: Allow a hard link, through which a later write into the target changes the source; else it is copied.
 
     Returns:
         The files made, the model first.
@@ -63,69 +64,69 @@ def place_copy(source: Path, target: Path, *, share_data: bool = False, may_link
         InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
         OSError: a file cannot be made.
     """
-    data = external_files(source)
+    data = external_files(original)
     if not data or share_data:
         if may_link:
-            link_or_copy(source, target)
+            link_or_copy(original, target)
         else:
-            shutil.copyfile(source, target)
+            shutil.copyfile(original, target)
         return (target,)
     names = {file: f"{data_path(target).name}{number or ''}" for number, file in enumerate(data)}
     placed = [target.with_name(name) for name in names.values()]
     for file, place in zip(data, placed, strict=True):
         shutil.copyfile(file, place)
-    # Small: what makes a model large is in the data files.
-    model = onnx.load(source, load_external_data=False)
-    for entry in _locations(model):
-        entry.value = names[_data_file(source, entry.value)]
+    # Small: the large tensors are in the data files.
+    model = onnx.load(original, load_external_data=False)
+    for entry in _location_entries(model):
+        entry.value = names[_existing_data_file(original, entry.value)]
     target.write_bytes(model.SerializeToString())
     return (target, *placed)
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file another name by a hard link, or copy it where links fail; a data file must be copied.
+def link_or_copy(original: Path, target: Path) -> None:
+    """Give a file another name by a hard link, or copy it where links fail. Not for data files: copy those.
 
     Raises:
         OSError: the file cannot be made.
     """
-    source = source.resolve()
+    original = original.resolve()
     try:
-        os.link(source, target)
+        os.link(original, target)
     except FileExistsError:
         raise
     except (OSError, NotImplementedError):
-        shutil.copyfile(source, target)
+        shutil.copyfile(original, target)
 
 
-def _data_file(model: Path, name: str) -> Path:
-    paths = (PurePosixPath(name), PureWindowsPath(name))
-    if not name or any(path.is_absolute() or path.anchor or ".." in path.parts for path in paths):
+def _existing_data_file(model: Path, name: str) -> Path:
+    file = check_data_file(model.parent, name)
+    if file.problem == "outside":
         raise InputError(
             f"{model}: names a data file outside its folder: {name!r}",
             hint="Put the data file beside the model, and save the model so that it names it there.",
         )
-    file = model.parent / name
-    if not file.is_file():
+    if file.problem == "missing":
         raise InputError(
-            f"{model}: its data file {file} is missing", hint="Put it beside the model, or export the model again."
+            f"{model}: its data file {file.path} is missing", hint="Put it beside the model, or export the model again."
         )
-    return file
+    return file.path
 
 
-def _refuse_cut_off(model: Path, file: Path, tensor: onnx.TensorProto, entries: Mapping[str, str]) -> None:
+def _refuse_cut_off(model: Path, name: str, tensor: onnx.TensorProto, entries: Mapping[str, str]) -> None:
     """Refuse a data file that ends before a tensor does."""
     try:
         start = int(entries.get(_OFFSET, 0))
         end = start + int(entries.get(_LENGTH, _size_bytes(tensor)))
     except ValueError:
         raise InputError(
-            f"{model}: does not say where tensor {tensor.name!r} lies in {file}: {dict(entries)}",
+            f"{model}: does not say where tensor {tensor.name!r} lies in {model.parent / name}: {dict(entries)}",
             hint="Export the model again.",
         ) from None
-    if (size := file.stat().st_size) < end:
+    file = check_data_file(model.parent, name, end)
+    if file.problem == "cut off":
         raise InputError(
-            f"{model}: its data file {file} is cut off: tensor {tensor.name!r} lies at bytes {start} to {end}, "
-            f"and the file has {size}",
+            f"{model}: its data file {file.path} is cut off: tensor {tensor.name!r} lies at bytes {start} to {end}, "
+            f"and the file has {file.size_bytes}",
             hint="Download or copy the data file again, or export the model again.",
         )
 
@@ -139,34 +140,36 @@ def _size_bytes(tensor: onnx.TensorProto) -> int:
         return 0
 
 
-def _locations(model: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:
-    """Yield the entries that name data files, wherever tensors stand."""
+def _location_entries(model: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:
+    """Yield the metadata entries that name data files, of every external tensor."""
     for tensor in _external_tensors(model):
         yield from (entry for entry in tensor.external_data if entry.key == _LOCATION)
 
 
 def _external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors whose values lie in other files, wherever they stand."""
-    in_functions = (tensor for function in model.functions for node in function.node for tensor in _tensors_of(node))
-    for tensor in (*_tensors(model.graph), *in_functions):
+    """Yield the tensors whose values are in other files, in initializers and attributes, functions included."""
+    in_functions = (
+        tensor for function in model.functions for node in function.node for tensor in _tensors_in_node(node)
+    )
+    for tensor in (*_tensors_in_graph(model.graph), *in_functions):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             yield tensor
 
 
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def _tensors_in_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
     for node in graph.node:
-        yield from _tensors_of(node)
+        yield from _tensors_in_node(node)
 
 
-def _tensors_of(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+def _tensors_in_node(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
     for attribute in node.attribute:
         if attribute.HasField("t"):
             yield attribute.t
         yield from attribute.tensors
         if attribute.HasField("g"):
-            yield from _tensors(attribute.g)
+            yield from _tensors_in_graph(attribute.g)
         for graph in attribute.graphs:
-            yield from _tensors(graph)
+            yield from _tensors_in_graph(graph)

@@ -1,8 +1,8 @@
-"""How is the structure of an ONNX file read while its weights stay on the disk?
+"""Reads the structure of an ONNX file without the values of its weights.
 
-A file is walked field by field in its wire format, and tensor data is stepped over: what comes back is a ``ModelProto``
-whose larger tensors have name, type and shape but no values. Neither memory nor time grows with the weights, and data
-kept in other files is never opened. Does not say what the model means.
+Walks the file field by field in its wire format and skips tensor data. Returns a ``ModelProto`` whose larger tensors
+have name, type and shape but no values. Neither memory nor time grows with the weights, and external data files are
+never opened. Does not interpret the model.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from winml.modelkit.graph.files.wire import varint
 __all__ = ["KEPT_BYTES", "read_structure", "walk_fields"]
 
 KEPT_BYTES = 4096
-"""Messages below this size are read whole, values included. Chosen: one page; shapes and axes that shape inference
-looks at are far smaller, and weights worth stepping over far larger."""
+"""Messages below this size are read completely, values included. Chosen: one page. Shapes and axes, which shape
+inference needs, are far smaller; weights worth skipping are far larger."""
 
 _DATA_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
-"""Fields of a tensor that hold its values. Strings are kept: their size is told by nothing else."""
+"""Fields of a tensor that hold its values. Strings are kept: no other field gives their size."""
 
 # Specified: the wire types of protobuf.
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _DEEPEST = 100
-"""Specified: protobuf's own limit of messages inside one another."""
+"""Specified: protobuf's own limit on nested messages."""
 _LFS_POINTER = b"version https://git-lfs"
 
 
 class _WireError(ValueError):
-    """The bytes are no protobuf message.
+    """The bytes are not a protobuf message.
 
     Attributes:
-        cut_off: Whether a field of the model itself goes on past the end of the file.
+        cut_off: Whether a field of the model itself extends past the end of the file.
     """
 
     def __init__(self, *, cut_off: bool = False) -> None:
@@ -56,10 +56,10 @@ def read_structure(path: Path) -> onnx.ModelProto:
         path: An ONNX file.
 
     Returns:
-        The model; of a tensor of ``KEPT_BYTES`` or more, every field but the values.
+        The model; tensors of ``KEPT_BYTES`` or more have every field but the values.
 
     Raises:
-        ModelPathError: there is no such file, or it is a directory or cannot be opened.
+        ModelPathError: the file is missing, is a directory or cannot be opened.
         InputError: it is empty, cut off, or not an ONNX file.
     """
     try:
@@ -67,7 +67,7 @@ def read_structure(path: Path) -> onnx.ModelProto:
             if os.fstat(file.fileno()).st_size == 0:
                 raise InputError(f"{path} is empty: an ONNX file was expected", hint="Export or download it again.")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _parse(data, path)
+                return _parse_structure(data, path)
     except FileNotFoundError:
         raise ModelPathError(f"{path}: no such file", hint="Give the path of an ONNX file.") from None
     except OSError as error:
@@ -75,7 +75,7 @@ def read_structure(path: Path) -> onnx.ModelProto:
         raise ModelPathError(f"{path} {reason}", hint="Give the path of an ONNX file.") from None
 
 
-def _parse(data: mmap.mmap, path: Path) -> onnx.ModelProto:
+def _parse_structure(data: mmap.mmap, path: Path) -> onnx.ModelProto:
     try:
         model: onnx.ModelProto = onnx.ModelProto.FromString(
             _without_values(data, 0, len(data), onnx.ModelProto.DESCRIPTOR)
@@ -109,7 +109,7 @@ def _without_values(data: mmap.mmap, start: int, end: int, message: Any, depth: 
         start: Where the message starts.
         end: Where it ends.
         message: Its protobuf descriptor.
-        depth: How many messages it lies in.
+        depth: Number of messages around it.
     """
     if depth > _DEEPEST:
         raise _WireError
@@ -145,9 +145,9 @@ def _fields_of(message: Any) -> Mapping[int, Any]:
 
 
 def walk_fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield the fields of a message: number, wire type, and where field and value start and the value stops.
+    """Yield the fields of a message: number, wire type, start of the field, start and end of its value.
 
-    The last one may stop behind ``end``, which the caller must look at.
+    The last field may extend past ``end``; the caller must check that.
     """
     position = start
     while position < end:
@@ -169,7 +169,7 @@ def walk_fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, in
 
 
 def _read_varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
-    """Return a number, seven bits to a byte and the lowest first, and where the next field starts."""
+    """Return a number (seven bits per byte, the lowest first) and the position after it."""
     number = shift = 0
     while position < end:
         byte = data[position]

@@ -1,8 +1,7 @@
-"""How does a tensor that lies in a file become part of another one?
+"""Tensors whose values stay in a file until they are read or written.
 
-By reference: where it lies, and what is to become of it on the way – another element type, other order of axes. It is
-read when its values are asked for or written, by plain reads in pieces, so that neither memory nor the page accounting
-of a memory map grows with the weights. Knows no file format.
+A stored tensor holds a reference: file, offset, and a cast or transposition to apply. Values are read by plain reads in
+pieces, so that neither memory nor the page accounting of a memory map grows with the weights. Knows no file format.
 """
 
 from __future__ import annotations
@@ -22,33 +21,33 @@ from winml.modelkit.errors import CheckpointError
 __all__ = ["StoredTensor", "StoredValues"]
 
 PIECE_ELEMENTS = 1 << 20
-"""Values read, cast and written at a time. Chosen: a few MB, from where on larger pieces save no time."""
+"""Values read, cast and written at a time. Chosen: a few MB; larger pieces save no time."""
 TILE = 64
-"""Rows and columns transposed at a time. Measured: numpy then takes 0.4 of the time, as tiles stay in the cache."""
+"""Rows and columns transposed at a time. Measured: 0.4 of numpy's time without tiles, as tiles stay in the cache."""
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class StoredValues:
-    """Where values lie."""
+    """The location of a tensor's values in a file."""
 
     path: Path
     offset: int
     """Byte of the file at which they start."""
     dtype: ir.DataType
     shape: tuple[int, ...]
-    """They lie in the order of the last axis first, without gaps."""
+    """Row-major, without gaps."""
     key: str = ""
-    """What the file calls them, for messages."""
+    """Name of the tensor in the file, for messages."""
 
     @property
     def size(self) -> int:
-        """Return how many they are."""
+        """Number of values."""
         return math.prod(self.shape)
 
     def read(self) -> Array:
-        """Return all of them, in memory of their own.
+        """Return all values in a new array.
 
         Raises:
             CheckpointError: the file became shorter.
@@ -56,7 +55,7 @@ class StoredValues:
         return next(self.pieces(max(self.size, 1)), np.empty(0, self.dtype.numpy())).reshape(self.shape)
 
     def copy_to(self, file: BinaryIO) -> None:
-        """Write their bytes, which the operating system copies by itself where it can.
+        """Write the bytes of all values to ``file``; the operating system copies them where it can.
 
         Raises:
             CheckpointError: the file became shorter.
@@ -67,7 +66,7 @@ class StoredValues:
         ir.ExternalTensor(str(self.path), self.offset, length, self.dtype, shape=shape, name=self.key).tofile(file)
 
     def pieces(self, elements: int = PIECE_ELEMENTS) -> Iterator[Array]:
-        """Yield them in order, flat, at most ``elements`` at a time.
+        """Yield the values in order as flat arrays of at most ``elements``.
 
         Raises:
             CheckpointError: the file became shorter.
@@ -92,12 +91,12 @@ class StoredValues:
 
 
 class StoredTensor(ir.LazyTensor):
-    """Values that lie in a file, cast and transposed when they are read.
+    """A tensor whose values are in a file, cast and transposed when they are read.
 
     Args:
-        stored: Where they lie.
-        dtype: Element type they are given as; None: as they lie.
-        permutation: Order in which the axes of the stored shape are given; None: as they lie.
+        stored: Location of the values.
+        dtype: Element type of the tensor; None: as stored.
+        permutation: Order of the stored axes in the tensor; None: as stored.
         name: Name in the graph.
     """
 
@@ -112,13 +111,13 @@ class StoredTensor(ir.LazyTensor):
         """Refer to the values; nothing is read."""
         order = tuple(permutation) if permutation is not None else tuple(range(len(stored.shape)))
         shape = ir.Shape([stored.shape[axis] for axis in order], frozen=True)
-        super().__init__(self._read, dtype or stored.dtype, shape, name=name)
+        super().__init__(self._read_values, dtype or stored.dtype, shape, name=name)
         self.stored = stored
         self._permutation = None if order == tuple(sorted(order)) else order
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Return what is equal for two tensors of the same bytes, whatever they are called."""
+        """A key that is equal for two tensors with the same bytes, whatever their names."""
         return (self.stored, self.dtype, self._permutation)
 
     def named(self, name: str) -> StoredTensor:
@@ -126,29 +125,29 @@ class StoredTensor(ir.LazyTensor):
         return StoredTensor(self.stored, dtype=self.dtype, permutation=self._permutation, name=name)
 
     def cast(self, dtype: ir.DataType) -> StoredTensor:
-        """Return the values in another element type; they must be given as they lie so far."""
+        """Return the values in another element type; the tensor must still have the stored type."""
         assert self.dtype == self.stored.dtype  # else a rounding would be lost
         return StoredTensor(self.stored, dtype=dtype, permutation=self._permutation, name=self.name)
 
     def transposed(self, permutation: Sequence[int], name: str) -> StoredTensor:
         """Return the values with their axes in another order."""
-        before = self._permutation or tuple(range(len(self.shape)))
-        order = [before[axis] for axis in permutation]
+        current_order = self._permutation or tuple(range(len(self.shape)))
+        order = [current_order[axis] for axis in permutation]
         return StoredTensor(self.stored, dtype=self.dtype, permutation=order, name=name)
 
-    def _read(self) -> ir.TensorProtocol:
+    def _read_values(self) -> ir.TensorProtocol:
         values = self.stored.read()
         if self._permutation is not None:
             values = values.transpose(self._permutation)
-        return ir.Tensor(self._cast(values), dtype=self.dtype, name=self.name)
+        return ir.Tensor(self._cast_values(values), dtype=self.dtype, name=self.name)
 
     def tofile(self, file: BinaryIO) -> None:
-        """Write the bytes of all values, a piece in memory at a time; to transpose them, the stored tensor besides."""
+        """Write the bytes of all values. One piece is in memory at a time; a transposition needs the whole tensor."""
         if self.dtype == self.stored.dtype and self._permutation is None:
             self.stored.copy_to(file)
             return
         for piece in self.stored.pieces() if self._permutation is None else self._transposed_pieces(self._permutation):
-            file.write(self._cast(piece).reshape(-1).view(np.uint8).data)
+            file.write(self._cast_values(piece).reshape(-1).view(np.uint8).data)
 
     def _transposed_pieces(self, permutation: Sequence[int]) -> Iterator[Array]:
         values = self.stored.read().transpose(permutation)
@@ -156,16 +155,16 @@ class StoredTensor(ir.LazyTensor):
         # Whole tiles, where a piece holds more than one.
         rows = -(-rows // TILE) * TILE
         for start in range(0, values.shape[0], rows):
-            yield _in_order(values[start : start + rows])
+            yield _contiguous_copy(values[start : start + rows])
 
-    def _cast(self, values: Array) -> Array:
-        # A number too large for the type becomes infinite, as in torch; verification is what tells.
+    def _cast_values(self, values: Array) -> Array:
+        # A number too large for the type becomes infinite, as in torch; verification reports it.
         with np.errstate(over="ignore", invalid="ignore"):
             return np.asarray(values, dtype=self.dtype.numpy(), order="C")
 
 
-def _in_order(values: Array) -> Array:
-    """Return a copy that lies in order."""
+def _contiguous_copy(values: Array) -> Array:
+    """Return a row-major copy."""
     if values.ndim != 2:
         return np.ascontiguousarray(values)
     copy = np.empty_like(values, order="C")

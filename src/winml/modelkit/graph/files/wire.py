@@ -1,4 +1,4 @@
-"""How does protobuf write a number? What the reader and the writer of ONNX files share; imports nothing."""
+"""Encodes numbers in protobuf's wire format, for the reader and the writer of ONNX files; imports nothing."""
 
 from __future__ import annotations
 

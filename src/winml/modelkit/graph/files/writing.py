@@ -1,7 +1,7 @@
-"""How does a graph become a file without a second copy of its weights?
+"""Writes a graph to a file without a second copy of its weights in memory.
 
-Weights are read one at a time, while they are written: peak memory is the graph plus the largest tensor. Knows nothing
-of temporary names; ``files`` sees to those.
+Weights are read one at a time while they are written: peak memory is the graph plus the largest tensor. Why weights
+travel by reference: docs/decisions/0006-weights-as-cargo.md. Temporary names are made by ``output_files``.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from winml.modelkit.graph.files.wire import varint
 __all__ = ["INLINE_LIMIT_BYTES", "write_model"]
 
 INLINE_LIMIT_BYTES = 2_000_000_000
-"""Largest file that holds its own weights. Specified: protobuf reads no message of 2**31 bytes; chosen: 7 % less, so
-that a later stage can still add to the file."""
+"""Largest file with its weights inside. Specified: protobuf reads no message of 2**31 bytes. Chosen: 7 % less, so that
+a later stage can add to the file."""
 STREAMED_BYTES = 4096
-"""Tensors from this size on are written one at a time. Chosen: one page; smaller ones cost less than the care they
-would take."""
+"""Tensors from this size on are written one at a time. Chosen: one page; smaller ones are serialized with the graph."""
 ALIGNMENT_BYTES = 65_536
-"""Where large tensors start in a data file. Specified: the granularity of Windows' memory maps, a multiple of every
-page size."""
+"""Large tensors start at multiples of this in a data file. Specified: the granularity of Windows' memory maps, a
+multiple of every page size."""
 ALIGNED_BYTES = 100 * ALIGNMENT_BYTES
-"""Tensors from this size on start there. Chosen: the gaps take less than 1 % of the file."""
+"""Tensors from this size on are aligned. Chosen: the gaps take less than 1 % of the file."""
 
 _PLACEHOLDER = "streamed"
 
@@ -44,37 +43,37 @@ _TENSOR_RAW_DATA = bytes([9 << 3 | 2])
 def write_model(
     model: ir.Model, path: Path, *, external: bool | None = None, inline_limit_bytes: int = INLINE_LIMIT_BYTES
 ) -> tuple[Path, ...]:
-    """Write a model; weights go inside the file, or to its ``data_path`` where that would make it too large.
+    """Write a model; weights go inside the file, or to its ``data_path`` where the file would be too large.
 
-    The model itself is left as it is. The data file is named in the model file without a folder, so both can be moved
+    The model in memory is not changed. The model file names the data file without a folder, so both can be moved
     together.
 
     Args:
         model: The model. Tensors that are computed on demand are computed here, once each.
-        path: The file to write; replaced if it is there.
-        external: Keep weights outside (True) or inside (False) whatever their size. None: decide by size.
+        path: The file to write; replaced if it exists.
+        external: Write weights outside (True) or inside (False) whatever their size. None: decided by size.
         inline_limit_bytes: Largest file with weights inside.
 
     Returns:
         The files written, the model first.
 
     Raises:
-        WriteError: the file cannot be written; or weights inside were asked for and cannot be.
+        WriteError: the file cannot be written, or ``external`` is False and the weights do not fit inside.
     """
     try:
-        with _placeholders(model) as streamed:
+        with _placeholders_for_weights(model) as streamed:
             proto = ir.serde.serialize_model(model)
             _refuse_foreign_data(proto, path)
-            parts = _Framing(proto, streamed)
-            if external is False and parts.size_bytes > inline_limit_bytes:
+            framing = _Framing(proto, streamed)
+            if external is False and framing.size_bytes > inline_limit_bytes:
                 raise WriteError(
-                    f"cannot write {path}: with its weights inside it takes {parts.size_bytes} bytes, "
+                    f"cannot write {path}: with its weights inside it takes {framing.size_bytes} bytes, "
                     f"more than {inline_limit_bytes}",
                     hint="Keep the weights in a file of their own.",
                 )
-            if not external and parts.size_bytes <= inline_limit_bytes:
+            if not external and framing.size_bytes <= inline_limit_bytes:
                 with path.open("wb") as file:
-                    parts.write(file)
+                    framing.write(file)
                 return (path,)
         ir.save(model, path, external_data=data_path(path).name, alignment=ALIGNMENT_BYTES,
                 align_threshold=ALIGNED_BYTES)  # fmt: skip
@@ -84,30 +83,29 @@ def write_model(
 
 
 @contextlib.contextmanager
-def _placeholders(model: ir.Model) -> Iterator[dict[str, ir.TensorProtocol]]:
-    """Serialize without the large tensors of the main graph: yields them by name while references stand in for them."""
-    kept: list[tuple[ir.Value, ir.TensorProtocol]] = []
+def _placeholders_for_weights(model: ir.Model) -> Iterator[dict[str, ir.TensorProtocol]]:
+    """Replace the large tensors of the main graph by references for the time of the block; yields name → tensor."""
+    replaced_tensors: list[tuple[ir.Value, ir.TensorProtocol]] = []
     try:
         for graph in model.graphs():
             for value in graph.initializers.values():
                 tensor = value.const_value
-                # Strings have no bytes of their own to stream. Data that already lies in another file is always brought
-                # in.
+                # Strings have no bytes to stream. Data in another file is always copied into the file written.
                 if tensor is None or tensor.dtype == ir.DataType.STRING:
                     continue
                 if graph is model.graph and (tensor.nbytes >= STREAMED_BYTES or isinstance(tensor, ir.ExternalTensor)):
-                    kept.append((value, tensor))
-                    value.const_value = _placeholder(value, tensor)
+                    replaced_tensors.append((value, tensor))
+                    value.const_value = _placeholder_for(value, tensor)
                 elif isinstance(tensor, ir.ExternalTensor):
-                    kept.append((value, tensor))
+                    replaced_tensors.append((value, tensor))
                     value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
-        yield {value.name or "": tensor for value, tensor in kept if value.graph is model.graph}
+        yield {value.name or "": tensor for value, tensor in replaced_tensors if value.graph is model.graph}
     finally:
-        for value, tensor in kept:
+        for value, tensor in replaced_tensors:
             value.const_value = tensor
 
 
-def _placeholder(value: ir.Value, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+def _placeholder_for(value: ir.Value, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
     return ir.ExternalTensor(
         _PLACEHOLDER,
         None,
@@ -121,7 +119,7 @@ def _placeholder(value: ir.Value, tensor: ir.TensorProtocol) -> ir.ExternalTenso
 
 
 def _refuse_foreign_data(proto: onnx.ModelProto, path: Path) -> None:
-    """Refuse a model whose nodes hold tensors that lie in some other file: the file written would not be whole.
+    """Refuse a model whose node attributes refer to another file: the file written would be incomplete.
 
     Raises:
         WriteError: names the node.
@@ -136,14 +134,14 @@ def _refuse_foreign_data(proto: onnx.ModelProto, path: Path) -> None:
 
 
 class _Framing:
-    """The pieces of a model file in order, and the exact length of the whole.
+    """The serialized pieces of a model file in order, and its exact length.
 
-    Protobuf merges fields in any order, but a message starts with its length; all lengths are known before a weight is
-    read.
+    Protobuf accepts fields in any order, but every message starts with its length. All lengths are computed before a
+    weight is read.
     """
 
     def __init__(self, proto: onnx.ModelProto, streamed: dict[str, ir.TensorProtocol]) -> None:
-        """Take the serialized model apart; ``proto`` is used up."""
+        """Split the model into pieces; clears ``proto``."""
         initializers = list(proto.graph.initializer)
         proto.graph.ClearField("initializer")
         self._graph = proto.graph.SerializeToString()
@@ -159,11 +157,11 @@ class _Framing:
         for tensor in self._tensors:
             tensor.write(file)
         if file.tell() != self.size_bytes:
-            raise InternalError(f"a model of {self.size_bytes} bytes came out as {file.tell()} bytes")
+            raise InternalError(f"a model of {self.size_bytes} bytes was written as {file.tell()} bytes")
 
 
 class _FramedTensor:
-    """One initializer: everything but its data in memory, the data read when it is written."""
+    """One initializer; its data is read when it is written."""
 
     def __init__(self, proto: onnx.TensorProto, data: ir.TensorProtocol | None) -> None:
         self._data = data
@@ -182,8 +180,10 @@ class _FramedTensor:
         file.write(self._head)
         if self._data is None:
             return
-        before = file.tell()
+        start = file.tell()
         # Part of TensorBase, not of the protocol; every tensor class of onnx_ir has it.
         self._data.tofile(file)  # type: ignore[attr-defined]
-        if (written := file.tell() - before) != self._data.nbytes:
-            raise InternalError(f"tensor {self._data.name} of {self._data.nbytes} bytes came out as {written} bytes")
+        if (written_bytes := file.tell() - start) != self._data.nbytes:
+            raise InternalError(
+                f"tensor {self._data.name} of {self._data.nbytes} bytes was written as {written_bytes} bytes"
+            )

@@ -1,1 +1,1 @@
-"""How do the tags of a graph come through a tool that drops them?"""
+"""How do module tags survive a tool that drops node metadata?"""

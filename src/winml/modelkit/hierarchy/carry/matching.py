@@ -1,45 +1,51 @@
-"""Which original nodes does each node after a foreign tool stand for?
+"""Matches every node of a graph a tool wrote with the nodes of the original graph it stands for.
 
-Looks at one graph with its subgraphs, or at one function, and decides for every node its place, how that was won and
-what is known of the nodes it replaced. Writes nothing.
+Works on one graph with its subgraphs, or on one function. Decides for every node its place in the hierarchy, the way
+that place was found, and which original nodes the node replaced. Writes nothing; ``carrying`` writes the tags. Why
+several anchors are tried, in this order: docs/decisions/0007-carry-by-anchors.md.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
 import onnx_ir as ir
 
-from winml.modelkit.hierarchy.carry.original_graph import NOTHING, Origins, Place, Replaced, Scope, walk
+from winml.modelkit.hierarchy.carry.original_graph import NOTHING, GraphNames, OriginalModel, Place, Replaced, walk
 from winml.modelkit.metadata_keys import NAMESPACE_KEY, TAG_KEY
 
 __all__ = ["Match", "Way", "match_nodes"]
 
 Way = Literal["kept", "name", "output", "fused", "replaced", "neighbours", "root"]
-"""How the place of a node was won, in the order tried. ``kept``: it still carries its tag. ``name``: it is the node of
-that name and operator. ``output``: it makes the value one original node made. ``fused``: its name starts with that of
-an original node. ``replaced``: it stands for the original nodes between the values that are still there.
-``neighbours``: it is new. ``root``: nothing is known."""
+"""How the place of a node was found, in the order tried.
 
-_SUFFIX_OF_ANOTHER = re.compile(r"(_token)?_?\d")
-"""What follows a name in that of an unrelated node: ``MatMul`` and ``MatMul_1``, ``Cast`` and ORT's ``Cast_token_3``.
+* ``kept``: the node still carries its tag.
+* ``name``: an original node has the same name and operator.
+* ``output``: the node produces a value that one original node produced.
+* ``fused``: its name starts with the name of an original node.
+* ``replaced``: it stands for the original nodes between the values that still exist.
+* ``neighbours``: it is new, and takes the place of the nodes around it.
+* ``root``: nothing is known.
 """
-_FUSED_FRONT = "fused "
+
+_UNRELATED_SUFFIX = re.compile(r"(_token)?_?\d")
+"""Suffix that makes another node's name of a name: ``MatMul`` → ``MatMul_1``, ``Cast`` → ORT's ``Cast_token_3``."""
+_FUSED_PREFIX = "fused "
 """What ONNX Runtime puts before the name of the node it fuses an activation into."""
-_IN_LAYOUT = re.compile(r"(_bn|_mul)?_nchwc$")
-"""What follows the name of a value in that of the node that makes it in blocked layout: ``Conv_output_0_nchwc``. So
-ONNX Runtime's NchwcTransformer names its nodes; their own values bear new names, ``reorder_token_3``."""
+_LAYOUT_SUFFIX = re.compile(r"(_bn|_mul)?_nchwc$")
+"""ONNX Runtime's NchwcTransformer names a node after the value it produces in blocked layout, with this suffix:
+``Conv_output_0_nchwc``. The values of such nodes get new names: ``reorder_token_3``."""
 _LONGEST_FUSION = 8
-"""Most original nodes a convolution in blocked layout is looked through for. Chosen: it takes in a batch norm, a
-product, a sum and an activation."""
+"""Most original nodes that one convolution in blocked layout may stand for. Chosen: a convolution absorbs a batch norm,
+a product, a sum and an activation."""
 _SEPARATORS = re.compile(r"[/_:.]")
 
 
 class _Usage(Protocol):
-    """Which input of which node reads a value; onnx_ir's own type has no public name."""
+    """One use of a value: the reading node and its input index. onnx_ir's own type has no public name."""
 
     @property
     def node(self) -> ir.Node: ...
@@ -48,306 +54,344 @@ class _Usage(Protocol):
 
 
 class Match(NamedTuple):
-    """What is known of one node; a tuple, since one is made for every node."""
+    """What is known of one node. A tuple for speed: one is created for every node."""
 
     way: Way
     place: Place
     survivor: ir.Node | None = None
-    """The original node, where the node is that node."""
+    """The original node, where the node is that node unchanged."""
     replaced: Replaced = NOTHING
-    """What it stands for, where it replaced others."""
-    behind: Replaced = NOTHING
-    """What new nodes that feed it may stand for, as far as it tells."""
+    """The original nodes it stands for, where it replaced them."""
+    upstream: Replaced = NOTHING
+    """The original nodes that new nodes feeding it may stand for."""
 
 
 def match_nodes(
-    graph: ir.Graph | ir.Function, scope: Scope, origins: Origins, outside: Callable[[], Place]
+    graph: ir.Graph | ir.Function, names: GraphNames, original: OriginalModel, outside: Callable[[], Place]
 ) -> dict[ir.Node, Match]:
     """Match the nodes of a graph with its subgraphs, or of a function.
 
     Args:
         graph: The graph after the tool.
-        scope: The names of the same graph before.
-        origins: The original.
-        outside: Where the graph as a whole belongs; asked where nothing in it says more.
+        names: The names of the same graph before the tool.
+        original: The model before the tool.
+        outside: Returns the place of the graph as a whole; called where nothing in the graph tells more.
     """
-    matching = _Matching(graph, scope, origins)
-    matching.match_survivors()
-    matching.match_by_layout_names()
-    matching.match_by_values()
-    matching.match_by_readers()
-    matching.match_by_neighbours(outside)
-    return matching.found
+    matching = _Matching(graph, names, original)
+    _match_survivors(matching)
+    _match_by_layout_names(matching)
+    _match_by_values(matching)
+    _match_by_readers(matching)
+    _match_by_neighbours(matching, outside)
+    return matching.matches
 
 
 class _Matching:
-    def __init__(self, graph: ir.Graph | ir.Function, scope: Scope, origins: Origins) -> None:
-        self.found: dict[ir.Node, Match] = {}
-        self._scope = scope
-        self._origins = origins
-        self._nodes = list(walk(graph))
-        self._graph = graph
-        self._claimed: dict[ir.Node, ir.Node] = {}
-        """Original node → the node it is now."""
+    """The graph, the original, and the matches found so far. Every pass below adds to ``matches`` in place."""
+
+    def __init__(self, graph: ir.Graph | ir.Function, names: GraphNames, original: OriginalModel) -> None:
+        self.matches: dict[ir.Node, Match] = {}
+        self.names = names
+        self.original = original
+        self.nodes = list(walk(graph))
+        self.graph = graph
+        self.claimed: dict[ir.Node, ir.Node] = {}
+        """Original node → the same node after the tool."""
 
     @cached_property
-    def _makers(self) -> dict[str, ir.Node]:
-        return {value.name: node for node, _ in self._nodes for value in node.outputs if value.name}
+    def makers(self) -> dict[str, ir.Node]:
+        """Value name → the node that produces it after the tool."""
+        return {value.name: node for node, _ in self.nodes for value in node.outputs if value.name}
 
     @cached_property
-    def _laid_out(self) -> dict[ir.Node, str]:
-        """New nodes that make a value of the original in another layout, with the name of that value."""
-        found = {}
-        for node, _ in self._nodes:
+    def relaid_values(self) -> dict[ir.Node, str]:
+        """New node → name of the original value it produces in another layout."""
+        relaid_values = {}
+        for node, _ in self.nodes:
             name = node.name or ""
-            if name not in self._scope.by_name and (suffix := _IN_LAYOUT.search(name)) is not None:
-                value = name[: suffix.start()]
-                if value in self._scope.makers:
-                    found[node] = value
-        return found
+            if name not in self.names.by_name and (suffix := _LAYOUT_SUFFIX.search(name)) is not None:
+                value_name = name[: suffix.start()]
+                if value_name in self.names.makers:
+                    relaid_values[node] = value_name
+        return relaid_values
 
     @cached_property
-    def _present(self) -> set[str]:
+    def present(self) -> set[str]:
         """Names of the values after the tool, those in another layout included."""
-        present = {value.name for value in self._graph.inputs if value.name} | self._makers.keys()
-        present.update(self._laid_out.values())
-        return present | self._graph.initializers.keys() if isinstance(self._graph, ir.Graph) else present
+        present = {value.name for value in self.graph.inputs if value.name} | self.makers.keys()
+        present.update(self.relaid_values.values())
+        return present | self.graph.initializers.keys() if isinstance(self.graph, ir.Graph) else present
 
-    def match_survivors(self) -> None:
-        """Find the nodes that still are what they were."""
-        place_of = self._origins.place_of
-        for node, _ in self._nodes:
-            survivor = self._survivor(node)
-            if survivor is not None:
-                self._claimed.setdefault(survivor, node)
-            place = place_of.get(survivor) if survivor is not None else None
-            tag = node.metadata_props.get(TAG_KEY)
-            if tag and tag in self._origins.places:
-                if place is None or place.tag != tag:
-                    place = self._kept_place(node, tag)
-                self.found[node] = Match("kept", place, survivor)
-            elif place is not None:
-                self.found[node] = Match("name", place, survivor)
+    def gone_maker(self, value: ir.Value | None) -> ir.Node | None:
+        """Return the original node that produced a value, where value and node no longer exist."""
+        return self.original.gone_maker(value, self.present, self.claimed)
 
-    def _kept_place(self, node: ir.Node, tag: str) -> Place:
-        known = self._origins.places.of_tag(tag)
-        namespace = node.metadata_props.get(NAMESPACE_KEY)
-        return self._origins.places.add(tag, known.module, namespace) if namespace else known
+    def replaced_by(self, node: ir.Node) -> Replaced:
+        """Return the original nodes that one node producing the outputs of ``node`` stands for."""
+        return self.original.replaced_by(node, self.present, self.claimed)
 
-    def _survivor(self, node: ir.Node) -> ir.Node | None:
-        """Return the original node of the same name and operator, unless the values say it is another."""
-        original = self._scope.by_name.get(node.name or "")
-        if original is None or original.op_type != node.op_type or original.domain != node.domain:
-            return None
-        outputs = node.outputs
-        if len(outputs) == 1 and outputs[0].name and outputs[0].name == original.outputs[0].name:
-            return original
-        shares = False
-        for value in outputs:
-            maker = self._scope.makers.get(value.name or "")
-            if maker is original:
-                shares = True
-            elif maker is not None and not self._encloses(maker, original):
-                # It took over what another node made: a convolution that swallowed its batch norm.
-                return None
-        if shares:
-            return original
-        for value in original.outputs:
-            heir = self._makers.get(value.name or "")
-            if heir is not None and heir is not node and heir.op_type == original.op_type:
-                # Names were dealt anew: the original goes on under another.
-                return None
-        return original
+    def replaced_by_maker_of(self, value: ir.Value | None) -> Replaced:
+        """Return the original nodes that whatever now provides ``value`` stands for."""
+        return self.original.replaced_by_maker_of(value, self.present, self.claimed)
 
-    def _encloses(self, outer: ir.Node, node: ir.Node) -> bool:
-        enclosing = self._scope.enclosing.get(node)
-        while enclosing is not None and enclosing is not outer:
-            enclosing = self._scope.enclosing.get(enclosing)
-        return enclosing is outer
 
-    def match_by_layout_names(self) -> None:
-        """Match nodes whose names tell which value they make in another layout."""
-        for node, value in self._laid_out.items():
-            fused = self._fused_into(node, self._scope.makers[value])
-            places = frozenset(place for part in fused if (place := self._origins.place_of.get(part)) is not None)
-            if node in self.found or not places:
-                continue
-            gone_at = partial(self._origins.replaced_by_maker_of, present=self._present, claimed=self._claimed)
-            behind = _union([gone_at(value) for value in fused[-1].inputs])
-            place = self._origins.places.common(places)
-            if len(fused) > 1:
-                self.found[node] = Match("fused", place, None, Replaced(places, len(fused)), behind)
-                continue
-            (only,) = fused
-            survivor = only if only.op_type == node.op_type and only not in self._claimed else None
-            self.found[node] = Match("output", place, survivor, Replaced(places, 1, only), behind)
+def _match_survivors(matching: _Matching) -> None:
+    """Match the nodes that kept their tag, or their name and operator."""
+    original = matching.original
+    for node, _ in matching.nodes:
+        survivor = _surviving_original(matching, node)
+        if survivor is not None:
+            matching.claimed.setdefault(survivor, node)
+        place = original.place_of.get(survivor) if survivor is not None else None
+        tag = node.metadata_props.get(TAG_KEY)
+        if tag and tag in original.places:
+            if place is None or place.tag != tag:
+                place = _kept_place(matching, node, tag)
+            matching.matches[node] = Match("kept", place, survivor)
+        elif place is not None:
+            matching.matches[node] = Match("name", place, survivor)
 
-    def _fused_into(self, node: ir.Node, maker: ir.Node) -> list[ir.Node]:
-        """Return the original nodes from a maker back to the one of the operator of ``node``; else the maker alone.
 
-        A convolution made the activation it took in, and is still one.
-        """
-        fused = [maker]
-        while fused[-1].op_type != node.op_type:
-            inputs = fused[-1].inputs
-            gone = [self._origins.gone_maker(value, self._present, self._claimed) for value in inputs]
-            earlier = [part for part in gone if part is not None]
-            if len(earlier) != 1 or len(fused) == _LONGEST_FUSION:
-                return [maker]
-            fused += earlier
-        return fused
+def _kept_place(matching: _Matching, node: ir.Node, tag: str) -> Place:
+    places = matching.original.places
+    place = places.of_tag(tag)
+    namespace = node.metadata_props.get(NAMESPACE_KEY)
+    return places.add(tag, place.module, namespace) if namespace else place
 
-    def match_by_values(self) -> None:
-        """Match nodes that make a value of the original by what made it there."""
-        for node, _ in self._nodes:
-            if node in self.found:
-                continue
-            makers = self._original_makers(node)
-            if not makers:
-                continue
-            replaced = _union([self._behind(maker, node) for maker in makers])
-            if not replaced.places:
-                continue
-            only = makers[0] if replaced.nodes == 1 and len(makers) == 1 else None
-            if only is not None and only.op_type == node.op_type and only not in self._claimed:
-                self.found[node] = Match("output", self._origins.place_of[only], only)
-                continue
-            # Where new nodes come before it, they share what was replaced with it; the makers are surely its part.
-            last = [place for maker in makers if (place := self._origins.place_of.get(maker)) is not None]
-            is_end = bool(last) and any(self._is_new(feeder) for feeder in _feeders(node))
-            own = Replaced(frozenset(last), len(last)) if is_end else replaced
-            place = self._origins.places.common(own.places)
-            way: Way = "output" if replaced.nodes == 1 else "replaced"
-            self.found[node] = Match(way, place, None, own, replaced if replaced.nodes > 1 else NOTHING)
 
-    def _original_makers(self, node: ir.Node) -> list[ir.Node]:
-        """Return the original nodes that made the values this one makes."""
-        makers = self._scope.makers
-        found = [makers[value.name] for value in node.outputs if value.name in makers]
-        return found if len(found) < 2 else list(dict.fromkeys(found))
-
-    def _is_new(self, node: ir.Node) -> bool:
-        """Say whether a node works on data and makes none of the original's values."""
-        if node in self.found or any(value.name in self._scope.makers for value in node.outputs):
-            return False
-        return any(value is not None and not value.is_initializer() for value in node.inputs)
-
-    def _behind(self, maker: ir.Node, node: ir.Node) -> Replaced:
-        if self._claimed.get(maker, node) is not node:
-            # The maker is still there under its name; this node only brings its value into the form it had.
-            place = self._origins.place_of.get(maker)
-            return Replaced(frozenset({place}) if place is not None else frozenset(), 1)
-        return self._origins.replaced_by(maker, self._present, self._claimed)
-
-    def match_by_readers(self) -> None:
-        """Match nodes whose values are new by the names they bear, and by what their readers needed."""
-        for node, _ in reversed(self._nodes):
-            if node in self.found:
-                continue
-            region = own = self._needed_by_readers(node)
-            source = self._fused_source(node.name or "")
-            named = self._origins.place_of.get(source) if source is not None else None
-            if owners := self._weight_owners(node, region):
-                own = Replaced(owners, max(len(owners), region.nodes))
-            elif named is not None and {named.tag} != {place.tag for place in region.places}:
-                own = Replaced(frozenset({named}), 1)
-            if own.places:
-                way: Way = "fused" if named in own.places else "replaced"
-                place = self._origins.places.common(own.places)
-                self.found[node] = Match(way, place, None, own, region if region.nodes > 1 else NOTHING)
-
-    def _weight_owners(self, node: ir.Node, replaced: Replaced) -> frozenset[Place]:
-        """Return where the weights a node reads are used in the original; narrows down what it may have replaced."""
-        owners: frozenset[Place] = frozenset()
-        for value in node.inputs:
-            if value is not None and value.name and value.is_initializer():
-                owners |= self._origins.readers_of_weight(value.name)
-        if not owners:
-            return owners
-        if replaced.places:
-            return owners & replaced.places
-        return owners if len({place.tag for place in owners}) == 1 else frozenset()
-
-    def _needed_by_readers(self, node: ir.Node) -> Replaced:
-        """Return what stood in the original where the readers of a node get their values from now."""
-        found = []
-        for output in node.outputs:
-            for use in output.uses():
-                match = self.found.get(use.node)
-                if match is None:
-                    continue
-                if match.behind.nodes:
-                    found.append(match.behind)
-                elif match.survivor is not None:
-                    found.append(self._gone_at(match.survivor, use))
-        return _union(found)
-
-    def _gone_at(self, survivor: ir.Node, use: _Usage) -> Replaced:
-        if use.idx >= len(survivor.inputs) or len(survivor.inputs) != len(use.node.inputs):
-            return NOTHING
-        return self._origins.replaced_by_maker_of(survivor.inputs[use.idx], self._present, self._claimed)
-
-    def _fused_source(self, name: str) -> ir.Node | None:
-        """Return the original node whose name the longest part of ``name`` is: ``<source>/MatMulAddFusion``."""
-        name = name.removeprefix(_FUSED_FRONT)
-        if name in self._scope.by_name:
-            return self._scope.by_name[name]
-        for separator in reversed(list(_SEPARATORS.finditer(name))):
-            source = self._scope.by_name.get(name[: separator.start()])
-            if source is not None and not _SUFFIX_OF_ANOTHER.match(name, separator.start()):
-                return source
+def _surviving_original(matching: _Matching, node: ir.Node) -> ir.Node | None:
+    """Return the original node of the same name and operator, unless the values show that it is a different node."""
+    original = matching.names.by_name.get(node.name or "")
+    if original is None or original.op_type != node.op_type or original.domain != node.domain:
         return None
+    outputs = node.outputs
+    if len(outputs) == 1 and outputs[0].name and outputs[0].name == original.outputs[0].name:
+        return original
+    shares_output = False
+    for value in outputs:
+        maker = matching.names.makers.get(value.name or "")
+        if maker is original:
+            shares_output = True
+        elif maker is not None and not _is_enclosed_by(matching.names, original, maker):
+            # It now produces the output of another node, as a convolution does that absorbed its batch norm.
+            return None
+    if shares_output:
+        return original
+    for value in original.outputs:
+        successor = matching.makers.get(value.name or "")
+        if successor is not None and successor is not node and successor.op_type == original.op_type:
+            # The tool renumbered the names: the original node continues under another name.
+            return None
+    return original
 
-    def match_by_neighbours(self, outside: Callable[[], Place]) -> None:
-        """Give new nodes the place of those that read them, or else of those that feed them."""
-        for node, _ in reversed(self._nodes):
-            if node not in self.found:
-                self._inherit(node, [_readers(node)])
-        for node, enclosing in self._nodes:
-            if node in self.found:
-                continue
-            if self._inherit(node, [_feeders(node), _readers(node)]) or self._inherit_common(node):
-                continue
-            if enclosing is not None and enclosing in self.found:
-                self.found[node] = Match("neighbours", self.found[enclosing].place)
-            else:
-                self.found[node] = Match("root", outside())
 
-    def _inherit(self, node: ir.Node, sides: Iterable[Iterator[ir.Node]]) -> bool:
-        """Take the place all neighbours on one side share."""
-        for side in sides:
-            places = {match.place for other in side if (match := self.found.get(other)) is not None}
-            if places and len({place.tag for place in places}) == 1:
-                self.found[node] = Match("neighbours", self._origins.places.common(places))
-                return True
+def _is_enclosed_by(names: GraphNames, node: ir.Node, outer: ir.Node) -> bool:
+    enclosing = names.enclosing.get(node)
+    while enclosing is not None and enclosing is not outer:
+        enclosing = names.enclosing.get(enclosing)
+    return enclosing is outer
+
+
+def _match_by_layout_names(matching: _Matching) -> None:
+    """Match nodes whose names tell which value they produce in another layout."""
+    original = matching.original
+    for node, value_name in matching.relaid_values.items():
+        fused = _fused_originals(matching, node, matching.names.makers[value_name])
+        places = frozenset(place for fused_node in fused if (place := original.place_of.get(fused_node)) is not None)
+        if node in matching.matches or not places:
+            continue
+        upstream = _union_of([matching.replaced_by_maker_of(value) for value in fused[-1].inputs])
+        place = original.places.common(places)
+        if len(fused) > 1:
+            matching.matches[node] = Match("fused", place, None, Replaced(places, len(fused)), upstream)
+            continue
+        (only,) = fused
+        survivor = only if only.op_type == node.op_type and only not in matching.claimed else None
+        matching.matches[node] = Match("output", place, survivor, Replaced(places, 1, only), upstream)
+
+
+def _fused_originals(matching: _Matching, node: ir.Node, maker: ir.Node) -> list[ir.Node]:
+    """Return the original nodes from ``maker`` back to the one with the operator of ``node``; else ``maker`` alone.
+
+    A convolution that absorbed its activation produces the activation's output and keeps its own operator.
+    """
+    fused = [maker]
+    while fused[-1].op_type != node.op_type:
+        gone_makers = [matching.gone_maker(value) for value in fused[-1].inputs]
+        earlier = [gone_maker for gone_maker in gone_makers if gone_maker is not None]
+        if len(earlier) != 1 or len(fused) == _LONGEST_FUSION:
+            return [maker]
+        fused += earlier
+    return fused
+
+
+def _match_by_values(matching: _Matching) -> None:
+    """Match nodes that produce a value of the original with the original nodes that produced it."""
+    original = matching.original
+    for node, _ in matching.nodes:
+        if node in matching.matches:
+            continue
+        makers = _original_makers(matching, node)
+        if not makers:
+            continue
+        region = _union_of([_region_before(matching, maker, node) for maker in makers])
+        if not region.places:
+            continue
+        only = makers[0] if region.nodes == 1 and len(makers) == 1 else None
+        if only is not None and only.op_type == node.op_type and only not in matching.claimed:
+            matching.matches[node] = Match("output", original.place_of[only], only)
+            continue
+        # Where new nodes feed it, they share the replaced region with it; the makers certainly belong to this node.
+        maker_places = [place for maker in makers if (place := original.place_of.get(maker)) is not None]
+        ends_region = bool(maker_places) and any(_is_new(matching, feeder) for feeder in _nodes_feeding(node))
+        replaced = Replaced(frozenset(maker_places), len(maker_places)) if ends_region else region
+        place = original.places.common(replaced.places)
+        way: Way = "output" if region.nodes == 1 else "replaced"
+        matching.matches[node] = Match(way, place, None, replaced, region if region.nodes > 1 else NOTHING)
+
+
+def _original_makers(matching: _Matching, node: ir.Node) -> list[ir.Node]:
+    """Return the original nodes that produced the values this node produces."""
+    makers = matching.names.makers
+    node_makers = [makers[value.name] for value in node.outputs if value.name in makers]
+    return node_makers if len(node_makers) < 2 else list(dict.fromkeys(node_makers))
+
+
+def _is_new(matching: _Matching, node: ir.Node) -> bool:
+    """Say whether a node works on data and produces none of the original's values."""
+    if node in matching.matches or any(value.name in matching.names.makers for value in node.outputs):
         return False
-
-    def _inherit_common(self, node: ir.Node) -> bool:
-        """Take the place all neighbours lie in."""
-        for side in (_readers(node), _feeders(node)):
-            places = {match.place for other in side if (match := self.found.get(other)) is not None}
-            if places:
-                self.found[node] = Match("neighbours", self._origins.places.common(places))
-                return True
-        return False
+    return any(value is not None and not value.is_initializer() for value in node.inputs)
 
 
-def _readers(node: ir.Node) -> Iterator[ir.Node]:
+def _region_before(matching: _Matching, maker: ir.Node, node: ir.Node) -> Replaced:
+    if matching.claimed.get(maker, node) is not node:
+        # The maker still exists under its name; this node only converts its value back to the original form.
+        place = matching.original.place_of.get(maker)
+        return Replaced(frozenset({place}) if place is not None else frozenset(), 1)
+    return matching.replaced_by(maker)
+
+
+def _match_by_readers(matching: _Matching) -> None:
+    """Match nodes whose values are new by their names, by the weights they read, and by what their readers needed."""
+    original = matching.original
+    for node, _ in reversed(matching.nodes):
+        if node in matching.matches:
+            continue
+        region = replaced = _needed_by_readers(matching, node)
+        fused_original = _original_in_name(matching.names, node.name or "")
+        named_place = original.place_of.get(fused_original) if fused_original is not None else None
+        if owners := _weight_owners(original, node, region):
+            replaced = Replaced(owners, max(len(owners), region.nodes))
+        elif named_place is not None and {named_place.tag} != {place.tag for place in region.places}:
+            replaced = Replaced(frozenset({named_place}), 1)
+        if replaced.places:
+            way: Way = "fused" if named_place in replaced.places else "replaced"
+            place = original.places.common(replaced.places)
+            matching.matches[node] = Match(way, place, None, replaced, region if region.nodes > 1 else NOTHING)
+
+
+def _weight_owners(original: OriginalModel, node: ir.Node, region: Replaced) -> frozenset[Place]:
+    """Return where the weights a node reads are used in the original; narrows down what the node may have replaced."""
+    owners: frozenset[Place] = frozenset()
+    for value in node.inputs:
+        if value is not None and value.name and value.is_initializer():
+            owners |= original.readers_of_weight(value.name)
+    if not owners:
+        return owners
+    if region.places:
+        return owners & region.places
+    return owners if len({place.tag for place in owners}) == 1 else frozenset()
+
+
+def _needed_by_readers(matching: _Matching, node: ir.Node) -> Replaced:
+    """Return the original nodes that provided what the readers of ``node`` read."""
+    regions = []
+    for output in node.outputs:
+        for use in output.uses():
+            match = matching.matches.get(use.node)
+            if match is None:
+                continue
+            if match.upstream.nodes:
+                regions.append(match.upstream)
+            elif match.survivor is not None:
+                regions.append(_region_at_input(matching, match.survivor, use))
+    return _union_of(regions)
+
+
+def _region_at_input(matching: _Matching, survivor: ir.Node, use: _Usage) -> Replaced:
+    if use.idx >= len(survivor.inputs) or len(survivor.inputs) != len(use.node.inputs):
+        return NOTHING
+    return matching.replaced_by_maker_of(survivor.inputs[use.idx])
+
+
+def _original_in_name(names: GraphNames, name: str) -> ir.Node | None:
+    """Return the original node whose name is the longest prefix of ``name``: ``<original>/MatMulAddFusion``."""
+    name = name.removeprefix(_FUSED_PREFIX)
+    if name in names.by_name:
+        return names.by_name[name]
+    for separator in reversed(list(_SEPARATORS.finditer(name))):
+        original = names.by_name.get(name[: separator.start()])
+        if original is not None and not _UNRELATED_SUFFIX.match(name, separator.start()):
+            return original
+    return None
+
+
+def _match_by_neighbours(matching: _Matching, outside: Callable[[], Place]) -> None:
+    """Give new nodes the place of the nodes that read them, or else of the nodes that feed them."""
+    matches = matching.matches
+    for node, _ in reversed(matching.nodes):
+        if node not in matches:
+            _inherit_shared_place(matching, node, [_nodes_reading(node)])
+    for node, enclosing in matching.nodes:
+        if node in matches:
+            continue
+        sides = [_nodes_feeding(node), _nodes_reading(node)]
+        if _inherit_shared_place(matching, node, sides) or _inherit_common_place(matching, node):
+            continue
+        if enclosing is not None and enclosing in matches:
+            matches[node] = Match("neighbours", matches[enclosing].place)
+        else:
+            matches[node] = Match("root", outside())
+
+
+def _inherit_shared_place(matching: _Matching, node: ir.Node, sides: Iterable[Iterator[ir.Node]]) -> bool:
+    """Take the place that all neighbours on one side share."""
+    for side in sides:
+        places = {match.place for neighbour in side if (match := matching.matches.get(neighbour)) is not None}
+        if places and len({place.tag for place in places}) == 1:
+            matching.matches[node] = Match("neighbours", matching.original.places.common(places))
+            return True
+    return False
+
+
+def _inherit_common_place(matching: _Matching, node: ir.Node) -> bool:
+    """Take the deepest place that contains all neighbours on one side."""
+    for side in (_nodes_reading(node), _nodes_feeding(node)):
+        places = {match.place for neighbour in side if (match := matching.matches.get(neighbour)) is not None}
+        if places:
+            matching.matches[node] = Match("neighbours", matching.original.places.common(places))
+            return True
+    return False
+
+
+def _nodes_reading(node: ir.Node) -> Iterator[ir.Node]:
     for output in node.outputs:
         for use in output.uses():
             yield use.node
 
 
-def _feeders(node: ir.Node) -> Iterator[ir.Node]:
+def _nodes_feeding(node: ir.Node) -> Iterator[ir.Node]:
     for value in node.inputs:
         if value is not None and (maker := value.producer()) is not None:
             yield maker
 
 
-def _union(parts: list[Replaced]) -> Replaced:
-    if len(parts) < 2:
-        return parts[0] if parts else NOTHING
-    distinct = list({id(part): part for part in parts}.values())
+def _union_of(regions: list[Replaced]) -> Replaced:
+    if len(regions) < 2:
+        return regions[0] if regions else NOTHING
+    distinct = list({id(region): region for region in regions}.values())
     if len(distinct) == 1:
         return distinct[0]
-    return Replaced(frozenset().union(*(part.places for part in distinct)), sum(part.nodes for part in distinct))
+    places = frozenset().union(*(region.places for region in distinct))
+    return Replaced(places, sum(region.nodes for region in distinct))

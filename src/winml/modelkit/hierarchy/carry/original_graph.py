@@ -1,7 +1,7 @@
-"""What does the graph before a foreign tool know about a node or a value of the graph after it?
+"""Indexes the graph before a foreign tool: its nodes by name, by the values they produce and by place.
 
-Knows the original only: where its nodes stand, which of them bears a name, which of them makes a value, and what was
-replaced by whoever makes that value now. Does not look at the nodes after; ``carry_matching`` does.
+Answers which original nodes lie behind a value that no longer exists. Does not look at the nodes after the tool;
+``matching`` does.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import onnx_ir as ir
 from winml.modelkit.hierarchy import address
 from winml.modelkit.metadata_keys import MODULE_KEY, NAMESPACE_KEY, TAG_KEY, TREE_KEY
 
-__all__ = ["Origins", "Place", "Places", "Replaced", "Scope", "walk"]
+__all__ = ["GraphNames", "OriginalModel", "Place", "Places", "Replaced", "walk"]
 
-LONGEST_LIST = 64
-"""Modules told apart in what one node replaced. Chosen: fused operators replace nodes of a handful; beyond that only
-their common module is kept, so that no graph makes the work grow faster than its size."""
+MOST_PLACES = 64
+"""Most modules listed for the nodes that one node replaced; beyond, only their common module is kept. Chosen: fused
+operators replace nodes of a handful of modules. The limit keeps the work linear in the size of the graph."""
 
 _COUNTS = frozenset({ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.STRING})
 """Types of shapes, axes and masks."""
@@ -32,7 +32,7 @@ _IS_RANDOM = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where nodes stand in the hierarchy; one object for each, compared by identity."""
+    """A position in the hierarchy: tag, module path, namespace. One object for each, compared by identity."""
 
     tag: str
     module: str
@@ -40,28 +40,28 @@ class Place:
 
 
 def walk(graph: ir.Graph | ir.Function) -> Iterator[tuple[ir.Node, ir.Node | None]]:
-    """Yield every node in order, and the node whose subgraph it stands in."""
+    """Yield every node in order, with the node whose subgraph it is in (None in the main graph)."""
     pending: list[tuple[Iterator[ir.Node], ir.Node | None]] = [(iter(graph), None)]
     while pending:
         nodes, enclosing = pending[-1]
         for node in nodes:
             yield node, enclosing
-            if node.attributes.data and (inner := _subgraphs(node)):
+            if node.attributes.data and (inner := _attribute_graphs(node)):
                 pending += [(iter(subgraph), node) for subgraph in reversed(inner)]
                 break
         else:
             pending.pop()
 
 
-def _subgraphs(node: ir.Node) -> list[ir.Graph]:
+def _attribute_graphs(node: ir.Node) -> list[ir.Graph]:
     """Return the graphs among the attributes of a node."""
-    found: list[ir.Graph] = []
+    graphs: list[ir.Graph] = []
     for attribute in node.attributes.data.values():
         if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
-            found.append(attribute.as_graph())
+            graphs.append(attribute.as_graph())
         elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
-            found.extend(attribute.as_graphs())
-    return found
+            graphs.extend(attribute.as_graphs())
+    return graphs
 
 
 class Places:
@@ -79,7 +79,7 @@ class Places:
         return tag in self._modules
 
     def add(self, tag: str, module: str, namespace: str) -> Place:
-        """Take up the place of a node."""
+        """Return the place with this tag and namespace, added if it is new."""
         place = self._places.get((tag, namespace))
         if place is None:
             place = self._places[tag, namespace] = Place(tag, module, namespace)
@@ -99,7 +99,7 @@ class Places:
         return place
 
     def root(self) -> Place:
-        """Return the place all others lie in, as far as the file tells."""
+        """Return the place that contains all others, as far as the file tells."""
         for tag, module in self._modules.items():
             if module == "" and address.depth(tag) == 1:
                 return self.of_tag(tag)
@@ -107,13 +107,13 @@ class Places:
         if shared:
             self._modules.setdefault(shared, "")
             return self.of_tag(shared)
-        # Several roots: a file put together of parts. The first one stands for all.
-        first = address.format_tag(address.parse_tag(next(iter(self._modules)))[:1])
-        self._modules.setdefault(first, "")
-        return self.of_tag(first)
+        # Several roots: a file composed of several models. The first root is used for all.
+        first_root = address.format_tag(address.parse_tag(next(iter(self._modules)))[:1])
+        self._modules.setdefault(first_root, "")
+        return self.of_tag(first_root)
 
     def common(self, places: Iterable[Place]) -> Place:
-        """Return the deepest place that holds all of ``places``; one that all share keeps its namespace."""
+        """Return the deepest place that contains all of ``places``; one that all share keeps its namespace."""
         distinct = set(places)
         if len(distinct) == 1:
             return distinct.pop()
@@ -122,7 +122,7 @@ class Places:
 
 
 def _recorded_tree(model: ir.Model) -> list[tuple[str, str]]:
-    """Return tag and module path of the modules the model's metadata lists; nothing where the list is damaged."""
+    """Return tag and module path of the modules in the model's metadata; nothing where the list is damaged."""
     try:
         entries = [
             (str(entry["tag"]), str(entry["path"])) for entry in json.loads(model.metadata_props.get(TREE_KEY, "[]"))
@@ -136,61 +136,61 @@ def _recorded_tree(model: ir.Model) -> list[tuple[str, str]]:
 
 
 def _enclosing_scopes(namespace: str) -> Iterator[tuple[str, str]]:
-    """Yield each module of a namespace with the namespace that ends there: ``BertModel/encoder: BertEncoder``."""
-    scope = ""
+    """Yield each module of a namespace with the namespace up to it: ``BertModel/encoder: BertEncoder``."""
+    namespace_so_far = ""
     for level in namespace.split(address.SEPARATOR):
-        scope = f"{scope}/{level}" if scope else level
+        namespace_so_far = f"{namespace_so_far}/{level}" if namespace_so_far else level
         path, separator, _ = level.partition(": ")
-        yield (path if separator else ""), scope
+        yield (path if separator else ""), namespace_so_far
 
 
 class Replaced(NamedTuple):
-    """Original nodes that something after the tool stands for; a tuple, since many are made."""
+    """Original nodes that a node after the tool stands for. A tuple for speed: many are created."""
 
     places: frozenset[Place]
     nodes: int
-    """How many there are; one that is reached by two ways may count twice."""
+    """Number of nodes; a node reached on two paths may count twice."""
     only: ir.Node | None = None
-    """The node, where it is a single one."""
+    """The node, where there is exactly one."""
 
 
 NOTHING = Replaced(frozenset(), 0)
 
 
 @dataclass(frozen=True)
-class Scope:
+class GraphNames:
     """The names of a graph with its subgraphs, or of one function."""
 
     by_name: dict[str, ir.Node] = field(default_factory=dict)
     makers: dict[str, ir.Node] = field(default_factory=dict)
-    """Value → the node that makes it."""
+    """Value → the node that produces it."""
     enclosing: dict[ir.Node, ir.Node] = field(default_factory=dict)
     """Node of a subgraph → the node the subgraph belongs to."""
 
 
-class Origins:
-    """The original model, asked by name and by value."""
+class OriginalModel:
+    """The original model, indexed by name and by value."""
 
-    def __init__(self, before: ir.Model) -> None:
-        self.places = Places(before)
+    def __init__(self, original: ir.Model) -> None:
+        self.places = Places(original)
         self.place_of: dict[ir.Node, Place] = {}
-        self.functions: dict[ir.OperatorIdentifier, Scope] = {}
-        self.main = self._read(before.graph)
-        for identifier, function in before.functions.items():
-            self.functions[identifier] = self._read(function)
-        self._graph = before.graph
-        self._functions = before.functions.values()
+        self.functions: dict[ir.OperatorIdentifier, GraphNames] = {}
+        self.main = self._read_names(original.graph)
+        for identifier, function in original.functions.items():
+            self.functions[identifier] = self._read_names(function)
+        self._graph = original.graph
+        self._functions = original.functions.values()
         self._static: set[ir.Node] | None = None
         self._replaced: dict[ir.Node, Replaced] = {}
         self._readers: dict[str, frozenset[Place]] = {}
 
-    def _read(self, graph: ir.Graph | ir.Function) -> Scope:
-        scope = Scope()
-        by_name, makers, places = scope.by_name, scope.makers, self.places
+    def _read_names(self, graph: ir.Graph | ir.Function) -> GraphNames:
+        names = GraphNames()
+        by_name, makers, places = names.by_name, names.makers, self.places
         ambiguous: set[str] = set()
         for node, enclosing in walk(graph):
             if enclosing is not None:
-                scope.enclosing[node] = enclosing
+                names.enclosing[node] = enclosing
             if (name := node.name) and by_name.setdefault(name, node) is not node:
                 ambiguous.add(name)
             for output in node.outputs:
@@ -201,29 +201,29 @@ class Origins:
                 self.place_of[node] = places.add(tag, metadata.get(MODULE_KEY, ""), metadata.get(NAMESPACE_KEY, ""))
         for name in ambiguous:
             del by_name[name]
-        return scope
+        return names
 
     def replaced_by_maker_of(
         self, value: ir.Value | None, present: Container[str], claimed: Container[ir.Node]
     ) -> Replaced:
-        """Return what stood behind a value that is gone; nothing where it is still there or needed no node.
+        """Return the original nodes behind a value that no longer exists; nothing where it still exists.
 
         Args:
             value: A value of the original.
             present: Names of the values after the tool.
-            claimed: Original nodes that are still there.
+            claimed: Original nodes that still exist.
         """
         maker = self.gone_maker(value, present, claimed)
         return self.replaced_by(maker, present, claimed) if maker is not None else NOTHING
 
     def replaced_by(self, node: ir.Node, present: Container[str], claimed: Container[ir.Node]) -> Replaced:
-        """Return what one node that makes the outputs of ``node`` stands for.
+        """Return the original nodes that one node producing the outputs of ``node`` stands for.
 
-        That is the node, and all it needed of values that are there no more. The walk ends at values that still are,
-        at nodes that still are, and at what depends on no input of the model: constants and shapes, which a tool may
-        compute ahead and which say nothing about where the work is done.
+        These are ``node`` and all nodes that produced values it needed and that no longer exist. The walk stops at
+        values and nodes that still exist, and at nodes that depend on no model input: a tool may compute constants and
+        shapes ahead, so they say nothing about where the work is done.
 
-        The arguments after the first must be the same in every call.
+        Results are cached: the arguments after the first must be the same in every call.
         """
         pending = [node]
         started: set[ir.Node] = set()
@@ -233,49 +233,49 @@ class Origins:
                 pending.pop()
                 continue
             started.add(current)
-            needed = [
+            needed_makers = [
                 maker for value in current.inputs if (maker := self.gone_maker(value, present, claimed)) is not None
             ]
-            # One that was started and is not done is needed by itself: the graph is damaged.
-            missing = [maker for maker in needed if maker not in self._replaced and maker not in started]
-            if missing:
-                pending += missing
+            # A node that was started and is not finished needs itself: the graph has a cycle.
+            unvisited = [maker for maker in needed_makers if maker not in self._replaced and maker not in started]
+            if unvisited:
+                pending += unvisited
                 continue
-            self._replaced[current] = self._join(current, needed)
+            self._replaced[current] = self._joined_region(current, needed_makers)
             pending.pop()
         return self._replaced[node]
 
-    def _join(self, node: ir.Node, needed: list[ir.Node]) -> Replaced:
+    def _joined_region(self, node: ir.Node, makers: list[ir.Node]) -> Replaced:
         place = self.place_of.get(node)
-        if not needed:
+        if not makers:
             return Replaced(frozenset((place,)) if place is not None else frozenset(), 1, node)
         places = {place} if place is not None else set()
         count = 1
-        for maker in needed:
-            behind = self._replaced.get(maker, NOTHING)
-            places |= behind.places
-            count += behind.nodes
-        if len(places) > LONGEST_LIST:
+        for maker in makers:
+            region = self._replaced.get(maker, NOTHING)
+            places |= region.places
+            count += region.nodes
+        if len(places) > MOST_PLACES:
             places = {self.places.common(places)}
         return Replaced(frozenset(places), count)
 
     def readers_of_weight(self, name: str) -> frozenset[Place]:
-        """Return where the weight of this name is used.
+        """Return the places of the nodes that read the weight of this name.
 
-        Scalars, shapes and the like are no weights: tools merge equal ones, so that nodes all over the graph read one.
+        Scalars and shapes do not count as weights: tools merge equal ones, so unrelated nodes read the same one.
         """
-        found = self._readers.get(name)
-        if found is None:
+        places = self._readers.get(name)
+        if places is None:
             weight = self._graph.initializers.get(name)
             readers = (use.node for use in weight.uses()) if weight is not None and _is_weight(weight) else ()
-            found = frozenset(place for node in readers if (place := self.place_of.get(node)) is not None)
-            self._readers[name] = found
-        return found
+            places = frozenset(place for node in readers if (place := self.place_of.get(node)) is not None)
+            self._readers[name] = places
+        return places
 
     def gone_maker(
         self, value: ir.Value | None, present: Container[str], claimed: Container[ir.Node]
     ) -> ir.Node | None:
-        """Return the node that made a value, where both are gone and it worked on data."""
+        """Return the node that produced a value, where neither exists any more and the node worked on data."""
         if value is None or value.name in present:
             return None
         maker = value.producer()
@@ -285,7 +285,7 @@ class Origins:
 
     @property
     def static(self) -> set[ir.Node]:
-        """Nodes that depend on no value of a model input: constants, shapes, and what is made of those."""
+        """Nodes that depend on no value of a model input: constants, shapes, and what is computed from those."""
         if self._static is None:
             self._static = set()
             graphs: list[ir.Graph | ir.Function] = [self._graph, *self._functions]
@@ -299,7 +299,7 @@ class Origins:
     def _is_static(node: ir.Node, static: Container[ir.Node]) -> bool:
         if node.op_type in _READS_SHAPE_ONLY:
             return True
-        if node.op_type in _IS_RANDOM or (node.attributes.data and _subgraphs(node)):
+        if node.op_type in _IS_RANDOM or (node.attributes.data and _attribute_graphs(node)):
             return False
         for value in node.inputs:
             if value is None:
