@@ -39,7 +39,6 @@ from winml.modelkit.load.request import Dtype, ModelRequest, Source, check_folde
 from winml.modelkit.load.script import EXAMPLE_INPUTS, load_script
 
 __all__ = [
-    "_BUILD_ERRORS",
     "ResolvedModel",
     "asked_dtype",
     "input_decision",
