@@ -40,7 +40,6 @@ from winml.modelkit.load.request import ModelRequest, Source, check_folder, reso
 from winml.modelkit.load.script import EXAMPLE_INPUTS, load_script
 
 __all__ = [
-    "_BUILD_ERRORS",
     "ResolvedModel",
     "asked_dtype",
     "input_decision",

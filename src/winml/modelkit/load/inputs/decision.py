@@ -91,16 +91,16 @@ def decide_inputs(
         batch_size: Rows of every input; wins over the config, agrees with ``shape``.
 
     Raises:
-        UsageError: a size the model refuses, or the forward asks for an input nobody here knows.
+        UsageError: a size the model refuses, or the forward needs an input that no modality knows.
         CheckpointError: a processor file is malformed.
     """
     requested = {**(shape.given() if shape else {}), **({"batch_size": batch_size} if batch_size else {})}
     context = InputContext(
         model=model,
         config=config,
+        parameters=forward_parameters(model),
         processor=read_processor_files(folder),
         sizes=InputSizes(requested),
-        parameters=forward_parameters(model),
         task=task,
         float_dtype=_float_dtype(model, config),
     )
