@@ -1,4 +1,4 @@
-"""Which JSON Schema does the manifest of a build satisfy? Writes it beside its records, from which it is made."""
+"""Writes the JSON Schema of a build's manifest beside its records, from which it is made."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def schema_text() -> str:
 
 
 if __name__ == "__main__":
-    target = Path(str(resources.files("winml.modelkit.report"))) / "build_manifest.schema.json"
+    target = Path(str(resources.files("winml.modelkit.results"))) / "build_manifest.schema.json"
     target.write_text(schema_text(), encoding="utf-8")
     print(f"wrote {target.name}")

@@ -25,7 +25,7 @@ from winml.modelkit.flows.export.export import HTPExporter
 from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.load.model import load_resolved
-from winml.modelkit.load.parts import LoadedModel
+from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
 from winml.modelkit.results.export_result import ExportResult
@@ -117,13 +117,13 @@ def _try(known: Architecture, request: ModelRequest, tell: Tell) -> tuple[Archit
     known = replace(known, state_before="not run")
     tell(known)
     try:
-        _run(load_resolved(resolved, request))
+        _run(load_resolved(resolved, request).only_part)
     except Exception as error:
         return replace(known, problem=_words(error)), False
     return replace(known, state_before="", problem=""), False
 
 
-def _run(loaded: LoadedModel) -> None:
+def _run(loaded: ModelPart) -> None:
     """Run the model in PyTorch on inputs as they will be at export."""
     feeds = make_feeds(loaded.inputs, seed=1, sizes=loaded.trace_sizes)
     with torch.no_grad():
