@@ -1,4 +1,4 @@
-"""Which JSON Schema does the manifest of a build satisfy? Writes it beside its records, from which it is made."""
+"""Writes the JSON Schema of a build's manifest beside its records, from which it is made."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def test_second_build_reuses_all_without_importing_torch(place: Workplace, bert_
     record = json.loads(outcome.out)
     assert "out" == record.pop("folder")
     assert record == json.loads(place.files()["out/build_manifest.json"])
-    assert ["reused", "reused", "skipped", "skipped"] == [stage["status"] for stage in record["stages"]]
-    assert "--no-quant" == record["stages"][2]["reason"]
+    assert ["reused", "reused", "skipped", "skipped"] == [stage["status"] for stage in record["parts"][0]["stages"]]
+    assert "--no-quant" == record["parts"][0]["stages"][2]["reason"]
 
 
 def test_no_optimize_leaves_the_export_as_the_model(place: Workplace, bert_tiny: Path) -> None:
@@ -201,5 +201,5 @@ def test_manifest_of_a_newer_version_is_not_used_and_said(place: Workplace) -> N
     path.write_text(json.dumps({**record, "manifest_version": 99, "extra": True}), encoding="utf-8")
     outcome = place.winml("build", *arguments)
     assert 0 == outcome.code, outcome.err
-    assert "is of version 99, this winml reads 1: nothing of the earlier build is used again." in outcome.out
+    assert "is of version 99, this winml reads 2: nothing of the earlier build is used again." in outcome.out
     assert 0 == outcome.out.count("reused")

@@ -19,7 +19,7 @@ BOUNDARIES: dict[str, str] = {
     "export.torchscript.capturing:capture_torchscript": "the exporter raises what it likes; named with its operator",
     "graph.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
     "inspect.weightless:run_weightless": "a foreign forward may need values; becomes a result with its reason",
-    "load.script:_guarded": "a user's factory raises what it likes; said again with the line it stands in",
+    "load.script:_guard_user_code": "a user's factory raises what it likes; said again with the line it stands in",
     "sweep.architecture_export:_attempt_export": "whatever goes wrong with one model is a row of the table",
     "sweep.architecture_export:_find_small_config": "a config that makes no model is a row of the table",
     "sweep.architecture_export:_try_config": "as above",

@@ -104,7 +104,7 @@ def test_build_leaves_a_model_per_stage_the_config_and_a_manifest(first: BuildRe
     assert ("done", 1) == (record["status"], record["normalizations"])
     assert {"export": "run", "optimize": "run", "quantize": "skipped", "compile": "skipped"} == statuses(first)
     assert (first.folder / "model.onnx").read_bytes() == (first.folder / "optimized.onnx").read_bytes()
-    for stage in record["stages"][:2]:
+    for stage in record["parts"][0]["stages"][:2]:
         assert stage["seconds"] > 0
         assert stage["peak_memory_bytes"] > 10_000_000
         assert 100.0 == stage["coverage"]["percent"]
@@ -159,6 +159,29 @@ def test_second_build_reuses_every_stage_and_changes_no_model(bert: Path, out: P
     }
 
 
+def as_version_1(folder: Path) -> dict[str, Any]:
+    """Write the manifest of a build as the first version would have."""
+    path = folder / "build_manifest.json"
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    (part,) = record.pop("parts")
+    earlier = {**record, "manifest_version": 1, "model": part["model"], "stages": part["stages"]}
+    path.write_text(json.dumps(earlier, indent=2), encoding="utf-8")
+    return earlier
+
+
+def test_build_of_the_first_manifest_version_is_reused(bert: Path, out: Path) -> None:
+    """Nothing is run, no model changes, and the manifest is of the present version afterwards."""
+    earlier = as_version_1(out)
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "build_manifest.json"}
+    result = build_hf_model(str(bert), out, config=FUSIONS)
+    assert {"export": "reused", "optimize": "reused", "quantize": "skipped", "compile": "skipped"} == statuses(result)
+    assert () == result.notes
+    assert before == {path.name: path.read_bytes() for path in out.iterdir() if path.name != "build_manifest.json"}
+    record = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
+    assert (2, ["model"]) == (record["manifest_version"], [part["name"] for part in record["parts"]])
+    assert earlier["model"] == record["parts"][0]["model"]
+
+
 def test_changed_optimizer_flag_runs_from_optimize_on(bert: Path, out: Path) -> None:
     """The export stays; the reason names the flag."""
     result = build_hf_model(str(bert), out, config={**FUSIONS, "optim": {"gelu_fusion": True}})
@@ -191,7 +214,7 @@ def test_damaged_result_is_made_again_and_said(bert: Path, out: Path) -> None:
 def test_other_library_versions_run_everything(bert: Path, out: Path) -> None:
     """A result of another onnx is not trusted to be the same."""
     record = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
-    for stage in record["stages"][:2]:
+    for stage in record["parts"][0]["stages"][:2]:
         stage["origin"]["versions"]["onnx"] = "1.0"
     (out / "build_manifest.json").write_text(json.dumps(record))
     result = build_hf_model(str(bert), out, config=FUSIONS)

@@ -50,7 +50,7 @@ def expected_answers(loaded: LoadedModel, feeds: Mapping[str, Any]) -> dict[str,
     """Run PyTorch."""
     with torch.no_grad():
         outputs = loaded.model(
-            **{name: torch.from_numpy(value) for name, value in feeds.items()}, **loaded.forward_kwargs
+            **{name: torch.from_numpy(value) for name, value in feeds.items()}, **loaded.only_part.forward_kwargs
         )
     return {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
 

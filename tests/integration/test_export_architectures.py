@@ -23,8 +23,8 @@ from winml.modelkit.runtime.feeds import make_feeds
 def observe_checkpoint(folder: Path) -> tuple[torch.nn.Module, ForwardOracle]:
     """Run the model of a checkpoint once under the oracle."""
     loaded = load_model(ModelRequest(str(folder)))
-    feeds = {name: torch.from_numpy(value) for name, value in make_feeds(loaded.inputs, seed=1).items()}
-    return loaded.model, observe(loaded.model, **feeds, **loaded.forward_kwargs)
+    feeds = {name: torch.from_numpy(value) for name, value in make_feeds(loaded.only_part.inputs, seed=1).items()}
+    return loaded.model, observe(loaded.model, **feeds, **loaded.only_part.forward_kwargs)
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)

@@ -52,8 +52,8 @@ def work_of(capture: Capture, tree: ModuleTree) -> Work:
 def work_by_exporter(model: nn.Module, torch_modules: tuple[str, ...] = ()) -> list[Work]:
     """Capture a transformers model with both exporters."""
     loaded = loaded_from_module(model, None, WinMLExportConfig())
-    tensors = {name: to_torch(value) for name, value in make_feeds(loaded.inputs, seed=1).items()}
-    with prepared_for_export(model, list(tensors), loaded.forward_kwargs) as forward:
+    tensors = {name: to_torch(value) for name, value in make_feeds(loaded.only_part.inputs, seed=1).items()}
+    with prepared_for_export(model, list(tensors), loaded.only_part.forward_kwargs) as forward:
         with record_calls(model) as trace:
             model(*tensors.values())
         tree = build_tree(trace, torch_modules)

@@ -87,16 +87,16 @@ def test_inspect_tree_is_that_of_a_real_forward(content: dict[str, Any], source:
     folder = write_config(tmp_path / "checkpoint", content)
     request = ModelRequest(str(folder), random_weights=True)
     loaded = load_model(request)
-    feeds = {name: torch.from_numpy(value) for name, value in make_feeds(loaded.inputs, seed=1).items()}
+    feeds = {name: torch.from_numpy(value) for name, value in make_feeds(loaded.only_part.inputs, seed=1).items()}
     with torch.no_grad(), record_calls(loaded.model) as trace:
-        loaded.model(**feeds, **loaded.forward_kwargs)
+        loaded.model(**feeds, **loaded.only_part.forward_kwargs)
 
     seen = inspect_model(ModelRequest(str(folder)), hierarchy=True)
 
     assert source == seen.tree_source
     assert seen.tree is not None
     assert build_tree(trace).nodes == seen.tree.nodes
-    assert loaded.inputs == seen.inputs
+    assert loaded.only_part.inputs == seen.inputs
     assert (source == RANDOM_WEIGHTS) == any("does not run without values" in note for note in seen.notes)
 
 
@@ -141,5 +141,5 @@ def test_inspect_config_and_export_agree_on_half_precision(declares_dtype: bool,
     loaded = load_model(ModelRequest(str(folder)))
 
     assert "float16" == seen.inputs[0].dtype
-    assert loaded.inputs == seen.inputs
+    assert loaded.only_part.inputs == seen.inputs
     assert {torch.float16} == {parameter.dtype for parameter in loaded.model.parameters()}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["data_path", "report_path", "sidecar_path"]
+__all__ = ["built_part_name", "data_path", "part_path", "report_path", "sidecar_path"]
 
 BUILT_MODEL_NAME = "model.onnx"
 """The result of the last stage of a build of one part."""
+ONLY_PART = "model"
+"""The name of the part of a model that has one only; files do not bear it."""
 BUILD_CONFIG_NAME = "winml_build_config.json"
 BUILD_MANIFEST_NAME = "build_manifest.json"
 EXTRACT_MANIFEST_NAME = "extract_manifest.json"
@@ -18,6 +20,19 @@ STAGING_PREFIX = ".winml-partial-"
 """Start of the name of a hidden folder of files being written; one that a killed process left can be deleted."""
 CHECKPOINT_CONFIG_NAME = "config.json"
 """The name transformers gives the config of a checkpoint."""
+
+
+def part_path(model: Path, part: str, *, of_several: bool) -> Path:
+    """Return where one part of a model is written that as a whole would go to ``model``.
+
+    A model of one part goes there itself, one of several to ``<stem>_<part>.onnx`` beside it.
+    """
+    return model.with_name(f"{model.stem}_{part}{model.suffix}") if of_several else model
+
+
+def built_part_name(part: str, *, of_several: bool) -> str:
+    """Return the name of a finished part in the folder of a build: ``<part>.onnx``, ``model.onnx`` for the only one."""
+    return f"{part}.onnx" if of_several else BUILT_MODEL_NAME
 
 
 def data_path(model: Path) -> Path:

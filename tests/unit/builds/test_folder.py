@@ -62,8 +62,8 @@ def test_only_listed_names_without_folders_are_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"manifest_version": 7, "files": ["model.onnx"], "new": 1}', "is of version 7, this winml reads 1"),
-        ('{"manifest_version": 0, "files": ["model.onnx"]}', "is of version 0, this winml reads 1"),
+        ('{"manifest_version": 7, "files": ["model.onnx"], "new": 1}', "is of version 7, this winml reads 2"),
+        ('{"manifest_version": 0, "files": ["model.onnx"]}', "is of version 0, this winml reads 2"),
         ('{"manifest_version": 1, "files": ["model.onnx"], "status": "?"}', "is damaged"),
     ],
 )

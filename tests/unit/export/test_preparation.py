@@ -215,3 +215,48 @@ def test_complex_answer_is_refused_with_what_to_return_instead() -> None:
     ):
         model(torch.ones(2, 8))
     assert "torch.view_as_real" in caught.value.hint
+
+
+class Inner(nn.Module):
+    """Takes two tensors by name."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """Add what is there."""
+        return {"sum": left if right is None else left + right}
+
+
+class Outer(nn.Module):
+    """Holds others in a list, which is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inners = nn.ModuleList(Inner() for _ in range(2))
+
+    def forward(self, left: torch.Tensor) -> torch.Tensor:
+        """Run the first."""
+        return self.inners[0](left)["sum"]
+
+
+class Root(nn.Module):
+    """Holds the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = Outer()
+
+    def forward(self, left: torch.Tensor) -> torch.Tensor:
+        """Run them."""
+        return self.outer(left)
+
+
+def test_prepared_module_inside_is_called_through_those_around_it() -> None:
+    """Its inputs and outputs are the model's then; hooks of every module on the way run, and forwards come back."""
+    model, seen = Root(), list[str]()
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda _module, _inputs, _output, name=name: seen.append(name))
+    with prepared_for_export(model, ["left", "right"], path="outer.inners.1") as flat:
+        assert [5.0] == [value.item() for value in model(torch.tensor(2.0), torch.tensor(3.0))]
+        assert ("sum",) == flat.output_names
+    assert ["outer.inners.1", "outer", ""] == seen
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert 2.0 == model(torch.tensor(2.0)).item()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from graphs import parse
-from winml.modelkit.graph.model_metadata import output_specs, write_model_metadata
+from winml.modelkit.graph.model_metadata import ModelDescription, output_specs, write_model_metadata
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
@@ -39,14 +39,14 @@ def test_write_model_metadata_keys_and_values_are_those_of_formats() -> None:
     model = parse("agraph (float[1, 2] x) => (float[1, 2] y) { y = Relu (x) }")
     spec = InputTensorSpec(name="x", shape=(1, 2), dtype="float32", value_range=(0.0, 0.5))
     info = ModelInfo(name_or_path="gemälde", class_name="Linear", library="torch", library_version="2")
-    write_model_metadata(
-        model,
+    description = ModelDescription(
         tree=build_tree(trace),
         info=info.as_record(),
         inputs=[spec],
         outputs=output_specs(model.graph),
         export={"exporter": "torchscript"},
     )
+    write_model_metadata(model, description)
     texts = dict(model.metadata_props)
     assert {
         "winml.io.inputs": [{"name": "x", "shape": [1, 2], "dtype": "float32", "value_range": [0.0, 0.5]}],

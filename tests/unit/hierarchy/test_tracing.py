@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from winml.modelkit.hierarchy.tracing import record_calls
+from winml.modelkit.hierarchy.tracing import joined_traces, record_calls
 
 
 class Pair(nn.Module):
@@ -75,3 +75,16 @@ def test_record_calls_modules_that_never_ran_have_no_order() -> None:
     probe = trace.by_path()["probe"]
     assert (None, 0, ()) == (probe.execution_order, probe.calls, probe.stack)
     assert 2 == trace.execution_steps
+
+
+def test_joined_traces_are_those_of_one_run() -> None:
+    """Modules keep the place of their first call; calls are counted together."""
+    model = Pair()
+    with record_calls(model) as first:
+        model(torch.zeros(1, 2))
+    with record_calls(model) as second:
+        model.probe(model(torch.zeros(1, 2)))
+    joined = joined_traces([first, second]).by_path()
+    assert ["", "layer", "probe"] == sorted(joined, key=lambda path: joined[path].execution_order or 0)
+    assert {"": 2, "layer": 2, "probe": 1} == {path: module.calls for path, module in joined.items()}
+    assert first.modules[2].execution_order is None

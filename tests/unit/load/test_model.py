@@ -79,9 +79,9 @@ def _edit(folder: Path, **changes: Any) -> None:
 
 
 def _run(loaded: LoadedModel) -> Any:
-    feeds = {name: torch.from_numpy(values) for name, values in make_feeds(loaded.inputs, 0).items()}
+    feeds = {name: torch.from_numpy(values) for name, values in make_feeds(loaded.only_part.inputs, 0).items()}
     with torch.no_grad():
-        return loaded.model(**feeds, **loaded.forward_kwargs)
+        return loaded.model(**feeds, **loaded.only_part.forward_kwargs)
 
 
 def _refused(error: type[WinMLError], model: Path | str, **others: Any) -> str:
@@ -116,7 +116,7 @@ def test_load_real_weights(minilm_folder: Path) -> None:
     """A checkpoint as the Hub has it: its answer to fixed values is the one transformers gives."""
     loaded = _load(minilm_folder, task="sentence-similarity", shape_config=ShapeConfig(sequence_length=16))
     assert ("BertModel", "feature-extraction", ()) == (loaded.info.class_name, loaded.info.task, loaded.notes)
-    assert ["input_ids", "attention_mask", "token_type_ids"] == [spec.name for spec in loaded.inputs]
+    assert ["input_ids", "attention_mask", "token_type_ids"] == [spec.name for spec in loaded.only_part.inputs]
     assert (1, 16, 384) == tuple(_run(loaded).last_hidden_state.shape)
 
 
@@ -335,7 +335,7 @@ def test_load_manifest_wins_and_says_so(saved: Path) -> None:
     """--input-specs describes everything; what it overrules is named."""
     specs = (InputTensorSpec(name="input_ids", shape=(2, 5), dtype="int64", value_range=(0, 9)),)
     loaded = _load(saved, input_specs=specs, shape_config=ShapeConfig(height=3), batch_size=7)
-    assert specs == loaded.inputs
+    assert specs == loaded.only_part.inputs
     assert "--input-specs decides the inputs; --shape-config and --batch-size not used" in loaded.notes
     assert (2, 5, 120) == tuple(_run(loaded).logits.shape)
     wrong = (InputTensorSpec(name="input_idz", shape=(2, 5), dtype="int64"),)
@@ -348,9 +348,9 @@ def test_load_keeps_and_reports_the_dtype_of_the_checkpoint(tmp_path: Path) -> N
     model = transformers.ViTForImageClassification.from_pretrained(folder).to(torch.bfloat16)
     model.save_pretrained(folder)
     loaded = _load(folder)
-    assert ("bfloat16", torch.bfloat16) == (loaded.inputs[0].dtype, next(loaded.model.parameters()).dtype)
+    assert ("bfloat16", torch.bfloat16) == (loaded.only_part.inputs[0].dtype, next(loaded.model.parameters()).dtype)
     assert any("bfloat16" in note for note in loaded.notes)
-    assert "bfloat16" == _load(folder, random_weights=True).inputs[0].dtype
+    assert "bfloat16" == _load(folder, random_weights=True).only_part.inputs[0].dtype
 
 
 def test_load_returns_no_cache_and_named_outputs(tmp_path: Path) -> None:

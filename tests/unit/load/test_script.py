@@ -56,9 +56,9 @@ def test_script_example_becomes_inputs_and_first_draw(folder: Path, returned: st
         InputTensorSpec(name="ids", shape=(1, 2), dtype="int64", value_range=(1, 7)),
         InputTensorSpec(name="scale", shape=(2, 4), dtype="float32"),
     )
-    assert expected == loaded.inputs
-    assert loaded.example is not None
-    assert [[1, 7]] == loaded.example["ids"].tolist()
+    assert expected == loaded.only_part.inputs
+    assert loaded.only_part.example is not None
+    assert [[1, 7]] == loaded.only_part.example["ids"].tolist()
     assert ("Net", "script", "torch", None) == (
         loaded.info.class_name,
         loaded.info.source_kind,
@@ -71,15 +71,15 @@ def test_script_example_becomes_inputs_and_first_draw(folder: Path, returned: st
 def test_script_single_tensor_is_the_first_parameter(folder: Path) -> None:
     """A lone tensor needs no container."""
     loaded = _load(folder, "\ndef example_inputs():\n    return torch.tensor([3])\n")
-    assert ["ids"] == [spec.name for spec in loaded.inputs]
+    assert ["ids"] == [spec.name for spec in loaded.only_part.inputs]
 
 
 def test_script_input_specs_win_over_the_example(folder: Path) -> None:
     """The manifest describes everything, so the example is not even made."""
     specs = (InputTensorSpec(name="ids", shape=(2, 3), dtype="int64", value_range=(0, 9)),)
     loaded = _load(folder, "\ndef example_inputs():\n    raise RuntimeError\n", input_specs=specs)
-    assert specs == loaded.inputs
-    assert loaded.example is None
+    assert specs == loaded.only_part.inputs
+    assert loaded.only_part.example is None
 
 
 def test_script_batch_size_beside_input_specs_is_reported(folder: Path) -> None:
@@ -104,7 +104,7 @@ def test_script_may_import_its_neighbours(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(folder.parent)
     before = list(sys.path)
     text = "\ndef example_inputs():\n    from a_neighbour_of_net import size\n    return torch.arange(size)\n"
-    assert (3,) == _load(folder, text).inputs[0].shape
+    assert (3,) == _load(folder, text).only_part.inputs[0].shape
     assert before == sys.path
 
 
@@ -163,9 +163,9 @@ def test_script_missing_module_is_a_wrong_name(folder: Path) -> None:
 def test_script_bool_example_is_drawn_as_a_flag(folder: Path) -> None:
     """Booleans have no range to keep to."""
     loaded = _load(folder, "\ndef example_inputs():\n    return torch.tensor([3]), torch.tensor([True])\n")
-    assert loaded.inputs[1].value_range is None
-    assert loaded.example is not None
-    assert torch.bool == loaded.example["scale"].dtype
+    assert loaded.only_part.inputs[1].value_range is None
+    assert loaded.only_part.example is not None
+    assert torch.bool == loaded.only_part.example["scale"].dtype
 
 
 def test_script_compiled_model_is_the_one_it_was_compiled_from(folder: Path) -> None:
@@ -179,7 +179,7 @@ def example_inputs():
 """
     loaded = _load(folder, MODULE + text, "compiled")
     assert "Net" == type(loaded.model).__name__
-    assert ["ids"] == [spec.name for spec in loaded.inputs]
+    assert ["ids"] == [spec.name for spec in loaded.only_part.inputs]
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,14 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
     return export_pytorch(Model(), tmp_path_factory.mktemp("export") / "model.onnx", torch.randn(2, 4))
 
 
+def with_changed_part(result: ExportResult, **changes: Any) -> ExportResult:
+    """Return the result with another only part."""
+    return replace(result, parts=(replace(result.only_part, **changes),))
+
+
 def sidecar_of(result: ExportResult) -> dict[str, Any]:
     """Return the sidecar as a program reads it."""
-    sidecar: dict[str, Any] = json.loads(sidecar_json(result))
+    sidecar: dict[str, Any] = json.loads(sidecar_json(result, result.only_part))
     return sidecar
 
 
@@ -67,7 +72,7 @@ def test_sidecar_satisfies_its_schema(result: ExportResult) -> None:
     """What is written is what the shipped schema describes, with and without a verification."""
     jsonschema.Draft202012Validator.check_schema(sidecar_schema())
     jsonschema.validate(sidecar_of(result), sidecar_schema())
-    jsonschema.validate(sidecar_of(replace(result, verification=None)), sidecar_schema())
+    jsonschema.validate(sidecar_of(with_changed_part(result, verification=None)), sidecar_schema())
 
 
 def test_sidecar_counts_are_those_of_the_file(result: ExportResult) -> None:
@@ -103,7 +108,8 @@ def test_sidecar_modules_are_nested_as_they_ran(result: ExportResult) -> None:
 
 def test_sidecar_keeps_letters_of_every_language(result: ExportResult) -> None:
     """Text is written as it is, for people who open the file."""
-    text = sidecar_json(replace(result, notes=("Größe: 模型",)))
+    other = with_changed_part(result, notes=("Größe: 模型",))
+    text = sidecar_json(other, other.only_part)
     assert "Größe: 模型" in text
     assert text.endswith("}\n")
 
@@ -154,7 +160,7 @@ def _section(report: str, title: str) -> str:
 
 def test_markdown_report_has_the_sections_of_formats(result: ExportResult) -> None:
     """Summary, steps, inputs and outputs, modules, statistics, nodes by module: in this order."""
-    titles = re.findall(r"^##? (.+)$", export_report(result), re.MULTILINE)
+    titles = re.findall(r"^##? (.+)$", export_report(result, result.only_part), re.MULTILINE)
     assert [
         "Export of Model",
         "Steps",
@@ -175,12 +181,12 @@ def test_markdown_report_draws_the_tree_with_counts(result: ExportResult) -> Non
         f"  Leaf.1  leaves.1  ({counts['leaves.1']} nodes)",
         "```",
     ]
-    assert expected == _section(export_report(result), "Modules").splitlines()
+    assert expected == _section(export_report(result, result.only_part), "Modules").splitlines()
 
 
 def test_markdown_report_lists_every_node_once(result: ExportResult) -> None:
     """The node table holds each node, under its module's tag."""
-    section = export_report(result).split("## Nodes by module", 1)[1]
+    section = export_report(result, result.only_part).split("## Nodes by module", 1)[1]
     for tag in {node.tag for node in result.nodes}:
         part = section.split(f"### `{tag}`\n", 1)[1].split("###", 1)[0]
         names = re.findall(r"^\| `([^`]+)` \|", part, re.MULTILINE)
@@ -189,8 +195,8 @@ def test_markdown_report_lists_every_node_once(result: ExportResult) -> None:
 
 def test_markdown_report_tables_are_whole_rows(result: ExportResult) -> None:
     """A bar or a line break in a text does not end its cell."""
-    spoiled = replace(result, notes=("a | b\nc",))
-    rows = [line for line in export_report(spoiled).splitlines() if line.startswith("|")]
+    spoiled = with_changed_part(result, notes=("a | b\nc",))
+    rows = [line for line in export_report(spoiled, spoiled.only_part).splitlines() if line.startswith("|")]
     assert "| Note | a \\| b c |" in rows
     widths = {re.sub(r"\\\|", "", row).count("|") for row in rows}
     assert widths <= {3, 4, 5}
@@ -222,13 +228,13 @@ def test_console_tree_prints_brackets_as_they_are(result: ExportResult) -> None:
     odd = replace(tree.nodes[1], path="a[red]b", tag="/Model/Leaf[bold].x")
     changed = copy.copy(tree)
     changed._children = {None: [tree.root], "": [odd]}  # type: ignore[assignment]
-    print_tree(replace(result, tree=changed), console_for(stream))
+    print_tree(with_changed_part(result, tree=changed), console_for(stream))
     assert "Leaf[bold].x a[red]b · 0 nodes" in stream.getvalue()
 
 
 def test_console_summary_tells_coverage_verification_and_files(result: ExportResult) -> None:
     """What was made, in labelled lines; long ones are not cut."""
-    text = told(print_export, replace(result, notes=("A long note. " * 20,)))
+    text = told(print_export, with_changed_part(result, notes=("A long note. " * 20,)))
     assert "Model · 60 parameters" in text
     assert f"3 modules traced of 8 registered · {len(result.nodes)} of {len(result.nodes)} nodes tagged (100 %)" in text
     assert "ONNX Runtime equals PyTorch (largest difference" in text
@@ -238,7 +244,7 @@ def test_console_summary_tells_coverage_verification_and_files(result: ExportRes
 
 def test_console_summary_without_tags_names_no_sources(result: ExportResult) -> None:
     """A file without hierarchy has no sources to tell."""
-    bare = replace(result, coverage=Coverage(nodes=len(result.nodes), tagged=0, sources={}))
+    bare = with_changed_part(result, coverage=Coverage(nodes=len(result.nodes), tagged=0, sources={}))
     assert "sources" not in told(print_export, bare)
     assert "sources" in told(print_export, result)
 
@@ -269,7 +275,8 @@ def test_sidecar_infinite_difference_is_null(result: ExportResult, tmp_path: Pat
     """JSON has no infinity; a difference that is one is null, and the sidecar still fits its schema."""
     draws = [{"y": np.float32([1.0])}, {"y": np.float32([2.0])}]
     wrong = compare_outputs(draws, [{"y": np.float32([[1.0]])}, {"y": np.float32([np.nan])}])
-    sidecar = sidecar_of(replace(result, verification=wrong))
+    sidecar = sidecar_of(with_changed_part(result, verification=wrong))
     jsonschema.validate(sidecar, sidecar_schema())
     assert [None, None] == [item["relative_diff"] for item in sidecar["verification"]["outputs"]]
-    json.loads(sidecar_json(replace(result, verification=wrong)), parse_constant=pytest.fail)
+    failed = with_changed_part(result, verification=wrong)
+    json.loads(sidecar_json(failed, failed.only_part), parse_constant=pytest.fail)

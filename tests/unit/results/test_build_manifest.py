@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import jsonschema
+import json
 
-from winml.modelkit.results.build_manifest import BuildManifest, manifest_schema
+import jsonschema
+import pytest
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.results.build_manifest import BuildManifest, PartRecord, StageRecord, manifest_schema, read_manifest
 
 
 def test_manifest_schema_is_made_from_the_records() -> None:
@@ -19,3 +23,30 @@ def test_manifest_is_read_as_it_was_written() -> None:
     manifest = BuildManifest(status="done", files=("model.onnx",), versions={"torch": "2"}, normalizations=1)
     jsonschema.validate(manifest.as_record(), dict(manifest_schema()))
     assert manifest == BuildManifest.model_validate_json(manifest.model_dump_json())
+
+
+def test_manifest_of_the_first_version_is_read_as_one_of_one_part() -> None:
+    """What stood at the top belongs to the only part; of a build that had not begun there is none yet."""
+    file = {"name": "model.onnx", "size_bytes": 1, "sha256": "0"}
+    stage = {"name": "export", "status": "run", "files": [file]}
+    record = {"manifest_version": 1, "status": "done", "files": ["model.onnx"], "model": [file], "stages": [stage]}
+    manifest = read_manifest(json.dumps(record))
+    assert ["model"] == [part.name for part in manifest.parts]
+    assert ("model.onnx", "export") == (manifest.model[0].name, manifest.stages[0].name)
+    assert () == read_manifest('{"manifest_version": 1, "status": "unfinished", "files": []}').parts
+    with pytest.raises(ValueError, match="manifest_version"):
+        read_manifest('{"manifest_version": 3, "status": "done", "files": []}')
+
+
+def test_manifest_of_several_parts_is_asked_part_by_part() -> None:
+    """What one part would tell by itself is an error there."""
+    skipped = StageRecord(name="quantize", status="skipped")
+    parts = (PartRecord(name="encoder", stages=(skipped,)), PartRecord(name="decoder"))
+    manifest = BuildManifest(status="done", files=(), parts=parts)
+    jsonschema.validate(manifest.as_record(), dict(manifest_schema()))
+    found = manifest.part("encoder")
+    assert found is not None
+    assert skipped == found.stage("quantize")
+    assert manifest.part("vision") is None
+    with pytest.raises(UsageError, match="encoder, decoder"):
+        _ = manifest.stages

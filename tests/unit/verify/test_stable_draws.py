@@ -14,11 +14,9 @@ from torch import nn
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.export.preparation import FlatForward, prepared_for_export
 from winml.modelkit.flows.export.live_module import loaded_from_module
-from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.verify.other_sizes import Draw
-from winml.modelkit.verify.reference_run import run_reference
+from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference
 from winml.modelkit.verify.stable_draws import MOST_SET_ASIDE, compare_stable_draws
 
 Answers = Mapping[str, NDArray[Any]]
@@ -59,12 +57,12 @@ TIE, CLEAR = 0.0, 1.0
 
 
 @contextmanager
-def prepared(model: nn.Module) -> Iterator[tuple[LoadedModel, FlatForward]]:
+def prepared(model: nn.Module) -> Iterator[PreparedPart]:
     """Prepare a model as for export, and run it once."""
     loaded = loaded_from_module(model.eval(), inputs(CLEAR, 0), WinMLExportConfig())
-    with prepared_for_export(loaded.model, ["values"], loaded.forward_kwargs) as forward, torch.no_grad():
+    with prepared_part(loaded.only_part) as ready, torch.no_grad():
         loaded.model(*inputs(CLEAR, 0).values())
-        yield loaded, forward
+        yield ready
 
 
 def compared(model: nn.Module, firsts: Sequence[float], change: Change) -> VerificationInfo:
@@ -79,16 +77,14 @@ def compared(model: nn.Module, firsts: Sequence[float], change: Change) -> Verif
             answers.append(answer)
         return answers
 
-    with prepared(model) as (loaded, forward):
+    with prepared(model) as ready:
 
         def draw_inputs(number: int, _replaced: Draw | None = None) -> dict[str, torch.Tensor]:
             return inputs(firsts[number - 1], number)
 
         first_two = [draw_inputs(1), draw_inputs(2)]
-        draws = [Draw(tensors, run_reference(loaded, forward, tensors), {}) for tensors in first_two]
-        return compare_stable_draws(
-            draws, changed(draws), loaded, forward, computed_in=("float32",), draw_inputs=draw_inputs, ask=changed
-        )
+        draws = [Draw(tensors, run_reference(ready, tensors), {}) for tensors in first_two]
+        return compare_stable_draws(ready, draws, computed_in=("float32",), draw_inputs=draw_inputs, run_file=changed)
 
 
 def choosing_otherwise(*numbers: int) -> Change:

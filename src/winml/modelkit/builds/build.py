@@ -1,8 +1,7 @@
-"""In what order do the stages of a build run, and which of them need not run again?
+"""Builds a model into a folder: runs its stages in order, for each part of the model.
 
-A stage whose options, input and libraries are those of its earlier result, and whose files are as it wrote them, is
-reused; the manifest is written after each stage, so a build that was stopped goes on where it ended. What a stage does
-is said in ``build_stages``.
+A stage whose earlier result is still right is reused (``stage_runs.py``). The manifest is written after each stage, so
+a build that was stopped goes on where it ended. What a stage does is said in ``stages.py``.
 """
 
 from __future__ import annotations
@@ -14,37 +13,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
-
-import onnx_ir as ir
+from typing import Any, Literal
 
 from winml.modelkit.builds.cache import library_versions
 from winml.modelkit.builds.file_records import FileRecords
-from winml.modelkit.builds.folder import BuildFolder, held_folder, refuse_input_as_output
+from winml.modelkit.builds.folder import held_folder, refuse_input_as_output
 from winml.modelkit.builds.identity import ModelIdentity, identify_model, identify_onnx
 from winml.modelkit.builds.plan import BuildPlan
+from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner
 from winml.modelkit.builds.stage_store import StageStore
-from winml.modelkit.builds.stages import STAGES, Stage, StageTask, names_of
+from winml.modelkit.builds.stages import STAGES, Stage, names_of
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     BUILD_MANIFEST_NAME,
-    BUILT_MODEL_NAME,
-    SIDECAR_SUFFIX,
+    ONLY_PART,
+    built_part_name,
     data_path,
 )
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import external_files, place_copy
-from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.hierarchy.coverage import measure_coverage
 from winml.modelkit.progress import StepClock, StepEvent
-from winml.modelkit.results.build_manifest import BuildManifest, CoverageRecord, FileRecord, Origin, StageRecord
+from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, StageRecord
 from winml.modelkit.results.build_result import BuildResult
-from winml.modelkit.runtime.peak_memory import PeakMemory
 from winml.modelkit.version import __version__
 
-__all__ = ["BuildListener", "run_build"]
-
-_TOOL = "winml-modelkit"
+__all__ = ["BuildCache", "BuildListener", "identify_plan", "run_build"]
 
 
 @dataclass(frozen=True)
@@ -61,13 +54,32 @@ class BuildListener:
     """Something is waited for."""
 
 
+@dataclass(frozen=True)
+class BuildCache:
+    """What a build in a folder of the cache is given."""
+
+    identity: ModelIdentity
+    """The model, by which the folder is named."""
+    store: StageStore
+    """Results of other builds, to take and to add to."""
+
+
+def identify_plan(plan: BuildPlan) -> ModelIdentity:
+    """Return what the model of a plan is made from, at this moment.
+
+    Raises:
+        UsageError: the request is wrong.
+        InputError: a file is missing or cannot be read, or the Hub did not deliver.
+    """
+    return identify_onnx(plan.onnx_path) if plan.onnx_path is not None else identify_model(plan.request)
+
+
 def run_build(
     plan: BuildPlan,
     folder: Path,
     *,
-    identity: ModelIdentity | None = None,
+    cache: BuildCache | None = None,
     rebuild: bool = False,
-    store: StageStore | None = None,
     stages: Sequence[Stage] = STAGES,
     listener: BuildListener = BuildListener(),
 ) -> BuildResult:
@@ -76,9 +88,8 @@ def run_build(
     Args:
         plan: What is to be done.
         folder: Where; made if it is missing.
-        identity: The model, where it was looked at already.
+        cache: What goes with a folder that is part of the cache.
         rebuild: Run every stage, whatever is there.
-        store: Results of stages in the cache, to take and to add to; also says that the folder is part of it.
         stages: The stages, in order.
         listener: Who is told.
 
@@ -86,267 +97,174 @@ def run_build(
         UsageError: the folder is the model, or holds files no build wrote.
         WinMLError: a stage failed; finished stages are kept.
     """
-    if identity is None:
-        identity = identify_onnx(plan.onnx_path) if plan.onnx_path is not None else identify_model(plan.request)
-    names = names_of(tuple(stages))
+    identity = cache.identity if cache is not None else identify_plan(plan)
+    store = cache.store if cache is not None else None
+    names = names_of(stages)
     refuse_input_as_output(folder, identity.places, (*names, BUILD_MANIFEST_NAME))
-    with held_folder(folder, names, is_cache=store is not None, tell=listener.tell) as held:
-        return _Build(plan, held, identity, tuple(stages), rebuild=rebuild, store=store, listener=listener).run()
+    with held_folder(folder, names, is_cache=cache is not None, tell=listener.tell) as held:
+        job = BuildJob(plan, held, identity, tuple(stages), rebuild, store, listener.on_step)
+        return _Build(job, listener).run()
 
 
 class _Build:
     """One build in a folder it holds."""
 
-    def __init__(
-        self,
-        plan: BuildPlan,
-        folder: BuildFolder,
-        identity: ModelIdentity,
-        stages: tuple[Stage, ...],
-        *,
-        rebuild: bool,
-        store: StageStore | None,
-        listener: BuildListener,
-    ) -> None:
-        self._plan = plan
-        self._folder = folder
-        self._identity = identity
-        self._stages = stages
-        self._rebuild = rebuild
-        self._store = store
+    def __init__(self, job: BuildJob, listener: BuildListener) -> None:
+        self._job = job
         self._listener = listener
-        self._clock = StepClock([stage.name for stage in stages], listener.on_stage)
-        self._files = FileRecords(folder.path)
-        self._earlier = folder.manifest
-        self._current: Path | None = plan.onnx_path
-        """Result of the stages so far."""
-        self._current_files: tuple[FileRecord, ...] = ()
-        """Its files; empty where it is the model the build starts from."""
-        self._records: list[StageRecord] = []
+        self._clock = StepClock([stage.name for stage in job.stages], listener.on_stage)
+        self._files = FileRecords(job.folder.path)
+        self._earlier = job.folder.manifest
+        self._runner = StageRunner(job, self._files, self._earlier)
+        self._parts: list[BuiltPart] = []
+        """Known once the graphs are there."""
         self._started = datetime.now(timezone.utc).astimezone()
         self._started_at = time.perf_counter()
 
     def run(self) -> BuildResult:
         """Run or reuse every stage, and put the result in place."""
-        self._folder.announce()
+        folder = self._job.folder
+        folder.announce()
         try:
-            for stage in self._stages:
+            for stage in self._job.stages:
                 with self._clock.step(stage.name) as step:
-                    record = self._stage(stage)
-                    step.summary = _summary(record)
-                self._finish_stage(record)
+                    self._run_stage(stage)
+                    step.summary = self._stage_summary(stage)
+                if self._listener.on_kept is not None and any(part.records[-1].files for part in self._parts):
+                    self._listener.on_kept(stage.name)
         except BaseException:
-            self._leave_unfinished()
+            if not any(part.current_files for part in self._parts):
+                folder.forget()  # nothing is finished: the folder is left as it was found
             raise
-        model = self._place_model()
-        manifest = self._manifest("done", model=model)
-        self._folder.remove_all_but(manifest.files)
-        self._folder.save(manifest)
-        notes = (*self._folder.notes, *(note for record in self._records for note in record.notes))
-        return BuildResult(self._folder.path, manifest, notes)
+        manifest = self._make_manifest("done", self._place_models())
+        folder.remove_all_but(manifest.files)
+        folder.save(manifest)
+        notes = (note for part in self._parts for record in part.records for note in record.notes)
+        return BuildResult(folder.path, manifest, (*folder.notes, *notes))
 
-    def _stage(self, stage: Stage) -> StageRecord:
-        if reason := self._skip_reason(stage):
-            return StageRecord(name=stage.name, status="skipped", reason=reason)
-        earlier = self._earlier.stage(stage.name) if self._earlier is not None else None
-        before = earlier.origin if earlier is not None else None
-        reason = "asked for by --rebuild" if self._rebuild else ""
-        if not self._rebuild and earlier is not None and before is not None:
-            reason = self._why_run(stage, earlier, before)
-            if not reason:
-                return earlier.model_copy(update={"status": "reused", "reason": ""})
-        if stored := self._from_store(stage):
-            return stored.model_copy(update={"status": "reused", "reason": "from the cache"})
-        return self._run_stage(stage, reason)
-
-    def _origin(self, stage: Stage) -> Origin:
-        """Return what a result depends on; waits until the model's files are read."""
-        return Origin(
-            options=json.loads(json.dumps(stage.options(self._plan))),
-            source=self._source_record(stage),
-            versions={_TOOL: __version__, **library_versions(stage.libraries)},
-        )
-
-    def _skip_reason(self, stage: Stage) -> str:
-        """Return why a stage does not run, or an empty string."""
-        if stage.makes_graph and self._plan.onnx_path is not None:
-            return "the model is an ONNX file already"
-        if stage.section in self._plan.switched_off:
-            return self._plan.switched_off[stage.section]
-        if getattr(self._plan.config, stage.section) is None:
-            return f"{stage.section} is null in the config"
-        return "" if stage.work else f"winml {__version__} has no {stage.name} stage yet"
-
-    def _source_record(self, stage: Stage) -> dict[str, Any]:
-        if stage.makes_graph or not self._current_files:
-            return self._identity.record
-        # The sidecar says when the graph was made, which changes nothing of it.
-        graph = (record for record in self._current_files if not record.name.endswith(SIDECAR_SUFFIX))
-        return {record.name: record.sha256 for record in graph}
-
-    def _why_run(self, stage: Stage, earlier: StageRecord, before: Origin) -> str:
-        """Return why an earlier result cannot be used, or an empty string."""
-        if stage.makes_graph and not self._identity.is_repeatable:
-            return "a factory may return another model each time"
-        now = self._origin(stage)
-        if changed := _changes(before.options, stage.as_asked_before(now.options, earlier)):
-            return f"options changed: {', '.join(changed)}"
-        if before.source != now.source:
-            return f"its input changed: {', '.join(_changes(before.source, now.source))}"
-        if changed := _changes(before.versions, now.versions):
-            return f"versions changed: {', '.join(changed)}"
-        damaged = self._files.first_changed(earlier.files)
-        if damaged:
-            self._folder.notes.append(f"{self._folder.path / damaged} is missing or damaged: made again.")
-            return f"{damaged} was missing or damaged"
-        return ""
-
-    def _from_store(self, stage: Stage) -> StageRecord | None:
-        if self._store is None or self._rebuild or (stage.makes_graph and not self._identity.is_repeatable):
-            return None
-        return self._store.take(self._origin(stage), self._folder.path, self._files)
-
-    def _run_stage(self, stage: Stage, reason: str) -> StageRecord:
-        assert stage.work is not None  # skipped otherwise
-        output = self._folder.path / stage.file
-        started = time.perf_counter()
-        with PeakMemory() as memory:
-            outcome = stage.work(StageTask(self._plan, self._current, output, self._listener.on_step))
-        seconds = time.perf_counter() - started
-        nodes, coverage = _count(output)
-        return StageRecord(
-            name=stage.name,
-            status="run",
-            reason=reason,
-            origin=self._origin(stage),
-            files=self._files.of(outcome.files),
-            seconds=round(seconds, 3),
-            peak_memory_bytes=memory.largest_bytes,
-            nodes=nodes,
-            coverage=coverage,
-            normalizations=outcome.normalizations,
-            summary=outcome.summary,
-            resolved=dict(outcome.resolved),
-            notes=outcome.notes,
-        )
-
-    def _finish_stage(self, record: StageRecord) -> None:
-        self._records.append(record)
-        if not record.files:
-            return
-        self._current = self._folder.path / record.files[0].name
-        self._current_files = record.files
-        self._folder.save(self._manifest("unfinished"))
-        if self._listener.on_kept is not None:
-            self._listener.on_kept(record.name)
-        if self._store is not None:
-            self._store.add(record, self._folder.path)
-
-    def _leave_unfinished(self) -> None:
-        """Keep what is finished; a folder in which nothing is, is left as it was found."""
-        if not any(record.files for record in self._records):
-            self._folder.forget()
-
-    def _manifest(self, status: Any, model: tuple[FileRecord, ...] = ()) -> BuildManifest:
-        done = {record.name for record in self._records}
-        # Results of stages that are still to come may be used again, by this build or by the one that follows a kill.
-        waiting = [] if status == "done" or self._earlier is None else self._earlier.stages
-        stages = (*self._records, *(record for record in waiting if record.name not in done))
-        if status == "done":
-            written = [file.name for record in stages for file in record.files]
-            names: tuple[str, ...] = tuple(
-                sorted({*written, *(file.name for file in model), BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME})
-            )
+    def _run_stage(self, stage: Stage) -> None:
+        """Run or reuse a stage for every part; those that are finished are kept if another fails."""
+        skip_reason = _skip_reason(stage, self._job.plan)
+        if not self._parts and (skip_reason or not stage.makes_graph):
+            self._parts = [BuiltPart(ONLY_PART, of_several=False, current=self._job.plan.onnx_path)]
+        if skip_reason:
+            for part in self._parts:
+                part.records.append(StageRecord(name=stage.name, status="skipped", reason=skip_reason))
+        elif stage.makes_graph:
+            records = self._runner.run(stage, None)
+            self._parts = [BuiltPart(name, of_several=len(records) > 1, current=None) for name in records]
+            self._keep_records(records)
         else:
-            names = self._folder.owned_names()
-        libraries = dict.fromkeys(name for stage in self._stages for name in stage.libraries)
+            for part in self._parts:
+                self._keep_records(self._runner.run(stage, part))
+
+    def _keep_records(self, records: Mapping[str, StageRecord]) -> None:
+        """Write down what a stage made."""
+        folder = self._job.folder
+        for part in self._parts:
+            if part.name in records:
+                part.add(records[part.name], folder.path)
+        folder.save(self._make_manifest("unfinished", {}))
+        if self._job.store is not None:
+            self._job.store.add(records, folder.path)
+
+    def _stage_summary(self, stage: Stage) -> str:
+        """Say in a few words what became of a stage."""
+        words = [(part.name, _record_words(part.records[-1])) for part in self._parts]
+        if len(words) == 1 or _skip_reason(stage, self._job.plan):
+            return words[0][1]
+        return "; ".join(f"{name}: {text}" for name, text in words)
+
+    def _make_manifest(
+        self, status: Literal["unfinished", "done"], models: Mapping[str, tuple[FileRecord, ...]]
+    ) -> BuildManifest:
+        """Return what is there by now; ``models`` are the finished parts."""
+        job = self._job
+        parts = tuple(self._part_record(part, status, models.get(part.name, ())) for part in self._parts)
+        names = job.folder.owned_names()
+        if status == "done":
+            stage_files = (file for part in parts for record in part.stages for file in record.files)
+            model_files = (file for part in parts for file in part.model)
+            written = {file.name for file in (*stage_files, *model_files)}
+            names = tuple(sorted({*written, BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME}))
+        libraries = dict.fromkeys(name for stage in job.stages for name in stage.libraries)
         return BuildManifest(
             status=status,
             files=names,
-            model=model,
-            input={"model": self._plan.request.model, **self._identity.record},
+            parts=parts,
+            input=self._input_record(),
             started=self._started.isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - self._started_at, 3),
-            normalizations=sum(record.normalizations for record in self._records),
-            versions={_TOOL: __version__, "python": platform.python_version(), **library_versions(libraries)},
-            stages=stages,
+            normalizations=sum(record.normalizations for part in self._parts for record in part.records),
+            versions={TOOL_NAME: __version__, "python": platform.python_version(), **library_versions(libraries)},
         )
 
-    def _place_model(self) -> tuple[FileRecord, ...]:
-        """Give the last result its name, and write the config as resolved."""
-        assert self._current is not None  # an export ran, or the model was an ONNX file
-        path = self._folder.path / BUILT_MODEL_NAME
-        kept = self._kept_model()
+    def _part_record(self, part: BuiltPart, status: str, model: tuple[FileRecord, ...]) -> PartRecord:
+        finished = {record.name for record in part.records}
+        # Results of stages that are still to come may be used again, by this build or by the one that follows a kill.
+        earlier = None if status == "done" or self._earlier is None else self._earlier.part(part.name)
+        waiting = () if earlier is None else earlier.stages
+        stages = (*part.records, *(record for record in waiting if record.name not in finished))
+        return PartRecord(name=part.name, model=model, stages=stages)
+
+    def _input_record(self) -> dict[str, Any]:
+        return {"model": self._job.plan.request.model, **self._job.identity.record}
+
+    def _place_models(self) -> dict[str, tuple[FileRecord, ...]]:
+        """Give the last result of each part its name, and write the config as resolved; return the files by part."""
+        folder = self._job.folder.path
+        kept = {part.name: self._kept_model(part) for part in self._parts}
         with OutputFiles() as files:
-            if not kept:
+            for part in self._parts:
+                assert part.current is not None  # an export ran, or the model was an ONNX file
+                if kept[part.name]:
+                    continue
+                path = folder / built_part_name(part.name, of_several=part.of_several)
                 files.drop(data_path(path))
                 # A stage's result is ours and stays beside it; the model a build starts from is neither.
-                is_ours = bool(self._current_files)
-                place_copy(self._current, files.stage(path), share_data=is_ours, may_link=is_ours)
-            config = files.stage(self._folder.path / BUILD_CONFIG_NAME)
-            config.write_text(
-                json.dumps(self._resolved_config(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-            )
+                is_ours = bool(part.current_files)
+                place_copy(part.current, files.stage(path), share_data=is_ours, may_link=is_ours)
+            config = files.stage(folder / BUILD_CONFIG_NAME)
+            text = json.dumps(self._resolved_config(), indent=2, ensure_ascii=False) + "\n"
+            config.write_text(text, encoding="utf-8")
             files.commit()
-        return kept or self._files.of((path, *external_files(path)))
+        placed = {}
+        for part in self._parts:
+            path = folder / built_part_name(part.name, of_several=part.of_several)
+            placed[part.name] = kept[part.name] or self._files.of((path, *external_files(path)))
+        return placed
 
-    def _kept_model(self) -> tuple[FileRecord, ...]:
-        """Return the files of ``model.onnx`` where they are the result already: a session may have them open."""
-        earlier = self._earlier
-        if earlier is None or not earlier.model or any(record.status == "run" for record in self._records):
+    def _kept_model(self, part: BuiltPart) -> tuple[FileRecord, ...]:
+        """Return the files of a finished part where they are the result already: a session may have them open."""
+        earlier = self._earlier.part(part.name) if self._earlier is not None else None
+        if self._earlier is None or earlier is None or not earlier.model:
             return ()
-        before = next((record.files for record in reversed(earlier.stages) if record.files), ())
-        is_same = before == self._current_files and earlier.input == {
-            "model": self._plan.request.model,
-            **self._identity.record,
-        }
-        return earlier.model if is_same and not self._files.first_changed(earlier.model) else ()
+        is_same = earlier.last_files == part.current_files and self._earlier.input == self._input_record()
+        if not is_same or any(record.status == "run" for record in part.records):
+            return ()
+        return () if self._files.first_changed(earlier.model) else earlier.model
 
     def _resolved_config(self) -> dict[str, Any]:
-        record = self._plan.config.as_record()
-        for stage in self._records:
-            record.update(stage.resolved)
-        return record
+        config = self._job.plan.config.as_record()
+        for part in self._parts:
+            for record in part.records:
+                config.update(record.resolved)
+        return config
 
 
-def _count(path: Path) -> tuple[int, CoverageRecord]:
-    """Count the nodes and tags of a written file."""
-    found = measure_coverage(ir.serde.deserialize_model(read_structure(path)))
-    # A model none of whose nodes has a tag never had a hierarchy, or was told to drop it.
-    percent = round(found.percent, 2) if found.tagged or not found.nodes else None
-    return found.nodes, CoverageRecord(tagged=found.tagged, percent=percent)
+def _skip_reason(stage: Stage, plan: BuildPlan) -> str:
+    """Return why a stage does not run, or an empty string."""
+    if stage.makes_graph and plan.onnx_path is not None:
+        return "the model is an ONNX file already"
+    if stage.section in plan.switched_off:
+        return plan.switched_off[stage.section]
+    if getattr(plan.config, stage.section) is None:
+        return f"{stage.section} is null in the config"
+    return "" if stage.work else f"winml {__version__} has no {stage.name} stage yet"
 
 
-def _summary(record: StageRecord) -> str:
+def _record_words(record: StageRecord) -> str:
     if record.status == "skipped":
         return f"skipped: {record.reason}"
     because = f" ({record.reason})" if record.reason else ""
     return f"{'reused, ' if record.status == 'reused' else ''}{record.nodes} nodes, {record.summary}{because}"
-
-
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the dotted keys at which two JSON objects differ, with their values where these are short."""
-    found = []
-    for key in sorted({*before, *after}):
-        old, new = before.get(key), after.get(key)
-        if old == new:
-            continue
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += _changes(old, new, f"{prefix}{key}.")
-        elif all(value is None or isinstance(value, (bool, int, float)) or _is_short(value) for value in (old, new)):
-            found.append(f"{prefix}{key} {_shown(old)} → {_shown(new)}")
-        else:
-            found.append(f"{prefix}{key}")
-    return found
-
-
-def _is_short(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _SHOWN_LENGTH
-
-
-_SHOWN_LENGTH = 24
-"""Characters of a value that are shown; a digest says nothing to people."""
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else str(value)

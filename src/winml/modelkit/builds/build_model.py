@@ -1,6 +1,6 @@
-"""How is a model built from Python, or on behalf of the command?
+"""Builds a model, from Python or on behalf of the command.
 
-Finds the folder a build goes to, in the cache or where the caller says, and hands over to ``build_flow``.
+Chooses the folder of the build, in the cache or where the caller says; ``build.py`` does the work.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.builds.build import BuildListener, run_build
+from winml.modelkit.builds.build import BuildCache, BuildListener, identify_plan, run_build
 from winml.modelkit.builds.cache import cache_root, digest, library_versions
 from winml.modelkit.builds.config import SECTIONS, LoaderSection, WinMLBuildConfig, parse_build_config
-from winml.modelkit.builds.identity import identify_model, identify_onnx
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
 from winml.modelkit.errors import UsageError
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import parse_options, read_json
-from winml.modelkit.results.build_manifest import MANIFEST_VERSION
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.version import __version__
 
 __all__ = ["build_hf_model", "build_in_cache", "build_onnx_model", "read_build_config"]
 
+_KEY_VERSION = 1
+"""Part of the key of a folder in the cache, under the name it had in the first version. Raised when such folders must
+not be used any more; a newer manifest alone is no reason."""
 _SLUG_LENGTH = 40
 """Characters of the model's name in the name of a folder of the cache; the digest behind it tells entries apart."""
 
@@ -64,8 +65,8 @@ def build_hf_model(
         VerificationError: a stage's result does not answer as its input does.
     """
     parse_options(LoaderSection, load, "build_hf_model")
-    request = ModelRequest(model, **load)
-    return _build(plan_build(_config(config), request, verify=verify), output, rebuild=rebuild, listener=listener)
+    plan = plan_build(_parsed_config(config), ModelRequest(model, **load), verify=verify)
+    return _build_plan(plan, output, rebuild=rebuild, listener=listener)
 
 
 def build_onnx_model(
@@ -81,7 +82,9 @@ def build_onnx_model(
     request = ModelRequest(model=os.fspath(model))
     if Path(request.model).suffix.lower() != ".onnx":
         raise UsageError(f"{request.model}: does not end in .onnx", hint="build_hf_model builds PyTorch models.")
-    return _build(plan_build(_config(config), request, verify=verify), output, rebuild=rebuild, listener=listener)
+    return _build_plan(
+        plan_build(_parsed_config(config), request, verify=verify), output, rebuild=rebuild, listener=listener
+    )
 
 
 def build_in_cache(
@@ -96,10 +99,10 @@ def build_in_cache(
     Raises:
         WinMLError: as :func:`~winml.modelkit.builds.build.run_build`.
     """
-    identity = identify_onnx(plan.onnx_path) if plan.onnx_path is not None else identify_model(plan.request)
+    identity = identify_plan(plan)
     libraries = sorted({name for stage in stages for name in stage.libraries})
-    parts = {
-        "manifest_version": MANIFEST_VERSION,
+    key = {
+        "manifest_version": _KEY_VERSION,
         "model": identity.record,
         "request": request_record(plan.request),
         "config": plan.config.model_dump(mode="json"),
@@ -108,9 +111,9 @@ def build_in_cache(
         "verify": plan.verify,
         "versions": {"winml-modelkit": __version__, **library_versions(libraries)},
     }
-    folder = cache_root() / "builds" / f"{_slug(plan.request.model)}-{digest(parts)[:16]}"
-    store = StageStore(cache_root())
-    return run_build(plan, folder, identity=identity, rebuild=rebuild, store=store, stages=stages, listener=listener)
+    folder = cache_root() / "builds" / f"{_name_slug(plan.request.model)}-{digest(key)[:16]}"
+    cache = BuildCache(identity, StageStore(cache_root()))
+    return run_build(plan, folder, cache=cache, rebuild=rebuild, stages=stages, listener=listener)
 
 
 def read_build_config(text_or_path: str | os.PathLike[str], option: str) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
@@ -122,7 +125,7 @@ def read_build_config(text_or_path: str | os.PathLike[str], option: str) -> tupl
     return parse_build_config(*read_json(text_or_path, option))
 
 
-def _build(
+def _build_plan(
     plan: BuildPlan, output: str | os.PathLike[str] | None, *, rebuild: bool, listener: BuildListener
 ) -> BuildResult:
     if output is None:
@@ -130,7 +133,7 @@ def _build(
     return run_build(plan, Path(output), rebuild=rebuild, listener=listener)
 
 
-def _config(config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> WinMLBuildConfig:
+def _parsed_config(config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> WinMLBuildConfig:
     if config is None:
         return WinMLBuildConfig()
     if isinstance(config, WinMLBuildConfig):
@@ -140,5 +143,5 @@ def _config(config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str
     return read_build_config(config, "config")[0]
 
 
-def _slug(name: str) -> str:
+def _name_slug(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", Path(name).name or name).strip("-.")[:_SLUG_LENGTH] or "model"

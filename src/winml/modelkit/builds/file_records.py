@@ -1,4 +1,4 @@
-"""Are the files of a build as they were written? Their digests, each file read once per build."""
+"""Compares the files of a build with their records by digest; each file is read once per build."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FileRecords:
     def __init__(self, folder: Path) -> None:
         """Start without having read any."""
         self._folder = folder
-        self._known: dict[tuple[int, int, int, int], str] = {}
+        self._digests: dict[tuple[int, int, int, int], str] = {}
 
     def of(self, paths: Iterable[Path]) -> tuple[FileRecord, ...]:
         """Return the records of files in the folder, as they are now.
@@ -26,7 +26,9 @@ class FileRecords:
             OSError: one cannot be read.
         """
         return tuple(
-            FileRecord(name=path.name, size_bytes=path.stat().st_size, sha256=self._digest(self._folder / path.name))
+            FileRecord(
+                name=path.name, size_bytes=path.stat().st_size, sha256=self._read_digest(self._folder / path.name)
+            )
             for path in paths
         )
 
@@ -35,17 +37,17 @@ class FileRecords:
         for record in records:
             path = self._folder / record.name
             try:
-                is_same = path.stat().st_size == record.size_bytes and self._digest(path) == record.sha256
+                is_same = path.stat().st_size == record.size_bytes and self._read_digest(path) == record.sha256
             except OSError:
                 is_same = False
             if not is_same:
                 return record.name
         return ""
 
-    def _digest(self, path: Path) -> str:
+    def _read_digest(self, path: Path) -> str:
         # Several names of one file, as hard links make them, are read once.
-        found = path.stat()
-        state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-        if state not in self._known:
-            self._known[state] = hash_file(path)
-        return self._known[state]
+        status = path.stat()
+        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if identity not in self._digests:
+            self._digests[identity] = hash_file(path)
+        return self._digests[identity]

@@ -1,7 +1,7 @@
-"""Which files in a folder belong to a build, and who may change them now?
+"""Holds the folder of a build, and keeps account of which files in it belong to builds.
 
-One build at a time holds a folder, by a lock of the operating system that ends with its process. Names are ours only if
-the manifest lists them: whatever else is there is never touched. Knows no stage.
+One build at a time holds a folder, by a lock of the operating system that ends with its process. A file is ours only if
+the manifest lists its name: nothing else there is ever touched. Knows no stage.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import pydantic
 
 from winml.modelkit.builds.cache import write_atomically
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, STAGING_PREFIX
 from winml.modelkit.graph.files.output_files import refuse_existing, write_error
-from winml.modelkit.results.build_manifest import MANIFEST_VERSION, BuildManifest
+from winml.modelkit.results.build_manifest import (
+    MANIFEST_VERSION,
+    READABLE_VERSIONS,
+    BuildManifest,
+    read_manifest,
+)
 
 __all__ = ["BuildFolder", "held_folder", "refuse_input_as_output"]
 
@@ -56,15 +60,30 @@ class BuildFolder:
         self._names = tuple(names)
         self._owned: set[str] = set()
         self._was_built = (path / BUILD_MANIFEST_NAME).exists()
-        self._read(is_cache=is_cache)
-        foreign = [name for name in self._names if name not in self._owned and os.path.lexists(path / name)]
-        if foreign and not is_cache:
+        self._is_cache = is_cache
+        self._read_manifest(is_cache=is_cache)
+        self._refuse_foreign(self._names)
+
+    def claim(self, names: Iterable[str]) -> None:
+        """Let further names be ours, now that the parts of the model are known, and write it down.
+
+        Raises:
+            OutputExistsError: a file of one of these names is there and no build wrote it.
+            WriteError: the manifest cannot be written.
+        """
+        self._refuse_foreign(names)
+        self._names = (*self._names, *names)
+        self.announce()
+
+    def _refuse_foreign(self, names: Iterable[str]) -> None:
+        foreign = [name for name in names if name not in self._owned and os.path.lexists(self.path / name)]
+        if foreign and not self._is_cache:
             raise OutputExistsError(
-                f"output {path / foreign[0]} exists already, and no build wrote it",
+                f"output {self.path / foreign[0]} exists already, and no build wrote it",
                 hint="Move it away, or choose another folder.",
             )
 
-    def _read(self, *, is_cache: bool) -> None:
+    def _read_manifest(self, *, is_cache: bool) -> None:
         path = self.path / BUILD_MANIFEST_NAME
         if not path.exists():
             return
@@ -75,16 +94,16 @@ class BuildFolder:
                 hint="Delete the folder, or choose another.",
             )
         self._owned = {BUILD_MANIFEST_NAME, *files} if version is not None else set(self._names)
-        if version == MANIFEST_VERSION:
-            with contextlib.suppress(pydantic.ValidationError):
-                self.manifest = BuildManifest.model_validate_json(path.read_bytes())
+        if version in READABLE_VERSIONS:
+            with contextlib.suppress(ValueError):
+                self.manifest = read_manifest(path.read_bytes())
         if self.manifest is None:
-            what = (
+            problem = (
                 "is damaged"
-                if version in (None, MANIFEST_VERSION)
+                if version is None or version in READABLE_VERSIONS
                 else f"is of version {version}, this winml reads {MANIFEST_VERSION}"
             )
-            self.notes.append(f"{path} {what}: nothing of the earlier build is used again.")
+            self.notes.append(f"{path} {problem}: nothing of the earlier build is used again.")
 
     def remove_leftovers(self) -> None:
         """Remove what a build that was killed could not; only for who holds the folder."""
@@ -160,7 +179,7 @@ def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable
         WriteError: it cannot be written to.
     """
     place = folder.resolve()
-    if _is_there(folder) and not folder.is_dir():
+    if _is_reachable(folder) and not folder.is_dir():
         raise UsageError(f"output {folder} is a file", hint="Name a folder: a build writes several files.")
     for source in inputs:
         if source.resolve() == place:
@@ -174,7 +193,7 @@ def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable
     refuse_existing([folder / BUILD_MANIFEST_NAME], overwrite=True)
 
 
-def _is_there(folder: Path) -> bool:
+def _is_reachable(folder: Path) -> bool:
     try:
         folder.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -200,22 +219,22 @@ def held_folder(
         OutputExistsError: see :class:`BuildFolder`.
         WriteError: the folder cannot be made or written to.
     """
-    made = [parent for parent in (path, *path.parents) if not parent.exists()]
+    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
     try:
-        lock = _acquired(path, tell)
+        lock = _acquire_lock(path, tell)
         try:
             folder = BuildFolder(path, names, is_cache=is_cache)
             folder.remove_leftovers()
             yield folder
         finally:
-            _release(lock)
+            _release_lock(lock)
     finally:
-        for parent in made:
+        for parent in missing:
             with contextlib.suppress(OSError):
                 parent.rmdir()  # where it is still empty
 
 
-def _acquired(path: Path, tell: Callable[[str], None]) -> filelock.BaseFileLock:
+def _acquire_lock(path: Path, tell: Callable[[str], None]) -> filelock.BaseFileLock:
     """Return the lock of a folder, held by us; the folder is made if it is missing."""
     lock = filelock.FileLock(path / LOCK_NAME)
     try:
@@ -234,7 +253,7 @@ def _acquired(path: Path, tell: Callable[[str], None]) -> filelock.BaseFileLock:
     return lock
 
 
-def _release(lock: filelock.BaseFileLock) -> None:
+def _release_lock(lock: filelock.BaseFileLock) -> None:
     if sys.platform != "win32":
         # While it is still held: whoever waits for it sees that the file has lost its name, and takes a new one.
         Path(lock.lock_file).unlink(missing_ok=True)

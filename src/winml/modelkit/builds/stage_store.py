@@ -1,7 +1,7 @@
-"""Has some build in the cache made this result already?
+"""Finds the result of a stage that some build in the cache made already.
 
-A note per result says in which folder it is; the files are linked or copied from there, and count only if their digests
-are as noted.
+A note per result names the folder it is in. Its files are linked or copied from there, and are used only if their
+digests are as noted.
 """
 
 from __future__ import annotations
@@ -9,18 +9,23 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pydantic
 
 from winml.modelkit.builds.cache import digest, write_atomically
 from winml.modelkit.builds.file_records import FileRecords
+from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import link_or_copy
-from winml.modelkit.results.build_manifest import MANIFEST_VERSION, Origin, StageRecord
+from winml.modelkit.results.build_manifest import Origin, StageRecord
 
 __all__ = ["StageStore"]
+
+
+_KEY_VERSION = 1
+"""Part of every key. Raised when results noted before must not be used any more."""
 
 
 class StageStore:
@@ -30,36 +35,48 @@ class StageStore:
         """Look below ``root``, the folder of the cache."""
         self._notes = root / "stages"
 
-    def add(self, record: StageRecord, folder: Path) -> None:
-        """Note where a result is."""
-        assert record.origin is not None  # only results are added
-        note = {"folder": str(folder), "record": record.model_dump(mode="json")}
+    def add(self, records: Mapping[str, StageRecord], folder: Path) -> None:
+        """Note where a result is.
+
+        Args:
+            records: Name of the part → its record; the export makes all parts at once, another stage one.
+            folder: Where the files are.
+        """
+        origin = next(iter(records.values())).origin
+        assert origin is not None  # only results are added
+        note = {
+            "folder": str(folder),
+            "parts": {name: record.model_dump(mode="json") for name, record in records.items()},
+        }
         # A cache that cannot be written to only costs time.
         with contextlib.suppress(OSError):
-            write_atomically(self._note(record.origin), json.dumps(note))
+            write_atomically(self._note_path(origin), json.dumps(note))
 
-    def take(self, origin: Origin, folder: Path, files: FileRecords) -> StageRecord | None:
-        """Link a result into a folder, if there is one of this origin and it is whole.
+    def take(self, origin: Origin, folder: Path, files: FileRecords) -> dict[str, StageRecord]:
+        """Link a result into a folder, if there is one of this origin and its files are as noted.
 
         Returns:
-            Its record, or None.
+            Name of the part → its record; empty where there is no result.
         """
         try:
-            note = json.loads(self._note(origin).read_text(encoding="utf-8"))
-            record = StageRecord.model_validate_json(json.dumps(note["record"]))
+            note = json.loads(self._note_path(origin).read_text(encoding="utf-8"))
+            noted = note["parts"] if "parts" in note else {ONLY_PART: note["record"]}
+            records = {name: StageRecord.model_validate_json(json.dumps(record)) for name, record in noted.items()}
             place = Path(note["folder"])
-        except (OSError, ValueError, KeyError, TypeError, pydantic.ValidationError):
-            return None
-        if record.origin != origin or place == folder or FileRecords(place).first_changed(record.files):
-            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, pydantic.ValidationError):
+            return {}
+        kept = [file for record in records.values() for file in record.files]
+        is_usable = all(record.origin == origin for record in records.values())
+        if not is_usable or place == folder or FileRecords(place).first_changed(kept):
+            return {}
         try:
-            _link_all((place / file.name for file in record.files), folder)
+            _link_all((place / file.name for file in kept), folder)
         except OSError:
-            return None  # it is being replaced just now: ours is made anew
-        return None if files.first_changed(record.files) else record
+            return {}  # it is being replaced just now: ours is made anew
+        return {} if files.first_changed(kept) else records
 
-    def _note(self, origin: Origin) -> Path:
-        return self._notes / f"{digest([MANIFEST_VERSION, origin.model_dump(mode='json')])}.json"
+    def _note_path(self, origin: Origin) -> Path:
+        return self._notes / f"{digest([_KEY_VERSION, origin.model_dump(mode='json')])}.json"
 
 
 def _link_all(paths: Iterable[Path], folder: Path) -> None:

@@ -1,27 +1,35 @@
-"""Which stages does a build have, and what does each of them do?
+"""The stages of a build, and what each of them does.
 
-Data: :data:`STAGES` says what each reads, writes and depends on, and ``build_flow`` runs them in this order. A stage
-that this version lacks stands there without work, so that a build can say so; giving it work is all it takes to add it.
+Data: :data:`STAGES` says what each reads, writes and depends on, and ``build.py`` runs them in this order. A stage that
+this version lacks has no work, so that a build can say so; giving it work is all it takes to add it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.plan import BuildPlan, request_record
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.file_names import BUILD_CONFIG_NAME, BUILT_MODEL_NAME, data_path, sidecar_path
+from winml.modelkit.file_names import (
+    BUILD_CONFIG_NAME,
+    ONLY_PART,
+    built_part_name,
+    data_path,
+    part_path,
+    sidecar_path,
+)
 from winml.modelkit.results.build_manifest import StageName, StageRecord
 
 if TYPE_CHECKING:
     from winml.modelkit.progress import StepEvent
+    from winml.modelkit.results.export_result import ExportedPart, ExportResult
     from winml.modelkit.results.optimized_model import OptimizedFile
 
-__all__ = ["STAGES", "Stage", "StageOutcome", "StageTask", "names_of"]
+__all__ = ["STAGES", "Stage", "StageOutcome", "StageTask", "export_outcomes", "names_of"]
 
 _GRAPH_LIBRARIES = ("onnx", "onnx-ir", "onnxruntime", "onnxscript")
 
@@ -34,19 +42,25 @@ class StageTask:
     source: Path | None
     """Result of the stage before it, or the ONNX file the build starts from; None for the export."""
     output: Path
-    """Where its model goes; other files go beside it."""
+    """Where its model goes, other files beside it. A stage that makes several graphs writes ``<stem>_<part>.onnx``."""
     on_step: Callable[[StepEvent], None] | None
+    claim_parts: Callable[[Sequence[str]], None]
+    """Called by a stage that makes graphs, with the names of all parts, before it writes anything."""
 
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """What one run of a stage did."""
+    """What one run of a stage did to one part."""
 
     files: tuple[Path, ...]
     """What it wrote, the model first."""
     normalizations: int
     """How often it brought the graph into its plain form."""
     summary: str
+    part: str = ONLY_PART
+    """Which part it made; counts for a stage that makes graphs."""
+    seconds: float | None = None
+    """Time it took; None: all of the run."""
     notes: tuple[str, ...] = ()
     resolved: Mapping[str, Any] = field(default_factory=dict)
     """Sections of the config as it decided them, as JSON values."""
@@ -58,19 +72,19 @@ class Stage:
 
     name: StageName
     file: str
-    """The model it writes."""
+    """The model it writes; of several parts, each to ``<stem>_<part>.onnx``."""
     section: str
     """Section of the config; null skips it."""
     libraries: tuple[str, ...]
     """Distributions that do the work: other versions may give another result."""
     options: Callable[[BuildPlan], dict[str, Any]]
     """What of the plan decides its result, as JSON values."""
-    work: Callable[[StageTask], StageOutcome] | None
-    """None: this version lacks the stage."""
+    work: Callable[[StageTask], tuple[StageOutcome, ...]] | None
+    """Returns one outcome for each graph it made. None: this version lacks the stage."""
     makes_graph: bool = False
-    """Whether it makes a graph from a PyTorch model, rather than changing one."""
-    as_asked_before: Callable[[dict[str, Any], StageRecord], dict[str, Any]] = lambda options, _earlier: options
-    """Options, with what they say just as an earlier run decided it put back to what that run was asked."""
+    """Whether it makes the graphs of all parts from a PyTorch model, rather than changing one graph."""
+    undo_resolution: Callable[[dict[str, Any], StageRecord], dict[str, Any]] = lambda options, _earlier: options
+    """Options, in which values that an earlier run resolved are put back to what that run was asked."""
 
 
 _WITHOUT_EFFECT = {"ep", "allow_dynamic"}
@@ -83,8 +97,8 @@ def _export_options(plan: BuildPlan) -> dict[str, Any]:
     return {"request": request_record(plan.request), "export": export}
 
 
-def _export_as_asked_before(options: dict[str, Any], earlier: StageRecord) -> dict[str, Any]:
-    """Put back what a config says because an earlier build wrote it there."""
+def _undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> dict[str, Any]:
+    """Put back what a config says only because an earlier build wrote it there."""
     before = earlier.origin.options if earlier.origin is not None else {}
     if not {"request", "export"} <= before.keys() or not {"loader", "export"} <= earlier.resolved.keys():
         return options
@@ -118,31 +132,52 @@ def _put_back(request: dict[str, Any], before: Mapping[str, Any], *keys: str) ->
     request.update({key: before[key] for key in keys if key in before})
 
 
-def _export(task: StageTask) -> StageOutcome:
+def _run_export(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.flows.export.export import HTPExporter
-    from winml.modelkit.results.words import verification_words
 
     config, request = task.plan.config.export, task.plan.request
     assert config is not None  # skipped otherwise
-    exporter = HTPExporter(config, seed=request.seed, on_step=task.on_step)
-    result = exporter.export_checkpoint(request, task.output, overwrite=True)
-    loader = task.plan.config.loader
+    exporter = HTPExporter(config, seed=request.seed, on_step=task.on_step, on_parts=task.claim_parts)
+    return export_outcomes(task.plan, exporter.export_checkpoint(request, task.output, overwrite=True))
+
+
+def export_outcomes(plan: BuildPlan, result: ExportResult) -> tuple[StageOutcome, ...]:
+    """Return what an export means for a build: one outcome for each part."""
+    from winml.modelkit.results.words import verification_words
+
+    resolved = _resolved_sections(plan, result)
+    is_single = len(result.parts) == 1
+
+    def outcome(part: ExportedPart) -> StageOutcome:
+        is_first = part is result.parts[0]
+        return StageOutcome(
+            files=tuple(file.path for file in part.files),
+            normalizations=1,
+            summary=f"opset {part.opset_produced}, {verification_words(part.verification)}",
+            part=part.name,
+            seconds=None if is_single else part.seconds,
+            notes=(*(result.model_notes if is_first else ()), *part.notes),
+            resolved=resolved if is_first else {},
+        )
+
+    return tuple(outcome(part) for part in result.parts)
+
+
+def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, Any]:
+    """Return the sections of the config as the export decided them; the inputs of several parts have no place there."""
+    loader, export = plan.config.loader, plan.config.export
     assert loader is not None  # the plan fills it
+    assert export is not None  # an export ran
     loader = loader.model_copy(update={"task": result.model.task, "model_class": result.model.class_name})
-    decided = {
-        "opset_version": result.opset_produced,
-        "input_tensors": result.inputs,
-        "dynamic_dimensions": result.dimensions,
-    }
-    resolved = task.plan.config.model_copy(update={"loader": loader, "export": config.model_copy(update=decided)})
-    record = resolved.as_record()
-    return StageOutcome(
-        files=tuple(file.path for file in result.files),
-        normalizations=1,
-        summary=f"opset {result.opset_produced}, {verification_words(result.verification)}",
-        notes=result.notes,
-        resolved={"loader": record["loader"], "export": record["export"]},
-    )
+    if len(result.parts) == 1:
+        decided = {
+            "opset_version": result.opset_produced,
+            "input_tensors": result.inputs,
+            "dynamic_dimensions": result.dimensions,
+        }
+        export = export.model_copy(update=decided)
+    record = plan.config.model_copy(update={"loader": loader, "export": export}).as_record()
+    return {"loader": record["loader"], "export": record["export"]}
 
 
 def _optimize_options(plan: BuildPlan) -> dict[str, Any]:
@@ -151,7 +186,7 @@ def _optimize_options(plan: BuildPlan) -> dict[str, Any]:
     return {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify}
 
 
-def _optimize(task: StageTask) -> StageOutcome:
+def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.flows.graph_file import CopyRules, GraphFileTask
     from winml.modelkit.flows.optimize import EXTERNAL_BYTES, optimize_file
 
@@ -175,14 +210,15 @@ def _optimize(task: StageTask) -> StageOutcome:
         section,
     )
     if result.is_copy:
-        return _copied_by_reference(result)
+        return (_copied_by_reference(result),)
     ignored = (_IGNORED_SKIP,) if skips else ()
-    return StageOutcome(
+    outcome = StageOutcome(
         files=tuple(file.path for file in result.files),
         normalizations=result.normalizations,
         summary=_optimized_words(result),
         notes=(*ignored, *result.notes),
     )
+    return (outcome,)
 
 
 _IGNORED_SKIP = "--skip-pre-normalization is ignored: what the optimizer is asked for needs the plain form."
@@ -215,9 +251,9 @@ STAGES: tuple[Stage, ...] = (
         section="export",
         libraries=("torch", "transformers", *_GRAPH_LIBRARIES),
         options=_export_options,
-        work=_export,
+        work=_run_export,
         makes_graph=True,
-        as_asked_before=_export_as_asked_before,
+        undo_resolution=_undo_export_resolution,
     ),
     # Before quantize: fusions look for operators that quantization takes apart.
     Stage(
@@ -226,7 +262,7 @@ STAGES: tuple[Stage, ...] = (
         section="optim",
         libraries=_GRAPH_LIBRARIES,
         options=_optimize_options,
-        work=_optimize,
+        work=_run_optimize,
     ),
     Stage(
         name="quantize",
@@ -248,8 +284,15 @@ STAGES: tuple[Stage, ...] = (
 )
 
 
-def names_of(stages: tuple[Stage, ...]) -> tuple[str, ...]:
-    """Return every name a build of these stages may write, the manifest apart."""
-    models = [Path(name) for name in (*(stage.file for stage in stages), BUILT_MODEL_NAME)]
-    sidecars = [str(sidecar_path(Path(stage.file))) for stage in stages if stage.makes_graph]
-    return (*(str(path) for path in models), *(str(data_path(path)) for path in models), *sidecars, BUILD_CONFIG_NAME)
+def names_of(stages: Sequence[Stage], parts: Sequence[str] = (ONLY_PART,)) -> tuple[str, ...]:
+    """Return every name a build of these stages and parts may write, the manifest apart."""
+    of_several = len(parts) > 1
+    models, sidecars = [], []
+    for part in parts:
+        for stage in stages:
+            models.append(part_path(Path(stage.file), part, of_several=of_several))
+            if stage.makes_graph:
+                sidecars.append(sidecar_path(models[-1]))
+        models.append(Path(built_part_name(part, of_several=of_several)))
+    paths = (*models, *(data_path(path) for path in models), *sidecars)
+    return (*(str(path) for path in paths), BUILD_CONFIG_NAME)

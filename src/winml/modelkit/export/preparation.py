@@ -7,11 +7,14 @@ to the hierarchy.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -82,7 +85,7 @@ class FlatForward:
 
 @contextmanager
 def prepared_for_export(
-    model: nn.Module, input_names: Sequence[str], forward_options: Mapping[str, Any] | None = None
+    model: nn.Module, input_names: Sequence[str], forward_options: Mapping[str, Any] | None = None, *, path: str = ""
 ) -> Iterator[FlatForward]:
     """Replace the forward of ``model`` by its :class:`FlatForward`; in place, undone at the end.
 
@@ -90,25 +93,60 @@ def prepared_for_export(
     uncompiled form. The training flag of every submodule, the forward method, compiled modules and the gradient mode
     are always restored.
 
+    With ``path``, the forward of that module inside ``model`` is called alone, through the modules around it, so that
+    its scopes are those it has in the whole model.
+
     Raises:
         ExportError: a module is scripted; exporters cannot trace it.
     """
     _refuse_scripted(model)
-    flat = FlatForward(model.forward, input_names, forward_options)
-    own_forward = model.__dict__.get("forward")
     training = {module: module.training for module in model.modules()}
-    model.forward = flat
-    model.eval()
+    with contextlib.ExitStack() as replaced:
+        forward: Callable[..., Any] = model.get_submodule(path).forward
+        for outer, inner in reversed(list(pairwise(_modules_on(model, path)))):
+            forward = _calling(inner, forward)
+            if outer is not model:
+                replaced.enter_context(_forward_replaced(outer, forward))
+        flat = FlatForward(forward, input_names, forward_options)
+        replaced.enter_context(_forward_replaced(model, flat))
+        model.eval()
+        try:
+            with torch.no_grad(), without_compilation(model):
+                yield flat
+        finally:
+            for module, was_training in training.items():
+                module.training = was_training
+
+
+def _modules_on(model: nn.Module, path: str) -> list[nn.Module]:
+    """Return the modules from the root to the one at ``path``; containers that cannot be called are left out."""
+    names = path.split(".") if path else []
+    modules = [model.get_submodule(".".join(names[:count])) for count in range(len(names) + 1)]
+    return [module for module in modules if module is modules[-1] or type(module).forward is not nn.Module.forward]
+
+
+def _calling(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the signature of ``forward`` that calls a module, hooks included."""
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Replace the forward of a module; in place, undone at the end."""
+    own_forward = module.__dict__.get("forward")
+    module.forward = forward
     try:
-        with torch.no_grad(), without_compilation(model):
-            yield flat
+        yield
     finally:
         if own_forward is None:
-            del model.__dict__["forward"]
+            del module.__dict__["forward"]
         else:
-            model.forward = own_forward
-        for module, was_training in training.items():
-            module.training = was_training
+            module.forward = own_forward
 
 
 def _refuse_scripted(model: nn.Module) -> None:

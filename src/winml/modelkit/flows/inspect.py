@@ -176,7 +176,7 @@ def _run_with_values(resolved: ResolvedModel, request: ModelRequest, note: str) 
             f"at most {size_words(MOST_STAND_IN_BYTES)} are made",
             hint="Inspect without --hierarchy, or give a config with fewer layers: their modules are alike.",
         )
-    loaded = load_resolved(resolved, dataclasses.replace(request, random_weights=True))
+    loaded = load_resolved(resolved, dataclasses.replace(request, random_weights=True)).only_part
     names = [spec.name for spec in loaded.inputs]
     with prepared_for_export(loaded.model, names, loaded.forward_kwargs) as forward:
         drawn = make_feeds(loaded.inputs, request.seed, sizes=_trace_sizes(loaded.dimensions))

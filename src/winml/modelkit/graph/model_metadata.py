@@ -1,21 +1,20 @@
-"""What does the file say about itself?
-
-Writes the model metadata of FORMATS, in place, and reads the outputs a graph declares.
-"""
+"""Writes what a file says about itself, the model metadata of FORMATS, and reads the outputs a graph declares."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
+from winml.modelkit.graph.bundle import PartDescription
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.hierarchy.tree import ModuleTree
-from winml.modelkit.metadata_keys import EXPORT_KEY, INPUTS_KEY, MODEL_KEY, OUTPUTS_KEY, TREE_KEY
+from winml.modelkit.metadata_keys import EXPORT_KEY, INPUTS_KEY, MODEL_KEY, OUTPUTS_KEY, PART_KEY, TREE_KEY
 
-__all__ = ["output_specs", "write_model_metadata"]
+__all__ = ["ModelDescription", "output_specs", "write_model_metadata"]
 
 
 def output_specs(graph: ir.Graph) -> tuple[OutputTensorSpec, ...]:
@@ -30,22 +29,33 @@ def output_specs(graph: ir.Graph) -> tuple[OutputTensorSpec, ...]:
     )
 
 
-def write_model_metadata(
-    model: ir.Model,
-    *,
-    tree: ModuleTree,
-    info: Mapping[str, Any],
-    inputs: Sequence[InputTensorSpec],
-    outputs: Sequence[OutputTensorSpec],
-    export: dict[str, Any],
-) -> None:
-    """Write who made the file, from what (``info``), its inputs and outputs, and the module tree; in place."""
-    records = {
-        INPUTS_KEY: [spec.as_record() for spec in inputs],
-        OUTPUTS_KEY: [spec.as_record() for spec in outputs],
-        MODEL_KEY: info,
-        EXPORT_KEY: export,
-        TREE_KEY: tree.as_record(),
-    }
-    for key, record in records.items():
+@dataclass(frozen=True)
+class ModelDescription:
+    """What a file says about the model it holds."""
+
+    tree: ModuleTree
+    info: Mapping[str, Any]
+    """What it was made from."""
+    inputs: Sequence[InputTensorSpec]
+    outputs: Sequence[OutputTensorSpec]
+    export: Mapping[str, Any]
+    """Who made it, and how."""
+    part: PartDescription | None = None
+    """Which part it is; None for a model of one part."""
+
+    def as_metadata(self) -> dict[str, Any]:
+        """Return each metadata key with its JSON value."""
+        record: dict[str, Any] = {
+            INPUTS_KEY: [spec.as_record() for spec in self.inputs],
+            OUTPUTS_KEY: [spec.as_record() for spec in self.outputs],
+            MODEL_KEY: self.info,
+            EXPORT_KEY: self.export,
+            TREE_KEY: self.tree.as_record(),
+        }
+        return record if self.part is None else {**record, PART_KEY: self.part.as_record()}
+
+
+def write_model_metadata(model: ir.Model, description: ModelDescription) -> None:
+    """Write who made the file, from what, its inputs and outputs, the module tree, and which part it is; in place."""
+    for key, record in description.as_metadata().items():
         model.metadata_props[key] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))

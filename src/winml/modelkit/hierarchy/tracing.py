@@ -6,15 +6,15 @@ decide which modules make up the hierarchy; ``tree`` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["CallTrace", "TracedModule", "module_of_error", "record_calls"]
+__all__ = ["CallTrace", "TracedModule", "joined_traces", "module_of_error", "record_calls"]
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,21 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
                 stack=stacks.get(path, ()),
             )
         )
+
+
+def joined_traces(traces: Sequence[CallTrace]) -> CallTrace:
+    """Return the traces of several runs of one model as if they had been one run, in this order."""
+    joined = traces[0].by_path()
+    for trace in traces[1:]:
+        earlier_count = sum(module.execution_order is not None for module in joined.values())
+        for later in trace.modules:
+            earlier = joined.get(later.path)
+            order = None if later.execution_order is None else later.execution_order + earlier_count
+            if earlier is None or earlier.execution_order is None:
+                joined[later.path] = replace(later, execution_order=order)
+            else:
+                joined[later.path] = replace(earlier, calls=earlier.calls + later.calls)
+    return CallTrace(list(joined.values()))
 
 
 def module_of_error(error: BaseException, model: nn.Module) -> str | None:

@@ -117,30 +117,27 @@ class ModuleTree:
         ]
 
 
-def build_tree(trace: CallTrace, torch_modules: Iterable[str] = ()) -> ModuleTree:
+def build_tree(trace: CallTrace, torch_modules: Iterable[str] = (), all_parts: CallTrace | None = None) -> ModuleTree:
     """Build the hierarchy from a recorded forward pass.
 
     Args:
         trace: The calls :func:`~winml.modelkit.hierarchy.tracing.record_calls` recorded, the root's included.
         torch_modules: ``torch.nn`` class names to include, or ``all``.
+        all_parts: The runs of all parts of the model, where ``trace`` is the run of one of several: tags are decided
+            by it, so that a module has the same tag in each part.
 
     Raises:
         UsageError: a class in ``torch_modules`` did not run in this model.
     """
-    requested_classes = frozenset(torch_modules)
-    _refuse_unknown_classes(trace, requested_classes)
+    torch_classes = frozenset(torch_modules)
+    tag_trace = all_parts or trace
+    _refuse_unknown_classes(tag_trace, torch_classes)
     modules = trace.by_path()
-    executed = sorted(
-        (
-            module
-            for module in trace.modules
-            if module.execution_order is not None and _is_hierarchy_module(module, requested_classes)
-        ),
-        key=lambda module: module.execution_order or 0,
-    )
+    executed = _executed_modules(trace, torch_classes)
     chosen = {module.path for module in executed}
-    parents = {module.path: next((up for up in reversed(module.stack) if up in chosen), None) for module in executed}
-    tags = _assign_tags(executed, parents)
+    parents = _calling_modules(executed)
+    tagged = _executed_modules(tag_trace, torch_classes)
+    tags = _assign_tags(tagged, _calling_modules(tagged))
     holders = {path: _nearest_prefix(path, chosen) for path in modules}
     is_leaf = chosen - set(parents.values())
     nodes = [
@@ -165,6 +162,24 @@ def build_tree(trace: CallTrace, torch_modules: Iterable[str] = ()) -> ModuleTre
         for order, module in enumerate(executed)
     ]
     return ModuleTree(nodes, trace)
+
+
+def _executed_modules(trace: CallTrace, torch_classes: frozenset[str]) -> list[TracedModule]:
+    """Return the hierarchy modules that ran, by first call."""
+    return sorted(
+        (
+            module
+            for module in trace.modules
+            if module.execution_order is not None and _is_hierarchy_module(module, torch_classes)
+        ),
+        key=lambda module: module.execution_order or 0,
+    )
+
+
+def _calling_modules(executed: list[TracedModule]) -> dict[str, str | None]:
+    """Return, for the path of each module, the nearest of them that it was first called under."""
+    chosen = {module.path for module in executed}
+    return {module.path: next((up for up in reversed(module.stack) if up in chosen), None) for module in executed}
 
 
 def _is_hierarchy_module(module: TracedModule, torch_modules: frozenset[str]) -> bool:

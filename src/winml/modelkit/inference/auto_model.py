@@ -1,7 +1,7 @@
-"""How is a model built, loaded and called in one line, as transformers' own classes are?
+"""Builds, loads and calls a model in one line, as transformers' own classes do.
 
 ``WinMLAutoModel`` takes any model; a ``WinMLModelFor…`` stands for each task of the task table and takes models of that
-task. What a call does is said in ``inference_model.py``.
+task. What a call does is said in ``built_model.py``.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class _BuiltModel(WinMLModel):
             TaskError: the class is for another task.
             WinMLError: the model cannot be built or loaded.
         """
-        result = build_hf_model(model, config=config, task=cls._task(task), **load)
+        result = build_hf_model(model, config=config, task=cls._checked_task(task), **load)
         if pad_token_id is None:
             request = ModelRequest(model, **load)
             checkpoint = resolve_checkpoint(request)
             pad_token_id = getattr(checkpoint.config, "pad_token_id", None) if checkpoint is not None else None
-        return cls._loaded(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
+        return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
 
     @classmethod
     def from_onnx(
@@ -74,10 +74,10 @@ class _BuiltModel(WinMLModel):
     ) -> WinMLModel:
         """Build from an ONNX file and load the result; see :meth:`from_pretrained`."""
         result = build_onnx_model(model, config=config)
-        return cls._loaded(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
+        return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
 
     @classmethod
-    def _task(cls, task: str | None) -> str | None:
+    def _checked_task(cls, task: str | None) -> str | None:
         if cls.main_task is None or task is None:
             return task or cls.main_task
         if canonical_task(task) != cls.main_task:
@@ -87,7 +87,7 @@ class _BuiltModel(WinMLModel):
         return cls.main_task
 
     @classmethod
-    def _loaded(cls, path: Path, **options: Any) -> WinMLModel:
+    def _open_file(cls, path: Path, **options: Any) -> WinMLModel:
         task = described_model(path).get("task")
         if task is not None and task != cls.main_task:
             raise TaskError(
@@ -101,21 +101,21 @@ class WinMLAutoModel(_BuiltModel):
     """Any model: what is loaded is of the class for its task."""
 
     @classmethod
-    def _loaded(cls, path: Path, **options: Any) -> WinMLModel:
-        found = described_model(path)
-        task = found.get("task")
+    def _open_file(cls, path: Path, **options: Any) -> WinMLModel:
+        description = described_model(path)
+        task = description.get("task")
         if task is None:
             return WinMLModel(path, **options)
-        name = inference_class(task, found.get("class", ""), found.get("model_type", ""))
+        name = inference_class(task, description.get("class", ""), description.get("model_type", ""))
         return INFERENCE_CLASSES[name](path, **options)
 
 
-def _make(name: str, task: str) -> type[_BuiltModel]:
+def _make_class(name: str, task: str) -> type[_BuiltModel]:
     words = f"A model for {task}: called like transformers' own, run by ONNX Runtime."
     return type(name, (_BuiltModel,), {"main_task": task, "__doc__": words, "__module__": "winml.modelkit"})
 
 
 INFERENCE_CLASSES: Mapping[str, type[_BuiltModel]] = {
-    name: _make(name, task) for name, task in inference_classes().items()
+    name: _make_class(name, task) for name, task in inference_classes().items()
 }
 """Name, as ``winml inspect`` prints it → class, one for each entry of the task table."""

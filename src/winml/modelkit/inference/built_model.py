@@ -1,4 +1,4 @@
-"""How is a built model called like the transformers model it was made from?
+"""Calls a built model like the transformers model it was made from.
 
 Takes tensors by name, fits them to the graph, runs it in ONNX Runtime, and returns the record that the model's own
 forward returns. Does not build: ``auto_model.py`` does.
@@ -53,8 +53,8 @@ _TOKEN_COPIES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"
 class _Padding:
     """How far the tokens of one side were filled up."""
 
-    given: int
-    wanted: int
+    given_length: int
+    graph_length: int
 
 
 class WinMLModel:
@@ -115,15 +115,15 @@ class WinMLModel:
                 have to be filled up, and the model does not leave out of account what they are filled with.
             StageError: ONNX Runtime fails.
         """
-        given = self._named(tensors, named)
-        padding = self._padding(given)
-        answers = self._answers(given, padding, self.pad_token_id or 0)
+        given = self._named_arrays(tensors, named)
+        padding = self._paddings(given)
+        answers = self._run_padded(given, padding, self.pad_token_id or 0)
         self._refuse_leak(given, padding, answers)
-        return self._output({name: to_torch(value) for name, value in answers.items()})
+        return self._output_record({name: to_torch(value) for name, value in answers.items()})
 
     forward = __call__
 
-    def _named(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    def _named_arrays(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """Return the inputs as arrays, by name; those that may be left out are filled in.
 
         Raises:
@@ -131,7 +131,7 @@ class WinMLModel:
         """
         names = [item.name for item in self.inputs]
         if len(tensors) == 1 and isinstance(tensors[0], Mapping):
-            return self._named((), {**tensors[0], **named})
+            return self._named_arrays((), {**tensors[0], **named})
         if len(tensors) > len(names):
             raise UsageError(f"{len(tensors)} inputs were given, and the model takes {len(names)}: {', '.join(names)}")
         values = {**dict(zip(names, tensors, strict=False)), **named}
@@ -140,7 +140,7 @@ class WinMLModel:
             raise UsageError(
                 f"the model has no input {unknown[0]!r}: it takes {', '.join(names)}", hint="Leave it out."
             )
-        arrays = {name: _array(value) for name, value in values.items()}
+        arrays = {name: _as_array(value) for name, value in values.items()}
         for name in names:
             if name in _FILLERS and name not in arrays and (tokens := _tokens_of(name, arrays)) is not None:
                 arrays[name] = np.full_like(tokens, _FILLERS[name])
@@ -149,23 +149,23 @@ class WinMLModel:
             raise UsageError(f"input {missing[0]!r} is missing: the model takes {', '.join(names)}")
         return arrays
 
-    def _padding(self, given: Mapping[str, NDArray[Any]]) -> dict[str, _Padding]:
+    def _paddings(self, given: Mapping[str, NDArray[Any]]) -> dict[str, _Padding]:
         """Return which tokens are to be filled up, and how far."""
         shapes = {item.name: item.shape for item in self.inputs}
-        found = {}
+        paddings = {}
         for tokens, mask in _MASKS.items():
             if tokens not in shapes or mask not in shapes or self.pad_token_id is None or given[tokens].ndim != 2:
                 continue
-            wanted = shapes[tokens][1]
-            if isinstance(wanted, int) and given[tokens].shape[1] < wanted:
-                found[tokens] = _Padding(given[tokens].shape[1], wanted)
-        return found
+            graph_length = shapes[tokens][1]
+            if isinstance(graph_length, int) and given[tokens].shape[1] < graph_length:
+                paddings[tokens] = _Padding(given[tokens].shape[1], graph_length)
+        return paddings
 
-    def _answers(
+    def _run_padded(
         self, given: Mapping[str, NDArray[Any]], padding: Mapping[str, _Padding], filler: int
     ) -> dict[str, NDArray[Any]]:
-        feeds = {item.name: self._fitted(item, given, padding, filler) for item in self.inputs}
-        return {name: _cut(name, value, padding) for name, value in self._session.run(feeds).items()}
+        feeds = {item.name: self._fit_input(item, given, padding, filler) for item in self.inputs}
+        return {name: _without_padding(name, value, padding) for name, value in self._session.run(feeds).items()}
 
     def _refuse_leak(
         self,
@@ -183,24 +183,25 @@ class WinMLModel:
         key = tuple(padding.items())
         if not key or key in self._checked:
             return
-        others = self._answers(given, padding, _other_filler(given, padding, self.pad_token_id))
+        refilled_answers = self._run_padded(given, padding, _other_filler(given, padding, self.pad_token_id))
         # Where a model looks for the filler itself, to find the last token, its answer for the row may depend on it.
         by_token_only = _compares_tokens(Path(self.path), padding)
         judged = [name for name, value in answers.items() if _is_judged(name, value, padding, by_token_only)]
-        compared = compare_outputs([{name: answers[name] for name in judged}], [others]).comparisons
+        compared = compare_outputs([{name: answers[name] for name in judged}], [refilled_answers]).comparisons
         worst = max(compared, key=lambda item: item.relative_diff / (item.threshold or 1), default=None)
         if worst is None or all(item.is_equal for item in compared):
             self._checked.add(key)
             return
         tokens, side = next(iter(padding.items()))
         raise UsageError(
-            f"input {tokens!r} has {side.given} tokens, the model was built for {side.wanted}, and it does not leave "
-            f"the padding out of account: {worst.name} changes by {worst.relative_diff:.1%} with the filler",
-            hint=f"Give {side.wanted} tokens, or build the model for {side.given}, or with their number left open "
-            "(config={'export': {'dynamic_sequence': True}}).",
+            f"input {tokens!r} has {side.given_length} tokens, the model was built for {side.graph_length}, and it "
+            f"does not leave the padding out of account: {worst.name} changes by {worst.relative_diff:.1%} with the "
+            "filler",
+            hint=f"Give {side.graph_length} tokens, or build the model for {side.given_length}, or with their number "
+            "left open (config={'export': {'dynamic_sequence': True}}).",
         )
 
-    def _fitted(
+    def _fit_input(
         self, item: GraphInput, given: Mapping[str, NDArray[Any]], padding: Mapping[str, _Padding], filler: int
     ) -> Any:
         """Return an input in the type and shape the graph takes.
@@ -209,32 +210,32 @@ class WinMLModel:
             UsageError: it cannot be brought into them.
         """
         array = given[item.name]
-        side = padding.get(_side(item.name))
-        if side is not None and array.ndim == 2 and array.shape[1] == side.given:
+        side = padding.get(_tokens_beside(item.name))
+        if side is not None and array.ndim == 2 and array.shape[1] == side.given_length:
             fill = filler if item.name in _MASKS else 0
-            array = np.pad(array, ((0, 0), (0, side.wanted - side.given)), constant_values=fill)
+            array = np.pad(array, ((0, 0), (0, side.graph_length - side.given_length)), constant_values=fill)
         fits = len(array.shape) == len(item.shape) and all(
             not isinstance(size, int) or size == have for size, have in zip(item.shape, array.shape, strict=True)
         )
         if not fits:
             raise UsageError(
-                f"input {item.name!r} is {_words(given[item.name])}, and the model was built for {item.words}",
-                hint=f"Bring it to this size ({self._ways(item, array)}), or build the model for another, or with that "
-                "dimension left open.",
+                f"input {item.name!r} is {_array_words(given[item.name])}, and the model was built for {item.words}",
+                hint=f"Bring it to this size ({self._fitting_ways(item, array)}), or build the model for another, or "
+                "with that dimension left open.",
             )
-        return _cast(array, item)
+        return _cast_to_graph(array, item)
 
-    def _ways(self, item: GraphInput, array: NDArray[Any]) -> str:
+    def _fitting_ways(self, item: GraphInput, array: NDArray[Any]) -> str:
         """Return what brings an input to its size."""
         ways = "tokenizers: padding='max_length', max_length=…"
-        wanted = item.shape[1] if len(item.shape) == 2 == array.ndim else None
-        is_short = isinstance(wanted, int) and array.shape[1] < wanted
+        graph_length = item.shape[1] if len(item.shape) == 2 == array.ndim else None
+        is_short = isinstance(graph_length, int) and array.shape[1] < graph_length
         is_tokens = item.name in _MASKS and _MASKS[item.name] in {entry.name for entry in self.inputs}
         return f"short rows: load the model with pad_token_id=…; {ways}" if is_short and is_tokens else ways
 
-    def _output(self, answers: dict[str, torch.Tensor]) -> ModelOutput:
-        known = inspect.signature(self._output_class).parameters if self._output_class is not None else {}
-        if self._output_class is None or not set(answers) <= set(known):
+    def _output_record(self, answers: dict[str, torch.Tensor]) -> ModelOutput:
+        fields = inspect.signature(self._output_class).parameters if self._output_class is not None else {}
+        if self._output_class is None or not set(answers) <= set(fields):
             return ModelOutput(answers)  # type: ignore[no-untyped-call]
         record: ModelOutput = self._output_class(**answers)
         return record
@@ -267,35 +268,35 @@ def _output_class(class_name: str) -> type[ModelOutput] | None:
     return next((choice for choice in choices if isinstance(choice, type) and issubclass(choice, ModelOutput)), None)
 
 
-def _array(value: Any) -> NDArray[Any]:
+def _as_array(value: Any) -> NDArray[Any]:
     return to_numpy(value if isinstance(value, torch.Tensor) else torch.as_tensor(value))
 
 
-def _side(name: str) -> str:
+def _tokens_beside(name: str) -> str:
     """Return the tokens whose positions an input goes along with."""
     return "decoder_input_ids" if name.startswith("decoder_") else "input_ids"
 
 
 def _tokens_of(name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
-    return arrays.get(_side(name))
+    return arrays.get(_tokens_beside(name))
 
 
-def _words(array: NDArray[Any]) -> str:
+def _array_words(array: NDArray[Any]) -> str:
     return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
 
 
-def _cast(array: NDArray[Any], item: GraphInput) -> NDArray[Any]:
+def _cast_to_graph(array: NDArray[Any], item: GraphInput) -> NDArray[Any]:
     """Return the values in the graph's type; kinds of numbers are not mixed.
 
     Raises:
         UsageError: whole numbers are wanted and others were given, or the other way round.
     """
-    wanted = _numpy_dtype(item.dtype)
-    if array.dtype == wanted:
+    graph_dtype = _numpy_dtype(item.dtype)
+    if array.dtype == graph_dtype:
         return array
-    if _is_float(array.dtype) != _is_float(wanted):
-        raise UsageError(f"input {item.name!r} is {_words(array)}, and the model takes {item.words}")
-    return array.astype(wanted)
+    if _is_float(array.dtype) != _is_float(graph_dtype):
+        raise UsageError(f"input {item.name!r} is {_array_words(array)}, and the model takes {item.words}")
+    return array.astype(graph_dtype)
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:
@@ -309,20 +310,20 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind not in "iub"
 
 
-def _cut(name: str, value: NDArray[Any], padding: Mapping[str, _Padding]) -> NDArray[Any]:
+def _without_padding(name: str, value: NDArray[Any], padding: Mapping[str, _Padding]) -> NDArray[Any]:
     """Take away what stands at positions that were filled up."""
     rank = _PER_TOKEN_RANKS.get(name)
     is_decoded = "decoder_input_ids" in padding and not name.startswith("encoder_")
     side = padding.get("decoder_input_ids" if is_decoded else "input_ids")
-    if rank is None or side is None or value.ndim != rank or value.shape[1] != side.wanted:
+    if rank is None or side is None or value.ndim != rank or value.shape[1] != side.graph_length:
         return value
-    return np.ascontiguousarray(value[:, : side.given])
+    return np.ascontiguousarray(value[:, : side.given_length])
 
 
 def _other_filler(given: Mapping[str, NDArray[Any]], padding: Mapping[str, _Padding], filler: int | None) -> int:
     """Return a token of the rows themselves, which the vocabulary has for sure, that is not the filler."""
-    found = (int(token) for name in padding for token in given[name].flat if token != filler)
-    return next(found, 0 if filler else 1)
+    tokens = (int(token) for name in padding for token in given[name].flat if token != filler)
+    return next(tokens, 0 if filler else 1)
 
 
 def _is_judged(name: str, value: NDArray[Any], padding: Mapping[str, _Padding], by_token_only: bool) -> bool:
@@ -330,7 +331,7 @@ def _is_judged(name: str, value: NDArray[Any], padding: Mapping[str, _Padding], 
     if name in _PER_TOKEN_RANKS or name == "pooler_output":
         return not by_token_only or _PER_TOKEN_RANKS.get(name) == value.ndim
     # Of other outputs it is not known which axis goes along with the tokens; none of another length does.
-    return not by_token_only and not {side.wanted for side in padding.values()} & set(value.shape[1:])
+    return not by_token_only and not {side.graph_length for side in padding.values()} & set(value.shape[1:])
 
 
 def _compares_tokens(path: Path, padding: Mapping[str, _Padding]) -> bool:

@@ -1,11 +1,12 @@
-"""How does a request become a model that can be exported?
+"""Gives a resolved model its weights: those of the checkpoint, or seeded random ones.
 
-What it is was decided in ``resolution.py``; here it gets its weights: those of the checkpoint, or seeded random ones.
+What the model is was decided in ``resolution.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -15,12 +16,12 @@ from winml.modelkit.load.checkpoints.random_weights import build_random_model, c
 from winml.modelkit.load.checkpoints.weights import load_checkpoint
 from winml.modelkit.load.inputs.examples import refuse_without_values
 from winml.modelkit.load.library_messages import quiet_libraries
-from winml.modelkit.load.parts import LoadedModel, ModelInfo
+from winml.modelkit.load.parts import LoadedModel, ModelInfo, ModelPart
 from winml.modelkit.load.request import ModelRequest, Source
 from winml.modelkit.load.resolution import ResolvedModel, asked_dtype, input_decision, resolve_model, with_plain_outputs
 from winml.modelkit.runtime.feeds import make_feeds
 
-__all__ = ["dtype_notes", "load_model", "load_resolved", "model_info"]
+__all__ = ["dtype_notes", "load_model", "load_resolved", "model_info", "unweighted_part"]
 
 Progress = Callable[[str], None]
 
@@ -51,56 +52,71 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
         CheckpointError: the weights cannot be read or are not those of the model.
         InputError: what a factory returned holds no values.
     """
-    tell = progress or (lambda _words: None)
     if resolved.checkpoint is None or resolved.decision is None:
         refuse_without_values(resolved.model, resolved.source.name)
-        return LoadedModel(
-            model=resolved.model,
-            inputs=resolved.inputs,
-            info=model_info(resolved, request),
-            forward_kwargs=resolved.forward_kwargs,
-            example=resolved.example,
-            notes=resolved.notes,
-            dimensions=resolved.dimensions,
-        )
-    source, model_class, config = resolved.source, resolved.model_class, resolved.checkpoint.config
-    inputs, notes, dimensions = resolved.inputs, resolved.notes, resolved.dimensions
+        part = replace(unweighted_part(resolved), example=resolved.example)
+        return LoadedModel(model_info(resolved, request), (part,))
     with quiet_libraries():
         if request.random_weights:
-            tell(f"building {model_class.__name__} with random weights")
-            model = with_plain_outputs(
-                build_random_model(model_class, config, request.seed, dtype=asked_dtype(request))
-            )
-            seeds = range(request.seed, request.seed + _CALIBRATION_DRAWS)
-            draws = [_tensors(inputs, dimensions, seed) for seed in seeds]
-            calibrate_batch_norms(model, draws, resolved.forward_kwargs)
-            notes = (*notes, *_random_notes(source))
+            part, weight_notes = _randomly_weighted_part(resolved, request, progress)
         else:
-            assert source.path is not None  # a checkpoint has a folder
-            assert source.weights is not None  # checked with the folder
-            tell(f"loading {model_class.__name__}")
-            model, found = load_checkpoint(
-                model_class,
-                config,
-                source.weights,
-                dtype=resolved.dtype,
-                trust_remote_code=request.trust_remote_code,
-            )
-            model = with_plain_outputs(model)
-            if resolved.dtype is None:
-                # Pickled weights told their dtype only now, and inputs that are not indices meet them in it.
-                decided = input_decision(model, resolved.checkpoint, resolved.decision.task, request)
-                inputs, notes = decided.inputs, (*resolved.checkpoint.notes, *decided.notes)
-                dimensions = decided.dimensions
-            notes = (*notes, *found)
-    return LoadedModel(
-        model=model,
-        inputs=inputs,
-        info=model_info(resolved, request),
+            part, weight_notes = _checkpoint_part(resolved, request, progress)
+    notes = (*weight_notes, *dtype_notes(part.model, request))
+    return LoadedModel(model_info(resolved, request), (part,), notes)
+
+
+def unweighted_part(resolved: ResolvedModel) -> ModelPart:
+    """Return the only part of a resolved model, with the model as it was resolved."""
+    return ModelPart(
+        model=resolved.model,
+        inputs=resolved.inputs,
         forward_kwargs=resolved.forward_kwargs,
-        notes=(*notes, *dtype_notes(model, request)),
-        dimensions=dimensions,
+        dimensions=resolved.dimensions,
+        notes=resolved.notes,
     )
+
+
+def _randomly_weighted_part(
+    resolved: ResolvedModel, request: ModelRequest, progress: Progress | None
+) -> tuple[ModelPart, tuple[str, ...]]:
+    """Build the model with seeded random weights; return also what is to be said of them."""
+    assert resolved.checkpoint is not None  # a factory brings its weights
+    if progress is not None:
+        progress(f"building {resolved.model_class.__name__} with random weights")
+    model = with_plain_outputs(
+        build_random_model(resolved.model_class, resolved.checkpoint.config, request.seed, dtype=asked_dtype(request))
+    )
+    seeds = range(request.seed, request.seed + _CALIBRATION_DRAWS)
+    draws = [_drawn_tensors(resolved.inputs, resolved.dimensions, seed) for seed in seeds]
+    calibrate_batch_norms(model, draws, resolved.forward_kwargs)
+    return replace(unweighted_part(resolved), model=model), _random_notes(resolved.source)
+
+
+def _checkpoint_part(
+    resolved: ResolvedModel, request: ModelRequest, progress: Progress | None
+) -> tuple[ModelPart, tuple[str, ...]]:
+    """Load the weights of the checkpoint; return also what is to be said of them."""
+    source, checkpoint = resolved.source, resolved.checkpoint
+    assert checkpoint is not None  # a factory brings its weights
+    assert resolved.decision is not None
+    assert source.path is not None  # a checkpoint has a folder
+    assert source.weights is not None  # checked with the folder
+    if progress is not None:
+        progress(f"loading {resolved.model_class.__name__}")
+    model, notes = load_checkpoint(
+        resolved.model_class,
+        checkpoint.config,
+        source.weights,
+        dtype=resolved.dtype,
+        trust_remote_code=request.trust_remote_code,
+    )
+    part = replace(unweighted_part(resolved), model=with_plain_outputs(model))
+    if resolved.dtype is None:
+        # Pickled weights told their dtype only now, and inputs that are not indices meet them in it.
+        decided = input_decision(model, checkpoint, resolved.decision.task, request)
+        input_notes = (*checkpoint.notes, *decided.notes)
+        part = replace(part, inputs=decided.inputs, dimensions=decided.dimensions, notes=input_notes)
+    return part, notes
 
 
 def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
@@ -137,7 +153,7 @@ def dtype_notes(model: torch.nn.Module, request: ModelRequest) -> tuple[str, ...
     return () if dtypes in ([], ["float32"]) else (f"the weights are {' and '.join(dtypes)}, {reason}",)
 
 
-def _tensors(
+def _drawn_tensors(
     inputs: tuple[InputTensorSpec, ...], dimensions: tuple[DynamicDimension, ...], seed: int
 ) -> dict[str, torch.Tensor]:
     """Draw tensors for the inputs; numpy has no bfloat16 that torch reads, so those go by way of float32."""

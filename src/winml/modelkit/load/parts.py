@@ -1,6 +1,6 @@
-"""What is a loaded model, to the stages after it?
+"""The records of a loaded model and of its parts, as every later stage takes them.
 
-Plain records; other rooms read them without knowing how a model was loaded. Imports neither torch nor transformers.
+Other rooms read them without knowing how a model was loaded. Imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.graph.bundle import PartDescription, PartFeed, only_part
 from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     import torch
 
-__all__ = ["LoadedModel", "ModelInfo"]
+__all__ = ["LoadedModel", "ModelInfo", "ModelPart"]
 
 
 @dataclass(frozen=True)
@@ -59,29 +61,75 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """A model ready to be called."""
+class ModelPart:
+    """One part of a loaded model: what becomes one graph. Most models have one, which is all of the model."""
 
     model: torch.nn.Module
-    """In evaluation mode."""
+    """The whole model, in evaluation mode; the same one in every part. Module paths and tags are its own."""
     inputs: tuple[InputTensorSpec, ...]
-    """What its forward is to be given, in this order."""
-    info: ModelInfo
+    """What the forward of the part is to be given, in this order."""
+    name: str = ONLY_PART
+    """``model`` for the only part; else ``encoder``, ``decoder``, ``vision`` and the like."""
+    path: str = ""
+    """Where the module of the part is in ``model``; ``""`` is the whole model."""
     forward_kwargs: Mapping[str, bool] = field(default_factory=dict)
     """Fixed keywords of every call: no cache, named outputs."""
     example: Mapping[str, torch.Tensor] | None = None
     """Values to try first, where the user gave some; they fit ``inputs``."""
-    notes: tuple[str, ...] = ()
-    """Sentences the user should hear."""
     dimensions: tuple[DynamicDimension, ...] = ()
     """The names in the shapes of ``inputs``, each with the size to trace with; empty where all sizes are fixed."""
     stored: Mapping[str, ir.TensorProtocol] | None = None
-    """Parameters and persistent buffers by path, by reference into the weight files, where the parameters of ``model``
-    hold no values; None where they do."""
+    """Parameters and persistent buffers by their path in ``model``, by reference into the weight files, where the
+    parameters of ``model`` hold no values; None where they do."""
     with_weights: Callable[[], torch.nn.Module] | None = None
-    """Loads the same model with its weights, where ``model`` has none."""
+    """Loads the same model with the weights of this part, where ``model`` has none."""
+    feeds: tuple[PartFeed, ...] = ()
+    """Which outputs become inputs of another part, or of this one in its next run."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how its inputs were decided."""
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module of the part."""
+        return self.model.get_submodule(self.path)
 
     @property
     def trace_sizes(self) -> dict[str, int]:
         """Return the size of every dimension that is left open, as it is traced."""
         return {dimension.name: dimension.example or 1 for dimension in self.dimensions}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to be called, part by part."""
+
+    info: ModelInfo
+    parts: tuple[ModelPart, ...]
+    """At least one, in the order in which they run."""
+    model_notes: tuple[str, ...] = ()
+    """Sentences about the whole model that the user should hear."""
+
+    @property
+    def only_part(self) -> ModelPart:
+        """The part of a model that has one.
+
+        Raises:
+            UsageError: it has several.
+        """
+        return only_part(self.parts)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All sentences that the user should hear."""
+        return (*(note for part in self.parts for note in part.notes), *self.model_notes)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The whole model."""
+        return self.parts[0].model
+
+    def describe(self, part: ModelPart) -> PartDescription | None:
+        """Return what the file of a part says about it; None where the model has one part."""
+        if len(self.parts) == 1:
+            return None
+        return PartDescription(part.name, tuple(item.name for item in self.parts), part.feeds)

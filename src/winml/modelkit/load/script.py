@@ -1,7 +1,8 @@
-"""Which module does the user's own factory return, and what does it eat?
+"""Which module does the user's factory return, and which inputs does it take?
 
-Runs ``file.py:factory`` or ``package.module:factory`` and, beside it, ``example_inputs()``. This is the place where
-code of the user runs; whatever it raises comes back as one error with file and line. Knows nothing of transformers.
+Runs ``file.py:factory`` or ``package.module:factory`` and the ``example_inputs()`` beside it. This is the only place
+where the user's code runs; whatever it raises comes back as one error with file and line. Knows no
+transformers.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ def load_script(source: Source, *, wants_example: bool) -> ScriptModel:
         InputError: the user's code raised (names file and line), or returned something else than asked for.
     """
     folder = source.path.resolve().parent if source.path is not None else Path.cwd()
-    with _importable(folder):
-        module = _import(source)
-        factory = _find(module, source)
-        model = factory if isinstance(factory, torch.nn.Module) else _call(factory, source.name, module)
+    with _importable_folder(folder):
+        module = _import_script(source)
+        factory = _find_factory(module, source)
+        model = factory if isinstance(factory, torch.nn.Module) else _call_user_code(factory, source.name, module)
         if not isinstance(model, torch.nn.Module):
             raise InputError(
                 f"{source.name}: returned {type(model).__name__}, expected a torch.nn.Module",
@@ -64,9 +65,13 @@ def load_script(source: Source, *, wants_example: bool) -> ScriptModel:
             )
         model = uncompiled(model)
         refuse_uninitialized(model, source.name)
-        maker = getattr(module, EXAMPLE_INPUTS, None) if wants_example else None
-        returned = None if maker is None else _call(maker, f"{EXAMPLE_INPUTS}() of {source.name}", module)
-    if maker is None:
+        example_function = getattr(module, EXAMPLE_INPUTS, None) if wants_example else None
+        returned = (
+            None
+            if example_function is None
+            else _call_user_code(example_function, f"{EXAMPLE_INPUTS}() of {source.name}", module)
+        )
+    if example_function is None:
         return ScriptModel(model.eval(), None, None)
     shown = f"{EXAMPLE_INPUTS}() of {source.name}"
     example = name_examples(returned, model, shown)
@@ -75,7 +80,7 @@ def load_script(source: Source, *, wants_example: bool) -> ScriptModel:
 
 
 @contextmanager
-def _importable(folder: Path) -> Iterator[None]:
+def _importable_folder(folder: Path) -> Iterator[None]:
     """Let modules beside the script be imported, as ``python file.py`` would."""
     entry = str(folder)
     sys.path.insert(0, entry)
@@ -86,7 +91,7 @@ def _importable(folder: Path) -> Iterator[None]:
             sys.path.remove(entry)
 
 
-def _import(source: Source) -> ModuleType:
+def _import_script(source: Source) -> ModuleType:
     if source.path is None:
         return _import_module(str(source.module), source.name)
     name = f"_winml_script_{source.path.stem}"
@@ -96,13 +101,13 @@ def _import(source: Source) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up while it is executed
     loader = spec.loader
-    _guarded(lambda: loader.exec_module(module), source.name, str(source.path.resolve()))
+    _guard_user_code(lambda: loader.exec_module(module), source.name, str(source.path.resolve()))
     return module
 
 
 def _import_module(name: str, shown: str) -> ModuleType:
     try:
-        return _guarded(lambda: importlib.import_module(name), shown, None)
+        return _guard_user_code(lambda: importlib.import_module(name), shown, None)
     except InputError as error:
         cause = error.__cause__
         # A package missing inside the user's module is a fault of that code; the module itself missing is a wrong name.
@@ -114,41 +119,41 @@ def _import_module(name: str, shown: str) -> ModuleType:
         raise
 
 
-def _find(module: ModuleType, source: Source) -> Any:
-    found: Any = module
-    for part in str(source.factory).split("."):
-        if not hasattr(found, part):
-            guess = nearest(part, [name for name in vars(found) if not name.startswith("_")])
+def _find_factory(module: ModuleType, source: Source) -> Any:
+    factory: Any = module
+    for name in str(source.factory).split("."):
+        if not hasattr(factory, name):
+            guess = nearest(name, [public for public in vars(factory) if not public.startswith("_")])
             raise ModelPathError(
-                f"{source.name}: {source.path or source.module} has no {part!r}",
+                f"{source.name}: {source.path or source.module} has no {name!r}",
                 hint=f"Did you mean {guess!r}?" if guess else "Name a function in it that returns the model.",
             )
-        found = getattr(found, part)
-    if not callable(found):
+        factory = getattr(factory, name)
+    if not callable(factory):
         raise ModelPathError(
-            f"{source.name}: {source.factory!r} is a {type(found).__name__}, not a function",
+            f"{source.name}: {source.factory!r} is a {type(factory).__name__}, not a function",
             hint="Name a function without parameters that returns the model.",
         )
-    return found
+    return factory
 
 
-def _call(function: Callable[[], Any], shown: str, module: ModuleType) -> Any:
-    return _guarded(function, shown, getattr(module, "__file__", None))
+def _call_user_code(function: Callable[[], Any], shown: str, module: ModuleType) -> Any:
+    return _guard_user_code(function, shown, getattr(module, "__file__", None))
 
 
-def _guarded(function: Callable[[], _ResultT], shown: str, file: str | None) -> _ResultT:
+def _guard_user_code(function: Callable[[], _ResultT], shown: str, file: str | None) -> _ResultT:
     """Run code of the user. Anything may go wrong in it, and nothing of that is a fault of ours."""
     try:
         return function()
     except (Exception, SystemExit) as error:
-        place = _place(error, file)
+        place = _place_of_error(error, file)
         text = " ".join(str(error).split())
         raise InputError(
             f"{shown}: {place}{type(error).__name__}{f': {text}' if text else ''}", hint="Mend the code there."
         ) from error
 
 
-def _place(error: BaseException, file: str | None) -> str:
+def _place_of_error(error: BaseException, file: str | None) -> str:
     """Return ``file:line: `` of the innermost line in the user's file, else of the innermost line at all."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: "

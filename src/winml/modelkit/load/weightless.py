@@ -1,8 +1,8 @@
-"""How is a model built that can be traced, while its weights stay in their files?
+"""Builds a model that can be traced while its weights stay in their files.
 
-transformers loads the checkpoint as ever, with tensors that only know where they lie (``deferred_tensors.py``): names,
-merged experts, casts, ties and what is missing are decided by the same code as with values. Afterwards the parameters
-are fake tensors, and a reference into the files stands beside each. What has no such files is loaded for real.
+transformers loads the checkpoint as usual, with tensors that know only their place in a file (``deferred_tensors.py``).
+So the same code as with values decides names, merged experts, casts, ties and what is missing. Afterwards the
+parameters are fake tensors, each with a reference into the files. A model without such files is loaded with its values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from winml.modelkit.load.checkpoints.deferred_tensors import DeferredTensor, Not
 from winml.modelkit.load.checkpoints.weight_files import stored_entries
 from winml.modelkit.load.checkpoints.weights import load_checkpoint
 from winml.modelkit.load.library_messages import quiet_libraries
-from winml.modelkit.load.model import dtype_notes, load_resolved, model_info
+from winml.modelkit.load.model import dtype_notes, load_resolved, model_info, unweighted_part
 from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import ResolvedModel, with_plain_outputs
@@ -50,31 +50,26 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
         return load_resolved(resolved, request, progress)
     try:
         with quiet_libraries():
-            model, found = _load(resolved, request, stand_in=True)
-            stored = _references(model)
+            model, weight_notes = _load_weights(resolved, request, deferred=True)
+            stored = _stored_entries(model)
             _take_values_out(model)
     except NotDeferrableError as reason:
         loaded = load_resolved(resolved, request, progress)
         note = f"the weights are held in memory: transformers needs their values to load them ({reason})"
-        return dataclasses.replace(loaded, notes=(*loaded.notes, note))
+        return dataclasses.replace(loaded, model_notes=(*loaded.model_notes, note))
 
     def with_weights() -> nn.Module:
         with quiet_libraries():
-            return _load(resolved, request, stand_in=False)[0]
+            return _load_weights(resolved, request, deferred=False)[0]
 
-    return LoadedModel(
-        model=model,
-        inputs=resolved.inputs,
-        info=model_info(resolved, request),
-        forward_kwargs=resolved.forward_kwargs,
-        notes=(*resolved.notes, *found, *dtype_notes(model, request)),
-        dimensions=resolved.dimensions,
-        stored=stored,
-        with_weights=with_weights,
-    )
+    part = dataclasses.replace(unweighted_part(resolved), model=model, stored=stored, with_weights=with_weights)
+    return LoadedModel(model_info(resolved, request), (part,), (*weight_notes, *dtype_notes(model, request)))
 
 
-def _load(resolved: ResolvedModel, request: ModelRequest, *, stand_in: bool) -> tuple[nn.Module, tuple[str, ...]]:
+def _load_weights(
+    resolved: ResolvedModel, request: ModelRequest, *, deferred: bool
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """Load the checkpoint, with values or with tensors that refer to them; return also what is to be said of it."""
     folder, weights, checkpoint = resolved.source.path, resolved.source.weights, resolved.checkpoint
     # A checkpoint has all of them.
     assert folder is not None
@@ -86,24 +81,24 @@ def _load(resolved: ResolvedModel, request: ModelRequest, *, stand_in: bool) -> 
         weights,
         dtype=resolved.dtype,
         trust_remote_code=request.trust_remote_code,
-        tensors=deferred_entries(stored_entries(weights.files)) if stand_in else None,
+        tensors=deferred_entries(stored_entries(weights.files)) if deferred else None,
     )
     return with_plain_outputs(model), notes
 
 
-def _references(model: nn.Module) -> dict[str, ir.TensorProtocol]:
+def _stored_entries(model: nn.Module) -> dict[str, ir.TensorProtocol]:
     """Return every entry of the state dict; those that share their values share their tensor."""
     tensors: dict[int, ir.TensorProtocol] = {}
     stored = {}
     for name, value in model.state_dict(keep_vars=True).items():
         if id(value) not in tensors:
             is_deferred = isinstance(value, DeferredTensor)
-            tensors[id(value)] = value.by_reference(name) if is_deferred else _held(value, name)
+            tensors[id(value)] = value.by_reference(name) if is_deferred else _held_tensor(value, name)
         stored[name] = tensors[id(value)]
     return stored
 
 
-def _held(value: torch.Tensor, name: str) -> ir.TensorProtocol:
+def _held_tensor(value: torch.Tensor, name: str) -> ir.TensorProtocol:
     return tensor_adapters.TorchTensor(value.detach(), name=name)
 
 
@@ -111,20 +106,20 @@ def _take_values_out(model: nn.Module) -> None:
     """Make every parameter a fake tensor, and every buffer a real one; in place. What was shared is shared still."""
     # As torch.export makes its own, which it goes on with then; its sizes may be left open.
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(tracked_fakes=[]), export=True)
-    made: dict[int, nn.Parameter] = {}
-    for module, name, parameter in _parameters(model):
-        if id(parameter) not in made:
+    fakes: dict[int, nn.Parameter] = {}
+    for module, name, parameter in _parameter_places(model):
+        if id(parameter) not in fakes:
             with mode:
                 fake = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu")
-            made[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
-        module._parameters[name] = made[id(parameter)]
+            fakes[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+        module._parameters[name] = fakes[id(parameter)]
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if isinstance(buffer, DeferredTensor):
                 module._buffers[name] = buffer.realized()
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+def _parameter_places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
     """Yield every place a parameter is held at, shared ones more than once."""
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
+from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.report.dimension_words import dimension_words
-from winml.modelkit.results.export_result import ExportResult
+from winml.modelkit.results.export_result import ExportedPart, ExportResult
 from winml.modelkit.results.words import verification_words
 from winml.modelkit.words import count_words, shape_words, size_words
 
@@ -29,8 +30,15 @@ def console_for(stream: TextIO) -> Console:
 
 
 def print_tree(result: ExportResult, console: Console) -> None:
-    """Print the module tree with the node count of each module, without those of its children."""
-    counts = result.node_counts()
+    """Print the module tree of each part with the nodes of each module, those of deeper modules not included."""
+    for part in result.parts:
+        if part.description is not None:
+            console.print(f"[bold]{escape(part.name)}[/bold]")
+        _print_part_tree(part, console)
+
+
+def _print_part_tree(part: ExportedPart, console: Console) -> None:
+    counts = part.node_counts()
 
     def label(node: ModuleNode) -> str:
         segment = node.tag.rpartition("/")[2]
@@ -39,53 +47,49 @@ def print_tree(result: ExportResult, console: Console) -> None:
         return f"[bold]{escape(segment)}[/bold]{path} · {count} node{'' if count == 1 else 's'}"
 
     def add_children(branch: Tree, node: ModuleNode) -> None:
-        for child in result.tree.children(node.path):
+        for child in part.tree.children(node.path):
             add_children(branch.add(label(child)), child)
 
-    root = Tree(label(result.tree.root), guide_style="dim")
-    add_children(root, result.tree.root)
+    root = Tree(label(part.tree.root), guide_style="dim")
+    add_children(root, part.tree.root)
     console.print(root)
 
 
 def print_export(result: ExportResult, console: Console) -> None:
-    """Print the summary: the model, its inputs and outputs, coverage, verification and files."""
-    coverage, checked_sizes = result.coverage, result.checked_sizes
+    """Print what was exported: the model, its inputs and outputs, coverage, verification and files, part by part."""
+    root = result.parts[0].tree.root
     rows = [
-        ("model", f"{result.model.class_name} · {count_words(result.tree.root.parameter_count)} parameters"),
+        ("model", f"{result.model.class_name} · {count_words(root.parameter_count)} parameters"),
         *([("task", f"{result.model.task} ({result.model.task_rule})")] if result.model.task else []),
-        ("inputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.inputs)),
-        ("outputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.outputs)),
-        *(
-            [("open", ", ".join(dimension_words(item, checked_sizes.get(item.name, ())) for item in result.dimensions))]
-            if result.dimensions
-            else []
-        ),
-        ("exporter", result.exporter_words),
-        (
-            "hierarchy",
-            f"{len(result.tree)} modules traced of {result.tree.registered} registered · {_coverage_words(result)}",
-        ),
-        *(
-            [("sources", ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items())))]
-            if coverage.tagged
-            else []
-        ),
-        ("verified", verification_words(result.verification)),
     ]
+    for part in result.parts:
+        rows += [] if part.description is None else [("part", part.name)]
+        rows += _part_rows(part)
     width = max(len(name) for name, _ in rows)
+    rows += [("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files]
+    rows += [("note", note) for note in result.notes]
     for name, value in rows:
         console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
-    for file in result.files:
-        console.print(
-            f"[bold]{'wrote':<{width}}[/bold]  {escape(str(file.path))} ({size_words(file.size_bytes)})",
-            highlight=False,
-        )
-    for note in result.notes:
-        console.print(f"[bold]{'note':<{width}}[/bold]  {escape(note)}", highlight=False)
 
 
-def _coverage_words(result: ExportResult) -> str:
-    coverage = result.coverage
+def _part_rows(part: ExportedPart) -> list[tuple[str, str]]:
+    """Return what is told of one graph: a word, and what it says."""
+    coverage, checked = part.coverage, part.checked_sizes
+    open_dimensions = ", ".join(dimension_words(item, checked.get(item.name, ())) for item in part.dimensions)
+    sources = ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items()))
+    modules = f"{len(part.tree)} modules traced of {part.tree.registered} registered"
+    return [
+        ("inputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in part.inputs)),
+        ("outputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in part.outputs)),
+        *([("open", open_dimensions)] if part.dimensions else []),
+        ("exporter", part.exporter_words),
+        ("hierarchy", f"{modules} · {_coverage_words(coverage)}"),
+        *([("sources", sources)] if coverage.tagged else []),
+        ("verified", verification_words(part.verification)),
+    ]
+
+
+def _coverage_words(coverage: Coverage) -> str:
     if coverage.nodes and not coverage.tagged:
         return "not written (--no-hierarchy)"
     return f"{coverage.tagged} of {coverage.nodes} nodes tagged ({coverage.percent:.0f} %)"

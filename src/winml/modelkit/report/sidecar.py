@@ -1,4 +1,4 @@
-"""How is an export told to programs? The ``<stem>_htp_metadata.json`` of FORMATS.
+"""Renders an exported graph for programs: the ``<stem>_htp_metadata.json`` of FORMATS.
 
 Its JSON Schema ships beside this file. Reads the result only.
 """
@@ -10,14 +10,17 @@ from importlib import resources
 from typing import Any
 
 from winml.modelkit.hierarchy.tree import ModuleNode
-from winml.modelkit.results.export_result import ExportResult
+from winml.modelkit.results.export_result import ExportedPart, ExportResult
 
-__all__ = ["sidecar_json", "sidecar_schema"]
+__all__ = ["SIDECAR_VERSION", "sidecar_json", "sidecar_schema"]
+
+SIDECAR_VERSION = 1
+"""``schema_version``: raised when a key changes its name or meaning. Older sidecars have none and are else as 1."""
 
 
-def sidecar_json(result: ExportResult) -> str:
-    """Return the sidecar of an export as JSON text."""
-    return json.dumps(_sidecar(result), indent=2, ensure_ascii=False) + "\n"
+def sidecar_json(result: ExportResult, part: ExportedPart) -> str:
+    """Return the sidecar of one part of an export as JSON text."""
+    return json.dumps(_sidecar_record(result, part), indent=2, ensure_ascii=False) + "\n"
 
 
 def sidecar_schema() -> dict[str, Any]:
@@ -27,45 +30,47 @@ def sidecar_schema() -> dict[str, Any]:
     return schema
 
 
-def _sidecar(result: ExportResult) -> dict[str, Any]:
+def _sidecar_record(result: ExportResult, part: ExportedPart) -> dict[str, Any]:
     return {
+        "schema_version": SIDECAR_VERSION,
         "export_context": {
             "timestamp": result.started.isoformat(timespec="seconds"),
             "tool_version": result.tool_version,
-            "exporter": result.exporter,
-            "exporter_reason": result.exporter_reason,
+            "exporter": part.exporter,
+            "exporter_reason": part.exporter_reason,
             "strategy": "htp",
-            "opset_requested": result.opset_requested,
-            "opset_produced": result.opset_produced,
-            "seconds": round(result.seconds, 3),
+            "opset_requested": part.opset_requested,
+            "opset_produced": part.opset_produced,
+            "seconds": round(part.seconds, 3),
         },
         "model": {
             "name_or_path": result.model.name_or_path,
             "class_name": result.model.class_name,
             "framework": "pytorch",
-            "total_modules": result.tree.registered,
-            "total_parameters": result.tree.root.parameter_count,
+            "total_modules": part.tree.registered,
+            "total_parameters": part.tree.root.parameter_count,
         },
+        **({"part": part.description.as_record()} if part.description is not None else {}),
         "tracing": {
-            "modules_traced": len(result.tree),
-            "execution_steps": result.tree.execution_steps,
+            "modules_traced": len(part.tree),
+            "execution_steps": part.tree.execution_steps,
             "task": result.model.task,
-            "inputs": [spec.as_record() for spec in result.inputs],
+            "inputs": [spec.as_record() for spec in part.inputs],
         },
-        "modules": _module(result, result.tree.root),
-        "nodes": {node.name: node.tag for node in result.nodes},
-        "statistics": _statistics(result),
-        "verification": result.verification.as_record() if result.verification else None,
+        "modules": _module_record(part, part.tree.root),
+        "nodes": {node.name: node.tag for node in part.nodes},
+        "statistics": _statistics_record(part),
+        "verification": part.verification.as_record() if part.verification else None,
         "outputs": {
-            "files": [{"name": file.path.name, "size_bytes": file.size_bytes} for file in result.files],
-            "inputs": [spec.as_record() for spec in result.inputs],
-            "outputs": [spec.as_record() for spec in result.outputs],
+            "files": [{"name": file.path.name, "size_bytes": file.size_bytes} for file in part.files],
+            "inputs": [spec.as_record() for spec in part.inputs],
+            "outputs": [spec.as_record() for spec in part.outputs],
         },
-        "notes": list(result.notes),
+        "notes": [*result.model_notes, *part.notes],
     }
 
 
-def _module(result: ExportResult, node: ModuleNode) -> dict[str, Any]:
+def _module_record(part: ExportedPart, node: ModuleNode) -> dict[str, Any]:
     return {
         "class_name": node.class_name,
         "tag": node.tag,
@@ -80,14 +85,14 @@ def _module(result: ExportResult, node: ModuleNode) -> dict[str, Any]:
             "trainable": node.trainable_count,
             "shapes": {name: list(shape) for name, shape in node.parameter_shapes.items()},
         },
-        "children": [_module(result, child) for child in result.tree.children(node.path)],
+        "children": [_module_record(part, child) for child in part.tree.children(node.path)],
     }
 
 
-def _statistics(result: ExportResult) -> dict[str, Any]:
-    coverage = result.coverage
+def _statistics_record(part: ExportedPart) -> dict[str, Any]:
+    coverage = part.coverage
     return {
-        "steps": [{"name": step.name, "seconds": round(step.seconds, 4)} for step in result.steps],
+        "steps": [{"name": step.name, "seconds": round(step.seconds, 4)} for step in part.steps],
         "node_count": coverage.nodes,
         "tagged_count": coverage.tagged,
         "coverage_percent": round(coverage.percent, 4),
@@ -96,5 +101,5 @@ def _statistics(result: ExportResult) -> dict[str, Any]:
             for source, count in coverage.sources.items()
         },
         # FORMATS: the nodes that ran in the root's own forward, so that "root" can be checked.
-        "root_nodes": [node.name for node in result.nodes if node.source == "root"],
+        "root_nodes": [node.name for node in part.nodes if node.source == "root"],
     }

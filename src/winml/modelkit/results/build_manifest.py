@@ -1,4 +1,4 @@
-"""What was built, from what, by which stages? The records of ``build_manifest.json``.
+"""The records of ``build_manifest.json``: what was built, from what, by which stages.
 
 They validate what they read; the JSON Schema beside this file is made from them (``scripts/build_manifest_schema.py``).
 """
@@ -12,21 +12,28 @@ from typing import Any, Final, Literal
 
 import pydantic
 
+from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.graph.bundle import only_part
 from winml.modelkit.options import Options
 
 __all__ = [
     "MANIFEST_VERSION",
+    "READABLE_VERSIONS",
     "BuildManifest",
     "CoverageRecord",
     "FileRecord",
     "Origin",
+    "PartRecord",
     "StageName",
     "StageRecord",
     "manifest_schema",
+    "read_manifest",
 ]
 
-MANIFEST_VERSION: Final = 1
+MANIFEST_VERSION: Final = 2
 """Raised when a key changes its name or meaning. ``manifest_version`` and ``files`` stay what they are in every one."""
+READABLE_VERSIONS: Final = (1, 2)
+"""Version 1 has ``model`` and ``stages`` of the only part at the top."""
 
 StageName = Literal["export", "optimize", "quantize", "compile"]
 
@@ -85,16 +92,35 @@ class StageRecord(Options):
     notes: tuple[str, ...] = ()
 
 
+class PartRecord(Options):
+    """One part of the model."""
+
+    name: str
+    """``model`` for the only part."""
+    model: tuple[FileRecord, ...] = ()
+    """``model.onnx``, of several parts ``<part>.onnx``: the result of the last stage, and its data files."""
+    stages: tuple[StageRecord, ...] = ()
+
+    def stage(self, name: str) -> StageRecord | None:
+        """Return the record of a stage, or None where there is none."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+    @property
+    def last_files(self) -> tuple[FileRecord, ...]:
+        """What the last stage that was not skipped wrote; empty where none was."""
+        return next((stage.files for stage in reversed(self.stages) if stage.files), ())
+
+
 class BuildManifest(Options):
     """What a build left in its folder."""
 
-    manifest_version: Literal[1] = MANIFEST_VERSION
+    manifest_version: Literal[2] = MANIFEST_VERSION
     status: Literal["unfinished", "done"]
     """``unfinished``: a build is running, failed, or was stopped; its finished stages can be used again."""
     files: tuple[str, ...]
     """Every name in the folder that belongs to the build; nothing else there is ever touched."""
-    model: tuple[FileRecord, ...] = ()
-    """``model.onnx``, the result of the last stage, and its data files."""
+    parts: tuple[PartRecord, ...] = ()
+    """The parts of the model, in the order in which they run; none before they are known."""
     input: dict[str, Any] = pydantic.Field(default_factory=dict)
     """The model it was built from: as named by the user, and digests of its files."""
     started: str = ""
@@ -102,18 +128,54 @@ class BuildManifest(Options):
     seconds: float = 0.0
     """Wall time of the whole build."""
     normalizations: int = 0
-    """How often the graph was brought into its plain form, by the runs that made the files."""
+    """How often a graph was brought into its plain form, by the runs that made the files."""
     versions: dict[str, str] = pydantic.Field(default_factory=dict)
     """This tool, Python, and the libraries the result depends on."""
-    stages: tuple[StageRecord, ...] = ()
+
+    @property
+    def only_part(self) -> PartRecord:
+        """The part of a model that has one.
+
+        Raises:
+            UsageError: it has several.
+        """
+        return only_part(self.parts)
+
+    @property
+    def model(self) -> tuple[FileRecord, ...]:
+        """The files of the only part."""
+        return self.only_part.model
+
+    @property
+    def stages(self) -> tuple[StageRecord, ...]:
+        """The stages of the only part."""
+        return self.only_part.stages
+
+    def part(self, name: str) -> PartRecord | None:
+        """Return the record of a part, or None where there is none."""
+        return next((part for part in self.parts if part.name == name), None)
 
     def stage(self, name: str) -> StageRecord | None:
-        """Return the record of a stage, or None where there is none."""
-        return next((stage for stage in self.stages if stage.name == name), None)
+        """Return the record of a stage of the only part, or None where there is none."""
+        return self.only_part.stage(name)
 
     def as_record(self) -> dict[str, Any]:
         """Return the JSON object, as written."""
         return self.model_dump(mode="json")
+
+
+def read_manifest(content: bytes | str) -> BuildManifest:
+    """Read a manifest of any readable version.
+
+    Raises:
+        ValueError: it is of another version, or damaged.
+    """
+    record = json.loads(content)
+    if isinstance(record, dict) and record.get("manifest_version") == 1:
+        model, stages = record.pop("model", []), record.pop("stages", [])
+        parts = [{"name": ONLY_PART, "model": model, "stages": stages}] if model or stages else []
+        record = {**record, "manifest_version": MANIFEST_VERSION, "parts": parts}
+    return BuildManifest.model_validate_json(json.dumps(record))
 
 
 def manifest_schema() -> Mapping[str, Any]:

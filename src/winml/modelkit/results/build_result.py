@@ -1,8 +1,8 @@
-"""What came of a build: where it is, and what its manifest says."""
+"""The record of a finished build: its folder, and what its manifest says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,13 @@ class BuildResult:
 
     @property
     def model_path(self) -> Path:
-        """The model: the result of the last stage."""
+        """The model, the result of the last stage, of a model of one part."""
         return self.folder / self.manifest.model[0].name
+
+    @property
+    def part_paths(self) -> Mapping[str, Path]:
+        """The model file of each part, by name of the part."""
+        return {part.name: self.folder / part.model[0].name for part in self.manifest.parts}
 
     def as_record(self) -> dict[str, Any]:
         """Return the manifest and the folder it is in, as JSON values."""
@@ -34,12 +39,15 @@ class BuildResult:
 
 def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:
     """Yield what is told of a build to people: a word, and what it says."""
-    for stage in result.manifest.stages:
-        yield stage.name, _stage_words(stage)
-    last = next((stage for stage in reversed(result.manifest.stages) if stage.files), None)
-    size = size_words(sum(file.size_bytes for file in result.manifest.model))
-    yield "model", f"{result.model_path} ({size}), from {last.name if last else 'the input as it is'}"
-    yield "normalized", _times(result.manifest.normalizations)
+    parts = result.manifest.parts
+    for part in parts:
+        prefix = f"{part.name} " if len(parts) > 1 else ""
+        yield from ((f"{prefix}{stage.name}", _stage_words(stage)) for stage in part.stages)
+        last = next((stage for stage in reversed(part.stages) if stage.files), None)
+        size = size_words(sum(file.size_bytes for file in part.model))
+        path = result.folder / part.model[0].name
+        yield f"{prefix}model", f"{path} ({size}), from {last.name if last else 'the input as it is'}"
+    yield "normalized", _times_words(result.manifest.normalizations)
     yield from (("note", note) for note in result.notes)
 
 
@@ -53,5 +61,5 @@ def _stage_words(stage: StageRecord) -> str:
     return f"{stage.nodes} nodes, {tagged}, {done}{f' ({stage.reason})' if stage.reason else ''}"
 
 
-def _times(count: int) -> str:
+def _times_words(count: int) -> str:
     return {0: "never", 1: "once"}.get(count, f"{count} times")

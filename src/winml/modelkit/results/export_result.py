@@ -1,15 +1,16 @@
-"""What came of an export: the record every report is made from."""
+"""The record of an export, from which every report of it is made."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.graph.bundle import PartDescription, only_part
 from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.hierarchy.coverage import Coverage
@@ -19,7 +20,7 @@ from winml.modelkit.load.parts import ModelInfo
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.results.written_file import WrittenFile
 
-__all__ = ["ExportResult", "NodeRecord"]
+__all__ = ["ExportResult", "ExportedPart", "NodeRecord"]
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,16 @@ class NodeRecord:
 
 
 @dataclass(frozen=True)
-class ExportResult:
-    """Everything there is to tell about one export."""
+class ExportedPart:
+    """One written graph: a part of a model, or all of it."""
 
+    name: str
+    """``model`` for the only part."""
+    description: PartDescription | None
+    """Which part of which it is, as the file says; None for the only part."""
     model_path: Path
     files: tuple[WrittenFile, ...]
-    """Every file written, the model first."""
-    model: ModelInfo
+    """Every file written for it, the model first."""
     tree: ModuleTree
     nodes: tuple[NodeRecord, ...]
     coverage: Coverage
@@ -50,44 +54,42 @@ class ExportResult:
     outputs: tuple[OutputTensorSpec, ...]
     verification: VerificationInfo | None
     """None where it was not asked for."""
-    steps: tuple[StepTiming, ...]
-    started: datetime
-    tool_version: str
     exporter: str
     """``torchscript`` or ``dynamo``."""
+    exporter_reason: str
+    """Why that exporter was used; empty where it was simply the first to be tried."""
     opset_requested: int
     opset_produced: int
-    notes: tuple[str, ...]
-    """What the user should know, one sentence each."""
-    dimensions: tuple[DynamicDimension, ...] = ()
+    dimensions: tuple[DynamicDimension, ...]
     """The dimensions left open, each with the size it was traced with."""
-    checked_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    checked_sizes: Mapping[str, tuple[int, ...]]
     """Dimension → other sizes at which the file was compared with PyTorch."""
-    exporter_reason: str = ""
-    """Why that exporter was used; empty where it was simply the first to be tried."""
+    notes: tuple[str, ...]
+    """What the user should know of this part, one sentence each."""
+    steps: tuple[StepTiming, ...] = ()
+    """The steps it took; loading the model counts to the first part."""
 
     @property
     def seconds(self) -> float:
-        """Time from the first step to the last."""
+        """Time from the first of its steps to the last."""
         return sum(step.seconds for step in self.steps)
 
     @property
     def exporter_words(self) -> str:
         """The exporter, the opset and the reason: ``dynamo, opset 18 (asked for)``."""
         reason = f" ({self.exporter_reason})" if self.exporter_reason else ""
-        asked = f", asked for {self.opset_requested}" if self.opset_requested != self.opset_produced else ""
-        return f"{self.exporter}, opset {self.opset_produced}{asked}{reason}"
+        requested = f", asked for {self.opset_requested}" if self.opset_requested != self.opset_produced else ""
+        return f"{self.exporter}, opset {self.opset_produced}{requested}{reason}"
 
     def node_counts(self) -> Mapping[str, int]:
         """Count the nodes of each module by its path, those of deeper modules not included."""
         return Counter(node.module for node in self.nodes)
 
     def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready summary: sizes in bytes, times in milliseconds."""
+        """Return what is told of a graph, JSON-ready; sizes in bytes."""
         return {
             "model_path": str(self.model_path),
             "files": [file.as_record() for file in self.files],
-            "model": self.model.as_record(),
             "exporter": self.exporter,
             "exporter_reason": self.exporter_reason,
             "opset_requested": self.opset_requested,
@@ -109,3 +111,142 @@ class ExportResult:
             "steps": [step.as_record() for step in self.steps],
             "notes": list(self.notes),
         }
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """Everything there is to tell about one export.
+
+    What belongs to a graph is told by its part. A model of one part tells it itself as well: ``result.coverage`` is
+    that of its only part, and a ``UsageError`` where there are several.
+    """
+
+    model: ModelInfo
+    parts: tuple[ExportedPart, ...]
+    """In the order in which they run."""
+    started: datetime
+    tool_version: str
+    model_notes: tuple[str, ...] = ()
+    """What the user should know of the whole model, one sentence each."""
+
+    @property
+    def only_part(self) -> ExportedPart:
+        """The part of a model that has one.
+
+        Raises:
+            UsageError: it has several.
+        """
+        return only_part(self.parts)
+
+    @property
+    def files(self) -> tuple[WrittenFile, ...]:
+        """Every file written, part by part, the model of each first."""
+        return tuple(file for part in self.parts for file in part.files)
+
+    @property
+    def steps(self) -> tuple[StepTiming, ...]:
+        """The steps of all parts."""
+        return tuple(step for part in self.parts for step in part.steps)
+
+    @property
+    def seconds(self) -> float:
+        """Time from the first step to the last."""
+        return sum(part.seconds for part in self.parts)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know, one sentence each; of several parts, with the name of the part."""
+        is_single = len(self.parts) == 1
+        part_notes = (note if is_single else f"{part.name}: {note}" for part in self.parts for note in part.notes)
+        return (*self.model_notes, *part_notes)
+
+    @property
+    def model_path(self) -> Path:
+        """The ONNX file of the only part."""
+        return self.only_part.model_path
+
+    @property
+    def tree(self) -> ModuleTree:
+        """The modules of the only part."""
+        return self.only_part.tree
+
+    @property
+    def nodes(self) -> tuple[NodeRecord, ...]:
+        """The nodes of the only part."""
+        return self.only_part.nodes
+
+    @property
+    def coverage(self) -> Coverage:
+        """The coverage of the only part."""
+        return self.only_part.coverage
+
+    @property
+    def inputs(self) -> tuple[InputTensorSpec, ...]:
+        """The inputs of the only part."""
+        return self.only_part.inputs
+
+    @property
+    def outputs(self) -> tuple[OutputTensorSpec, ...]:
+        """The outputs of the only part."""
+        return self.only_part.outputs
+
+    @property
+    def verification(self) -> VerificationInfo | None:
+        """The verification of the only part."""
+        return self.only_part.verification
+
+    @property
+    def exporter(self) -> str:
+        """The exporter of the only part."""
+        return self.only_part.exporter
+
+    @property
+    def exporter_reason(self) -> str:
+        """Why that exporter was used."""
+        return self.only_part.exporter_reason
+
+    @property
+    def exporter_words(self) -> str:
+        """The exporter of the only part, its opset and the reason."""
+        return self.only_part.exporter_words
+
+    @property
+    def opset_requested(self) -> int:
+        """The opset asked for."""
+        return self.only_part.opset_requested
+
+    @property
+    def opset_produced(self) -> int:
+        """The opset of the only part."""
+        return self.only_part.opset_produced
+
+    @property
+    def dimensions(self) -> tuple[DynamicDimension, ...]:
+        """The open dimensions of the only part."""
+        return self.only_part.dimensions
+
+    @property
+    def checked_sizes(self) -> Mapping[str, tuple[int, ...]]:
+        """The other sizes at which the only part was compared with PyTorch."""
+        return self.only_part.checked_sizes
+
+    def node_counts(self) -> Mapping[str, int]:
+        """Count the nodes of each module of the only part by its path, those of deeper modules not included."""
+        return self.only_part.node_counts()
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready summary: sizes in bytes, times in milliseconds.
+
+        What belongs to a graph stands at the top for one part, and in ``parts`` for several.
+        """
+        record = {
+            "files": [file.as_record() for file in self.files],
+            "model": self.model.as_record(),
+            "steps": [step.as_record() for step in self.steps],
+            "notes": list(self.notes),
+        }
+        if len(self.parts) == 1:
+            part = self.only_part.as_record()
+            first = {"model_path": part["model_path"], "files": part["files"], "model": record["model"]}
+            return {**first, **part, **record}
+        return {**record, "parts": [{"name": part.name, **part.as_record()} for part in self.parts]}

@@ -25,7 +25,7 @@ from winml.modelkit.flows.export.export import HTPExporter
 from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.load.model import load_resolved
-from winml.modelkit.load.parts import LoadedModel
+from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
 from winml.modelkit.results.architecture_evaluation import Architecture, Attempt, ExporterWish
@@ -127,13 +127,13 @@ def _try_config(
     architecture = replace(architecture, state_before="not run")
     report_state(architecture)
     try:
-        _run_forward(load_resolved(resolved, request))
+        _run_forward(load_resolved(resolved, request).only_part)
     except Exception as error:
         return replace(architecture, problem=_error_line(error)), False
     return replace(architecture, state_before="", problem=""), False
 
 
-def _run_forward(loaded: LoadedModel) -> None:
+def _run_forward(loaded: ModelPart) -> None:
     """Run the model in PyTorch on inputs of the same shapes as at export."""
     feeds = make_feeds(loaded.inputs, seed=1, sizes=loaded.trace_sizes)
     with torch.no_grad():

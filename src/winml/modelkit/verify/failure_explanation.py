@@ -1,7 +1,7 @@
-"""Why does a file not answer as the model does?
+"""Finds out why a file does not answer as the model does, after a comparison failed.
 
-Asked after a comparison failed. Looks for what is at fault besides the graph: a model that answers differently each
-time, weights that are no numbers, or outputs that depend on values.
+Looks for causes other than the graph: a model that answers differently each time, weights that are not numbers, or
+outputs that depend on values.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from torch import nn
 
 from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.errors import VerificationError
-from winml.modelkit.export.preparation import FlatForward
-from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.results.words import verification_words
 from winml.modelkit.verify.other_sizes import Draw
-from winml.modelkit.verify.reference_run import run_reference
+from winml.modelkit.verify.reference_run import PreparedPart, run_reference
 
 __all__ = ["explained_failure", "refuse_outputs_by_value"]
 
@@ -49,26 +47,25 @@ def refuse_outputs_by_value(draws: Sequence[Draw]) -> None:
 
 
 def explained_failure(
-    verification: VerificationInfo, loaded: LoadedModel, forward: FlatForward, draws: Sequence[Draw]
+    verification: VerificationInfo, prepared: PreparedPart, draws: Sequence[Draw]
 ) -> VerificationError:
     """Return the error that tells why a comparison failed, as far as that can be found out.
 
     Args:
         verification: The comparison.
-        loaded: The prepared model, with values.
-        forward: Its flat forward.
+        prepared: The part, with values.
         draws: What was compared.
     """
     first = draws[0]
-    again = compare_outputs([first.reference], [run_reference(loaded, forward, first.inputs)])
-    if not all(comparison.is_equal for comparison in again.comparisons):
+    repeated = compare_outputs([first.reference], [run_reference(prepared, first.inputs)])
+    if not all(comparison.is_equal for comparison in repeated.comparisons):
         return VerificationError(
-            f"cannot verify: PyTorch itself gives another {again.worst.name!r} when run again on the same inputs",
+            f"cannot verify: PyTorch itself gives another {repeated.worst.name!r} when run again on the same inputs",
             hint="Make the model deterministic (fix its random numbers, keep nothing on it from call to call), or skip "
             "the comparison with --no-verify.",
         )
     words = verification_words(verification)
-    if place := _not_a_number(loaded.model):
+    if place := _not_a_number(prepared.model):
         return VerificationError(
             f"{words}; {place}",
             hint="The weights are damaged, or training broke them: get them again. --no-verify writes the file.",

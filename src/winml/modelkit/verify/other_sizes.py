@@ -1,8 +1,8 @@
-"""Does every dimension that was left open stay open?
+"""Proves that every dimension that was left open is open in the written file.
 
-Before the export the model itself is run at other sizes, which tells how the outputs follow and what the model accepts
-at all. Afterwards the written file must answer the same at each of them; a size the trace took for a constant shows
-here. Knows neither how a graph is captured nor how outputs are compared.
+Before the export, the model itself is run at other sizes: this tells how the outputs follow, and which sizes the model
+accepts. Afterwards the written file must answer the same at each of them, which shows a size the trace took for a
+constant. Does not know how a graph is captured or how outputs are compared.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from winml.modelkit.words import shape_words
 __all__ = [
     "Draw",
     "DynamicProof",
+    "WrittenGraph",
     "axes_of",
     "compare_at_other_sizes",
     "declare_output_shapes",
@@ -86,6 +87,20 @@ class DynamicProof:
         }
 
 
+@dataclass(frozen=True)
+class WrittenGraph:
+    """A file that was just written, and what it was traced with."""
+
+    path: Path
+    model: ir.Model
+    """The graph in the file, tags included."""
+    inputs: tuple[InputTensorSpec, ...]
+    """Names in their shapes are open dimensions."""
+    draw: Draw
+    """What was traced."""
+    proof: DynamicProof
+
+
 @contextmanager
 def unchanged_attributes(model: nn.Module) -> Iterator[None]:
     """Put back, in place and at the end, the numbers and buffers that a forward keeps on its modules.
@@ -131,7 +146,7 @@ def run_at_other_sizes(
     notes: list[str] = []
     together: list[dict[str, int]] = [{}, {}]
     for dimension in dimensions:
-        accepted, refusal = _accepted(traced.sizes, dimension, run)
+        accepted, refusal = _accepted_draws(traced.sizes, dimension, run)
         if not accepted:
             raise UsageError(
                 f"{dimension.name} cannot be left open: at other sizes than {dimension.example} {refusal}",
@@ -144,15 +159,19 @@ def run_at_other_sizes(
         together[0][dimension.name] = accepted[-1].sizes[dimension.name]
         together[1][dimension.name] = smallest
     if len(dimensions) > 1:
-        draws += [draw for sizes in together if (draw := _attempt(run, sizes)[0]) is not None]
+        draws += [draw for sizes in together if (draw := _run_or_reason(run, sizes)[0]) is not None]
         _refuse_other_outputs(traced, draws)
 
     def ask(sizes: Sizes) -> Observation | None:
-        draw = _attempt(run, sizes)[0]
+        draw = _run_or_reason(run, sizes)[0]
         # Where other outputs come out, there is nothing to learn about these.
-        return None if draw is None or _ranks(draw) != _ranks(traced) else Observation(draw.sizes, _shapes(draw))
+        return (
+            None
+            if draw is None or _output_ranks(draw) != _output_ranks(traced)
+            else Observation(draw.sizes, _output_shapes(draw))
+        )
 
-    observations = [Observation(draw.sizes, _shapes(draw)) for draw in (traced, *draws)]
+    observations = [Observation(draw.sizes, _output_shapes(draw)) for draw in (traced, *draws)]
     # Far from the traced sizes, where a product no longer looks like one of its factors.
     if far := ask(
         {item.name: min(2 * (item.example or 1), item.max or 2 * (item.example or 1)) for item in dimensions}
@@ -161,34 +180,34 @@ def run_at_other_sizes(
     return DynamicProof(tuple(draws), explain_output_shapes(observations, ask), tuple(notes))
 
 
-def _accepted(traced: Sizes, dimension: DynamicDimension, run: Callable[[Sizes], Draw]) -> tuple[list[Draw], str]:
+def _accepted_draws(traced: Sizes, dimension: DynamicDimension, run: Callable[[Sizes], Draw]) -> tuple[list[Draw], str]:
     """Return the model's answers at the smallest and at a larger size it accepts, and why it refused one."""
     refusals: list[str] = []
 
     def answer(size: int) -> Draw | None:
-        draw, reason = _attempt(run, {**traced, dimension.name: size})
+        draw, reason = _run_or_reason(run, {**traced, dimension.name: size})
         refusals.extend([reason] if reason else [])
         return draw
 
     smallest = _smallest_accepted(dimension, answer)
-    larger = next((draw for size in _larger(dimension) if (draw := answer(size)) is not None), None)
+    larger = next((draw for size in _larger_sizes(dimension) if (draw := answer(size)) is not None), None)
     return [draw for draw in (smallest, larger) if draw is not None], next(iter(refusals), "")
 
 
 def _smallest_accepted(dimension: DynamicDimension, answer: Callable[[int], Draw | None]) -> Draw | None:
     """Return the answer at the smallest size below the traced one that has any."""
     refused = 0
-    for size in _smaller(dimension):
-        found = answer(size)
-        if found is None:
+    for size in _smaller_sizes(dimension):
+        accepted = answer(size)
+        if accepted is None:
             refused = max(refused, size)
             continue
         # Between the last refused and the first accepted by halving, as if all sizes above one that does were accepted.
         while size - refused > 1 and refused:
             middle = (size + refused) // 2
             draw = answer(middle)
-            size, found, refused = (size, found, middle) if draw is None else (middle, draw, refused)
-        return found
+            size, accepted, refused = (size, accepted, middle) if draw is None else (middle, draw, refused)
+        return accepted
     return None
 
 
@@ -199,7 +218,7 @@ def _refuse_other_outputs(traced: Draw, draws: Sequence[Draw]) -> None:
         UsageError: names the dimensions, two sizes, and the outputs at either.
     """
     for draw in draws:
-        if _ranks(draw) == _ranks(traced):
+        if _output_ranks(draw) == _output_ranks(traced):
             continue
         moved = [name for name, size in draw.sizes.items() if size != traced.sizes[name]]
         outputs = "; ".join(
@@ -214,14 +233,14 @@ def _refuse_other_outputs(traced: Draw, draws: Sequence[Draw]) -> None:
         )
 
 
-def _ranks(draw: Draw) -> dict[str, int]:
+def _output_ranks(draw: Draw) -> dict[str, int]:
     return {name: value.ndim for name, value in draw.reference.items()}
 
 
 def _output_words(draw: Draw) -> str:
     shown = [f"{name} {shape_words(str(value.dtype), value.shape)}" for name, value in draw.reference.items()]
-    others = f" and {len(shown) - _SHOWN_OUTPUTS} others" if len(shown) > _SHOWN_OUTPUTS else ""
-    return f"{', '.join(shown[:_SHOWN_OUTPUTS])}{others}"
+    rest = f" and {len(shown) - _SHOWN_OUTPUTS} others" if len(shown) > _SHOWN_OUTPUTS else ""
+    return f"{', '.join(shown[:_SHOWN_OUTPUTS])}{rest}"
 
 
 def _notes_on(dimension: DynamicDimension, smallest: int, accepted: int) -> list[str]:
@@ -234,14 +253,14 @@ def _notes_on(dimension: DynamicDimension, smallest: int, accepted: int) -> list
     return notes
 
 
-def _attempt(run: Callable[[Sizes], Draw], sizes: Sizes) -> tuple[Draw | None, str]:
+def _run_or_reason(run: Callable[[Sizes], Draw], sizes: Sizes) -> tuple[Draw | None, str]:
     try:
         return run(sizes), ""
     except ExportError as error:
         return None, error.message
 
 
-def _smaller(dimension: DynamicDimension) -> Iterator[int]:
+def _smaller_sizes(dimension: DynamicDimension) -> Iterator[int]:
     """Yield sizes below the traced one, the smallest first."""
     traced = dimension.example or 1
     size = dimension.min
@@ -253,18 +272,18 @@ def _smaller(dimension: DynamicDimension) -> Iterator[int]:
         yield traced // 2
 
 
-def _larger(dimension: DynamicDimension) -> Iterator[int]:
+def _larger_sizes(dimension: DynamicDimension) -> Iterator[int]:
     """Yield sizes above the traced one; below it where there are none."""
     traced = dimension.example or 1
     # Odd, so that it is seldom a multiple of a stride, and rounding shows.
     odd = (traced + max(1, traced // _LARGER_SHARE)) | 1
-    wanted = (odd, traced + 1, traced + 32, traced + traced // 2, traced * 2, traced - 1)
-    for size in dict.fromkeys(wanted):
+    candidates = (odd, traced + 1, traced + 32, traced + traced // 2, traced * 2, traced - 1)
+    for size in dict.fromkeys(candidates):
         if size != traced and dimension.min < size <= (dimension.max or size):
             yield size
 
 
-def _shapes(draw: Draw) -> dict[str, tuple[int, ...]]:
+def _output_shapes(draw: Draw) -> dict[str, tuple[int, ...]]:
     return {name: value.shape for name, value in draw.reference.items()}
 
 
@@ -276,28 +295,30 @@ def declare_output_shapes(graph: ir.Graph, proof: DynamicProof) -> None:
             value.shape = ir.Shape(list(shapes[value.name]))
 
 
-def _frozen_axis_error(
-    draw: Draw, traced: Sizes, inputs: Sequence[InputTensorSpec], model: ir.Model, advice: str, reason: str
-) -> VerificationError:
+def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: str) -> VerificationError:
     """Return the error for a file that does not follow a size that PyTorch does.
 
     Args:
         draw: The sizes at which the file failed.
-        traced: The sizes at which it was traced.
-        inputs: The inputs, names in their shapes.
-        model: The written graph, tags included.
+        written: The file.
         advice: What to try first, if anything.
         reason: What ONNX Runtime said, or how the answers differ.
     """
+    traced = written.draw.sizes
     moved = [name for name, size in draw.sizes.items() if size != traced[name]]
-    places = [f"axis {axis} of {spec.name}" for spec in inputs for axis, size in enumerate(spec.shape) if size in moved]
+    places = [
+        f"axis {axis} of {spec.name}"
+        for spec in written.inputs
+        for axis, size in enumerate(spec.shape)
+        if size in moved
+    ]
     sizes = " and ".join(f"{name} {draw.sizes[name]}" for name in moved)
-    was = " and ".join(str(traced[name]) for name in moved)
-    lost = _module_of_failure(model, reason)
+    traced_sizes = " and ".join(str(traced[name]) for name in moved)
+    lost = _module_of_failure(written.model, reason)
     where = f" It was lost in module {lost}." if lost else ""
     return VerificationError(
-        f"{' and '.join(moved)} froze in the export ({', '.join(places)}): traced with {was}, the file fails at "
-        f"{sizes}, where PyTorch answers.{where} {reason}",
+        f"{' and '.join(moved)} froze in the export ({', '.join(places)}): traced with {traced_sizes}, the file fails "
+        f"at {sizes}, where PyTorch answers.{where} {reason}",
         hint=(
             f"{advice}Fix the size (leave the dynamic option out, or give a number in --shape-config), or let that "
             "module take sizes from its tensors (x.shape, x.new_zeros) and not from Python numbers kept elsewhere."
@@ -319,23 +340,12 @@ def _module_of_failure(model: ir.Model, reason: str) -> str:
 
 
 def compare_at_other_sizes(
-    model_path: Path,
-    proof: DynamicProof,
-    traced: Sizes,
-    inputs: Sequence[InputTensorSpec],
-    model: ir.Model,
-    computed_in: Sequence[str],
-    *,
-    advice: str = "",
+    written: WrittenGraph, computed_in: Sequence[str], *, advice: str = ""
 ) -> tuple[OutputComparison, ...]:
     """Compare the written file with what PyTorch answered at other sizes.
 
     Args:
-        model_path: The written file.
-        proof: What PyTorch answered.
-        traced: The sizes at which it was traced.
-        inputs: The inputs, names in their shapes.
-        model: The written graph, tags included.
+        written: The file, and what PyTorch answered.
         computed_in: Dtypes the model computes in.
         advice: What to try first where it fails.
 
@@ -348,23 +358,21 @@ def compare_at_other_sizes(
     # ONNX Runtime is loaded by those who verify only.
     from winml.modelkit.runtime.sessions import Session
 
-    session = Session(model_path)
-    found: list[OutputComparison] = []
-    for number, draw in enumerate(proof.draws, start=3):
+    session = Session(written.path)
+    comparisons: list[OutputComparison] = []
+    for number, draw in enumerate(written.proof.draws, start=3):
         feeds = {name: to_numpy(value) for name, value in draw.inputs.items()}
         try:
             answer = session.run(feeds)
         except StageError as error:
-            reason = _unoptimized_reason(model_path, feeds) or error.message
-            raise _frozen_axis_error(draw, traced, inputs, model, advice, _without_path(reason, model_path)) from error
-        compared = compare_outputs([draw.reference], [answer], computed_in=computed_in).comparisons
-        comparisons = [replace(item, draw=number) for item in compared]
-        for item in comparisons:
+            reason = _without_path(_unoptimized_reason(written.path, feeds) or error.message, written.path)
+            raise _frozen_axis_error(draw, written, advice, reason) from error
+        for item in compare_outputs([draw.reference], [answer], computed_in=computed_in).comparisons:
             if not item.is_equal:
-                differs = item.problem or f"differs by {item.relative_diff:.1e} of scale"
-                raise _frozen_axis_error(draw, traced, inputs, model, advice, f"Output {item.name!r}: {differs}.")
-        found += comparisons
-    return tuple(found)
+                difference = item.problem or f"differs by {item.relative_diff:.1e} of scale"
+                raise _frozen_axis_error(draw, written, advice, f"Output {item.name!r}: {difference}.")
+            comparisons.append(replace(item, draw=number))
+    return tuple(comparisons)
 
 
 def _unoptimized_reason(model_path: Path, feeds: Mapping[str, NDArray[Any]]) -> str:

@@ -1,4 +1,4 @@
-"""What does PyTorch answer?
+"""Runs a part of a model in PyTorch, prepared as it is for the export.
 
 A model whose parameters hold no values computes shapes and dtypes only: enough to record which modules run and what
 comes out. For the values, the same model is loaded with its weights. Knows nothing of graphs.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -22,43 +22,68 @@ from winml.modelkit.errors import ExportError, first_line
 from winml.modelkit.export.preparation import FlatForward, prepared_for_export
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.hierarchy.tracing import module_of_error
-from winml.modelkit.load.parts import LoadedModel
+from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.words import shape_words
 
-__all__ = ["copies_for", "dtypes_inside", "run_reference", "with_values"]
+__all__ = ["PreparedPart", "copies_for", "dtypes_inside", "prepared_part", "run_reference", "with_values"]
 
 
-def run_reference(
-    loaded: LoadedModel, forward: FlatForward, tensors: Mapping[str, torch.Tensor]
-) -> Mapping[str, NDArray[Any]]:
-    """Run the prepared module and return its outputs by name; of a model without values, arrays that take no memory.
+@dataclass(frozen=True)
+class PreparedPart:
+    """A part whose model is ready to be traced: it takes and returns tensors only."""
+
+    part: ModelPart
+    forward: FlatForward
+    """What the forward of ``part.model`` was replaced by."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The whole model; calling it runs the part."""
+        return self.part.model
+
+
+@contextmanager
+def prepared_part(part: ModelPart) -> Iterator[PreparedPart]:
+    """Prepare the model of a part for the time of the block; in place, undone at the end.
+
+    Raises:
+        ExportError: a module is scripted, which no exporter can look into.
+    """
+    names = [spec.name for spec in part.inputs]
+    with prepared_for_export(part.model, names, part.forward_kwargs, path=part.path) as forward:
+        yield PreparedPart(part, forward)
+
+
+def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, NDArray[Any]]:
+    """Run the prepared part and return its outputs by name; of a model without values, arrays that take no memory.
 
     Raises:
         ExportError: the module refuses the inputs; names the module in which it failed.
     """
+    part, model = prepared.part, prepared.model
     try:
         # A forward may write into its inputs; the next to read them needs them as they were.
-        with _as_exported(loaded.model):
-            outputs = loaded.model(*copies_for(loaded.model, tensors).values())
+        with _as_exported(model):
+            outputs = model(*copies_for(model, tensors).values())
     except ExportError:
         raise
     except Exception as error:
-        path = module_of_error(error, loaded.model)
-        given = ", ".join(f"{spec.name} {shape_words(spec.dtype, tensors[spec.name].shape)}" for spec in loaded.inputs)
+        path = module_of_error(error, model)
+        given = ", ".join(f"{spec.name} {shape_words(spec.dtype, tensors[spec.name].shape)}" for spec in part.inputs)
         raise ExportError(
             f"the model refused {given}, in module {path or '(the root)'}: {type(error).__name__}: {first_line(error)}",
             hint="\n".join(
                 [
                     "Give shapes it takes with --shape-config, or all inputs with --input-specs.",
-                    *map(_noted, loaded.notes),
+                    *map(_note_sentence, part.notes),
                 ]
             ),
             module=path,
         ) from error
-    return {name: _answer(value) for name, value in zip(forward.output_names, outputs, strict=True)}
+    return {name: _output_array(value) for name, value in zip(prepared.forward.output_names, outputs, strict=True)}
 
 
-def _noted(note: str) -> str:
+def _note_sentence(note: str) -> str:
     """Return what was noted while the model was loaded as a sentence: mostly, how its inputs were decided."""
     return f"Note: {note.removesuffix('.')}."
 
@@ -78,15 +103,16 @@ def dtypes_inside(model: nn.Module, outputs: Mapping[str, NDArray[Any]]) -> tupl
 
 
 @contextmanager
-def with_values(loaded: LoadedModel, forward: FlatForward) -> Iterator[tuple[LoadedModel, FlatForward]]:
-    """Yield the prepared model as it is where its parameters hold values, else the same one loaded with its weights."""
-    if loaded.stored is None or loaded.with_weights is None:
-        yield loaded, forward
+def with_values(prepared: PreparedPart) -> Iterator[PreparedPart]:
+    """Yield the prepared part as it is where its parameters hold values, else the same one loaded with its weights."""
+    part = prepared.part
+    if part.stored is None or part.with_weights is None:
+        yield prepared
         return
-    whole = replace(loaded, model=loaded.with_weights(), stored=None, with_weights=None)
-    with prepared_for_export(whole.model, forward.input_names, loaded.forward_kwargs) as fresh:
-        fresh.rename_outputs(forward.output_names)
-        yield whole, fresh
+    weighted_part = replace(part, model=part.with_weights(), stored=None, with_weights=None)
+    with prepared_part(weighted_part) as weighted:
+        weighted.forward.rename_outputs(prepared.forward.output_names)
+        yield weighted
 
 
 @contextmanager
@@ -107,7 +133,7 @@ def _as_exported(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _answer(tensor: torch.Tensor) -> NDArray[Any]:
+def _output_array(tensor: torch.Tensor) -> NDArray[Any]:
     if not isinstance(tensor, FakeTensor):
         return to_numpy(tensor)
     if tensor.dtype == torch.bfloat16:

@@ -1,9 +1,8 @@
-"""On which inputs does a comparison with PyTorch prove something?
+"""Compares a file with PyTorch on inputs for which the comparison proves something.
 
 Where a model chooses between nearly equal values (the best boxes, the expert of a token), rounding decides, and two
-right answers may differ by everything. Such inputs are found out with PyTorch alone: the result of every module is
-moved by one unit in its last place, and the answers are looked at. Then other inputs take their place; what counts as
-equal stays as it is.
+correct answers may differ completely. Such inputs are found with PyTorch alone: the result of every module is moved by
+one unit in its last place, and the outputs are compared. Other inputs then take their place; the tolerance stays.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ from torch.utils import _pytree as pytree
 
 from winml.modelkit.compare.outputs import OutputComparison, VerificationInfo, compare_outputs
 from winml.modelkit.errors import VerificationError
-from winml.modelkit.export.preparation import FlatForward
-from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.verify.failure_explanation import explained_failure
 from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
-from winml.modelkit.verify.reference_run import run_reference, with_values
+from winml.modelkit.verify.reference_run import PreparedPart, run_reference, with_values
 
 __all__ = ["compare_stable_draws"]
 
@@ -38,25 +35,21 @@ Answers = Mapping[str, NDArray[Any]]
 
 
 def compare_stable_draws(
+    prepared: PreparedPart,
     draws: Sequence[Draw],
-    answers: Sequence[Answers],
-    loaded: LoadedModel,
-    forward: FlatForward,
     *,
     computed_in: Sequence[str],
     draw_inputs: Callable[[int, Draw], Mapping[str, torch.Tensor]],
-    ask: Callable[[Sequence[Draw]], Sequence[Answers]],
+    run_file: Callable[[Sequence[Draw]], Sequence[Answers]],
 ) -> VerificationInfo:
     """Compare, and set aside draws of which PyTorch's own answer is as uncertain as the file's is different.
 
     Args:
+        prepared: The part.
         draws: Inputs and PyTorch's answers, at the traced sizes.
-        answers: The file's answers to them.
-        loaded: The prepared model.
-        forward: Its flat forward.
         computed_in: Dtypes the model computes in.
         draw_inputs: Number, and the draw they are to stand in for → further inputs.
-        ask: Draws → the file's answers.
+        run_file: Draws → the file's answers to their inputs.
 
     Returns:
         The comparison of as many draws as came in, and what was set aside.
@@ -65,52 +58,51 @@ def compare_stable_draws(
         VerificationError: the answers show nothing, a draw differs on which PyTorch is certain, or there are too many
         of the others.
     """
-    draws, answers, aside = list(draws), list(answers), dict[int, OutputComparison]()
+    draws, aside = list(draws), dict[int, OutputComparison]()
+    answers = list(run_file(draws))
     while True:
-        info = _compared(draws, answers, aside, computed_in)
+        info = _compare_kept_draws(draws, answers, aside, computed_in)
         failed = sorted({comparison.draw for comparison in info.comparisons if not comparison.is_equal})
         if not failed and info.has_signal:
             return replace(info, set_aside=tuple(aside.values()))
-        with with_values(loaded, forward) as (whole, whole_forward):
+        with with_values(prepared) as weighted:
             if not info.has_signal:
-                raise explained_failure(info, whole, whole_forward, draws)
+                raise explained_failure(info, weighted, draws)
             for number in failed:
-                moved = _moved_outputs(whole, whole_forward, draws[number - 1], computed_in)
+                moved = _moved_outputs(weighted, draws[number - 1], computed_in)
                 differing = tuple(item for item in info.comparisons if item.draw == number and not item.is_equal)
                 if any(item.problem or item.name not in moved for item in differing):
-                    raise explained_failure(replace(info, comparisons=differing), whole, whole_forward, draws)
+                    raise explained_failure(replace(info, comparisons=differing), weighted, draws)
                 aside[number] = replace(max(moved.values(), key=lambda item: item.relative_diff), draw=number)
             if len(aside) > MOST_SET_ASIDE:
                 raise _uncertain_error(list(aside.values()))
-            fresh = []
+            new_draws = []
             for number, replaced in enumerate(failed, start=len(draws) + 1):
                 tensors = draw_inputs(number, draws[replaced - 1])
-                fresh.append(Draw(tensors, run_reference(whole, whole_forward, tensors), draws[0].sizes))
-        draws += fresh
-        answers += ask(fresh)
+                new_draws.append(Draw(tensors, run_reference(weighted, tensors), draws[0].sizes))
+        draws += new_draws
+        answers += run_file(new_draws)
 
 
-def _compared(
+def _compare_kept_draws(
     draws: Sequence[Draw], answers: Sequence[Answers], aside: Mapping[int, Any], computed_in: Sequence[str]
 ) -> VerificationInfo:
     """Compare the draws that were not set aside; each keeps its number."""
     kept = [number for number in range(1, len(draws) + 1) if number not in aside]
-    references, others = [draws[number - 1].reference for number in kept], [answers[number - 1] for number in kept]
-    info = compare_outputs(references, others, computed_in=computed_in)
+    references = [draws[number - 1].reference for number in kept]
+    info = compare_outputs(references, [answers[number - 1] for number in kept], computed_in=computed_in)
     return replace(info, comparisons=tuple(replace(item, draw=kept[item.draw - 1]) for item in info.comparisons))
 
 
-def _moved_outputs(
-    loaded: LoadedModel, forward: FlatForward, draw: Draw, computed_in: Sequence[str]
-) -> dict[str, OutputComparison]:
+def _moved_outputs(prepared: PreparedPart, draw: Draw, computed_in: Sequence[str]) -> dict[str, OutputComparison]:
     """Return the outputs that one unit in the last place moves beyond their threshold, each by the most it did.
 
     None where PyTorch answers otherwise without being moved, too: then it is not rounding.
     """
-    found: dict[str, OutputComparison] = {}
+    largest: dict[str, OutputComparison] = {}
     for seed in range(MOVED_RUNS + 1):
-        with _moved_results(loaded.model, seed), unchanged_attributes(loaded.model):
-            moved = run_reference(loaded, forward, draw.inputs)
+        with _moved_results(prepared.model, seed), unchanged_attributes(prepared.model):
+            moved = run_reference(prepared, draw.inputs)
         unequal = [
             item
             for item in compare_outputs([draw.reference], [moved], computed_in=computed_in).comparisons
@@ -119,9 +111,9 @@ def _moved_outputs(
         if seed == 0 and unequal:
             return {}
         for item in unequal:
-            if item.name not in found or found[item.name].relative_diff < item.relative_diff:
-                found[item.name] = item
-    return found
+            if item.name not in largest or largest[item.name].relative_diff < item.relative_diff:
+                largest[item.name] = item
+    return largest
 
 
 @contextmanager

@@ -42,27 +42,27 @@ SPEC = InputTensorSpec(name="values", shape=(2, 2), dtype="float64")
 def test_examples_are_named_after_parameters_in_their_order(inputs: Any, shapes: dict[str, tuple[int, ...]]) -> None:
     """One tensor, several by position, or by name; shapes become those of the graph."""
     loaded = loaded_from_module(Model(), inputs, NONE)
-    assert list(shapes.items()) == [(spec.name, spec.shape) for spec in loaded.inputs]
-    assert loaded.example is not None
-    assert list(shapes) == list(loaded.example)
+    assert list(shapes.items()) == [(spec.name, spec.shape) for spec in loaded.only_part.inputs]
+    assert loaded.only_part.example is not None
+    assert list(shapes) == list(loaded.only_part.example)
 
 
 def test_examples_of_indices_say_which_values_are_valid() -> None:
     """Random draws stay between the smallest and the largest index of the example."""
-    spec = loaded_from_module(Model(), {"values": torch.zeros(1), "ids": IDS}, NONE).inputs[1]
+    spec = loaded_from_module(Model(), {"values": torch.zeros(1), "ids": IDS}, NONE).only_part.inputs[1]
     assert ("int64", (3.0, 7.0)) == (spec.dtype, spec.value_range)
 
 
 def test_examples_win_over_input_tensors() -> None:
     """What is at hand describes itself best."""
     config = WinMLExportConfig(input_tensors=(SPEC,))
-    assert (2, 3) == loaded_from_module(Model(), torch.zeros(2, 3), config).inputs[0].shape
+    assert (2, 3) == loaded_from_module(Model(), torch.zeros(2, 3), config).only_part.inputs[0].shape
 
 
 def test_input_tensors_are_taken_without_examples() -> None:
     """Specifications are enough; values are drawn later."""
     loaded = loaded_from_module(Model(), None, WinMLExportConfig(input_tensors=(SPEC,)))
-    assert ((SPEC,), None) == (loaded.inputs, loaded.example)
+    assert ((SPEC,), None) == (loaded.only_part.inputs, loaded.only_part.example)
 
 
 def test_transformers_model_describes_itself() -> None:
@@ -70,7 +70,7 @@ def test_transformers_model_describes_itself() -> None:
     import transformers
 
     loaded = loaded_from_module(build_model("bert"), None, NONE)
-    assert {"input_ids", "attention_mask"} <= {spec.name for spec in loaded.inputs}
+    assert {"input_ids", "attention_mask"} <= {spec.name for spec in loaded.only_part.inputs}
     assert ("transformers", transformers.__version__) == (loaded.info.library, loaded.info.library_version)
     assert ("BertModel", "bert", "live") == (loaded.info.class_name, loaded.info.model_type, loaded.info.source_kind)
 

@@ -153,7 +153,7 @@ def test_hub_id_is_fetched_once_then_read_from_the_cache(hub: SmallHub) -> None:
     before = hub.requests
     again = load_model(request)
     assert before == hub.requests
-    assert first.inputs == again.inputs
+    assert first.only_part.inputs == again.only_part.inputs
 
 
 def test_hub_fetches_small_files_and_one_format_of_weights(hub: SmallHub) -> None:
@@ -182,7 +182,7 @@ def test_hub_id_is_resolved_without_its_weights(hub: SmallHub) -> None:
     resolved = resolve_model(ModelRequest("owner/bert-tiny"))
     assert ["config.json", "tokenizer_config.json"] == sorted(hub.asked)
     loaded = load_model(ModelRequest("owner/bert-tiny"))
-    assert loaded.inputs == resolved.inputs
+    assert loaded.only_part.inputs == resolved.inputs
     assert type(loaded.model) is type(resolved.model)
 
 

@@ -139,7 +139,7 @@ def _show_result(result: ExportResult, options: dict[str, Any]) -> None:
     from winml.modelkit.report.console import console_for, print_export, print_tree
 
     console = console_for(sys.stdout)
-    if options["verbose"] and result.coverage.tagged:
+    if options["verbose"] and any(part.coverage.tagged for part in result.parts):
         print_tree(result, console)
         console.print()
     print_export(result, console)

@@ -1,8 +1,9 @@
-"""How is a loaded model captured as a graph: by the exporter chosen first, or by the other where that one fails?"""
+"""Captures a part as a graph: with the exporter chosen first, or with the other one where that fails."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,11 +11,9 @@ from winml.modelkit.errors import ExportError
 from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.config import ExporterName, WinMLExportConfig
 from winml.modelkit.export.exporter_choice import ExporterUse
-from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.hierarchy.tree import ModuleTree
-from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.verify.other_sizes import axes_of, unchanged_attributes
-from winml.modelkit.verify.reference_run import copies_for, with_values
+from winml.modelkit.verify.reference_run import PreparedPart, copies_for, with_values
 
 __all__ = ["capture_graph"]
 
@@ -22,20 +21,18 @@ _WORDS: Mapping[ExporterName, str] = {"torchscript": "TorchScript", "dynamo": "d
 
 
 def capture_graph(
-    loaded: LoadedModel,
+    prepared: PreparedPart,
     tensors: Mapping[str, torch.Tensor],
-    forward: FlatForward,
     tree: ModuleTree,
     config: WinMLExportConfig,
     use: ExporterUse,
 ) -> tuple[Capture, ExporterUse]:
-    """Capture the prepared model with the exporter chosen first, or with the other one where that fails.
+    """Capture a prepared part with the exporter chosen first, or with the other one where that fails.
 
     Args:
-        loaded: The model, its forward replaced by ``forward``.
+        prepared: The part; its forward was called before.
         tensors: Example inputs, with values.
-        forward: The flat forward, called before.
-        tree: The modules of the model.
+        tree: The modules that ran.
         config: Options of the export.
         use: The first choice.
 
@@ -45,62 +42,57 @@ def capture_graph(
     Raises:
         ExportError: none of the exporters that may be used can; tells the reason of each.
     """
+    request = _CaptureRequest(prepared, tensors, tree, config)
     try:
-        return _capture(use.name, loaded, tensors, forward, tree, config, use.time_limit_s), use
+        return _capture_with(use.name, request, use.time_limit_s), use
     except ExportError as error:
         if config.exporter != "auto":
             raise
-        first = error
-    other: ExporterName = "dynamo" if use.name == "torchscript" else "torchscript"
+        first_error = error
+    second_name: ExporterName = "dynamo" if use.name == "torchscript" else "torchscript"
     try:
-        capture = _capture(other, loaded, tensors, forward, tree, config)
-    except ExportError as second:
-        raise _both_failed(first, second) from second
-    return capture, ExporterUse(other, _reason(use.name, first))
+        capture = _capture_with(second_name, request)
+    except ExportError as second_error:
+        raise _both_failed(first_error, second_error) from second_error
+    return capture, ExporterUse(second_name, _failure_words(use.name, first_error))
 
 
-def _capture(
-    name: ExporterName,
-    loaded: LoadedModel,
-    tensors: Mapping[str, torch.Tensor],
-    forward: FlatForward,
-    tree: ModuleTree,
-    config: WinMLExportConfig,
-    time_limit_s: float | None = None,
-) -> Capture:
-    if name == "torchscript" and loaded.stored is not None:
-        return _capture_with_weights(loaded, tensors, forward, tree, config)
+@dataclass(frozen=True)
+class _CaptureRequest:
+    """What is to be captured."""
+
+    prepared: PreparedPart
+    tensors: Mapping[str, torch.Tensor]
+    tree: ModuleTree
+    config: WinMLExportConfig
+
+
+def _capture_with(name: ExporterName, request: _CaptureRequest, time_limit_s: float | None = None) -> Capture:
+    prepared, config = request.prepared, request.config
+    part, model = prepared.part, prepared.model
+    if name == "torchscript" and part.stored is not None:
+        # TorchScript traces values: the model is loaded with its weights.
+        with with_values(prepared) as weighted:
+            return _capture_with(name, replace(request, prepared=weighted))
     options = CaptureOptions(
         opset_version=config.opset_for(name),
-        dynamic_axes=axes_of(loaded.inputs),
+        dynamic_axes=axes_of(part.inputs),
         keep_stack_traces=config.keep_torch_metadata,
-        weights=loaded.stored,
+        weights=part.stored,
         time_limit_s=time_limit_s,
     )
     # An attempt that fails half-way leaves nothing on the modules for the next.
-    with unchanged_attributes(loaded.model):
+    with unchanged_attributes(model):
         if name == "torchscript":
             from winml.modelkit.export.torchscript.capturing import capture_torchscript
 
-            return capture_torchscript(loaded.model, tensors, forward, tree, options)
+            return capture_torchscript(model, request.tensors, prepared.forward, request.tree, options)
         from winml.modelkit.export.dynamo.capturing import capture_dynamo
 
-        return capture_dynamo(loaded.model, copies_for(loaded.model, tensors), forward, tree, options)
+        return capture_dynamo(model, copies_for(model, request.tensors), prepared.forward, request.tree, options)
 
 
-def _capture_with_weights(
-    loaded: LoadedModel,
-    tensors: Mapping[str, torch.Tensor],
-    forward: FlatForward,
-    tree: ModuleTree,
-    config: WinMLExportConfig,
-) -> Capture:
-    """Capture with TorchScript what was loaded without weights."""
-    with with_values(loaded, forward) as (whole, fresh):
-        return _capture("torchscript", whole, tensors, fresh, tree, config)
-
-
-def _reason(name: ExporterName, error: ExportError) -> str:
+def _failure_words(name: ExporterName, error: ExportError) -> str:
     """Say in a few words why an exporter could not."""
     if error.operator:
         place = f" in module {error.module or '(the root)'}" if error.module is not None else ""

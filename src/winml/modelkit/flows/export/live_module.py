@@ -1,4 +1,4 @@
-"""What does a live module need to be exported like a loaded one? Its inputs, found in what the caller gave."""
+"""Describes a live module as a loaded model: its inputs are found in what the caller gave."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from winml.modelkit.load.inputs.examples import (
     refuse_without_values,
     spec_of_example,
 )
-from winml.modelkit.load.parts import LoadedModel, ModelInfo
+from winml.modelkit.load.parts import LoadedModel, ModelInfo, ModelPart
 
 __all__ = ["ExampleInputs", "loaded_from_module"]
 
@@ -57,7 +57,7 @@ def loaded_from_module(model: nn.Module, inputs: ExampleInputs | None, config: W
         check_input_specs(model, specs, "input_tensors")
     elif _has_transformers_config(model):
         decision = open_axes(decide_inputs(model, model.config), config.dynamic)
-        return _loaded(model, decision, None)
+        return _with_inputs(model, decision, None)
     else:
         raise UsageError(
             f"nothing says what inputs {type(model).__name__} takes",
@@ -66,19 +66,19 @@ def loaded_from_module(model: nn.Module, inputs: ExampleInputs | None, config: W
     decision = InputDecision(specs)
     if _has_transformers_config(model):
         decision = InputDecision(specs, meanings=known_meanings(model, model.config, specs))
-    return _loaded(model, open_axes(decision, config.dynamic, are_sizes_firm=True), example)
+    return _with_inputs(model, open_axes(decision, config.dynamic, are_sizes_firm=True), example)
 
 
-def _loaded(model: nn.Module, decision: InputDecision, example: Mapping[str, torch.Tensor] | None) -> LoadedModel:
-    return LoadedModel(
+def _with_inputs(model: nn.Module, decision: InputDecision, example: Mapping[str, torch.Tensor] | None) -> LoadedModel:
+    part = ModelPart(
         model=model,
         inputs=decision.inputs,
-        info=_info(model),
         forward_kwargs=forward_keywords(model),
         example=fitting_example(example, decision),
-        notes=decision.notes,
         dimensions=decision.dimensions,
+        notes=decision.notes,
     )
+    return LoadedModel(_module_info(model), (part,))
 
 
 def _has_transformers_config(model: nn.Module) -> bool:
@@ -86,7 +86,7 @@ def _has_transformers_config(model: nn.Module) -> bool:
     return hasattr(model, "config") and any(cls.__module__.startswith("transformers.") for cls in type(model).__mro__)
 
 
-def _info(model: nn.Module) -> ModelInfo:
+def _module_info(model: nn.Module) -> ModelInfo:
     library = "transformers" if _has_transformers_config(model) else "torch"
     version = str(torch.__version__)
     if library == "transformers":

@@ -1,6 +1,6 @@
-"""How is a model loaded for the exporter that will make its graph?
+"""Loads a model for the exporter that will make its graph.
 
-With its weights for TorchScript, which traces values; without them for dynamo, which does not look at any.
+With its weights for TorchScript, which traces values; without them for dynamo, which reads none.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ from dataclasses import replace
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.exporter_choice import ExporterUse, first_choice, parameter_bytes
-from winml.modelkit.export.preparation import prepared_for_export
-from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.load.model import load_resolved
-from winml.modelkit.load.parts import LoadedModel
+from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
 from winml.modelkit.load.weightless import load_weightless
 from winml.modelkit.runtime.available_memory import available_bytes
-from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.memory_check import refuse_verification_beyond_memory
-from winml.modelkit.verify.reference_run import run_reference
+from winml.modelkit.verify.reference_run import prepared_part, run_reference
 
 __all__ = ["load_for_export"]
 
@@ -48,20 +46,18 @@ def load_for_export(request: ModelRequest, config: WinMLExportConfig) -> tuple[L
     if config.verify:
         refuse_verification_beyond_memory(weight_bytes, available_bytes())
     loaded = load_weightless(resolved, request)
-    if loaded.stored is not None and (refusal := _refusal(loaded)) is not None:
-        note = f"The weights were loaded: without them the model does not run ({refusal.module or 'the root'})."
-        loaded = replace(load_resolved(resolved, request), notes=(*loaded.notes, note))
+    for part in loaded.parts:
+        if part.stored is not None and (refusal := _refusal_without_values(part)) is not None:
+            note = f"The weights were loaded: without them the model does not run ({refusal.module or 'the root'})."
+            return replace(load_resolved(resolved, request), model_notes=(*loaded.model_notes, note)), use
     return loaded, use
 
 
-def _refusal(loaded: LoadedModel) -> ExportError | None:
-    """Return why a model cannot run without values, such as a forward that reads them; None where it can."""
-    names = [spec.name for spec in loaded.inputs]
-    feeds = make_feeds(loaded.inputs, seed=0, sizes=loaded.trace_sizes)
-    tensors = {name: to_torch(feeds[name]) for name in names}
-    with prepared_for_export(loaded.model, names, loaded.forward_kwargs) as forward:
+def _refusal_without_values(part: ModelPart) -> ExportError | None:
+    """Return why a part cannot run without values, such as a forward that reads them; None where it can."""
+    with prepared_part(part) as prepared:
         try:
-            run_reference(loaded, forward, tensors)
+            run_reference(prepared, InputDraws(replace(part, example=None), seed=0).draw(0))
         except ExportError as error:
             return error
     return None

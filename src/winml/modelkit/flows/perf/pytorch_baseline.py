@@ -75,7 +75,7 @@ def pytorch_run(
     from winml.modelkit.export.tensors import to_torch
     from winml.modelkit.load.model import load_model
 
-    loaded = load_model(request)
+    loaded = load_model(request).only_part
     names = [spec.name for spec in loaded.inputs]
     if missing := [name for name in names if name not in feeds]:
         raise UsageError(

@@ -12,7 +12,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -158,8 +158,26 @@ class OutputFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Remove what was not committed. A disk error becomes a WriteError that names the output."""
+        """Remove what was not committed; errors are told as by :meth:`explained_errors`."""
         self._remove_leftovers()
+        if error is not None:
+            self._explain(error)
+
+    @contextlib.contextmanager
+    def explained_errors(self) -> Iterator[None]:
+        """Let an error of the disk inside the block become a WriteError; all of these name the output.
+
+        Raises:
+            WriteError: a file could not be written.
+        """
+        try:
+            yield
+        except (WriteError, OSError) as error:
+            self._explain(error)
+            raise
+
+    def _explain(self, error: BaseException) -> None:
+        """Name the output in a WriteError, in place, and raise one for an error of the disk that is about an output."""
         if isinstance(error, WriteError):
             # The message names the hidden folder, which no longer exists.
             for directory, folder in self._folders.items():

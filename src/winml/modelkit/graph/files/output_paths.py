@@ -1,4 +1,4 @@
-"""Where do the files of an export go?
+"""Names the files of an export, and refuses those that may not be written.
 
 Looks at paths only, so wrong ones are refused before anything heavy is imported.
 """
@@ -57,8 +57,8 @@ class ExportPaths:
         Raises:
             OutputExistsError: names the first file that exists.
         """
-        wanted = (self.model, self.data, self.sidecar, self.report)
-        refuse_existing([path for path in wanted if path], overwrite=overwrite)
+        outputs = (self.model, self.data, self.sidecar, self.report)
+        refuse_existing([path for path in outputs if path], overwrite=overwrite)
 
 
 def files_of_model(path: Path) -> tuple[Path, ...]:

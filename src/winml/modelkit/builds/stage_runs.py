@@ -1,0 +1,243 @@
+"""Runs one stage of a build, or takes its earlier result where that is still right.
+
+An earlier result is used again if options, input and libraries are those it was made with, and its files are as it
+wrote them. Results of other builds come from the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from winml.modelkit.builds.cache import library_versions
+from winml.modelkit.builds.file_records import FileRecords
+from winml.modelkit.builds.folder import BuildFolder
+from winml.modelkit.builds.identity import ModelIdentity
+from winml.modelkit.builds.plan import BuildPlan
+from winml.modelkit.builds.stage_store import StageStore
+from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, names_of
+from winml.modelkit.file_names import SIDECAR_SUFFIX, part_path
+from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.hierarchy.coverage import measure_coverage
+from winml.modelkit.progress import StepEvent
+from winml.modelkit.results.build_manifest import BuildManifest, CoverageRecord, FileRecord, Origin, StageRecord
+from winml.modelkit.runtime.peak_memory import PeakMemory
+from winml.modelkit.version import __version__
+
+__all__ = ["TOOL_NAME", "BuildJob", "BuiltPart", "StageRunner"]
+
+TOOL_NAME = "winml-modelkit"
+
+_SHOWN_LENGTH = 24
+"""Characters of a value that are shown; a digest says nothing to people."""
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """One build in a folder it holds."""
+
+    plan: BuildPlan
+    folder: BuildFolder
+    identity: ModelIdentity
+    """The model it starts from."""
+    stages: tuple[Stage, ...]
+    rebuild: bool
+    """Run every stage, whatever is there."""
+    store: StageStore | None
+    """Results of other builds."""
+    on_step: Callable[[StepEvent], None] | None
+    """Told about the steps inside a stage."""
+
+
+@dataclass
+class BuiltPart:
+    """One part of the model, as far as it is built."""
+
+    name: str
+    of_several: bool
+    current: Path | None
+    """Result of the stages so far; None before the first."""
+    current_files: tuple[FileRecord, ...] = ()
+    """Its files; empty where it is the model the build starts from."""
+    records: list[StageRecord] = field(default_factory=list)
+
+    def add(self, record: StageRecord, folder: Path) -> None:
+        """Take the result of the next stage."""
+        self.records.append(record)
+        if record.files:
+            self.current, self.current_files = folder / record.files[0].name, record.files
+
+
+class StageRunner:
+    """Runs the stages of one build."""
+
+    def __init__(self, job: BuildJob, files: FileRecords, earlier: BuildManifest | None) -> None:
+        """Prepare for a build.
+
+        Args:
+            job: The build.
+            files: The files of its folder.
+            earlier: What the build before left there.
+        """
+        self._job = job
+        self._files = files
+        self._earlier = earlier
+
+    def run(self, stage: Stage, part: BuiltPart | None) -> dict[str, StageRecord]:
+        """Run a stage or reuse its result.
+
+        Args:
+            stage: The stage.
+            part: What it changes; None for a stage that makes the graphs of all parts.
+
+        Returns:
+            Name of the part → what became of the stage.
+
+        Raises:
+            WinMLError: the stage failed.
+        """
+        reason = "asked for by --rebuild" if self._job.rebuild else ""
+        earlier = self._earlier_records(stage, part)
+        if not self._job.rebuild and earlier:
+            reason = self._reason_to_run(stage, part, earlier)
+            if not reason:
+                return _as_reused(earlier, "")
+        if stored := self._stored_records(stage, part):
+            return _as_reused(stored, "from the cache")
+        return self._run_work(stage, part, reason)
+
+    def _earlier_records(self, stage: Stage, part: BuiltPart | None) -> dict[str, StageRecord]:
+        """Return what the build before made with a stage; empty where a part has no result of it."""
+        if self._earlier is None:
+            return {}
+        records = {
+            item.name: item.stage(stage.name) for item in self._earlier.parts if part is None or item.name == part.name
+        }
+        results = {name: record for name, record in records.items() if record is not None and record.origin is not None}
+        return results if len(results) == len(records) else {}
+
+    def _origin_of(self, stage: Stage, part: BuiltPart | None) -> Origin:
+        """Return what a result depends on; waits until the model's files are read."""
+        return Origin(
+            options=json.loads(json.dumps(stage.options(self._job.plan))),
+            source=self._input_digests(part),
+            versions={TOOL_NAME: __version__, **library_versions(stage.libraries)},
+        )
+
+    def _input_digests(self, part: BuiltPart | None) -> dict[str, Any]:
+        if part is None or not part.current_files:
+            return self._job.identity.record
+        # The sidecar says when the graph was made, which changes nothing of it.
+        graph_files = (record for record in part.current_files if not record.name.endswith(SIDECAR_SUFFIX))
+        return {record.name: record.sha256 for record in graph_files}
+
+    def _reason_to_run(self, stage: Stage, part: BuiltPart | None, earlier: Mapping[str, StageRecord]) -> str:
+        """Return why earlier results cannot be used, or an empty string."""
+        if stage.makes_graph and not self._job.identity.is_repeatable:
+            return "a factory may return another model each time"
+        current = self._origin_of(stage, part)
+        for record in earlier.values():
+            before = record.origin
+            assert before is not None  # only results are given
+            if changed := _changed_keys(before.options, stage.undo_resolution(current.options, record)):
+                return f"options changed: {', '.join(changed)}"
+            if before.source != current.source:
+                return f"its input changed: {', '.join(_changed_keys(before.source, current.source))}"
+            if changed := _changed_keys(before.versions, current.versions):
+                return f"versions changed: {', '.join(changed)}"
+            if damaged := self._files.first_changed(record.files):
+                path = self._job.folder.path / damaged
+                self._job.folder.notes.append(f"{path} is missing or damaged: made again.")
+                return f"{damaged} was missing or damaged"
+        return ""
+
+    def _stored_records(self, stage: Stage, part: BuiltPart | None) -> dict[str, StageRecord]:
+        """Return results of other builds, linked into the folder; empty where there are none."""
+        job = self._job
+        if job.store is None or job.rebuild or (stage.makes_graph and not job.identity.is_repeatable):
+            return {}
+        return job.store.take(self._origin_of(stage, part), job.folder.path, self._files)
+
+    def _run_work(self, stage: Stage, part: BuiltPart | None, reason: str) -> dict[str, StageRecord]:
+        assert stage.work is not None  # skipped otherwise
+        job = self._job
+        output = job.folder.path / stage.file
+        if part is not None:
+            output = part_path(output, part.name, of_several=part.of_several)
+        started = time.perf_counter()
+        with PeakMemory() as memory:
+            source = None if part is None else part.current
+            outcomes = stage.work(StageTask(job.plan, source, output, job.on_step, self._claim_parts))
+        seconds = time.perf_counter() - started
+        origin = self._origin_of(stage, part)
+
+        def record(outcome: StageOutcome) -> StageRecord:
+            nodes, coverage = _count_nodes(outcome.files[0])
+            return StageRecord(
+                name=stage.name,
+                status="run",
+                reason=reason,
+                origin=origin,
+                files=self._files.of(outcome.files),
+                seconds=round(seconds if outcome.seconds is None else outcome.seconds, 3),
+                peak_memory_bytes=memory.largest_bytes,
+                nodes=nodes,
+                coverage=coverage,
+                normalizations=outcome.normalizations,
+                summary=outcome.summary,
+                resolved=dict(outcome.resolved),
+                notes=outcome.notes,
+            )
+
+        return {outcome.part if part is None else part.name: record(outcome) for outcome in outcomes}
+
+    def _claim_parts(self, names: Sequence[str]) -> None:
+        """Let the files of the parts be ours, before they are written.
+
+        Raises:
+            OutputExistsError: one is there and no build wrote it.
+        """
+        if len(names) > 1:
+            self._job.folder.claim(names_of(self._job.stages, names))
+
+
+def _as_reused(records: Mapping[str, StageRecord], reason: str) -> dict[str, StageRecord]:
+    return {name: record.model_copy(update={"status": "reused", "reason": reason}) for name, record in records.items()}
+
+
+def _count_nodes(path: Path) -> tuple[int, CoverageRecord]:
+    """Count the nodes and tags of a written file."""
+    coverage = measure_coverage(ir.serde.deserialize_model(read_structure(path)))
+    # A model none of whose nodes has a tag never had a hierarchy, or was told to drop it.
+    percent = round(coverage.percent, 2) if coverage.tagged or not coverage.nodes else None
+    return coverage.nodes, CoverageRecord(tagged=coverage.tagged, percent=percent)
+
+
+def _changed_keys(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the dotted keys at which two JSON objects differ, with their values where these are short."""
+    changes = []
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            changes += _changed_keys(old, new, f"{prefix}{key}.")
+        elif all(value is None or isinstance(value, (bool, int, float)) or _is_short(value) for value in (old, new)):
+            changes.append(f"{prefix}{key} {_value_words(old)} → {_value_words(new)}")
+        else:
+            changes.append(f"{prefix}{key}")
+    return changes
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _SHOWN_LENGTH
+
+
+def _value_words(value: Any) -> str:
+    return "none" if value is None else str(value)

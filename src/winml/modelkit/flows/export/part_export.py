@@ -1,0 +1,178 @@
+"""Exports one part: makes its graph, writes it, compares the file with PyTorch, and records what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.errors import InternalError, VerificationError
+from winml.modelkit.export.exporter_choice import ExporterUse, second_choice
+from winml.modelkit.file_names import data_path
+from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
+from winml.modelkit.flows.export.graph_making import make_tagged_graph
+from winml.modelkit.graph.files.output_paths import ExportPaths
+from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.graph.model_metadata import output_specs
+from winml.modelkit.hierarchy.coverage import all_nodes
+from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.report.markdown import export_report
+from winml.modelkit.report.sidecar import sidecar_json
+from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
+from winml.modelkit.results.words import verification_notes, verification_words
+from winml.modelkit.results.written_file import WrittenFile
+from winml.modelkit.verify.other_sizes import WrittenGraph
+from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
+from winml.modelkit.verify.written_file import verify_written_file
+
+__all__ = ["export_part"]
+
+_LEAVE_IT_TO_DYNAMO = (
+    "Without --no-dynamo, dynamo is tried as well, which follows sizes that TorchScript takes as numbers. "
+)
+
+
+def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter: ExporterUse) -> ExportResult:
+    """Export one part into the files of the run; the last one puts all of them in place.
+
+    Args:
+        run: The export.
+        result: What is exported already.
+        part: The part that comes next.
+        exporter: The exporter to begin with.
+
+    Returns:
+        ``result`` with the part.
+
+    Raises:
+        ExportError: the part cannot be traced or converted.
+        VerificationError: ONNX Runtime and PyTorch disagree.
+    """
+    with prepared_part(part) as prepared:
+        tagged_graph = make_tagged_graph(run, prepared, exporter)
+        _refuse_wrong_feeds(run, part, prepared.forward.output_names)
+        try:
+            return _write_part(run, result, prepared, tagged_graph)
+        except VerificationError as error:
+            second = second_choice(run.config, tagged_graph.exporter, error)
+            if second is None:
+                raise
+            retried_graph = make_tagged_graph(run, prepared, second)
+            if retried_graph.exporter != second:
+                error.hint = f"{error.hint} Tried as well: {retried_graph.exporter.reason}."
+                raise
+        return _write_part(run, result, prepared, retried_graph)
+
+
+def _refuse_wrong_feeds(run: ExportRun, part: ModelPart, outputs: Sequence[str]) -> None:
+    """Refuse a part whose feeds name no output of it, or no input of a part.
+
+    Raises:
+        InternalError: who described the parts is mistaken.
+    """
+    inputs = {other.name: {spec.name for spec in other.inputs} for other in run.loaded.parts}
+    for feed in part.feeds:
+        if feed.output not in outputs or feed.input not in inputs.get(feed.part, ()):
+            raise InternalError(f"part {part.name}: output {feed.output} cannot feed {feed.input} of {feed.part}")
+
+
+def _write_part(
+    run: ExportRun, result: ExportResult, prepared: PreparedPart, tagged_graph: TaggedGraph
+) -> ExportResult:
+    """Write the files of a part and verify them; put everything in place after the last part."""
+    part = prepared.part
+    paths = run.target.part_paths(run.loaded, part)
+    with run.clock.step("metadata and reports") as step, run.files.explained_errors():
+        staged = run.files.stage(paths.model)
+        # An attempt before this one may have left its weights; an earlier model's may be what this one holds itself.
+        data_path(staged).unlink(missing_ok=True)
+        run.files.drop(paths.data)
+        write_model(tagged_graph.model, staged)
+        verification = _verify_part(run, prepared, tagged_graph, staged)
+        step.summary = verification_words(verification)
+        exported = _exported_part(run, part, paths, tagged_graph, verification)
+        exported = replace(exported, files=_written_files(paths, run.files.staged()))
+        told = _with_part(result, exported, run)
+        if paths.report:
+            run.files.stage(paths.report).write_text(export_report(told, told.parts[-1]), encoding="utf-8")
+        if paths.sidecar:
+            run.files.stage(paths.sidecar).write_text(sidecar_json(told, told.parts[-1]), encoding="utf-8")
+        is_last = part is run.loaded.parts[-1]
+        sizes = run.files.commit(overwrite=run.target.overwrite) if is_last else run.files.staged()
+    return _with_part(result, replace(exported, files=_written_files(paths, sizes)), run)
+
+
+def _verify_part(
+    run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, staged: Path
+) -> VerificationInfo | None:
+    if not run.config.verify:
+        return None
+    part = prepared.part
+    written = WrittenGraph(staged, tagged_graph.model, part.inputs, tagged_graph.draw, tagged_graph.proof)
+    advice = _LEAVE_IT_TO_DYNAMO if run.config.exporter == "torchscript" else ""
+    return verify_written_file(written, prepared, run.inputs(part), advice=advice)
+
+
+def _exported_part(
+    run: ExportRun,
+    part: ModelPart,
+    paths: ExportPaths,
+    tagged_graph: TaggedGraph,
+    verification: VerificationInfo | None,
+) -> ExportedPart:
+    skipped = () if verification else ("Not verified: nobody compared the file with the model (--no-verify).",)
+    if part.dimensions and not verification:
+        skipped = (*skipped, "Not checked: whether the open dimensions stay open (--no-verify).")
+    model, exporter = tagged_graph.model, tagged_graph.exporter
+    checked_sizes = tagged_graph.proof.other_sizes(tagged_graph.draw.sizes) if verification else {}
+    return ExportedPart(
+        name=part.name,
+        description=run.loaded.describe(part),
+        model_path=paths.model,
+        files=(),
+        tree=tagged_graph.tree,
+        nodes=_node_records(model),
+        coverage=tagged_graph.coverage,
+        inputs=part.inputs,
+        outputs=output_specs(model.graph),
+        verification=verification,
+        exporter=exporter.name,
+        exporter_reason=exporter.reason,
+        opset_requested=run.config.opset_for(exporter.name),
+        opset_produced=model.opset_imports[""],
+        dimensions=part.dimensions,
+        checked_sizes=checked_sizes,
+        notes=(*part.notes, *tagged_graph.notes, *verification_notes(verification), *skipped),
+    )
+
+
+def _with_part(result: ExportResult, part: ExportedPart, run: ExportRun) -> ExportResult:
+    """Return the result with one more part, to which the steps since the one before belong."""
+    timings = run.clock.timings()
+    steps = timings[sum(len(earlier.steps) for earlier in result.parts) :]
+    return replace(result, parts=(*result.parts, replace(part, steps=steps)))
+
+
+def _node_records(model: ir.Model) -> tuple[NodeRecord, ...]:
+    def record(node: ir.Node) -> NodeRecord:
+        tag = read_tag(node)
+        return NodeRecord(
+            name=node.name or "",
+            op_type=node.op_type,
+            tag=tag.tag if tag else "",
+            module=tag.module if tag else "",
+            source=tag.source if tag else None,
+        )
+
+    return tuple(map(record, all_nodes(model)))
+
+
+def _written_files(paths: ExportPaths, sizes: Mapping[Path, int]) -> tuple[WrittenFile, ...]:
+    """Return the files of a part as the user named them, the model first."""
+    names = {path.name for path in (paths.model, paths.data, paths.sidecar, paths.report) if path is not None}
+    files = [WrittenFile(paths.model.with_name(path.name), size) for path, size in sizes.items() if path.name in names]
+    return tuple(sorted(files, key=lambda file: (file.path != paths.model, file.path.name)))

@@ -1,0 +1,125 @@
+"""Which files are the parts of one model, and which output of one feeds which input of another?
+
+Reads and describes the ``winml.part`` metadata of FORMATS. A file without it is a model of its own. Knows nothing of
+how the parts were made, and runs none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.metadata_keys import PART_KEY
+
+__all__ = ["ModelBundle", "NamedPart", "PartDescription", "PartFeed", "only_part", "read_part_description"]
+
+
+class NamedPart(Protocol):
+    """What the records of a part have in common."""
+
+    @property
+    def name(self) -> str:
+        """``model`` for the only part of a model."""
+
+
+PartT = TypeVar("PartT", bound=NamedPart)
+
+
+@dataclass(frozen=True)
+class PartFeed:
+    """An output of one part that becomes an input of another, or of the same part in its next run."""
+
+    output: str
+    part: str
+    """The part that takes it."""
+    input: str
+
+    def as_record(self) -> dict[str, str]:
+        """Return the JSON object of FORMATS."""
+        return {"output": self.output, "part": self.part, "input": self.input}
+
+
+@dataclass(frozen=True)
+class PartDescription:
+    """What a file says about the part it holds."""
+
+    name: str
+    part_names: tuple[str, ...]
+    """All parts of the model, in the order in which they run."""
+    feeds: tuple[PartFeed, ...] = ()
+    """Where the outputs of this part go."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the JSON object of FORMATS."""
+        return {"name": self.name, "of": list(self.part_names), "feeds": [feed.as_record() for feed in self.feeds]}
+
+
+@dataclass(frozen=True)
+class ModelBundle:
+    """The files of one model of several parts, in the order in which they run."""
+
+    paths: Mapping[str, Path]
+    """Name of the part → its file."""
+    feeds: Mapping[str, tuple[PartFeed, ...]]
+    """Name of the part → where its outputs go."""
+
+    @classmethod
+    def read(cls, paths: Sequence[Path]) -> ModelBundle:
+        """Put together the parts of one model from their files, given in any order.
+
+        Raises:
+            InputError: a file is no part of a model, or the files are not all the parts of one model.
+        """
+        described: dict[str, tuple[Path, PartDescription]] = {}
+        for path in paths:
+            description = read_part_description(path)
+            if description is None:
+                raise InputError(f"{path}: does not say which part of a model it is", hint="Export the model again.")
+            described[description.name] = (path, description)
+        models = {description.part_names for _, description in described.values()}
+        if len(described) != len(paths) or len(models) != 1 or set(described) != set(next(iter(models))):
+            raise InputError(
+                f"{', '.join(map(str, paths))}: these are not all the parts of one model", hint="Export it again."
+            )
+        (names,) = models
+        return cls(
+            paths={name: described[name][0] for name in names},
+            feeds={name: described[name][1].feeds for name in names},
+        )
+
+
+def read_part_description(path: Path) -> PartDescription | None:
+    """Return which part of a model a file holds; None where it holds a model of its own.
+
+    Raises:
+        WinMLError: there is no such file, or it is no ONNX file.
+        InputError: what it says about the part cannot be read.
+    """
+    # onnx is loaded by those who read files only.
+    from winml.modelkit.graph.files.reading import read_structure
+
+    text = next((entry.value for entry in read_structure(path).metadata_props if entry.key == PART_KEY), None)
+    if text is None:
+        return None
+    try:
+        record = json.loads(text)
+        feeds = tuple(PartFeed(feed["output"], feed["part"], feed["input"]) for feed in record["feeds"])
+        return PartDescription(record["name"], tuple(record["of"]), feeds)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: {PART_KEY} is damaged", hint="Export the model again.") from error
+
+
+def only_part(parts: Sequence[PartT]) -> PartT:
+    """Return the one part of a model.
+
+    Raises:
+        UsageError: there are several, or none.
+    """
+    if len(parts) != 1:
+        names = f" ({', '.join(part.name for part in parts)})" if parts else ""
+        raise UsageError(f"one part was expected, and there are {len(parts)}{names}", hint="Read .parts one by one.")
+    return parts[0]

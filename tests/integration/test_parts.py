@@ -1,0 +1,362 @@
+"""A model of two parts, from the export to its answer: files, tags, metadata, builds, and what fails together."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from two_parts import Translator, translator, two_parts
+from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
+from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
+from winml.modelkit.builds.config import parse_build_config
+from winml.modelkit.builds.plan import BuildPlan, plan_build
+from winml.modelkit.builds.stage_store import StageStore
+from winml.modelkit.builds.stages import STAGES, Stage, StageOutcome, StageTask, export_outcomes
+from winml.modelkit.errors import InternalError, OutputExistsError, UsageError, VerificationError, WinMLError
+from winml.modelkit.graph.bundle import ModelBundle, PartFeed, read_part_description
+from winml.modelkit.graph.specs import OutputTensorSpec
+from winml.modelkit.inference.built_parts import BuiltParts
+from winml.modelkit.load.parts import LoadedModel
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.report.console import console_for, print_export, print_tree
+from winml.modelkit.report.sidecar import sidecar_schema
+from winml.modelkit.results.build_manifest import manifest_schema
+from winml.modelkit.results.build_result import BuildResult, build_lines
+from winml.modelkit.runtime.sessions import run_onnx
+
+NAMES = ("encoder", "decoder")
+FEED = PartFeed("states", "decoder", "encoded")
+
+
+@pytest.fixture(scope="module", params=["torchscript", "dynamo"])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
+    """Both parts, exported by either exporter."""
+    exporter = HTPExporter(WinMLExportConfig(exporter=request.param))
+    folder = tmp_path_factory.mktemp("parts")
+    return exporter.export_loaded(two_parts(), folder / "net.onnx", with_report=True)
+
+
+def nodes_of(path: Path) -> dict[str, dict[str, str]]:
+    """Return the metadata of each node."""
+    return {node.name: {entry.key: entry.value for entry in node.metadata_props} for node in onnx.load(path).graph.node}
+
+
+def test_each_part_has_its_files_and_nothing_else_is_written(exported: ExportResult) -> None:
+    """Model, sidecar and report of each, named after the output and the part."""
+    folder = exported.parts[0].model_path.parent
+    suffixes = (".onnx", "_htp_metadata.json", "_htp_export_report.md")
+    assert {f"net_{name}{suffix}" for name in NAMES for suffix in suffixes} == {path.name for path in folder.iterdir()}
+    for part in exported.parts:
+        assert f"net_{part.name}.onnx" == part.files[0].path.name == part.model_path.name
+        assert 3 == len(part.files)
+    assert exported.files == (*exported.parts[0].files, *exported.parts[1].files)
+
+
+def test_each_part_is_verified_and_wholly_tagged_with_paths_of_the_whole_model(exported: ExportResult) -> None:
+    """The root is the whole model, and the modules around a part stand in its tags."""
+    for part in exported.parts:
+        assert part.verification is not None
+        assert part.verification.is_verified
+        assert 100.0 == part.coverage.percent
+        for name, keys in nodes_of(part.model_path).items():
+            assert keys["winml.hierarchy.tag"].startswith("/Translator")
+            assert name.startswith("/")
+    encoder, decoder = (nodes_of(part.model_path) for part in exported.parts)
+    tags = {
+        keys["winml.hierarchy.module"]: keys["winml.hierarchy.tag"] for keys in (*encoder.values(), *decoder.values())
+    }
+    assert "/Translator/Body/Stack.encoder/Block.1" == tags["body.encoder.blocks.1"]
+    assert "/Translator/Body/Stack.decoder/Block" == tags["body.decoder.block"]
+    assert all(keys["winml.hierarchy.module"].startswith("body.encoder") for keys in encoder.values())
+    assert all(name.startswith("/body/encoder") for name in encoder)
+    assert all(keys["winml.hierarchy.module"].startswith("body.decoder") for keys in decoder.values())
+
+
+def test_tags_of_parts_are_those_of_the_whole_model(exported: ExportResult, tmp_path: Path) -> None:
+    """An export of the whole model gives the same module the same tag."""
+    inputs = {"ids": torch.zeros(2, 5, dtype=torch.int64), "targets": torch.zeros(2, 3, dtype=torch.int64)}
+    whole = HTPExporter(WinMLExportConfig(verify=False)).export(translator(), tmp_path / "whole.onnx", inputs)
+    tags = {node.path: node.tag for node in whole.tree}
+    for part in exported.parts:
+        assert {node.path: node.tag for node in part.tree}.items() <= tags.items()
+
+
+def test_files_say_which_part_they_are_and_what_feeds_what(exported: ExportResult) -> None:
+    """In their metadata, in the sidecar, and read together."""
+    for part, feeds in zip(exported.parts, ((FEED,), ()), strict=True):
+        record = {"name": part.name, "of": list(NAMES), "feeds": [feed.as_record() for feed in feeds]}
+        texts = {entry.key: entry.value for entry in onnx.load(part.model_path).metadata_props}
+        assert record == json.loads(texts["winml.part"])
+        sidecar = json.loads(part.files[-1].path.read_text(encoding="utf-8"))
+        jsonschema.validate(sidecar, sidecar_schema())
+        assert record == sidecar["part"]
+        assert ["schema_version", 1] == [next(iter(sidecar)), sidecar["schema_version"]]
+        assert set(nodes_of(part.model_path)) == set(sidecar["nodes"])
+    bundle = ModelBundle.read([part.model_path for part in reversed(exported.parts)])
+    assert NAMES == tuple(bundle.paths)
+    assert {"encoder": (FEED,), "decoder": ()} == bundle.feeds
+
+
+def test_parts_answer_together_as_the_whole_model_does(exported: ExportResult) -> None:
+    """What the encoder's file returns is what the decoder's file takes."""
+    rng = np.random.default_rng(0)
+    ids, targets = rng.integers(0, 16, (2, 5)), rng.integers(0, 16, (2, 3))
+    encoder, decoder = (part.model_path for part in exported.parts)
+    states = run_onnx(encoder, {"ids": ids})["states"]
+    answer = run_onnx(decoder, {"targets": targets, "encoded": states})["logits"]
+    with torch.no_grad():
+        expected = translator()(torch.from_numpy(ids), torch.from_numpy(targets))["logits"]
+    assert np.allclose(expected.numpy(), answer, atol=1e-5)
+
+
+def test_several_parts_are_told_one_by_one(exported: ExportResult) -> None:
+    """In the record, in the terminal, and by an error where one was expected."""
+    record = exported.as_record()
+    assert list(NAMES) == [part["name"] for part in record["parts"]]
+    assert "coverage" not in record
+    assert 100.0 == record["parts"][1]["coverage"]["percent"]
+    with pytest.raises(UsageError, match=r"there are 2 \(encoder, decoder\)"):
+        _ = exported.coverage
+    stream = io.StringIO()
+    print_tree(exported, console_for(stream))
+    print_export(exported, console_for(stream))
+    for name in NAMES:
+        assert f"part       {name}" in stream.getvalue()
+        assert f"net_{name}.onnx" in stream.getvalue()
+    assert 8 + 7 == len(exported.steps)
+
+
+def test_model_is_left_as_it_was_found(tmp_path: Path) -> None:
+    """Forwards of the modules around a part come back, too."""
+    model = translator()
+    HTPExporter().export_loaded(two_parts(model), tmp_path / "net.onnx")
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def _failing_second() -> LoadedModel:
+    """Return the model with a decoder that answers otherwise each time."""
+    model = translator()
+    model.body.decoder.head.register_forward_hook(lambda _module, _inputs, output: output + torch.rand(()))
+    return two_parts(model)
+
+
+def test_nothing_is_written_when_the_second_part_fails(tmp_path: Path) -> None:
+    """An earlier set of files stays as it was; the first part of the new one is not there either."""
+    with pytest.raises(VerificationError):
+        HTPExporter().export_loaded(_failing_second(), tmp_path / "new" / "net.onnx")
+    assert not (tmp_path / "new").exists()
+    HTPExporter().export_loaded(two_parts(translator(seed=1)), tmp_path / "net.onnx")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(VerificationError):
+        HTPExporter().export_loaded(_failing_second(), tmp_path / "net.onnx", overwrite=True)
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("feed", [PartFeed("gone", "decoder", "encoded"), PartFeed("states", "decoder", "gone")])
+def test_feed_between_tensors_that_are_not_there_is_a_mistake_of_ours(feed: PartFeed, tmp_path: Path) -> None:
+    """Found before anything is written."""
+    loaded = two_parts()
+    encoder = dataclasses.replace(loaded.parts[0], feeds=(feed,))
+    with pytest.raises(InternalError, match="gone"):
+        HTPExporter().export_loaded(
+            dataclasses.replace(loaded, parts=(encoder, loaded.parts[1])), tmp_path / "net.onnx"
+        )
+    assert not any(tmp_path.iterdir())
+
+
+def test_file_of_a_part_that_exists_is_refused(tmp_path: Path) -> None:
+    """Before anything is traced."""
+    (tmp_path / "net_decoder.onnx").write_text("mine")
+    with pytest.raises(OutputExistsError, match=r"net_decoder\.onnx"):
+        HTPExporter().export_loaded(two_parts(), tmp_path / "net.onnx")
+    assert ["net_decoder.onnx"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_names_of_outputs_fit_no_model_of_several_parts(tmp_path: Path) -> None:
+    """One list cannot describe two graphs."""
+    config = WinMLExportConfig(output_tensors=(OutputTensorSpec(name="y", shape=(2,), dtype="float32"),))
+    with pytest.raises(UsageError, match="several parts: encoder, decoder"):
+        HTPExporter(config).export_loaded(two_parts(), tmp_path / "net.onnx")
+
+
+def test_model_without_hierarchy_says_nothing_about_parts(tmp_path: Path) -> None:
+    """As of every other ``winml.*`` key."""
+    result = HTPExporter(WinMLExportConfig(hierarchy=False)).export_loaded(two_parts(), tmp_path / "net.onnx")
+    assert [None, None] == [read_part_description(part.model_path) for part in result.parts]
+
+
+def stages_of(load: Callable[[], LoadedModel] = two_parts, calls: list[str] | None = None) -> tuple[Stage, ...]:
+    """Return the stages of a build whose export makes two parts."""
+    counted = [] if calls is None else calls
+
+    def export(task: StageTask) -> tuple[StageOutcome, ...]:
+        counted.append("export")
+        assert task.plan.config.export is not None
+        exporter = HTPExporter(task.plan.config.export, on_step=task.on_step, on_parts=task.claim_parts)
+        return export_outcomes(task.plan, exporter.export_loaded(load(), task.output, overwrite=True))
+
+    def optimize(task: StageTask) -> tuple[StageOutcome, ...]:
+        counted.append(task.output.name)
+        assert STAGES[1].work is not None
+        return STAGES[1].work(task)
+
+    return (dataclasses.replace(STAGES[0], work=export), dataclasses.replace(STAGES[1], work=optimize), *STAGES[2:])
+
+
+def plan_for(folder: Path, **optim: Any) -> BuildPlan:
+    """Return the plan for a config file that stands for the model; its content decides what is reused."""
+    (folder / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
+    config = parse_build_config({"optim": optim, "quant": None, "compile": None}, "")[0]
+    return plan_build(config, ModelRequest(str(folder / "config.json"), random_weights=True))
+
+
+BUILT = {
+    "export_encoder.onnx", "export_encoder_htp_metadata.json", "optimized_encoder.onnx", "encoder.onnx",
+    "export_decoder.onnx", "export_decoder_htp_metadata.json", "optimized_decoder.onnx", "decoder.onnx",
+    "winml_build_config.json", "build_manifest.json",
+}  # fmt: skip
+
+
+def of_both(*words: str) -> dict[str, list[str]]:
+    """Return what became of both parts alike."""
+    return {name: list(words) for name in NAMES}
+
+
+def statuses(result: BuildResult) -> dict[str, list[str]]:
+    """Return what became of export and optimize, by part."""
+    return {part.name: [stage.status for stage in part.stages[:2]] for part in result.manifest.parts}
+
+
+def test_build_of_two_parts_runs_each_stage_for_each_and_reuses_them(tmp_path: Path) -> None:
+    """The second run runs nothing; a changed option runs the optimizer alone, for both."""
+    calls: list[str] = []
+    out = tmp_path / "out"
+    result = run_build(plan_for(tmp_path, gelu_fusion=True), out, stages=stages_of(calls=calls))
+    assert ["export", "optimized_encoder.onnx", "optimized_decoder.onnx"] == calls
+    assert {path.name for path in out.iterdir()} == set(result.manifest.files) == BUILT
+    record = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
+    jsonschema.validate(record, dict(manifest_schema()))
+    assert [2, list(NAMES)] == [record["manifest_version"], [part["name"] for part in record["parts"]]]
+    assert {name: out / f"{name}.onnx" for name in NAMES} == result.part_paths
+    assert NAMES == tuple(ModelBundle.read(list(result.part_paths.values())).paths)
+    before = {path.name: path.read_bytes() for path in out.glob("*.onnx")}
+    again = run_build(plan_for(tmp_path, gelu_fusion=True), out, stages=stages_of(calls=calls))
+    assert 3 == len(calls)
+    assert of_both("reused", "reused") == statuses(again)
+    assert before == {path.name: path.read_bytes() for path in out.glob("*.onnx")}
+    other = run_build(plan_for(tmp_path, matmul_add_fusion=True), out, stages=stages_of(calls=calls))
+    assert of_both("reused", "run") == statuses(other)
+    assert "encoder optimize" in dict(build_lines(other))
+
+
+def test_damaged_file_of_one_part_runs_what_made_it(tmp_path: Path) -> None:
+    """The optimizer for that part; the export for all of them."""
+    out = tmp_path / "out"
+    run_build(plan_for(tmp_path, gelu_fusion=True), out, stages=stages_of())
+    (out / "optimized_decoder.onnx").write_bytes(b"damaged")
+    result = run_build(plan_for(tmp_path, gelu_fusion=True), out, stages=stages_of())
+    assert {"encoder": ["reused", "reused"], "decoder": ["reused", "run"]} == statuses(result)
+    (out / "export_decoder.onnx").unlink()
+    result = run_build(plan_for(tmp_path, gelu_fusion=True), out, stages=stages_of())
+    assert {"run"} == {statuses[0] for statuses in statuses(result).values()}
+    assert any("export_decoder.onnx is missing or damaged" in note for note in result.notes)
+
+
+def test_build_that_fails_in_a_part_keeps_the_parts_that_are_done(tmp_path: Path) -> None:
+    """The next build goes on with the part that failed."""
+    out = tmp_path / "out"
+
+    def fail(task: StageTask) -> tuple[StageOutcome, ...]:
+        if "decoder" in task.output.name:
+            raise UsageError("no decoder today")
+        assert STAGES[1].work is not None
+        return STAGES[1].work(task)
+
+    export, optimize, *rest = stages_of()
+    failing = (export, dataclasses.replace(optimize, work=fail), *rest)
+    with pytest.raises(UsageError, match="no decoder"):
+        run_build(plan_for(tmp_path, gelu_fusion=True), out, stages=failing)
+    assert "unfinished" == json.loads((out / "build_manifest.json").read_text())["status"]
+    result = run_build(plan_for(tmp_path, gelu_fusion=True), out, stages=stages_of())
+    assert {"encoder": ["reused", "reused"], "decoder": ["reused", "run"]} == statuses(result)
+
+
+def test_parts_come_from_the_cache(tmp_path: Path) -> None:
+    """A build elsewhere links the results of both, export and optimizer."""
+    plan = plan_for(tmp_path, gelu_fusion=True)
+    cache = BuildCache(identify_plan(plan), StageStore(tmp_path / "cache"))
+    run_build(plan, tmp_path / "one", stages=stages_of(), cache=cache)
+    result = run_build(plan, tmp_path / "two", stages=stages_of(), cache=cache)
+    assert of_both("reused", "reused") == statuses(result)
+    assert {"from the cache"} == {stage.reason for part in result.manifest.parts for stage in part.stages[:2]}
+
+
+def test_foreign_file_with_the_name_of_a_part_is_refused(tmp_path: Path) -> None:
+    """Nobody knew the names before the model was loaded; the file stays as it was, and nothing else is left."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "decoder.onnx").write_text("mine")
+    with pytest.raises(OutputExistsError, match="no build wrote it"):
+        run_build(plan_for(tmp_path), tmp_path / "out", stages=stages_of())
+    assert ["decoder.onnx"] == [path.name for path in (tmp_path / "out").iterdir()]
+    assert "mine" == (tmp_path / "out" / "decoder.onnx").read_text()
+
+
+def test_build_that_becomes_one_of_parts_leaves_no_file_of_the_earlier(tmp_path: Path) -> None:
+    """``model.onnx`` of the earlier build goes."""
+
+    def one_part() -> LoadedModel:
+        loaded = two_parts()
+        encoder = dataclasses.replace(loaded.parts[0], name="model", feeds=())
+        return dataclasses.replace(loaded, parts=(encoder,))
+
+    out = tmp_path / "out"
+    run_build(plan_for(tmp_path), out, stages=stages_of(one_part))
+    assert (out / "model.onnx").exists()
+    run_build(plan_for(tmp_path), out, stages=stages_of(), rebuild=True)
+    assert BUILT == {path.name for path in out.iterdir()}
+
+
+def test_files_that_are_not_all_parts_of_one_model_are_refused(exported: ExportResult, tmp_path: Path) -> None:
+    """A missing part, one given twice, and a model of its own."""
+    encoder, decoder = (part.model_path for part in exported.parts)
+    copy = Path(shutil.copy(encoder, tmp_path / "copy.onnx"))
+    for paths in ([encoder], [encoder, copy, decoder]):
+        with pytest.raises(WinMLError, match="not all the parts of one model"):
+            ModelBundle.read(paths)
+    model = onnx.load(decoder)
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "alone.onnx")
+    with pytest.raises(WinMLError, match="does not say which part"):
+        ModelBundle.read([encoder, tmp_path / "alone.onnx"])
+
+
+def test_whole_model_of_the_parts_is_the_one_that_is_exported() -> None:
+    """Module paths are read in it."""
+    loaded = two_parts()
+    assert isinstance(loaded.model, Translator)
+    assert loaded.parts[1].module is loaded.model.body.decoder
+
+
+def test_built_parts_answer_together_as_the_whole_model_does(tmp_path: Path) -> None:
+    """They are opened through the manifest; what one answers feeds the next. Each can be called alone."""
+    built = BuiltParts(run_build(plan_for(tmp_path, gelu_fusion=True), tmp_path / "out", stages=stages_of()))
+    inputs = {"ids": torch.randint(0, 16, (2, 5)), "targets": torch.randint(0, 16, (2, 3))}
+    with torch.no_grad():
+        expected = translator()(**inputs)["logits"]
+    assert torch.allclose(expected, built(**inputs)["logits"], atol=1e-5)
+    assert (2, 5, 8) == tuple(built.parts["encoder"](ids=inputs["ids"])["states"].shape)
+    with pytest.raises(UsageError, match="'pixels'"):
+        built(**inputs, pixels=inputs["ids"])
+    with pytest.raises(UsageError, match="'targets' is missing"):
+        built(ids=inputs["ids"])

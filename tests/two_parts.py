@@ -1,0 +1,110 @@
+"""A small model of two parts: an encoder, and a decoder that takes what the encoder answers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from winml.modelkit.graph.bundle import PartFeed
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.parts import LoadedModel, ModelInfo, ModelPart
+
+WIDTH = 8
+
+
+class Block(nn.Module):
+    """A layer and a bend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Apply both."""
+        return torch.tanh(self.linear(states))
+
+
+class Encoder(nn.Module):
+    """Two blocks over embedded tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the states of the tokens."""
+        states = self.embedding(ids)
+        for block in self.blocks:
+            states = block(states)
+        return {"states": states}
+
+
+class Decoder(nn.Module):
+    """One block, over targets that look at all encoded tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, WIDTH)
+        self.block = Block()
+        self.head = nn.Linear(WIDTH, 16)
+
+    def forward(self, targets: torch.Tensor, encoded: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Score the tokens that may follow."""
+        return {"logits": self.head(self.block(self.embedding(targets) + encoded.mean(1, keepdim=True)))}
+
+
+# As in T5, whose encoder and decoder are of one class: their tags tell them apart by the module path.
+Encoder.__name__ = Decoder.__name__ = "Stack"
+
+
+class Body(nn.Module):
+    """What holds encoder and decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Encoder()
+        self.decoder = Decoder()
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Encode and decode."""
+        return self.decoder(targets, self.encoder(ids)["states"])  # type: ignore[no-any-return]
+
+
+class Translator(nn.Module):
+    """The whole model; its modules are the parts' too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Body()
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Answer as the body does."""
+        return self.body(ids, targets)  # type: ignore[no-any-return]
+
+
+def translator(seed: int = 0) -> Translator:
+    """Return the whole model with weights."""
+    torch.manual_seed(seed)
+    return Translator().eval()
+
+
+def two_parts(model: Translator | None = None) -> LoadedModel:
+    """Return the model as it would be loaded."""
+    model = translator() if model is None else model
+    ids = InputTensorSpec(name="ids", shape=(2, 5), dtype="int64", value_range=(0, 15))
+    targets = InputTensorSpec(name="targets", shape=(2, 3), dtype="int64", value_range=(0, 15))
+    encoded = InputTensorSpec(name="encoded", shape=(2, 5, WIDTH), dtype="float32")
+    return LoadedModel(
+        info=ModelInfo("translator", "Translator", "torch", str(torch.__version__)),
+        parts=(
+            ModelPart(
+                model=model,
+                inputs=(ids,),
+                name="encoder",
+                path="body.encoder",
+                feeds=(PartFeed("states", "decoder", "encoded"),),
+            ),
+            ModelPart(model=model, inputs=(targets, encoded), name="decoder", path="body.decoder"),
+        ),
+    )
