@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import numpy as np
@@ -16,6 +16,7 @@ import onnx
 import pytest
 import torch
 
+from checkpoints import save_checkpoint
 from two_parts import Translator, translator, two_parts
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
 from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
@@ -25,10 +26,12 @@ from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage, StageOutcome, StageTask, export_outcomes
 from winml.modelkit.errors import InternalError, OutputExistsError, UsageError, VerificationError, WinMLError
 from winml.modelkit.graph.bundle import ModelBundle, PartFeed, read_part_description
-from winml.modelkit.graph.specs import OutputTensorSpec
+from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.inference.built_parts import BuiltParts
 from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.load.resolution import resolve_model
+from winml.modelkit.load.weightless import load_weightless
 from winml.modelkit.report.console import console_for, print_export, print_tree
 from winml.modelkit.report.sidecar import sidecar_schema
 from winml.modelkit.results.build_manifest import manifest_schema
@@ -194,6 +197,37 @@ def test_model_without_hierarchy_says_nothing_about_parts(tmp_path: Path) -> Non
     """As of every other ``winml.*`` key."""
     result = HTPExporter(WinMLExportConfig(hierarchy=False)).export_loaded(two_parts(), tmp_path / "net.onnx")
     assert [None, None] == [read_part_description(part.model_path) for part in result.parts]
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_parts_of_a_checkpoint_without_weights_in_memory_are_exported_and_verified(
+    exporter: Literal["torchscript", "dynamo"], tmp_path: Path
+) -> None:
+    """T5's stacks share a class and an embedding; weights go from the checkpoint by the paths of the whole model."""
+    request = ModelRequest(str(save_checkpoint("t5", tmp_path / "checkpoint")))
+    loaded = load_weightless(resolve_model(request, needs_weights=True), request)
+    assert loaded.only_part.stored is not None
+    width = loaded.model.config.d_model
+    ids = InputTensorSpec(name="input_ids", shape=(2, 6), dtype="int64", value_range=(0, 90))
+    states = InputTensorSpec(name="encoder_hidden_states", shape=(2, 6, width), dtype="float32")
+    parts = tuple(
+        dataclasses.replace(
+            loaded.only_part, name=name, path=name, inputs=inputs, forward_kwargs={"use_cache": False}, feeds=feeds
+        )
+        for name, inputs, feeds in (
+            ("encoder", (ids,), (PartFeed("last_hidden_state", "decoder", "encoder_hidden_states"),)),
+            ("decoder", (ids, states), ()),
+        )
+    )
+    config = WinMLExportConfig(exporter=exporter)
+    result = HTPExporter(config).export_loaded(dataclasses.replace(loaded, parts=parts), tmp_path / "t5.onnx")
+    for part in result.parts:
+        assert part.verification is not None
+        assert part.verification.is_verified
+        assert 100.0 == part.coverage.percent
+        root = type(loaded.model).__name__
+        tags = {node.tag for node in part.nodes}
+        assert all(tag.startswith(f"/{root}/T5Stack.{part.name}") for tag in tags)
 
 
 def stages_of(load: Callable[[], LoadedModel] = two_parts, calls: list[str] | None = None) -> tuple[Stage, ...]:

@@ -72,6 +72,7 @@ def test_sidecar_satisfies_its_schema(result: ExportResult) -> None:
     """What is written is what the shipped schema describes, with and without a verification."""
     jsonschema.Draft202012Validator.check_schema(sidecar_schema())
     jsonschema.validate(sidecar_of(result), sidecar_schema())
+    assert ("schema_version", 1) == next(iter(sidecar_of(result).items()))
     jsonschema.validate(sidecar_of(with_changed_part(result, verification=None)), sidecar_schema())
 
 
