@@ -102,6 +102,7 @@ SEAMS: dict[str, dict[str, str]] = {
     "load.weightless": {
         "torch._subclasses.fake_tensor": f"{_LOAD}/test_weightless.py::test_weightless_model_reads_no_weight",
         "._buffers": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_what_from_pretrained_loads",
+        "._parameters": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_what_from_pretrained_loads",
     },
     "runtime.sessions": {
         "onnxruntime.capi": "tests/unit/runtime/test_sessions.py::"

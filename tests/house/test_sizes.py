@@ -23,7 +23,13 @@ LONG_MODULES: dict[str, str] = {}
 LONG_CLASSES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 """``module:qualified.name`` to the reason it is better long."""
-MANY_PARAMETERS: dict[str, str] = {}
+_PUBLIC = "public: its keywords are what callers write"
+MANY_PARAMETERS: dict[str, str] = {
+    "flows.export.export:export_pytorch": _PUBLIC,
+    "flows.optimize:optimize_onnx": _PUBLIC,
+    "flows.optimize:run_optimize_analyze_loop": _PUBLIC,
+    "runtime.sessions:Session.__init__": "the one place that opens sessions: each keyword is an option of ONNX Runtime",
+}
 """``module:qualified.name`` to the reason its parameters are no record."""
 
 
