@@ -187,7 +187,7 @@ def test_pass_and_stage_of_the_recipes_run_in_a_build(kitchen: Kitchen) -> None:
     """The build normalizes with the pass, so no negation is left, and its stage rounds the weight."""
     kitchen.winml("build", "-m", str(kitchen.model), "-o", str(kitchen.folder / "built"))
     manifest = json.loads((kitchen.folder / "built" / "build_manifest.json").read_text(encoding="utf-8"))
-    stages = {stage["name"]: stage["status"] for stage in manifest["stages"]}
+    stages = {stage["name"]: stage["status"] for stage in manifest["parts"][0]["stages"]}
     assert {"optimize": "run", "quantize": "run"} == {name: stages[name] for name in ("optimize", "quantize")}
     model = onnx.load(kitchen.folder / "built" / "quantized.onnx")
     assert ["MatMul", "Relu"] == [node.op_type for node in model.graph.node]
