@@ -15,19 +15,19 @@ MOST_USED = 65
 """How many nouns must have a row. Chosen: each of them is in names of about ten files or more."""
 
 _PROGRAMMING = """
-    any arg array attribute bool bound bytes callable change child class cls code column console content context copy
-    count counts data dict end entry event example exception file flag float for frozenset function get group
+    any arg array attribute bool bound bytes callable change child class cls code column console content context
+    copy count counts data dict end entry event example exception file flag float for frozenset function get group
     has head index info init int is item iter kind left length level library limit line list main mapping max
-    message min ms name none number object order other own parent percent position prefix property re reason
-    right row seconds self sequence set stack start state std str suffix table target text thread time total
-    tuple type us width
+    message min ms name none number object order other own parent percent position prefix property re reason right
+    row seconds self sequence set stack start state std str suffix table target text thread time total tuple type
+    us width
 """
 """Words of Python and of every program."""
 _PLAIN = """
-    add after again all answer as asked at before by changed check chosen compare declared default dynamic
-    earlier ending external fail failed find first fixed found from given guess in inner kept known last load
-    loaded made make missing most named needs new no not of on only open optimize out overwrite parse prepared present requested
-    print problem random read refuse resolve resolved running said same short show shown started stored tagged
+    add after again all answer as asked at before by changed check chosen compare declared default dynamic earlier
+    ending external fail failed find first fixed found from given guess in inner kept known last load loaded made
+    make missing most named needs new no not of on only open optimize out overwrite parse prepared present print
+    problem random read refuse requested resolve resolved running said same short show shown started stored tagged
     take taken tell to total unknown unused use used waiting wanted what where whole with without worst write
     written
 """

@@ -223,8 +223,8 @@ class _Build:
                 files.drop(data_path(path))
                 # A stage's result is ours and stays beside it; the model a build starts from is neither.
                 is_ours = bool(part.current_files)
-                place_copy(part.current, files.stage(path), share_data=is_ours, may_link=is_ours)
-            config = files.stage(folder / BUILD_CONFIG_NAME)
+                place_copy(part.current, files.reserve(path), share_data=is_ours, may_link=is_ours)
+            config = files.reserve(folder / BUILD_CONFIG_NAME)
             text = json.dumps(self._resolved_config(), indent=2, ensure_ascii=False) + "\n"
             config.write_text(text, encoding="utf-8")
             files.commit()

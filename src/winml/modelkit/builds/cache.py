@@ -19,7 +19,7 @@ from typing import Any
 
 import platformdirs
 
-from winml.modelkit.file_names import STAGING_PREFIX
+from winml.modelkit.file_names import PARTIAL_PREFIX
 
 __all__ = ["CACHE_VARIABLE", "cache_root", "digest", "file_digest", "hash_file", "library_versions", "write_atomically"]
 
@@ -57,23 +57,23 @@ def file_digest(path: Path) -> str:
         OSError: the file cannot be read.
     """
     path = path.resolve()
-    state = _state(path)
+    state = _file_state(path)
     note = cache_root() / "digests" / f"{digest(str(path))}.json"
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        known = json.loads(note.read_text(encoding="utf-8"))
-        if known["state"] == state:
-            return str(known["sha256"])
-    found = hash_file(path)
+        remembered = json.loads(note.read_text(encoding="utf-8"))
+        if remembered["state"] == state:
+            return str(remembered["sha256"])
+    content_digest = hash_file(path)
     # A cache that cannot be written to only costs time.
-    if _state(path) == state and abs(time.time_ns() - path.stat().st_mtime_ns) > _SETTLED_SECONDS * 1e9:
+    if _file_state(path) == state and abs(time.time_ns() - path.stat().st_mtime_ns) > _SETTLED_SECONDS * 1e9:
         with contextlib.suppress(OSError):
-            write_atomically(note, json.dumps({"path": str(path), "state": state, "sha256": found}))
-    return found
+            write_atomically(note, json.dumps({"path": str(path), "state": state, "sha256": content_digest}))
+    return content_digest
 
 
-def _state(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ino]
+def _file_state(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
 def hash_file(path: Path) -> str:
@@ -91,11 +91,11 @@ def hash_file(path: Path) -> str:
 
 def library_versions(names: Iterable[str]) -> dict[str, str]:
     """Return the installed versions of distributions, without importing them; those not installed are left out."""
-    found = {}
+    versions = {}
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -106,7 +106,7 @@ def write_atomically(path: Path, text: str) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile, whose files nobody else may read.
-    place = path.with_name(f"{STAGING_PREFIX}{uuid.uuid4().hex}")
+    place = path.with_name(f"{PARTIAL_PREFIX}{uuid.uuid4().hex}")
     try:
         place.write_text(text, encoding="utf-8")
         place.replace(path)

@@ -72,8 +72,8 @@ else:
 
 def loader_section(request: ModelRequest, **decided: Any) -> LoaderSection:
     """Return the section that says what a request says, and what was decided for it."""
-    asked = {name: getattr(request, name) for name in LoaderSection.model_fields if hasattr(request, name)}
-    return LoaderSection(**{**asked, **decided})
+    requested = {name: getattr(request, name) for name in LoaderSection.model_fields if hasattr(request, name)}
+    return LoaderSection(**{**requested, **decided})
 
 
 class OptimSection(OptimizeOptions):
@@ -148,7 +148,7 @@ def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple
     Raises:
         ConfigError: an unknown key (names the nearest), a value of the wrong kind, or a version newer than this.
     """
-    migrated, notes = _migrate(value, source)
+    migrated, notes = _migrate_to_current(value, source)
     return parse_options(WinMLBuildConfig, migrated, source), notes
 
 
@@ -175,7 +175,7 @@ MIGRATIONS: Mapping[int, tuple[Migration, ...]] = {
 """Version → what makes the next version of it, in place; each says what it did."""
 
 
-def _migrate(value: Any, source: str) -> tuple[Any, tuple[str, ...]]:
+def _migrate_to_current(value: Any, source: str) -> tuple[Any, tuple[str, ...]]:
     """Return a copy in the layout of this version, and what was changed."""
     if not isinstance(value, dict):
         return value, ()

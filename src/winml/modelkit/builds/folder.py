@@ -20,7 +20,7 @@ import filelock
 
 from winml.modelkit.builds.cache import write_atomically
 from winml.modelkit.errors import OutputExistsError, UsageError
-from winml.modelkit.file_names import BUILD_MANIFEST_NAME, STAGING_PREFIX
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, PARTIAL_PREFIX
 from winml.modelkit.graph.files.output_files import refuse_existing, write_error
 from winml.modelkit.results.build_manifest import (
     MANIFEST_VERSION,
@@ -109,7 +109,7 @@ class BuildFolder:
         """Remove what a build that was killed could not; only for who holds the folder."""
         if self.manifest is None or self.manifest.status == "done":
             return
-        for folder in self.path.glob(f"{STAGING_PREFIX}*"):
+        for folder in self.path.glob(f"{PARTIAL_PREFIX}*"):
             if folder.is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
             else:

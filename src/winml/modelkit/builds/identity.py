@@ -1,4 +1,4 @@
-"""Is it still the same model? Everything an export reads from disk, as digests.
+"""Identifies a model by digests of everything an export reads from disk.
 
 Looks at files only: no model library is imported, no weight becomes a tensor. What a user's factory does cannot be
 told from files, so its models are never taken for the same.
@@ -17,7 +17,7 @@ from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
 from winml.modelkit.load.checkpoints.weight_files import find_weights
-from winml.modelkit.load.request import ModelRequest, Source, resolve_source
+from winml.modelkit.load.request import ModelRequest, ModelSource, resolve_source
 
 __all__ = ["ModelIdentity", "identify_model", "identify_onnx"]
 
@@ -39,9 +39,9 @@ class ModelIdentity:
         """Start to find out the record."""
         self.is_repeatable = is_repeatable
         self.places = places
-        self._found: Future[dict[str, Any]] = Future()
+        self._record: Future[dict[str, Any]] = Future()
         # A daemon: whoever interrupts a build does not wait for gigabytes to be read.
-        threading.Thread(target=self._find, args=(find,), name="model identity", daemon=True).start()
+        threading.Thread(target=self._compute_record, args=(find,), name="model identity", daemon=True).start()
 
     @property
     def record(self) -> dict[str, Any]:
@@ -50,13 +50,13 @@ class ModelIdentity:
         Raises:
             InputError: a file cannot be read.
         """
-        return self._found.result()
+        return self._record.result()
 
-    def _find(self, find: Callable[[], dict[str, Any]]) -> None:
+    def _compute_record(self, find: Callable[[], dict[str, Any]]) -> None:
         try:
-            self._found.set_result(find())
+            self._record.set_result(find())
         except Exception as error:
-            self._found.set_exception(error)
+            self._record.set_exception(error)
 
 
 def identify_model(request: ModelRequest) -> ModelIdentity:
@@ -70,10 +70,10 @@ def identify_model(request: ModelRequest) -> ModelIdentity:
     if source.kind == "script":
         places = (source.path,) if source.path else ()
         return ModelIdentity(lambda: {"factory": source.name}, is_repeatable=False, places=places)
-    folder = _folder(source, request)
+    folder = _checkpoint_folder(source, request)
     named = {"hub_id": source.name, "commit": folder.name} if source.kind == "hub" else {}
-    files = tuple(_files(source, folder, request))
-    return ModelIdentity(lambda: {**named, "files": _digests(files)}, is_repeatable=True, places=(folder,))
+    files = tuple(_files_read(source, folder, request))
+    return ModelIdentity(lambda: {**named, "files": _file_digests(files)}, is_repeatable=True, places=(folder,))
 
 
 def identify_onnx(path: Path) -> ModelIdentity:
@@ -84,20 +84,20 @@ def identify_onnx(path: Path) -> ModelIdentity:
         InputError: it is no ONNX file, or a data file is missing or cannot be read.
     """
     files = (path, *external_files(path))
-    return ModelIdentity(lambda: {"files": _digests(files)}, is_repeatable=True, places=files)
+    return ModelIdentity(lambda: {"files": _file_digests(files)}, is_repeatable=True, places=files)
 
 
-def _digests(files: Iterable[Path]) -> dict[str, str]:
-    found = {}
+def _file_digests(files: Iterable[Path]) -> dict[str, str]:
+    digests = {}
     for path in files:
         try:
-            found[path.name] = file_digest(path)
+            digests[path.name] = file_digest(path)
         except OSError as error:  # noqa: PERF203 - one of a few files
             raise InputError(f"{path}: cannot be read: {error.strerror}", hint="Mend its permissions.") from error
-    return found
+    return digests
 
 
-def _folder(source: Source, request: ModelRequest) -> Path:
+def _checkpoint_folder(source: ModelSource, request: ModelRequest) -> Path:
     if source.kind == "hub":
         return snapshot_folder(
             source.name,
@@ -109,7 +109,7 @@ def _folder(source: Source, request: ModelRequest) -> Path:
     return source.path
 
 
-def _files(source: Source, folder: Path, request: ModelRequest) -> Iterator[Path]:
+def _files_read(source: ModelSource, folder: Path, request: ModelRequest) -> Iterator[Path]:
     if source.kind == "config":
         yield folder
         return

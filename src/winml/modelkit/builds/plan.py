@@ -65,14 +65,16 @@ def plan_build(
         ConfigError: the config must hold everything (``auto`` false) and does not, or lacks the export section that the
             model needs.
     """
-    off = dict(switched_off or {})
-    config = config.model_copy(update={"loader": loader_section(request), **dict.fromkeys(off)})
+    sections_off = dict(switched_off or {})
+    config = config.model_copy(update={"loader": loader_section(request), **dict.fromkeys(sections_off)})
     if is_onnx_path(request.model):
         path = Path(request.model.strip()).expanduser()
         if not path.is_file():
             raise ModelPathError(f"{path}: no such file", hint="Give the path of an ONNX file.")
         _refuse_torch_options(request)
-        return BuildPlan(config.model_copy(update={"export": None}), request, path, off, skip_pre_normalization, verify)
+        return BuildPlan(
+            config.model_copy(update={"export": None}), request, path, sections_off, skip_pre_normalization, verify
+        )
     if config.export is None:
         raise ConfigError(
             f"export: null skips the export, and {request.model} is no ONNX file",
@@ -87,7 +89,7 @@ def plan_build(
     request = dataclasses.replace(request, dynamic=request.dynamic.joined(config.export.dynamic))
     if not verify:
         config = config.model_copy(update={"export": config.export.model_copy(update={"verify": False})})
-    return BuildPlan(config, request, None, off, skip_pre_normalization, verify)
+    return BuildPlan(config, request, None, sections_off, skip_pre_normalization, verify)
 
 
 def request_record(request: ModelRequest) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class StageStore:
 def _link_all(paths: Iterable[Path], folder: Path) -> None:
     with OutputFiles() as staged:
         for path in paths:
-            place = staged.stage(folder / path.name)
+            place = staged.reserve(folder / path.name)
             # onnx refuses data files that have two names.
             shutil.copyfile(path, place) if path.suffix == ".data" else link_or_copy(path, place)
         staged.commit()

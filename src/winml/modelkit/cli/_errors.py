@@ -20,13 +20,13 @@ class WinMLCommand(click.Command):
 
         An empty text, as an unset variable of a shell leaves it, is no value of any option: who wrote it meant one.
         """
-        rest = super().parse_args(ctx, args)
+        remaining = super().parse_args(ctx, args)
         for param in self.params:
             value = ctx.params.get(param.name or "")
             texts = value if isinstance(value, tuple) else (value,)
             if any(isinstance(text, str) and not text.strip() for text in texts):
                 raise click.BadParameter("the text is empty.", ctx, param)
-        return rest
+        return remaining
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb."""

@@ -105,17 +105,17 @@ def parse_ep_options(texts: Sequence[str]) -> dict[str, str]:
     Raises:
         UsageError: a text that is not ``KEY=VALUE``, or a key with two values.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"--ep-options {text!r} is not KEY=VALUE", hint="Write it like device_type=GPU.")
-        if found.setdefault(key.strip(), value) != value:
+        if values.setdefault(key.strip(), value) != value:
             raise UsageError(
-                f"--ep-options: {key.strip()} is to be both {found[key.strip()]!r} and {value!r}",
+                f"--ep-options: {key.strip()} is to be both {values[key.strip()]!r} and {value!r}",
                 hint="Give it one value.",
             )
-    return found
+    return values
 
 
 def refuse_unknown_ep(name: str | None) -> None:

@@ -336,7 +336,7 @@ def _write_result(
     """Write the model, or the source under another name where there is none; compare, count and put in place."""
     paths = task.paths
     with clock.step(_WRITING) as step, OutputFiles() as files:
-        staged = files.stage(paths.model)
+        staged = files.reserve(paths.model)
         files.drop(paths.data)
         verification = None
         if model is None:
@@ -350,7 +350,7 @@ def _write_result(
             step.summary = equality_words(verification)
         # Counted in the file that ships, not in the graph it was written from.
         shipped = ir.serde.deserialize_model(read_structure(staged))
-        coverage, summary = measure_coverage(shipped), summarize_graph(shipped, sum(files.staged().values()))
+        coverage, summary = measure_coverage(shipped), summarize_graph(shipped, sum(files.written_sizes().values()))
         written = files.commit(overwrite=task.overwrite)
     model_path = paths.model.absolute()
     ordered = sorted(written.items(), key=lambda item: (item[0] != model_path, item[0]))

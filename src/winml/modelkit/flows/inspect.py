@@ -1,6 +1,6 @@
-"""What will an export of this model be? Composes load, inspect and export; reads no weight.
+"""Finds out what an export of a model will be, without reading a weight: the flow of ``winml inspect``.
 
-Where a forward needs values, and its module tree is wanted, random weights stand in if they are few.
+Where a forward needs values, and its module tree is asked for, the model gets random weights if these are small enough.
 """
 
 from __future__ import annotations
@@ -86,23 +86,23 @@ def inspect_model(
     defaults = WinMLExportConfig()
     with quiet_libraries() if resolved.checkpoint is not None else nullcontext():
         forward = _run_forward(resolved, request, hierarchy=hierarchy)
-    found = _weights(resolved)
-    named = _named_type(resolved)
+    weights, weight_notes = _stored_weights(resolved)
+    type_name = _model_type(resolved)
     return InspectedModel(
         info=model_info(resolved, request),
-        tasks=tasks_for(named) if named else {},
+        tasks=tasks_for(type_name) if type_name else {},
         inference_class=_inference_class(resolved),
-        processors=_processors(resolved),
+        processors=_processor_classes(resolved),
         inputs=resolved.inputs,
         outputs=forward.outputs,
         opset_version=opset_version or defaults.opset_for(first_choice(defaults, parameter_bytes(resolved.model)).name),
-        parameters=_parameters(resolved.model),
-        weights=found[0],
+        parameters=_parameter_sizes(resolved.model),
+        weights=weights,
         modules=sum(1 for _ in resolved.model.modules()),
         tree=build_tree(forward.trace) if hierarchy and forward.trace is not None else None,
         never_ran=tuple(_never_ran(forward.trace)) if hierarchy and forward.trace is not None else (),
         tree_source=forward.source if hierarchy else "",
-        notes=(*resolved.notes, *found[1], *forward.notes),
+        notes=(*resolved.notes, *weight_notes, *forward.notes),
     )
 
 
@@ -117,17 +117,17 @@ def list_tasks(request: ModelRequest, *, model_type: str | None = None) -> Mappi
     return {} if checkpoint is None else tasks_for(checkpoint.config.model_type)
 
 
-def _named_type(resolved: ResolvedModel) -> str | None:
+def _model_type(resolved: ResolvedModel) -> str | None:
     return resolved.checkpoint.config.model_type if resolved.checkpoint else None
 
 
 def _inference_class(resolved: ResolvedModel) -> str | None:
     if resolved.decision is None:
         return None
-    return inference_class(resolved.decision.task, resolved.decision.model_class_name, _named_type(resolved) or "")
+    return inference_class(resolved.decision.task, resolved.decision.model_class_name, _model_type(resolved) or "")
 
 
-def _processors(resolved: ResolvedModel) -> tuple[ProcessorClass, ...]:
+def _processor_classes(resolved: ResolvedModel) -> tuple[ProcessorClass, ...]:
     checkpoint = resolved.checkpoint
     if checkpoint is None:
         return ()
@@ -142,7 +142,7 @@ def _run_forward(resolved: ResolvedModel, request: ModelRequest, *, hierarchy: b
     with prepared_for_export(resolved.model, names, resolved.forward_kwargs) as forward:
 
         def run_at(sizes: Mapping[str, int]) -> WeightlessRun:
-            return run_weightless(resolved.model, resolved.inputs, lambda flat: _named(forward, flat), sizes)
+            return run_weightless(resolved.model, resolved.inputs, lambda flat: _outputs_by_name(forward, flat), sizes)
 
         run = run_at(sizes)
         if run.trace is not None:
@@ -158,7 +158,7 @@ def _trace_sizes(dimensions: Iterable[DynamicDimension]) -> dict[str, int]:
     return {dimension.name: dimension.example or 1 for dimension in dimensions}
 
 
-def _named(forward: FlatForward, flat: tuple[torch.Tensor, ...]) -> Mapping[str, torch.Tensor]:
+def _outputs_by_name(forward: FlatForward, flat: tuple[torch.Tensor, ...]) -> Mapping[str, torch.Tensor]:
     return dict(zip(forward.output_names, flat, strict=True))
 
 
@@ -169,7 +169,7 @@ def _run_with_values(resolved: ResolvedModel, request: ModelRequest, note: str) 
         CheckpointError: they would be too many.
         InputError: the model refuses its own inputs.
     """
-    size_bytes = sum(entry.size_bytes for entry in _parameters(resolved.model))
+    size_bytes = sum(entry.size_bytes for entry in _parameter_sizes(resolved.model))
     if resolved.checkpoint is not None and size_bytes > MOST_STAND_IN_BYTES:
         raise CheckpointError(
             f"{note}; random weights in their place would take {size_words(size_bytes)}, "
@@ -191,42 +191,44 @@ def _run_with_values(resolved: ResolvedModel, request: ModelRequest, note: str) 
                 f"{type(error).__name__}: {first_line(error)}",
                 hint="Mend the config, or give sizes it takes with --shape-config.",
             ) from error
-        outputs = output_specs_of(_named(forward, flat), (), lambda _sizes: None)
-    made = f"made {count_words(sum(entry.count for entry in _parameters(loaded.model)))} random weights instead"
+        outputs = output_specs_of(_outputs_by_name(forward, flat), (), lambda _sizes: None)
+    replaced = (
+        f"made {count_words(sum(entry.count for entry in _parameter_sizes(loaded.model)))} random weights instead"
+    )
     source = RANDOM_WEIGHTS if resolved.checkpoint is not None else "a forward with the factory's own weights"
-    return _Forward(trace, outputs, source, (f"{note}; {made}" if resolved.checkpoint is not None else note,))
+    return _Forward(trace, outputs, source, (f"{note}; {replaced}" if resolved.checkpoint is not None else note,))
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _parameters(model: nn.Module) -> tuple[StoredSize, ...]:
+def _parameter_sizes(model: nn.Module) -> tuple[StoredSize, ...]:
     counts: dict[torch.dtype, int] = {}
     for parameter in model.parameters():
         counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
     return tuple(StoredSize(_dtype_name(dtype), count, count * dtype.itemsize) for dtype, count in counts.items())
 
 
-def _weights(resolved: ResolvedModel) -> tuple[WeightsOnDisk | None, tuple[str, ...]]:
+def _stored_weights(resolved: ResolvedModel) -> tuple[WeightsOnDisk | None, tuple[str, ...]]:
     """Return the weight files and what is wrong with them; damaged ones do not keep anyone from inspecting."""
     source = resolved.source
     if source.kind not in ("folder", "hub") or source.path is None:
         return None, ()
     try:
         files = find_weights(source.path)
-        on_disk = None if files is None else _on_disk(files)
+        on_disk = None if files is None else _weights_on_disk(files)
     except CheckpointError as error:
         return None, (error.message,)
-    return on_disk, () if files is None else tuple(_damages(files))
+    return on_disk, () if files is None else tuple(_damaged_files(files))
 
 
-def _damages(weights: WeightFiles) -> Iterator[str]:
+def _damaged_files(weights: WeightFiles) -> Iterator[str]:
     """Yield what would keep an export from reading the weights, as far as headers and file sizes tell."""
-    return filter(None, map(_damage, weights.files if weights.format == "safetensors" else ()))
+    return filter(None, map(_damage_of, weights.files if weights.format == "safetensors" else ()))
 
 
-def _damage(file: Path) -> str:
+def _damage_of(file: Path) -> str:
     try:
         check_safetensors(file)
     except CheckpointError as error:
@@ -234,7 +236,7 @@ def _damage(file: Path) -> str:
     return ""
 
 
-def _on_disk(weights: WeightFiles) -> WeightsOnDisk:
+def _weights_on_disk(weights: WeightFiles) -> WeightsOnDisk:
     stored = stored_sizes(weights.files) if weights.format == "safetensors" else ()
     return WeightsOnDisk(weights.format, weights.files, sum(file.stat().st_size for file in weights.files), stored)
 

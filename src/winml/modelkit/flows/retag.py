@@ -67,9 +67,9 @@ def retag_model(
     _refuse_unrelated(before, after, report)
     with OutputFiles() as files:
         try:
-            rewrite_metadata(after, files.stage(target), model.metadata_props, *_node_metadata(model))
+            rewrite_metadata(after, files.reserve(target), model.metadata_props, *_node_metadata(model))
             for file, copy in copies.items():
-                shutil.copyfile(file, files.stage(copy))
+                shutil.copyfile(file, files.reserve(copy))
         except OSError as error:
             raise write_error(target, error) from error
         written = files.commit(overwrite=overwrite)

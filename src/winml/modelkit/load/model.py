@@ -17,7 +17,7 @@ from winml.modelkit.load.checkpoints.weights import load_checkpoint
 from winml.modelkit.load.inputs.examples import refuse_without_values
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.parts import LoadedModel, ModelInfo, ModelPart
-from winml.modelkit.load.request import ModelRequest, Source
+from winml.modelkit.load.request import ModelRequest, ModelSource
 from winml.modelkit.load.resolution import ResolvedModel, asked_dtype, input_decision, resolve_model, with_plain_outputs
 from winml.modelkit.runtime.feeds import make_feeds
 
@@ -141,7 +141,7 @@ def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
     )
 
 
-def _random_notes(source: Source) -> tuple[str, ...]:
+def _random_notes(source: ModelSource) -> tuple[str, ...]:
     unused = " instead of those in the checkpoint" if source.kind in ("folder", "hub") else ""
     return (f"the weights are random{unused}: outputs mean nothing",)
 

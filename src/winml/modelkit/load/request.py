@@ -28,7 +28,7 @@ from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.load_options import LoadOptions
 from winml.modelkit.options import nearest
 
-__all__ = ["ModelRequest", "Source", "SourceKind", "check_folder", "resolve_source"]
+__all__ = ["ModelRequest", "ModelSource", "SourceKind", "check_folder", "resolve_source"]
 
 SourceKind = Literal["folder", "config", "script", "hub", "type"]
 """``type`` is a model type alone: no checkpoint at all."""
@@ -66,7 +66,7 @@ class ModelRequest(LoadOptions):
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Where the model comes from."""
 
     kind: SourceKind
@@ -89,7 +89,7 @@ class Source:
         return tuple(sorted(self.path.iterdir())) if self.path.is_dir() else (self.path,)
 
 
-def resolve_source(request: ModelRequest, *, needs_weights: bool | None = None) -> Source:
+def resolve_source(request: ModelRequest, *, needs_weights: bool | None = None) -> ModelSource:
     """Decide what ``request.model`` names and check what can be checked without the libraries.
 
     Args:
@@ -111,7 +111,7 @@ def resolve_source(request: ModelRequest, *, needs_weights: bool | None = None) 
     return source
 
 
-def _factory_source(name: str) -> Source | None:
+def _factory_source(name: str) -> ModelSource | None:
     """Return the source of ``file.py:factory`` or ``package.module:factory``, or None if the name is neither."""
     place, colon, factory = name.rpartition(":")
     if not colon or not _DOTTED_NAME.match(factory):
@@ -120,17 +120,17 @@ def _factory_source(name: str) -> Source | None:
         path = Path(place).expanduser()
         if not path.is_file():
             raise ModelPathError(f"{place}: no such file", hint="Give an existing script as file.py:factory.")
-        return Source("script", name, path=path, factory=factory)
+        return ModelSource("script", name, path=path, factory=factory)
     if _DOTTED_NAME.match(place) and not Path(name).exists():
-        return Source("script", name, module=place, factory=factory)
+        return ModelSource("script", name, module=place, factory=factory)
     return None
 
 
-def _path_source(name: str, needs_weights: bool) -> Source | None:
+def _path_source(name: str, needs_weights: bool) -> ModelSource | None:
     """Return the source of something on disk, or None if the name cannot be a path."""
     path = Path(name).expanduser()
     if path.is_dir():
-        return Source("folder", name, path=path, weights=check_folder(path, needs_weights=needs_weights))
+        return ModelSource("folder", name, path=path, weights=check_folder(path, needs_weights=needs_weights))
     if path.suffix == ".onnx":
         raise UsageError(
             f"{name}: is an ONNX file, and this command makes one from a PyTorch model",
@@ -144,14 +144,14 @@ def _path_source(name: str, needs_weights: bool) -> Source | None:
     return None
 
 
-def _file_source(name: str, path: Path, needs_weights: bool) -> Source:
+def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
     if path.suffix == ".json":
         if needs_weights:
             raise UsageError(
                 f"{name}: is a config and holds no weights",
                 hint="Add --random-weights, or give the checkpoint folder instead.",
             )
-        return Source("config", name, path=path)
+        return ModelSource("config", name, path=path)
     if path.suffix == ".py":
         raise UsageError(f"{name}: names a script but no factory in it", hint=f"Give {name}:NAME_OF_THE_FUNCTION.")
     if path.suffix in _WEIGHT_SUFFIXES:
@@ -162,13 +162,13 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> Source:
     )
 
 
-def _hub_source(name: str) -> Source:
+def _hub_source(name: str) -> ModelSource:
     if not _HUB_ID.match(name):
         raise ModelPathError(
             f"{name}: neither a path that exists nor a Hub id",
             hint="Give a checkpoint folder, config.json, owner/name, file.py:factory or package.module:factory.",
         )
-    return Source("hub", name)
+    return ModelSource("hub", name)
 
 
 def _looks_like_path(name: str) -> bool:
@@ -186,7 +186,7 @@ def _missing_path_hint(path: Path) -> str:
     return f"Did you mean {parent / guess}?" if guess else f"Nothing in {parent.absolute()} is called that."
 
 
-def _check_flags(source: Source, request: ModelRequest) -> None:
+def _check_flags(source: ModelSource, request: ModelRequest) -> None:
     if request.revision is not None and source.kind != "hub":
         raise UsageError(
             f"--revision {request.revision}: {source.name} is local and has no revisions",

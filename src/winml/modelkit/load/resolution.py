@@ -36,7 +36,7 @@ from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
 from winml.modelkit.load.inputs.options import INPUT_SPECS_OPTION
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.load_options import Dtype
-from winml.modelkit.load.request import ModelRequest, Source, check_folder, resolve_source
+from winml.modelkit.load.request import ModelRequest, ModelSource, check_folder, resolve_source
 from winml.modelkit.load.script import EXAMPLE_INPUTS, load_script
 
 __all__ = [
@@ -66,7 +66,7 @@ _BUILD_ERRORS = (
 class ResolvedModel:
     """Everything that is decided about a model, and none of its weights."""
 
-    source: Source
+    source: ModelSource
     """Where it is; on this disk, unless it has no checkpoint at all."""
     model: torch.nn.Module
     """In evaluation mode. Of a checkpoint: the class built from the config on the ``meta`` device, without storage. Of
@@ -197,11 +197,11 @@ def with_plain_outputs(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def _source_of_type(model_type: str) -> Source:
-    return Source("type", model_type)
+def _source_of_type(model_type: str) -> ModelSource:
+    return ModelSource("type", model_type)
 
 
-def _on_disk(source: Source, request: ModelRequest, needs_weights: bool, progress: Progress | None) -> Source:
+def _on_disk(source: ModelSource, request: ModelRequest, needs_weights: bool, progress: Progress | None) -> ModelSource:
     """Return a source whose path is on this disk."""
     if source.kind != "hub":
         return source
@@ -215,7 +215,7 @@ def _on_disk(source: Source, request: ModelRequest, needs_weights: bool, progres
     return dataclasses.replace(source, path=folder, weights=check_folder(folder, needs_weights=needs_weights))
 
 
-def _read_config(source: Source, request: ModelRequest) -> CheckpointConfig:
+def _read_config(source: ModelSource, request: ModelRequest) -> CheckpointConfig:
     if source.kind == "type":
         return default_config(source.name)
     assert source.path is not None  # _on_disk saw to it
@@ -287,7 +287,7 @@ def _build_without_storage(model_class: Any, config: Any, dtype: torch.dtype | N
     return with_plain_outputs(model.eval())
 
 
-def _resolve_script(source: Source, request: ModelRequest, tell: Progress) -> ResolvedModel:
+def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) -> ResolvedModel:
     tell(f"calling {source.name}")
     script = load_script(source, wants_example=request.input_specs is None)
     inputs = request.input_specs or script.inputs

@@ -24,7 +24,7 @@ from winml.modelkit.errors import InputError, ModelPathError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.compiled_modules import uncompiled
 from winml.modelkit.load.inputs.examples import name_examples, refuse_uninitialized, spec_of_example
-from winml.modelkit.load.request import Source
+from winml.modelkit.load.request import ModelSource
 from winml.modelkit.options import nearest
 
 __all__ = ["ScriptModel", "load_script"]
@@ -46,7 +46,7 @@ class ScriptModel:
     """The specification of the example."""
 
 
-def load_script(source: Source, *, wants_example: bool) -> ScriptModel:
+def load_script(source: ModelSource, *, wants_example: bool) -> ScriptModel:
     """Call the factory that ``source`` names and, if asked, the ``example_inputs()`` beside it.
 
     Raises:
@@ -91,7 +91,7 @@ def _importable_folder(folder: Path) -> Iterator[None]:
             sys.path.remove(entry)
 
 
-def _import_script(source: Source) -> ModuleType:
+def _import_script(source: ModelSource) -> ModuleType:
     if source.path is None:
         return _import_module(str(source.module), source.name)
     name = f"_winml_script_{source.path.stem}"
@@ -119,7 +119,7 @@ def _import_module(name: str, shown: str) -> ModuleType:
         raise
 
 
-def _find_factory(module: ModuleType, source: Source) -> Any:
+def _find_factory(module: ModuleType, source: ModelSource) -> Any:
     factory: Any = module
     for name in str(source.factory).split("."):
         if not hasattr(factory, name):

@@ -23,9 +23,9 @@ def test_commit_puts_every_staged_file_in_place(tmp_path: Path) -> None:
     """Files appear under their final names, in directories made for them, and no trace of the staging is left."""
     folder = tmp_path / "made" / "for it"
     with OutputFiles() as files:
-        files.stage(folder / "model.onnx").write_bytes(b"model")
-        files.stage(folder / "report.md").write_text("report")
-        assert {folder / "model.onnx": 5, folder / "report.md": 6} == files.staged()
+        files.reserve(folder / "model.onnx").write_bytes(b"model")
+        files.reserve(folder / "report.md").write_text("report")
+        assert {folder / "model.onnx": 5, folder / "report.md": 6} == files.written_sizes()
         written = files.commit()
     assert {folder / "model.onnx": 5, folder / "report.md": 6} == written
     assert ["model.onnx", "report.md"] == _file_names(folder)
@@ -34,7 +34,7 @@ def test_commit_puts_every_staged_file_in_place(tmp_path: Path) -> None:
 def test_commit_takes_along_what_lies_beside_a_staged_file(tmp_path: Path) -> None:
     """External data written next to the staged model is put in place with it, and before it."""
     with OutputFiles() as files:
-        place = files.stage(tmp_path / "model.onnx")
+        place = files.reserve(tmp_path / "model.onnx")
         place.write_bytes(b"model")
         place.with_name("model.onnx.data").write_bytes(b"weights")
         written = files.commit()
@@ -49,8 +49,8 @@ def test_output_files_left_by_an_error_leave_everything_as_it_was(tmp_path: Path
 
     def fail() -> None:
         with OutputFiles() as files:
-            files.stage(tmp_path / "model.onnx").write_bytes(b"new")
-            files.stage(tmp_path / "a" / "b" / "report.md").write_text("report")
+            files.reserve(tmp_path / "model.onnx").write_bytes(b"new")
+            files.reserve(tmp_path / "a" / "b" / "report.md").write_text("report")
             raise error
 
     with pytest.raises(error):
@@ -62,7 +62,7 @@ def test_output_files_left_by_an_error_leave_everything_as_it_was(tmp_path: Path
 def test_output_files_without_commit_write_nothing(tmp_path: Path) -> None:
     """Leaving the block without a commit leaves no file."""
     with OutputFiles() as files:
-        files.stage(tmp_path / "model.onnx").write_bytes(b"new")
+        files.reserve(tmp_path / "model.onnx").write_bytes(b"new")
     assert [] == _file_names(tmp_path)
 
 
@@ -89,7 +89,7 @@ def test_commit_failing_midway_puts_earlier_files_back(
         with OutputFiles() as files:
             files.drop(dropped)
             for target in targets:
-                files.stage(target).write_text("new")
+                files.reserve(target).write_text("new")
             files.commit()
 
     with pytest.raises(WriteError if isinstance(error, OSError) else KeyboardInterrupt) as raised:
@@ -112,7 +112,7 @@ def test_commit_on_a_file_system_without_links_replaces_and_rolls_back(
     monkeypatch.setattr(files_module.os, "link", no_links)
     (tmp_path / "model.onnx").write_text("earlier")
     with OutputFiles() as files:
-        files.stage(tmp_path / "model.onnx").write_text("new")
+        files.reserve(tmp_path / "model.onnx").write_text("new")
         files.commit()
     assert "new" == (tmp_path / "model.onnx").read_text()
     assert ["model.onnx"] == _file_names(tmp_path)
@@ -126,7 +126,7 @@ def test_dropped_file_goes_at_the_commit_unless_it_is_written_again(tmp_path: Pa
         files.drop(tmp_path / "old.data")
         files.drop(tmp_path / "kept.data")
         files.drop(tmp_path / "never.data")
-        files.stage(tmp_path / "kept.data").write_text("new")
+        files.reserve(tmp_path / "kept.data").write_text("new")
         files.commit()
     assert ["kept.data"] == _file_names(tmp_path)
 
@@ -136,7 +136,7 @@ def test_full_disk_while_writing_becomes_a_write_error_naming_the_output(tmp_pat
 
     def stage_and_raise(error: OSError) -> None:
         with OutputFiles() as files:
-            files.stage(tmp_path / "report.md")
+            files.reserve(tmp_path / "report.md")
             raise error
 
     with pytest.raises(WriteError, match=r"report\.md: No space left"):
@@ -184,7 +184,7 @@ def test_commit_without_overwrite_refuses_a_file_that_came_meanwhile(tmp_path: P
     """Of two commands that write one file at once, the later is refused, and the earlier file stays whole."""
     target = tmp_path / "model.onnx"
     with OutputFiles() as files:
-        files.stage(target).write_text("second", encoding="utf-8")
+        files.reserve(target).write_text("second", encoding="utf-8")
         target.write_text("first", encoding="utf-8")
         with pytest.raises(OutputExistsError, match="exists already"):
             files.commit(overwrite=False)

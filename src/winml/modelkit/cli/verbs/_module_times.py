@@ -143,6 +143,6 @@ def _write_files(measured: ProfiledModules, options: Mapping[str, Any]) -> list[
     with OutputFiles() as files:
         for name, render in renderers.items():
             if options[name]:
-                files.stage(options[name]).write_text(render(measured), encoding="utf-8")
+                files.reserve(options[name]).write_text(render(measured), encoding="utf-8")
         files.commit(overwrite=options["overwrite"])
     return [options[name] for name in FILES if options[name]]

@@ -106,11 +106,11 @@ def _plan_build(context: click.Context, options: dict[str, Any]) -> BuildPlan:
         raise UsageError(both, hint="Give a folder with -o, or --use-cache.")
     config = _read_config(options)
     request = model_request(_with_loader(context, options, config))
-    off = {section: f"--no-{name}" for name, section in SWITCHES.items() if not options[name]}
+    sections_off = {section: f"--no-{name}" for name, section in SWITCHES.items() if not options[name]}
     return plan_build(
-        _with_flags(config, options, off),
+        _with_flags(config, options, sections_off),
         request,
-        switched_off=off,
+        switched_off=sections_off,
         skip_pre_normalization=options["skip_pre_normalization"],
         verify=options["verify"],
     )
@@ -142,7 +142,9 @@ def _with_loader(context: click.Context, options: dict[str, Any], config: WinMLB
     return merged
 
 
-def _with_flags(config: WinMLBuildConfig, options: Mapping[str, Any], off: Mapping[str, str]) -> WinMLBuildConfig:
+def _with_flags(
+    config: WinMLBuildConfig, options: Mapping[str, Any], sections_off: Mapping[str, str]
+) -> WinMLBuildConfig:
     """Return the config with what the options say of stages; an option wins.
 
     Raises:
@@ -152,7 +154,7 @@ def _with_flags(config: WinMLBuildConfig, options: Mapping[str, Any], off: Mappi
 
     sections: dict[str, dict[str, Any]] = {"export": {}, "optim": {}, "quant": {}, "compile": {}}
     if options["level"] is not None:
-        if "optim" in off:
+        if "optim" in sections_off:
             raise UsageError("--level has no meaning with --no-optimize", hint="Leave one of them out.")
         sections["optim"]["level"] = options["level"]
     if options["ep"] is not None:

@@ -119,7 +119,7 @@ def _write_config(options: dict[str, Any]) -> None:
     from winml.modelkit.graph.files.output_files import OutputFiles
 
     with OutputFiles() as files:
-        files.stage(output).write_text(f"{json_text(resolved.as_record())}\n", encoding="utf-8")
+        files.reserve(output).write_text(f"{json_text(resolved.as_record())}\n", encoding="utf-8")
         files.commit()
     click.echo(f"wrote {output}", err=True)
 

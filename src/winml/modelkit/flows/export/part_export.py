@@ -87,7 +87,7 @@ def _write_part(
     part = prepared.part
     paths = run.target.part_paths(run.loaded, part)
     with run.clock.step("metadata and reports") as step, run.files.explained_errors():
-        staged = run.files.stage(paths.model)
+        staged = run.files.reserve(paths.model)
         # An attempt before this one may have left its weights; an earlier model's may be what this one holds itself.
         data_path(staged).unlink(missing_ok=True)
         run.files.drop(paths.data)
@@ -95,14 +95,14 @@ def _write_part(
         verification = _verify_part(run, prepared, tagged_graph, staged)
         step.summary = verification_words(verification)
         exported = _exported_part(run, part, paths, tagged_graph, verification)
-        exported = replace(exported, files=_written_files(paths, run.files.staged()))
+        exported = replace(exported, files=_written_files(paths, run.files.written_sizes()))
         told = _with_part(result, exported, run)
         if paths.report:
-            run.files.stage(paths.report).write_text(export_report(told, told.parts[-1]), encoding="utf-8")
+            run.files.reserve(paths.report).write_text(export_report(told, told.parts[-1]), encoding="utf-8")
         if paths.sidecar:
-            run.files.stage(paths.sidecar).write_text(sidecar_json(told, told.parts[-1]), encoding="utf-8")
+            run.files.reserve(paths.sidecar).write_text(sidecar_json(told, told.parts[-1]), encoding="utf-8")
         is_last = part is run.loaded.parts[-1]
-        sizes = run.files.commit(overwrite=run.target.overwrite) if is_last else run.files.staged()
+        sizes = run.files.commit(overwrite=run.target.overwrite) if is_last else run.files.written_sizes()
     return _with_part(result, replace(exported, files=_written_files(paths, sizes)), run)
 
 

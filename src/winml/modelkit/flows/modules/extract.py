@@ -109,7 +109,7 @@ def extract_modules(
         recording = record_boundaries(cuts, options.run)
         step.summary = f"{len(recording.arrays)} values"
     with clock.step(_STEPS[2]) as step, OutputFiles() as files:
-        manifest = files.stage(folder / EXTRACT_MANIFEST_NAME)
+        manifest = files.reserve(folder / EXTRACT_MANIFEST_NAME)
         writer = _CutWriter(cuts, recording, folder, files, options.with_inputs)
         outcomes = [writer.write(item, stem) for item, stem in zip(cuts.calls, stems, strict=True)]
         modules = tuple(outcome for outcome in outcomes if isinstance(outcome, ExtractedModule))
@@ -159,7 +159,7 @@ class _CutWriter:
         Raises:
             VerificationError: it does not answer as it does in the whole model.
         """
-        staged = self.files.stage(self.folder / f"{stem}.onnx")
+        staged = self.files.reserve(self.folder / f"{stem}.onnx")
         self.files.drop(data_path(self.folder / f"{stem}.onnx"))
         written = write_cut(self.cuts, item, self.recording, staged)
         try:
@@ -194,7 +194,7 @@ class _CutWriter:
         """Write what was recorded of some values; returns the name of the file, or None where it is not asked for."""
         if not self.with_inputs:
             return None
-        _write_arrays(self.files.stage(self.folder / name), self.recording.of(values))
+        _write_arrays(self.files.reserve(self.folder / name), self.recording.of(values))
         return name
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from winml.modelkit.errors import OutputExistsError, UsageError, WriteError, first_line
-from winml.modelkit.file_names import STAGING_PREFIX
+from winml.modelkit.file_names import PARTIAL_PREFIX
 
 __all__ = ["OutputFiles", "refuse_existing", "refuse_inputs", "write_error"]
 
@@ -130,22 +130,22 @@ def _copy_aside(target: Path, aside: Path) -> None:
 
 
 class OutputFiles:
-    """A transaction over output files: :meth:`commit` puts all staged files in place, or none.
+    """A transaction over output files: :meth:`commit` puts all written files in place, or none.
 
-    Leaving the ``with`` block without a commit removes the staged files and the directories created for them, and
+    Leaving the ``with`` block without a commit removes the written files and the directories created for them, and
     leaves earlier files unchanged.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> with OutputFiles() as files:
-    ...     _ = files.stage(folder / "new" / "report.md").write_text("done")
+    ...     _ = files.reserve(folder / "new" / "report.md").write_text("done")
     ...     [path.name for path in files.commit()]
     ['report.md']
     """
 
     def __init__(self) -> None:
         """Start an empty transaction."""
-        self._staged: list[Path] = []
+        self._reserved: list[Path] = []
         self._dropped: list[Path] = []
         self._folders: dict[Path, Path] = {}
         self._made_directories: list[Path] = []
@@ -185,7 +185,7 @@ class OutputFiles:
         if isinstance(error, OSError) and (target := self._target_of(error)) is not None:
             raise write_error(target, error) from error
 
-    def stage(self, path: Path) -> Path:
+    def reserve(self, path: Path) -> Path:
         """Return the temporary path to write the file for ``path`` to.
 
         It has the same file name in a hidden folder. Every other file written into that folder is put in place as well,
@@ -198,19 +198,19 @@ class OutputFiles:
         try:
             if path.parent not in self._folders:
                 self._make_directory(path.parent)
-                self._folders[path.parent] = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=path.parent))
+                self._folders[path.parent] = Path(tempfile.mkdtemp(prefix=PARTIAL_PREFIX, dir=path.parent))
         except OSError as error:
             raise write_error(path, error) from error
-        self._staged.append(path)
+        self._reserved.append(path)
         return self._folders[path.parent] / path.name
 
     def drop(self, path: Path) -> None:
-        """Delete an earlier file at the commit unless it is staged, such as the data file of a replaced model."""
+        """Delete an earlier file at the commit unless it is written again, such as the data of a replaced model."""
         self._dropped.append(path.absolute())
 
-    def staged(self) -> dict[Path, int]:
+    def written_sizes(self) -> dict[Path, int]:
         """Return the files written so far: final path → size in bytes."""
-        return {target: place.stat().st_size for target, place in self._staged_places().items()}
+        return {target: place.stat().st_size for target, place in self._reserved_places().items()}
 
     def commit(self, *, overwrite: bool = True) -> dict[Path, int]:
         """Put all written files in place, and return them: final path → size in bytes.
@@ -222,18 +222,18 @@ class OutputFiles:
             OutputExistsError: another process created one of them meanwhile, and it may not be replaced.
             WriteError: a file could not be put in place; all earlier files are unchanged.
         """
-        staged_places = self._staged_places()
+        reserved_places = self._reserved_places()
         if not overwrite:
-            _refuse_files(staged_places)
-        sizes = self.staged()
+            _refuse_files(reserved_places)
+        sizes = self.written_sizes()
         with contextlib.ExitStack() as undo:
             target = None
             try:
-                for target in (path for path in self._dropped if path not in staged_places and os.path.lexists(path)):
+                for target in (path for path in self._dropped if path not in reserved_places and os.path.lexists(path)):
                     aside = self._place_aside(target)
                     target.replace(aside)
                     undo.callback(aside.replace, target)
-                for target, place in staged_places.items():
+                for target, place in reserved_places.items():
                     if os.path.lexists(target):
                         aside = self._place_aside(target)
                         _copy_aside(target, aside)
@@ -248,20 +248,20 @@ class OutputFiles:
         self._remove_leftovers()
         return sizes
 
-    def _staged_places(self) -> dict[Path, Path]:
-        """Return final path → temporary path. The file staged first is moved last, after the files it names."""
+    def _reserved_places(self) -> dict[Path, Path]:
+        """Return final path → temporary path. The file reserved first is moved last, after the files it names."""
         places = {
             directory / place.name: place
             for directory, folder in self._folders.items()
             for place in sorted(folder.iterdir() if folder.exists() else ())
             if place.name != REPLACED
         }
-        companions = [path for path in places if path not in self._staged]
-        return {path: places[path] for path in (*companions, *reversed(self._staged)) if path in places}
+        companions = [path for path in places if path not in self._reserved]
+        return {path: places[path] for path in (*companions, *reversed(self._reserved)) if path in places}
 
     def _place_aside(self, target: Path) -> Path:
         if target.parent not in self._folders:
-            self._folders[target.parent] = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=target.parent))
+            self._folders[target.parent] = Path(tempfile.mkdtemp(prefix=PARTIAL_PREFIX, dir=target.parent))
         aside = self._folders[target.parent] / REPLACED / target.name
         aside.parent.mkdir(exist_ok=True)
         return aside
@@ -279,7 +279,7 @@ class OutputFiles:
             return next(
                 (parent / place.name for parent, folder in self._folders.items() if folder == place.parent), None
             )
-        return self._staged[-1] if self._staged and error.errno in _DISK_ERRORS else None
+        return self._reserved[-1] if self._reserved and error.errno in _DISK_ERRORS else None
 
     def _remove_leftovers(self) -> None:
         for folder in self._folders.values():

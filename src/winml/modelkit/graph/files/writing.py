@@ -23,7 +23,7 @@ __all__ = ["INLINE_LIMIT_BYTES", "write_model"]
 
 INLINE_LIMIT_BYTES = 2_000_000_000
 """Largest file with its weights inside. Specified: protobuf reads no message of 2**31 bytes. Chosen: 7 % less, so that
-a later stage can add to the file."""
+a later step can add to the file."""
 STREAMED_BYTES = 4096
 """Tensors from this size on are written one at a time. Chosen: one page; smaller ones are serialized with the graph."""
 ALIGNMENT_BYTES = 65_536
