@@ -151,7 +151,7 @@ def test_config_alone_becomes_a_model_of_seeded_weights(workplace: Workplace, be
     assert [0, 0] == [first.code, again.code]
     assert files["first.onnx"] == files["again.onnx"]
     assert "note       the weights are random: outputs mean nothing" in again.out
-    assert "verified   skipped: nobody compared this file with the model" in again.out
+    assert "verified   skipped: this file was not compared with the model" in again.out
     assert "hierarchy  18 modules traced of 48 registered · not written (--no-hierarchy)" in again.out
     assert "warning: --clean-onnx is deprecated; use --no-hierarchy" == again.complaint[0]
 

@@ -10,14 +10,14 @@ __all__ = ["difference_words", "equality_words"]
 def difference_words(verification: VerificationInfo) -> str:
     """Return by how much the result differs from its source, where it differs most."""
     worst = verification.worst
-    how = worst.problem or f"largest difference {worst.relative_diff:.1e} of scale, accepted {worst.threshold:.0e}"
+    how = worst.problem or f"largest difference {worst.relative_diff:.1e} of scale, tolerance {worst.threshold:.0e}"
     return f"output {worst.name!r}, draw {worst.draw}: {how.replace('PyTorch gives', 'the source gives')}"
 
 
 def equality_words(verification: VerificationInfo | None) -> str:
     """Return the outcome of comparing the result with its source in one sentence."""
     if verification is None:
-        return "skipped: nobody compared the files"
+        return "skipped: the files were not compared"
     if not verification.has_signal:
         return "inconclusive: the source answers NaN or infinity only, so a wrong graph would not show"
     worst = verification.worst
@@ -25,5 +25,5 @@ def equality_words(verification: VerificationInfo | None) -> str:
         return "answers as the source does"
     return (
         f"answers as the source does (largest difference {worst.relative_diff:.1e} of scale, "
-        f"accepted {worst.threshold:.0e})"
+        f"tolerance {worst.threshold:.0e})"
     )

@@ -16,7 +16,7 @@ def pinned_lines(result: PinnedModel, source: str) -> list[tuple[str, str]]:
         source: The file the dimensions were fixed of, as the user wrote it.
     """
     verification = result.verification
-    verified = f"equals {source} at these sizes" if verification else "skipped: nobody compared the files"
+    verified = f"equals {source} at these sizes" if verification else "skipped: the files were not compared"
     if verification:
         verified += f" (largest difference {verification.worst.relative_diff:.1e} of scale)"
     return [

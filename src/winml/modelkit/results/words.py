@@ -11,15 +11,15 @@ __all__ = ["verification_notes", "verification_words"]
 def verification_words(verification: VerificationInfo | None) -> str:
     """Return the outcome of a verification in one sentence."""
     if verification is None:
-        return "skipped: nobody compared this file with the model"
+        return "skipped: this file was not compared with the model"
     worst = verification.worst
     if worst.problem:
         return f"not equal: output {worst.name!r}, draw {worst.draw}: {worst.problem}"
-    bound = f"largest difference {worst.relative_diff:.1e} of scale, accepted {worst.threshold:.0e}"
+    bound = f"largest difference {worst.relative_diff:.1e} of scale, tolerance {worst.threshold:.0e}"
     if worst.computed_in:
         bound = f"{bound} for {worst.computed_in} inside"
     if worst.threshold == 0:
-        bound = "equal" if worst.is_equal else f"largest difference {worst.max_abs_diff:g}, accepted none"
+        bound = "equal" if worst.is_equal else f"largest difference {worst.max_abs_diff:g}, tolerance 0"
     if not verification.has_signal:
         if all(comparison.scale == 0 for comparison in verification.comparisons):
             return "inconclusive: every output of the model is zero, NaN or infinite, so a wrong graph would not show"

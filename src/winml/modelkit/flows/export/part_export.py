@@ -124,7 +124,7 @@ def _exported_part(
     tagged_graph: TaggedGraph,
     verification: VerificationInfo | None,
 ) -> ExportedPart:
-    skipped = () if verification else ("Not verified: nobody compared the file with the model (--no-verify).",)
+    skipped = () if verification else ("Not verified: the file was not compared with the model (--no-verify).",)
     if part.dimensions and not verification:
         skipped = (*skipped, "Not checked: whether the open dimensions stay open (--no-verify).")
     model, exporter = tagged_graph.model, tagged_graph.exporter

@@ -171,7 +171,7 @@ class _CutWriter:
         if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
             raise VerificationError(
                 f"{item.identity.words}: cut out, output {worst.name} differs from the whole model by "
-                f"{worst.relative_diff:.1e} of scale; accepted {CUT_MODULE_THRESHOLD:.0e}",
+                f"{worst.relative_diff:.1e} of scale; tolerance {CUT_MODULE_THRESHOLD:.0e}",
                 hint="Nothing was written. Please report it.",
             )
         return ExtractedModule(
