@@ -12,7 +12,7 @@ from house.sources import functions, modules
 BOUNDARIES: dict[str, str] = {
     "verify.reference_run:run_reference": "a foreign forward raises what it likes; said again with inputs and module",
     "flows.perf.pytorch_baseline:pytorch_run": "a foreign forward raises what it likes; said again with its values",
-    "builds.identity:ModelIdentity._find": "raised again in the thread that asks for the record",
+    "builds.identity:ModelIdentity._compute_record": "raised again in the thread that asks for the record",
     "flows.inspect:_run_with_values": "as above; without weights the reason was less clear",
     "cli.main:main": "turns a mistake of ours into a request for a report instead of a traceback",
     "export.dynamo.capturing:capture_dynamo": "the exporter raises what it likes; named with its operator",

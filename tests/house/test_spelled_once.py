@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from house.sources import Module, modules
 
-_METADATA_KEY = re.compile(r"^winml\.(?!modelkit\b)[a-z_.]+$")
+_METADATA_KEY = re.compile(r"^winml\.(?!modelkit\b)[a-z_.]*$|^pkg\.(torch|onnxscript)\.[a-z_.]*$")
 _FILE_NAME = re.compile(
     r"_htp_|\.onnx\.data$|^\.winml-partial|build_manifest\.json|extract_manifest\.json|winml_build_config"
+    r"|winml-build\.lock|^(export|optimized|quantized|compiled)\.onnx$"
 )
 
 

@@ -346,6 +346,17 @@ def test_foreign_file_with_the_name_of_a_part_is_refused(tmp_path: Path) -> None
     assert "mine" == (tmp_path / "out" / "decoder.onnx").read_text()
 
 
+def test_foreign_file_is_refused_where_the_export_of_the_parts_is_reused(tmp_path: Path) -> None:
+    """A stage that was left out the first time has names nobody claimed yet; the file stays as it was."""
+    out, plan = tmp_path / "out", plan_for(tmp_path)
+    without = dataclasses.replace(plan, config=plan.config.model_copy(update={"optim": None}))
+    run_build(without, out, stages=stages_of())
+    (out / "optimized_encoder.onnx").write_text("mine")
+    with pytest.raises(OutputExistsError, match="no build wrote it"):
+        run_build(plan, out, stages=stages_of())
+    assert "mine" == (out / "optimized_encoder.onnx").read_text()
+
+
 def test_build_that_becomes_one_of_parts_leaves_no_file_of_the_earlier(tmp_path: Path) -> None:
     """``model.onnx`` of the earlier build goes."""
 

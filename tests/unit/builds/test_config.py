@@ -9,7 +9,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from winml.modelkit.builds.config import MIGRATIONS, SCHEMA_VERSION, WinMLBuildConfig, parse_build_config
+from winml.modelkit.builds.config import (
+    MIGRATIONS,
+    SCHEMA_VERSION,
+    WinMLBuildConfig,
+    check_load_keywords,
+    parse_build_config,
+)
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.graph.specs import InputTensorSpec
@@ -122,3 +128,25 @@ def test_config_schema_describes_every_key() -> None:
         if not value.get("description")
     ]
     assert [] == silent
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ({"tusk": "fill-mask"}, "unknown key 'tusk'; did you mean 'task'"),
+        ({"model_class": "BertModel"}, "unknown key 'model_class'"),
+        ({"rebuild": True}, "unknown key 'rebuild'"),
+        ({"seed": "zero"}, "seed"),
+        ({"dtype": object()}, "dtype: expected text"),
+    ],
+)
+def test_load_keyword_that_declares_no_option_or_has_a_wrong_value_is_refused(load: dict[str, Any], words: str) -> None:
+    """The message names the function, and the nearest keyword where there is one."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        check_load_keywords(load, "build_hf_model")
+    assert caught.value.message.startswith("build_hf_model")
+
+
+def test_load_keywords_of_every_declared_option_are_taken() -> None:
+    """What the command offers, the functions take."""
+    check_load_keywords({"task": "fill-mask", "trust_remote_code": True, "seed": 3, "dtype": "fp16"}, "f")

@@ -13,13 +13,13 @@ from typing import Any
 
 from winml.modelkit.builds.build import BuildCache, BuildListener, identify_plan, run_build
 from winml.modelkit.builds.cache import cache_root, digest, library_versions
-from winml.modelkit.builds.config import SECTIONS, LoaderSection, WinMLBuildConfig, parse_build_config
+from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, check_load_keywords, parse_build_config
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
 from winml.modelkit.errors import UsageError
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.options import parse_options, read_json
+from winml.modelkit.options import read_json
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.version import __version__
 
@@ -54,8 +54,8 @@ def build_hf_model(
         verify: Compare what each stage makes with what it was made from.
         rebuild: Run every stage, whatever is there.
         listener: Who is told about progress.
-        **load: How the model is loaded, with the names of the command's options: ``task``, ``revision``,
-            ``trust_remote_code``, ``random_weights``, ``seed``, ``dtype``.
+        **load: How the model is loaded, with the names of the command's options, such as ``task`` or ``dtype``; all of
+            them are fields of :class:`~winml.modelkit.load.load_options.LoadOptions`.
 
     Raises:
         ConfigError: a keyword nobody knows, or a value of the wrong kind.
@@ -64,7 +64,7 @@ def build_hf_model(
         StageError: a stage failed; finished stages are kept for the next build.
         VerificationError: a stage's result does not answer as its input does.
     """
-    parse_options(LoaderSection, load, "build_hf_model")
+    check_load_keywords(load, "build_hf_model")
     plan = plan_build(_parsed_config(config), ModelRequest(model, **load), verify=verify)
     return _build_plan(plan, output, rebuild=rebuild, listener=listener)
 

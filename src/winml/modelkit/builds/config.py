@@ -17,7 +17,7 @@ from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.options import Options, parse_options
+from winml.modelkit.options import Options, parse_options, unknown_key_message
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -29,6 +29,7 @@ __all__ = [
     "OptimSection",
     "QuantSection",
     "WinMLBuildConfig",
+    "check_load_keywords",
     "loader_section",
     "parse_build_config",
 ]
@@ -74,6 +75,29 @@ def loader_section(request: ModelRequest, **decided: Any) -> LoaderSection:
     """Return the section that says what a request says, and what was decided for it."""
     requested = {name: getattr(request, name) for name in LoaderSection.model_fields if hasattr(request, name)}
     return LoaderSection(**{**requested, **decided})
+
+
+def check_load_keywords(load: Mapping[str, Any], function: str) -> None:
+    """Refuse keywords that declare no option of loading, and values of the wrong kind.
+
+    Args:
+        load: The keywords a caller gave.
+        function: Whose they are, for messages.
+
+    Raises:
+        ConfigError: names the keyword, and the nearest known one.
+    """
+    names = [option.name for option in declared_options()]
+    for name, value in load.items():
+        if name not in names:
+            raise ConfigError(unknown_key_message(name, names, function))
+        try:
+            parse_options(LoaderSection, {name: value}, function)
+        except TypeError:
+            raise ConfigError(
+                f"{function}: {name}: expected text, a number or a bool, got {value!r} ({type(value).__name__})",
+                hint="Write it as on the command line, such as dtype='fp16'.",
+            ) from None
 
 
 class OptimSection(OptimizeOptions):

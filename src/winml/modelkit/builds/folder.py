@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import filelock
 
 from winml.modelkit.builds.cache import write_atomically
 from winml.modelkit.errors import OutputExistsError, UsageError
-from winml.modelkit.file_names import BUILD_MANIFEST_NAME, PARTIAL_PREFIX
+from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME, PARTIAL_PREFIX
 from winml.modelkit.graph.files.output_files import refuse_existing, write_error
 from winml.modelkit.results.build_manifest import (
     MANIFEST_VERSION,
@@ -30,8 +30,6 @@ from winml.modelkit.results.build_manifest import (
 )
 
 __all__ = ["BuildFolder", "held_folder", "refuse_input_as_output"]
-
-LOCK_NAME = ".winml-build.lock"
 
 
 class BuildFolder:
@@ -64,7 +62,7 @@ class BuildFolder:
         self._read_manifest(is_cache=is_cache)
         self._refuse_foreign(self._names)
 
-    def claim(self, names: Iterable[str]) -> None:
+    def claim(self, names: Sequence[str]) -> None:
         """Let further names be ours, now that the parts of the model are known, and write it down.
 
         Raises:
@@ -236,7 +234,7 @@ def held_folder(
 
 def _acquire_lock(path: Path, tell: Callable[[str], None]) -> filelock.BaseFileLock:
     """Return the lock of a folder, held by us; the folder is made if it is missing."""
-    lock = filelock.FileLock(path / LOCK_NAME)
+    lock = filelock.FileLock(path / BUILD_LOCK_NAME)
     try:
         path.mkdir(parents=True, exist_ok=True)
         try:

@@ -110,8 +110,11 @@ def exported_model(
     from winml.modelkit.builds.config import WinMLBuildConfig
     from winml.modelkit.builds.plan import plan_build
     from winml.modelkit.builds.stages import STAGES
+    from winml.modelkit.graph.bundle import only_part
 
     stages = tuple(stage for stage in STAGES if stage.makes_graph)
     export_only = WinMLBuildConfig(export=config, optim=None, quant=None, compile=None)
     result = build_in_cache(plan_build(export_only, request), stages=stages, listener=BuildListener(on_step=on_step))
-    return result.folder / stages[-1].file
+    record = only_part(result.manifest.parts).stage(stages[-1].name)
+    assert record is not None  # the stage ran, or its result was taken from the cache
+    return result.folder / record.files[0].name

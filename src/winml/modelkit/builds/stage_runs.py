@@ -107,6 +107,7 @@ class StageRunner:
         if not self._job.rebuild and earlier:
             reason = self._reason_to_run(stage, part, earlier)
             if not reason:
+                self._claim_parts(tuple(earlier))
                 return _as_reused(earlier, "")
         if stored := self._stored_records(stage, part):
             return _as_reused(stored, "from the cache")
@@ -162,7 +163,7 @@ class StageRunner:
         job = self._job
         if job.store is None or job.rebuild or (stage.makes_graph and not job.identity.is_repeatable):
             return {}
-        return job.store.take(self._origin_of(stage, part), job.folder.path, self._files)
+        return job.store.take(self._origin_of(stage, part), job.folder.path, self._files, self._claim_parts)
 
     def _run_work(self, stage: Stage, part: BuiltPart | None, reason: str) -> dict[str, StageRecord]:
         assert stage.work is not None  # skipped otherwise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pydantic
@@ -52,8 +52,16 @@ class StageStore:
         with contextlib.suppress(OSError):
             write_atomically(self._note_path(origin), json.dumps(note))
 
-    def take(self, origin: Origin, folder: Path, files: FileRecords) -> dict[str, StageRecord]:
+    def take(
+        self, origin: Origin, folder: Path, files: FileRecords, on_parts: Callable[[Sequence[str]], None]
+    ) -> dict[str, StageRecord]:
         """Link a result into a folder, if there is one of this origin and its files are as noted.
+
+        Args:
+            origin: What the result has to depend on.
+            folder: Where its files go.
+            files: The digests of the files in that folder.
+            on_parts: Called with the names of the parts before anything is written.
 
         Returns:
             Name of the part → its record; empty where there is no result.
@@ -69,6 +77,7 @@ class StageStore:
         is_usable = all(record.origin == origin for record in records.values())
         if not is_usable or place == folder or FileRecords(place).first_changed(kept):
             return {}
+        on_parts(tuple(records))
         try:
             _link_all((place / file.name for file in kept), folder)
         except OSError:

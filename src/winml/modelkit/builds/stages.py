@@ -16,7 +16,11 @@ from winml.modelkit.builds.plan import BuildPlan, request_record
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
+    COMPILED_NAME,
+    EXPORTED_NAME,
     ONLY_PART,
+    OPTIMIZED_NAME,
+    QUANTIZED_NAME,
     built_part_name,
     data_path,
     part_path,
@@ -247,7 +251,7 @@ def _section_options(section: str) -> Callable[[BuildPlan], dict[str, Any]]:
 STAGES: tuple[Stage, ...] = (
     Stage(
         name="export",
-        file="export.onnx",
+        file=EXPORTED_NAME,
         section="export",
         libraries=("torch", "transformers", *_GRAPH_LIBRARIES),
         options=_export_options,
@@ -258,7 +262,7 @@ STAGES: tuple[Stage, ...] = (
     # Before quantize: fusions look for operators that quantization takes apart.
     Stage(
         name="optimize",
-        file="optimized.onnx",
+        file=OPTIMIZED_NAME,
         section="optim",
         libraries=_GRAPH_LIBRARIES,
         options=_optimize_options,
@@ -266,7 +270,7 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         name="quantize",
-        file="quantized.onnx",
+        file=QUANTIZED_NAME,
         section="quant",
         libraries=_GRAPH_LIBRARIES,
         options=_section_options("quant"),
@@ -275,7 +279,7 @@ STAGES: tuple[Stage, ...] = (
     # Last: what is compiled for one device can no longer be changed.
     Stage(
         name="compile",
-        file="compiled.onnx",
+        file=COMPILED_NAME,
         section="compile",
         libraries=_GRAPH_LIBRARIES,
         options=_section_options("compile"),

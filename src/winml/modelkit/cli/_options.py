@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
@@ -65,14 +65,14 @@ def _load_options(group: Group) -> Callable[[_F], _F]:
 
 
 def _declared_option(option: LoadOption) -> Callable[[_F], _F]:
+    settings: dict[str, Any] = {"default": option.default, "help": option.help}
     if option.annotation is bool:
-        return click.option(option.flag, is_flag=True, help=option.help)
+        return click.option(option.flag, is_flag=True, **settings)
     if option.choices:
-        return click.option(option.flag, type=click.Choice(option.choices), help=option.help)
-    if option.minimum is not None or option.maximum is not None:
-        numbers = click.IntRange(option.minimum, option.maximum)
-        return click.option(option.flag, type=numbers, default=option.default, show_default=True, help=option.help)
-    return click.option(option.flag, help=option.help)
+        settings["type"] = click.Choice(option.choices)
+    elif int in (option.annotation, *get_args(option.annotation)):
+        settings["type"] = click.IntRange(option.minimum, option.maximum)
+    return click.option(option.flag, show_default=option.default is not None, **settings)
 
 
 def source_options(command: _F) -> _F:

@@ -80,4 +80,7 @@ def files_read(model: FoundModel, options: Mapping[str, Any]) -> tuple[Path, ...
         WinMLError: the model names nothing that can be used.
     """
     given = (options[name] for name in ("input_data", "shape_config", "input_specs"))
-    return (*model.files_read(), *(Path(value) for value in given if value))
+    return (
+        *model.files_read(),
+        *(Path(value) for value in given if value and not str(value).lstrip().startswith(("{", "["))),
+    )

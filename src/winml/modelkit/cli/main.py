@@ -53,8 +53,8 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
 
-def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
+def _print_version(ctx: click.Context, _param: click.Parameter, is_requested: bool) -> None:
+    if is_requested and not ctx.resilient_parsing:
         from winml.modelkit.version import __version__
 
         click.echo(f"winml {__version__}")
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         click.echo("Ask for smaller inputs (--shape-config, --input-specs), or use a machine with more.", err=True)
         code = EXIT_FAILED
     except BrokenPipeError:
-        # Whoever read our output has left; what they had is all they wanted.
+        # Whoever read our output has left; what they had is all they is_requested.
         sys.stderr.close()
         code = EXIT_FAILED
     except Exception as error:

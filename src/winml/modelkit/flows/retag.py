@@ -107,11 +107,11 @@ def _refuse_unrelated(before: Path, after: Path, report: CarryReport) -> None:
             f"{before} bears no tags, so there are none to carry",
             hint="Give the file that winml export wrote, before any other tool changed it.",
         )
-    found = report.found_again
-    if report.nodes and found < RELATED_SHARE * report.nodes:
+    matched_nodes = report.found_again
+    if report.nodes and matched_nodes < RELATED_SHARE * report.nodes:
         raise InputError(
-            f"{after} has hardly anything in common with {before}: {found} of its {report.nodes} nodes were found "
-            "again, by name or by value",
+            f"{after} has hardly anything in common with {before}: {matched_nodes} of its {report.nodes} nodes were "
+            "found again, by name or by value",
             hint="Give the file it was made from.",
         )
 

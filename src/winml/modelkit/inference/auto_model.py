@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from winml.modelkit.builds.build_model import build_hf_model, build_onnx_model
-from winml.modelkit.builds.config import WinMLBuildConfig
+from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
 from winml.modelkit.errors import TaskError
 from winml.modelkit.inference.built_model import WinMLModel, described_model
 from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
@@ -55,6 +55,7 @@ class _BuiltModel(WinMLModel):
             TaskError: the class is for another task.
             WinMLError: the model cannot be built or loaded.
         """
+        check_load_keywords(load, f"{cls.__name__}.from_pretrained")
         result = build_hf_model(model, config=config, task=cls._checked_task(task), **load)
         if pad_token_id is None:
             request = ModelRequest(model, **load)

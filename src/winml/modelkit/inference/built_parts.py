@@ -57,7 +57,7 @@ class BuiltParts:
         outputs: dict[str, Any] = {}
         for name, part in self.parts.items():
             given = {key: value for key, value in named.items() if key in input_names[name]}
-            answer = part(**{**given, **fed[name]})
+            answer = part(**{**fed[name], **given})
             outputs.update(answer)
             for feed in self._bundle.feeds[name]:
                 fed[feed.part][feed.input] = answer[feed.output]

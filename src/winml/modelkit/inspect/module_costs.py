@@ -31,12 +31,12 @@ class Cost:
     macs: int | None = 0
     """Multiply-accumulate operations of one run; None where those of any node are unknown."""
 
-    def __add__(self, other: Cost) -> Cost:
+    def __add__(self, added: Cost) -> Cost:
         return Cost(
-            self.nodes + other.nodes,
-            self.parameters + other.parameters,
-            self.size_bytes + other.size_bytes,
-            None if self.macs is None or other.macs is None else self.macs + other.macs,
+            self.nodes + added.nodes,
+            self.parameters + added.parameters,
+            self.size_bytes + added.size_bytes,
+            None if self.macs is None or added.macs is None else self.macs + added.macs,
         )
 
     def as_record(self) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
         else:
             part, weight_notes = _checkpoint_part(resolved, request, progress)
     notes = (*weight_notes, *dtype_notes(part.model, request))
-    return LoadedModel(model_info(resolved, request), (part,), notes)
+    return LoadedModel.of_one_part(model_info(resolved, request), part, notes)
 
 
 def unweighted_part(resolved: ResolvedModel) -> ModelPart:
@@ -99,7 +99,6 @@ def _checkpoint_part(
     source, checkpoint = resolved.source, resolved.checkpoint
     assert checkpoint is not None  # a factory brings its weights
     assert resolved.decision is not None
-    assert source.path is not None  # a checkpoint has a folder
     assert source.weights is not None  # checked with the folder
     if progress is not None:
         progress(f"loading {resolved.model_class.__name__}")

@@ -5,8 +5,8 @@ Other rooms read them without knowing how a model was loaded. Imports neither to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.file_names import ONLY_PART
@@ -108,6 +108,11 @@ class LoadedModel:
     """At least one, in the order in which they run."""
     model_notes: tuple[str, ...] = ()
     """Sentences about the whole model that the user should hear."""
+
+    @classmethod
+    def of_one_part(cls, info: ModelInfo, part: ModelPart, notes: Sequence[str] = ()) -> LoadedModel:
+        """Return a model of one part, to which all that is said of the model belongs, after what is said of inputs."""
+        return cls(info, (replace(part, notes=(*part.notes, *notes)),))
 
     @property
     def only_part(self) -> ModelPart:

@@ -1,8 +1,9 @@
 """Builds a model that can be traced while its weights stay in their files.
 
-transformers loads the checkpoint as usual, with tensors that know only their place in a file (``deferred_tensors.py``).
-So the same code as with values decides names, merged experts, casts, ties and what is missing. Afterwards the
-parameters are fake tensors, each with a reference into the files. A model without such files is loaded with its values.
+transformers loads the checkpoint as usual, with tensors that know only their place in a file
+(``checkpoints/deferred_tensors.py``). So the same code as with values decides names, merged experts, casts, ties and
+what is missing. Afterwards the parameters are fake tensors, each with a reference into the files. A model without
+such files is loaded with its values.
 """
 
 from __future__ import annotations
@@ -63,16 +64,16 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
             return _load_weights(resolved, request, deferred=False)[0]
 
     part = dataclasses.replace(unweighted_part(resolved), model=model, stored=stored, with_weights=with_weights)
-    return LoadedModel(model_info(resolved, request), (part,), (*weight_notes, *dtype_notes(model, request)))
+    notes = (*weight_notes, *dtype_notes(model, request))
+    return LoadedModel.of_one_part(model_info(resolved, request), part, notes)
 
 
 def _load_weights(
     resolved: ResolvedModel, request: ModelRequest, *, deferred: bool
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """Load the checkpoint, with values or with tensors that refer to them; return also what is to be said of it."""
-    folder, weights, checkpoint = resolved.source.path, resolved.source.weights, resolved.checkpoint
-    # A checkpoint has all of them.
-    assert folder is not None
+    weights, checkpoint = resolved.source.weights, resolved.checkpoint
+    # A checkpoint has both.
     assert weights is not None
     assert checkpoint is not None
     model, notes = load_checkpoint(

@@ -49,7 +49,8 @@ def load_for_export(request: ModelRequest, config: WinMLExportConfig) -> tuple[L
     for part in loaded.parts:
         if part.stored is not None and (refusal := _refusal_without_values(part)) is not None:
             note = f"The weights were loaded: without them the model does not run ({refusal.module or 'the root'})."
-            return replace(load_resolved(resolved, request), model_notes=(*loaded.model_notes, note)), use
+            whole = load_resolved(resolved, request).only_part
+            return LoadedModel.of_one_part(loaded.info, replace(whole, notes=part.notes), [note]), use
     return loaded, use
 
 
@@ -57,7 +58,7 @@ def _refusal_without_values(part: ModelPart) -> ExportError | None:
     """Return why a part cannot run without values, such as a forward that reads them; None where it can."""
     with prepared_part(part) as prepared:
         try:
-            run_reference(prepared, InputDraws(replace(part, example=None), seed=0).draw(0))
+            run_reference(prepared, InputDraws(part, seed=0).draw(0))
         except ExportError as error:
             return error
     return None

@@ -74,7 +74,7 @@ def _refuse_wrong_feeds(run: ExportRun, part: ModelPart, outputs: Sequence[str])
     Raises:
         InternalError: who described the parts is mistaken.
     """
-    inputs = {other.name: {spec.name for spec in other.inputs} for other in run.loaded.parts}
+    inputs = {taker.name: {spec.name for spec in taker.inputs} for taker in run.loaded.parts}
     for feed in part.feeds:
         if feed.output not in outputs or feed.input not in inputs.get(feed.part, ()):
             raise InternalError(f"part {part.name}: output {feed.output} cannot feed {feed.input} of {feed.part}")
@@ -92,7 +92,13 @@ def _write_part(
         data_path(staged).unlink(missing_ok=True)
         run.files.drop(paths.data)
         write_model(tagged_graph.model, staged)
-        verification = _verify_part(run, prepared, tagged_graph, staged)
+        try:
+            verification = _verify_part(run, prepared, tagged_graph, staged)
+        except VerificationError:
+            # Another exporter may be tried, which needs the room.
+            for file in (staged, data_path(staged)):
+                file.unlink(missing_ok=True)
+            raise
         step.summary = verification_words(verification)
         exported = _exported_part(run, part, paths, tagged_graph, verification)
         exported = replace(exported, files=_written_files(paths, run.files.written_sizes()))

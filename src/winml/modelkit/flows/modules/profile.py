@@ -132,13 +132,13 @@ def _tags_by_name(executed: ir.Model, carried: CarryReport) -> dict[str, str]:
     common.
     """
     guessed = set(carried.last_resort)
-    found: dict[str, list[str]] = defaultdict(list)
+    tags_of_name: dict[str, list[str]] = defaultdict(list)
     for node in all_nodes(executed):
         tag = read_tag(node)
         name = node.name or ""
         if tag is not None and name and name not in guessed:
-            found[name].append(tag.tag)
-    return {name: address.common_ancestor(tags) for name, tags in found.items()}
+            tags_of_name[name].append(tag.tag)
+    return {name: address.common_ancestor(tags) for name, tags in tags_of_name.items()}
 
 
 def _node_times(original: ir.Model, executed: ir.Model, profile: ModuleProfile) -> dict[str, float]:
