@@ -10,9 +10,9 @@ from pathlib import Path
 import filelock
 import pytest
 
-from winml.modelkit.builds.folder import LOCK_NAME, BuildFolder, held_folder, refuse_input_as_output
+from winml.modelkit.builds.folder import BuildFolder, held_folder, refuse_input_as_output
 from winml.modelkit.errors import OutputExistsError, UsageError, WriteError
-from winml.modelkit.file_names import BUILD_MANIFEST_NAME
+from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.results.build_manifest import BuildManifest
 
 NAMES = ("export.onnx", "model.onnx")
@@ -149,9 +149,9 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 
 def test_lock_of_a_process_that_ended_is_free(tmp_path: Path) -> None:
     """A lock file that is left behind holds nothing."""
-    (tmp_path / LOCK_NAME).write_text("")
+    (tmp_path / BUILD_LOCK_NAME).write_text("")
     with held_folder(tmp_path, NAMES, is_cache=False, tell=silent), pytest.raises(filelock.Timeout):
-        filelock.FileLock(tmp_path / LOCK_NAME).acquire(timeout=0)
+        filelock.FileLock(tmp_path / BUILD_LOCK_NAME).acquire(timeout=0)
 
 
 def test_input_is_never_the_output(tmp_path: Path) -> None:
