@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -169,9 +170,9 @@ class _Optimization(GraphWork[OptimizeResult]):
     step_name: ClassVar[str] = "optimization"
 
     @property
+    @abstractmethod
     def requested_options(self) -> Sequence[OptimizeOptions]:
         """What was asked for so far, in order."""
-        raise NotImplementedError
 
     @property
     def is_requested(self) -> bool:
