@@ -8,7 +8,7 @@ import re
 import pytest
 
 import winml.modelkit
-from house.sources import REPOSITORY, exported_names, modules, package_folder
+from house.sources import REPOSITORY, exported_names, modules, package_folder, repository_files
 from house.test_layers import ORDER
 from house.test_private_seams import SEAMS
 
@@ -21,7 +21,8 @@ _ACRONYM = re.compile(r"\b[A-Z][A-Z0-9]+s?\b(?![_.(/])")
 
 
 def _documents() -> list[str]:
-    return [str(p.relative_to(REPOSITORY)) for p in (*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"))]
+    documents = (path.relative_to(REPOSITORY) for path in repository_files() if path.suffix == ".md")
+    return [str(path) for path in documents if len(path.parts) == 1 or path.parts[0] == "docs"]
 
 
 def _rooms_in_contributing() -> dict[str, str]:
@@ -105,7 +106,7 @@ def test_changelog_version_is_the_package_version() -> None:
 
 def test_changelog_fragments_are_named_after_their_issue() -> None:
     """Each fragment is ``NNN.change.md`` (or a sibling kind) and says something."""
-    fragments = [path for path in (REPOSITORY / "changelog.d").iterdir() if path.name != "README.md"]
+    fragments = [path for path in repository_files() if path.parent.name == "changelog.d" and path.name != "README.md"]
     assert [] == [p.name for p in fragments if not re.fullmatch(r"\d+\.(change|breaking|deprecation)\.md", p.name)]
     assert [] == [path.name for path in fragments if not path.read_text(encoding="utf-8").strip()]
 
