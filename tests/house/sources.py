@@ -62,7 +62,7 @@ def repository_files() -> tuple[Path, ...]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         told = subprocess.run(
             ["git", "ls-files", "-z"], cwd=REPOSITORY, env=environment, capture_output=True, check=True
-        )  # noqa: S607
+        )
         names = os.fsdecode(told.stdout).split("\0")
         return tuple(path for path in (REPOSITORY / name for name in names if name) if path.is_file())
     ignored = {"__pycache__", ".venv", "build", "dist"}

@@ -77,10 +77,6 @@ def check_by_module(options: Mapping[str, Any]) -> None:
                 f"--depth {options['depth']} is for the tree, and --{name} {options[name]} shows a list in its place",
                 hint="Give one of them.",
             )
-    if options["report"]:
-        from winml.modelkit.report.module_page import require_page_libraries
-
-        require_page_libraries()
     paths = [options[name] for name in FILES if options[name]]
     if len({path.absolute() for path in paths}) < len(paths):
         raise UsageError("two of --report, --node-data and --trace name one file", hint="Give each a file of its own.")
