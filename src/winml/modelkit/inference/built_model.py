@@ -20,15 +20,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PretrainedConfig
 from transformers.utils.generic import ModelOutput
 
 from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.inference.model_folder import config_beside, pad_token_beside
-from winml.modelkit.inference.pipelines import accept_in_pipelines
+from winml.modelkit.inference.model_folder import pad_token_beside
+from winml.modelkit.inference.pipelines import PipelineModel
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
@@ -61,20 +60,17 @@ class _Padding:
     graph_length: int
 
 
-class WinMLModel:
+class WinMLModel(PipelineModel):
     """An ONNX model that is called like the transformers model it was made from.
 
     Attributes:
         path: The ONNX file.
         inputs: What the graph takes, in order.
         task: What the model is for; None where the file does not say.
-        device: Where answers are: always the CPU, wherever the graph runs.
-        input_modalities: What it reads, as transformers' class says: ``text``, ``image`` and the like.
     """
 
     main_task: ClassVar[str | None] = None
     """The task of the class; None for any."""
-    device = torch.device("cpu")
 
     def __init__(
         self,
@@ -97,8 +93,7 @@ class WinMLModel:
             UsageError: the provider is unknown or not installed.
             StageError: ONNX Runtime cannot load the file.
         """
-        accept_in_pipelines()
-        self.path = os.fspath(path)
+        super().__init__(path)
         self._session = Session(self.path, providers=choose_provider(ep, device, {}).names)
         self.inputs: tuple[GraphInput, ...] = graph_inputs(self._session)
         described = described_model(Path(path))
@@ -111,27 +106,10 @@ class WinMLModel:
         """Paddings of which it is known that nothing leaks out of them."""
 
     @functools.cached_property
-    def config(self) -> PretrainedConfig | None:
-        """The transformers config beside the file; None where there is none."""
-        return config_beside(Path(self.path))
-
-    @functools.cached_property
     def pad_token_id(self) -> int | None:
         """Fills short rows up where the graph takes a fixed number of tokens; None: such rows are refused."""
         given = self._given_pad_token_id
         return given if given is not None else pad_token_beside(Path(self.path), self.config)
-
-    def can_generate(self) -> bool:
-        """Say that transformers' pipelines cannot ask this model for more than one answer."""
-        return False
-
-    def to(self, *_places: Any) -> WinMLModel:
-        """Return this model: ONNX Runtime runs it where it was opened, and takes tensors from any device."""
-        return self
-
-    def eval(self) -> WinMLModel:
-        """Return this model, which cannot be trained."""
-        return self
 
     def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:
         """Answer one set of inputs.

@@ -12,7 +12,7 @@ import click
 from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import NonEmptyPath
-from winml.modelkit.cli._runnable_models import files_read
+from winml.modelkit.cli._runnable_models import exported_path, files_read
 from winml.modelkit.cli._streams import library_output_to_stderr
 from winml.modelkit.errors import UsageError
 
@@ -110,7 +110,7 @@ def show_by_module(
 
     _refuse_outputs(model, options)
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
-        path = model.onnx_path(None if options["quiet"] else show_step)
+        path = exported_path(model, None if options["quiet"] else show_step)
         measured = profile_modules(path, run_options, latency, progress=progress)
         written = _write_files(measured, options)
     if options["format_"] == "json":

@@ -25,7 +25,7 @@ from winml.modelkit.cli._options import (
     random_options,
     source_options,
 )
-from winml.modelkit.cli._runnable_models import runnable_model
+from winml.modelkit.cli._runnable_models import exported_path, runnable_model
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
 from winml.modelkit.cli.verbs._module_perf import check_module, module_option, show_module_perf
 from winml.modelkit.cli.verbs._module_times import by_module_options, check_by_module, show_by_module
@@ -91,7 +91,7 @@ def command(**options: Any) -> None:
     from winml.modelkit.flows.perf.whole_model import PerfOptions, measure_model
 
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
-        path = model.onnx_path(None if options["quiet"] else show_step)
+        path = exported_path(model, None if options["quiet"] else show_step)
         result = measure_model(path, PerfOptions(run_options, latency, baseline), progress=progress)
     if options["format_"] == "json":
         print_json(result.as_record())
