@@ -21,7 +21,7 @@ from winml.modelkit.errors import WriteError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.results.cache_contents import CacheContents, CachedBuild
 
-__all__ = ["BUILDS_FOLDER", "NOTE_FOLDERS", "list_cache", "remove_builds"]
+__all__ = ["BUILDS_FOLDER", "NOTE_FOLDERS", "list_cache", "remove_builds", "stored_bytes"]
 
 BUILDS_FOLDER = "builds"
 NOTE_FOLDERS = ("stages", "digests", "open_sizes")
@@ -40,7 +40,7 @@ def list_cache(older_than: timedelta | None = None) -> CacheContents:
     chosen = [build for build in builds if older_than is None or now - build.written > older_than]
     chosen.sort(key=lambda build: build.written, reverse=True)
     notes = (path for name in NOTE_FOLDERS for path in (root / name).rglob("*") if path.is_file())
-    return CacheContents(root, tuple(chosen), 0 if older_than is not None else _bytes_of(notes))
+    return CacheContents(root, tuple(chosen), 0 if older_than is not None else stored_bytes(notes))
 
 
 def remove_builds(contents: CacheContents) -> CacheContents:
@@ -62,7 +62,7 @@ def remove_builds(contents: CacheContents) -> CacheContents:
         for path in (root / name).glob("*.json")
         if is_empty or (name == "stages" and not _place_of_note(path).is_dir())
     ]
-    freed = _bytes_of(dead_notes)
+    freed = stored_bytes(dead_notes)
     for path in dead_notes:
         path.unlink(missing_ok=True)
     for name in (*NOTE_FOLDERS, BUILDS_FOLDER):
@@ -89,12 +89,12 @@ def _build_in(folder: Path) -> CachedBuild:
         folder=folder,
         model=model if isinstance(model, str) else None,
         is_finished=manifest.get("status") == "done",
-        size_bytes=_bytes_of(files),
+        size_bytes=stored_bytes(files),
         written=datetime.fromtimestamp(newest).astimezone(),
     )
 
 
-def _bytes_of(files: Iterable[Path]) -> int:
+def stored_bytes(files: Iterable[Path]) -> int:
     """Return the bytes of files; one that has several names counts once."""
     states = (path.stat() for path in files)
     return sum({(state.st_dev, state.st_ino): state.st_size for state in states}.values())

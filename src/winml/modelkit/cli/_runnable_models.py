@@ -82,8 +82,10 @@ def exported_path(model: FoundModel, on_step: Callable[[StepEvent], None] | None
 
     path = model.onnx_path(None if on_step is None else show)
     if steps:
-        size = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
-        click.echo(f"kept in the cache for the next time: {size_words(size)}; winml cache", err=True)
+        from winml.modelkit.builds.cache_contents import stored_bytes
+
+        size = stored_bytes(file for file in path.parent.iterdir() if file.is_file())
+        click.echo(f"kept in the cache for the next time: {size_words(size)} (winml cache ls)", err=True)
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -92,7 +93,9 @@ def command(**options: Any) -> None:
 
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         path = exported_path(model, None if options["quiet"] else show_step)
-        result = measure_model(path, PerfOptions(run_options, latency, baseline), progress=progress)
+        result = measure_model(
+            path, PerfOptions(run_options, latency, baseline), progress=progress, tell=_tell(options)
+        )
     if options["format_"] == "json":
         print_json(result.as_record())
         return
@@ -100,6 +103,11 @@ def command(**options: Any) -> None:
     from winml.modelkit.report.perf import print_perf
 
     print_perf(result, console_for(sys.stdout))
+
+
+def _tell(options: Mapping[str, Any]) -> Callable[[str], None] | None:
+    """Return what says on stderr how the baseline comes along; None where nothing is to be said."""
+    return None if options["quiet"] else lambda words: click.echo(f"baseline: {words}", err=True)
 
 
 def _refuse_early(options: dict[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
