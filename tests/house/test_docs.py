@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 
+import click
 import pytest
 
 import winml.modelkit
@@ -71,6 +72,10 @@ def test_winml_commands_in_documents_use_real_options() -> None:
         text = (REPOSITORY / document).read_text(encoding="utf-8").replace("\\\n", " ")
         for verb, rest in re.findall(r"(?:^[ $]*|`)winml (\w+)([^`\n]*)", text, re.MULTILINE):
             command = importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command
+            if isinstance(command, click.Group) and (
+                inner := command.commands.get(rest.split()[0] if rest.split() else "")
+            ):
+                command = inner
             known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
             used = re.findall(r"(?<!\S)--?[a-z][\w-]*", rest)
             unknown += [f"{document}: winml {verb} {option}" for option in used if option not in known]
