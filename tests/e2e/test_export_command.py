@@ -76,7 +76,8 @@ def test_export_writes_what_it_says_and_nothing_else(told: tuple[Workplace, Outc
     """Model, sidecar and report are there; nothing else is, in the current directory or where temporary files go."""
     workplace, outcome = told
     written = {"model.onnx", "model_htp_metadata.json", "model_htp_export_report.md"}
-    assert written == set(workplace.files())
+    assert {*written, "config.json"} == set(workplace.files())
+    assert "beside it  config.json (" in outcome.out
     assert written == set(re.findall(r"^wrote +(\S+) \(", outcome.out, re.MULTILINE))
     left = {path.name for path in (workplace.root / "temporary").iterdir() if not path.name.startswith("torchinductor")}
     assert set() == left
@@ -106,7 +107,7 @@ def test_json_format_prints_one_object_and_nothing_else(recorded: tuple[Workplac
     workplace, outcome = recorded
     record = json.loads(outcome.out)
     assert 0 == outcome.code
-    assert set(workplace.files()) == {"out", "out/model.onnx", "out/model_htp_metadata.json"}
+    assert set(workplace.files()) == {"out", "out/model.onnx", "out/model_htp_metadata.json", "out/config.json"}
     assert [Path("out/model.onnx"), Path("out/model_htp_metadata.json")] == [
         Path(file["path"]) for file in record["files"]
     ]
@@ -136,7 +137,9 @@ def test_torch_class_asked_for_has_tags_of_its_own(recorded: tuple[Workplace, Ou
 @pytest.mark.parametrize("option", ["--no-hierarchy", "--clean-onnx"])
 def test_export_without_hierarchy_leaves_no_trace_of_it(workplace: Workplace, bert_tiny: Path, option: str) -> None:
     """Neither the model nor its nodes have a key of ours or of torch, and no sidecar is written; stderr is empty."""
-    outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", option, "-q", "--keep-torch-metadata")
+    outcome = workplace.export(
+        "-m", bert_tiny, "-o", "model.onnx", option, "-q", "--keep-torch-metadata", "--no-tokenizer"
+    )
     assert (0, "", "") == (outcome.code, outcome.out, outcome.err)
     assert ["model.onnx"] == list(workplace.files())
     assert set() == {key for key in _keys(workplace.folder / "model.onnx") if key.startswith(FOREIGN_KEYS)}

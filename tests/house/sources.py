@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import os
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +49,28 @@ class Import:
     target: str
     """Absolute dotted name; for ``from a import b`` it is ``a.b``, since b may be a module."""
     line: int
+
+
+@functools.cache
+def repository_files() -> tuple[Path, ...]:
+    """Return the files that belong to the repository: what git tracks, so that no leftover counts.
+
+    Without git, as in an unpacked source archive, every file is meant that is not a cache or an environment.
+    """
+    if (REPOSITORY / ".git").exists():
+        # A hook sets variables that would make git list another checkout.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        told = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=REPOSITORY, env=environment, capture_output=True, check=True
+        )
+        names = os.fsdecode(told.stdout).split("\0")
+        return tuple(path for path in (REPOSITORY / name for name in names if name) if path.is_file())
+    ignored = {"__pycache__", ".venv", "build", "dist"}
+    return tuple(
+        path
+        for path in sorted(REPOSITORY.rglob("*"))
+        if path.is_file() and not ignored.intersection(path.relative_to(REPOSITORY).parts)
+    )
 
 
 def package_folder() -> Path:

@@ -26,10 +26,8 @@ def _project() -> dict[str, Any]:
 
 
 def _declared() -> set[str]:
-    """Return what may be imported: what always comes along, and what the extras for users add."""
-    project = _project()
-    asked = [*project["dependencies"], *project["optional-dependencies"]["report"]]
-    return {canonicalize_name(Requirement(line).name) for line in asked}
+    """Return what may be imported: what comes along with every install."""
+    return {canonicalize_name(Requirement(line).name) for line in _project()["dependencies"]}
 
 
 def _pins() -> list[Requirement]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import re
 
+import click
 import pytest
 
 import winml.modelkit
-from house.sources import REPOSITORY, exported_names, modules, package_folder
+from house.sources import REPOSITORY, exported_names, modules, package_folder, repository_files
 from house.test_layers import ORDER
 from house.test_private_seams import SEAMS
 
@@ -21,7 +22,8 @@ _ACRONYM = re.compile(r"\b[A-Z][A-Z0-9]+s?\b(?![_.(/])")
 
 
 def _documents() -> list[str]:
-    return [str(p.relative_to(REPOSITORY)) for p in (*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"))]
+    documents = (path.relative_to(REPOSITORY) for path in repository_files() if path.suffix == ".md")
+    return [str(path) for path in documents if len(path.parts) == 1 or path.parts[0] == "docs"]
 
 
 def _rooms_in_contributing() -> dict[str, str]:
@@ -70,6 +72,10 @@ def test_winml_commands_in_documents_use_real_options() -> None:
         text = (REPOSITORY / document).read_text(encoding="utf-8").replace("\\\n", " ")
         for verb, rest in re.findall(r"(?:^[ $]*|`)winml (\w+)([^`\n]*)", text, re.MULTILINE):
             command = importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command
+            if isinstance(command, click.Group) and (
+                inner := command.commands.get(rest.split()[0] if rest.split() else "")
+            ):
+                command = inner
             known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
             used = re.findall(r"(?<!\S)--?[a-z][\w-]*", rest)
             unknown += [f"{document}: winml {verb} {option}" for option in used if option not in known]
@@ -105,7 +111,7 @@ def test_changelog_version_is_the_package_version() -> None:
 
 def test_changelog_fragments_are_named_after_their_issue() -> None:
     """Each fragment is ``NNN.change.md`` (or a sibling kind) and says something."""
-    fragments = [path for path in (REPOSITORY / "changelog.d").iterdir() if path.name != "README.md"]
+    fragments = [path for path in repository_files() if path.parent.name == "changelog.d" and path.name != "README.md"]
     assert [] == [p.name for p in fragments if not re.fullmatch(r"\d+\.(change|breaking|deprecation)\.md", p.name)]
     assert [] == [path.name for path in fragments if not path.read_text(encoding="utf-8").strip()]
 

@@ -9,6 +9,7 @@ import pytest
 from house.sources import Module, functions, modules
 
 WITHOUT = {
+    "cache": "it takes nothing that could be wrong",
     "sys": "it takes nothing that could be wrong",
     "retag": "its flow reads nothing but the two files before it refuses, and imports no model library",
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from house.sources import REPOSITORY
+from house.sources import REPOSITORY, repository_files
 
 LONGEST_LINE = 150
 """Characters of a line of prose. Chosen: what fits beside a tree of files on a laptop."""
@@ -18,9 +18,7 @@ _ONLY_LINKS = re.compile(r"^[\s*·|,.-]*(!?\[[^\]]*\]\([^)]*\)[\s*·|,.-]*)+$")
 
 
 def _documents() -> list[str]:
-    folders = ("docs", "benchmarks", "changelog.d")
-    paths = (*REPOSITORY.glob("*.md"), *(path for folder in folders for path in (REPOSITORY / folder).rglob("*.md")))
-    return sorted(path.relative_to(REPOSITORY).as_posix() for path in paths)
+    return [path.relative_to(REPOSITORY).as_posix() for path in repository_files() if path.suffix == ".md"]
 
 
 def prose_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from house.sources import REPOSITORY
+from house.sources import REPOSITORY, repository_files
 
-_FOLDERS = (".ci", ".github", "benchmarks", "changelog.d", "docs", "scripts", "src", "tests")
 _BINARY = {".png", ".ico", ".gz", ".onnx", ".safetensors", ".pyc"}
 # A path that starts at the root of somebody's machine: a home, a scratch folder, a mount.
 _MACHINE_PATH = re.compile(
     r"(?<![\w.\-/~)}\]])/(?:home|Users|root|work|workspace|opt|tmp|mnt|media)/\w|[A-Za-z]:\\+Users\\+\w"
 )
 _PYTEST = re.compile(r"(?:-m )?pytest\b(?P<arguments>.*)$", re.MULTILINE)
-
-
-def _files() -> Iterator[Path]:
-    yield from (path for path in REPOSITORY.iterdir() if path.is_file())
-    for folder in _FOLDERS:
-        yield from (p for p in (REPOSITORY / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts)
 
 
 def _text(name: str) -> str:
@@ -34,7 +25,7 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     """Nothing in the repository depends on, or gives away, where somebody keeps it."""
     found = [
         f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()}"
-        for path in _files()
+        for path in repository_files()
         if path.suffix not in _BINARY
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if _MACHINE_PATH.search(line)
@@ -88,7 +79,13 @@ def test_no_test_folder_is_skipped_by_name(request: pytest.FixtureRequest) -> No
 def test_every_test_file_is_collected_by_its_name(request: pytest.FixtureRequest) -> None:
     """A file that holds tests is named so that pytest finds it."""
     patterns = request.config.getini("python_files")
-    holders = [p for p in (REPOSITORY / "tests").rglob("*.py") if re.search(r"^def test_", p.read_text("utf-8"), re.M)]
+    holders = [
+        path
+        for path in repository_files()
+        if path.suffix == ".py"
+        and path.is_relative_to(REPOSITORY / "tests")
+        and re.search(r"^def test_", path.read_text("utf-8"), re.MULTILINE)
+    ]
     assert holders
     assert [] == [path.name for path in holders if not any(fnmatch.fnmatch(path.name, p) for p in patterns)]
 
@@ -102,7 +99,7 @@ def test_markers_are_the_three_documented_ones(request: pytest.FixtureRequest) -
 
 def test_no_file_is_named_after_its_history() -> None:
     """A name says what a file decides, not that it replaced another."""
-    stems = {path.stem for path in _files() if path.suffix == ".py"}
+    stems = {path.stem for path in repository_files() if path.suffix == ".py"}
     assert [] == sorted(
         s for s in stems if re.search(r"_(new|old|extended|isolated|v\d+|final|fixed|utils|helpers)$", s)
     )

@@ -44,4 +44,10 @@ def test_folder_of_a_build_is_its_model(tmp_path: Path) -> None:
 
 def test_checkpoint_that_holds_an_export_stays_a_checkpoint(tmp_path: Path) -> None:
     """Its weights are the model; the file beside them may be old."""
-    assert onnx_file(str(folder(tmp_path / "checkpoint", "config.json", "model.onnx"))) is None
+    assert onnx_file(str(folder(tmp_path / "checkpoint", "config.json", "model.onnx", "model.safetensors"))) is None
+
+
+def test_export_with_its_tokenizer_beside_it_is_the_model_of_its_folder(tmp_path: Path) -> None:
+    """A config alone makes no checkpoint."""
+    place = folder(tmp_path / "exported", "config.json", "tokenizer.json", "model.onnx")
+    assert place / "model.onnx" == onnx_file(str(place))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 import winml.modelkit
 from checkpoints import build_model, save_checkpoint
@@ -159,6 +163,58 @@ def test_from_pretrained_builds_loads_and_names_the_class_inspect_prints(checkpo
     actual = model(tokens(6))
     assert type(expected) is type(actual)
     torch.testing.assert_close(actual.logits, expected.logits, rtol=1e-4, atol=1e-5)
+
+
+def write_tokenizer(folder: Path, **special: str) -> transformers.PreTrainedTokenizerFast:
+    """Write a tokenizer of whole words beside a model."""
+    words = ["[UNK]", "[PAD]", "a", "short", "row", "of", "words", "and", "one", "more"]
+    core = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    core.pre_tokenizer = Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]", **special)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def test_pipeline_takes_rows_of_any_length(tmp_path: Path) -> None:
+    """Batch and sequence are open where nothing is said of sizes, and labels come from the config in the folder."""
+    checkpoint = save_checkpoint("bert", tmp_path / "c", class_name="BertForSequenceClassification", num_labels=3)
+    tokenizer = write_tokenizer(checkpoint, pad_token="[PAD]")
+    model = WinMLAutoModel.from_pretrained(str(checkpoint), config=PLAIN)
+    assert {("batch", "sequence")} == {item.shape for item in model.inputs}
+    rows = ["a short row", "one more row of words and words", "words"]
+    classes = transformers.AutoModelForSequenceClassification
+    asked = transformers.pipeline("text-classification", model=classes.from_pretrained(checkpoint), tokenizer=tokenizer)
+    messages: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = messages.append  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers.pipelines.base")
+    logger.addHandler(handler)
+    told = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer)  # type: ignore[call-overload]
+    logger.removeHandler(handler)
+    assert [] == [record.getMessage() for record in messages]
+    expected, actual = asked(rows), told(rows, batch_size=2)
+    assert [row["label"] for row in expected] == [row["label"] for row in actual]
+    assert [row["score"] for row in expected] == pytest.approx([row["score"] for row in actual], abs=1e-5)
+
+
+def test_filler_of_the_tokenizer_is_taken_where_the_config_has_none(tmp_path: Path) -> None:
+    """It is in the folder that was built, which holds the checkpoint's tokenizer."""
+    checkpoint = save_checkpoint("bert", tmp_path / "checkpoint", pad_token_id=None)
+    write_tokenizer(checkpoint, pad_token="[PAD]")
+    model = WinMLAutoModel.from_pretrained(str(checkpoint), config={**PLAIN, "export": {"dynamic_batch": False}})
+    assert {(1, 64)} == {item.shape for item in model.inputs}
+    assert 1 == model.pad_token_id
+    assert (1, 6) == tuple(model(tokens(6)).last_hidden_state.shape[:2])
+
+
+def test_model_that_takes_no_open_sequence_gets_an_open_batch(tmp_path: Path) -> None:
+    """What was found out is remembered, so that the second time nothing is tried."""
+    checkpoint = save_checkpoint("vit", tmp_path)
+    model = WinMLAutoModel.from_pretrained(str(checkpoint), config=PLAIN)
+    assert ["batch"] == [size for item in model.inputs for size in item.shape if isinstance(size, str)]
+    built = Path(model.path).stat().st_mtime_ns
+    again = WinMLAutoModel.from_pretrained(str(checkpoint), config=PLAIN)
+    assert (model.path, built) == (again.path, Path(again.path).stat().st_mtime_ns)
 
 
 def test_class_of_a_task_builds_for_that_task(checkpoint: Path) -> None:

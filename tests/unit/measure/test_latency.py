@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 
 import pytest
@@ -85,10 +86,18 @@ def test_alternation_changes_sides_in_every_pair() -> None:
 
 def test_alternation_finds_a_difference_that_is_there() -> None:
     """A model of twice the time is found slower, and one of half the time faster."""
-    options = LatencyOptions(iterations=12, warmup=0)
-    short, long = (lambda: time.sleep(0.002)), (lambda: time.sleep(0.02))
+    options = LatencyOptions(iterations=6, warmup=0)
+    short, long = (lambda: time.sleep(0.02)), (lambda: time.sleep(0.1))
     assert "faster" == measure_alternating(short, long, options).ratio.verdict
     assert "slower" == measure_alternating(long, short, options).ratio.verdict
+
+
+def test_alternation_under_other_load_comes_to_no_verdict() -> None:
+    """Half of the runs of one side take three times as long as its fastest."""
+    durations = itertools.cycle([0.01, 0.03, 0.03])
+    options = LatencyOptions(iterations=6, warmup=0)
+    result = measure_alternating(lambda: time.sleep(next(durations)), lambda: time.sleep(0.3), options)
+    assert "undecided" == result.ratio.verdict
 
 
 def test_alternation_divides_many_runs_into_blocks() -> None:

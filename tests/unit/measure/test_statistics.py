@@ -58,6 +58,7 @@ def test_verdict_is_a_difference_only_where_the_whole_interval_is(
 ) -> None:
     """An interval that touches what noise alone makes is no difference, wherever its middle lies."""
     assert verdict == Ratio(1.0, low, high, 0.95, 30).verdict
+    assert "undecided" == Ratio(1.0, low, high, 0.95, 30, is_disturbed=True).verdict
 
 
 def test_outlier_moves_neither_ratio_nor_interval() -> None:

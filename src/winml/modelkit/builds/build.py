@@ -30,6 +30,7 @@ from winml.modelkit.file_names import (
     built_part_name,
     data_path,
 )
+from winml.modelkit.graph.files.companions import Companions, reserve_companions
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import external_files, place_copy
 from winml.modelkit.progress import StepClock, StepEvent
@@ -118,6 +119,8 @@ class _Build:
         self._runner = StageRunner(job, self._files, self._earlier)
         self._parts: list[BuiltPart] = []
         """Known once the graphs are there."""
+        self._companions = Companions()
+        """Known once the models are placed."""
         self._started = datetime.now(timezone.utc).astimezone()
         self._started_at = time.perf_counter()
 
@@ -140,7 +143,7 @@ class _Build:
         folder.remove_all_but(manifest.files)
         folder.save(manifest)
         notes = (note for part in self._parts for record in part.records for note in record.notes)
-        return BuildResult(folder.path, manifest, (*folder.notes, *notes))
+        return BuildResult(folder.path, manifest, (*folder.notes, *notes, *self._companions.notes))
 
     def _run_stage(self, stage: Stage) -> None:
         """Run or reuse a stage for every part; those that are finished are kept if another fails."""
@@ -186,7 +189,7 @@ class _Build:
             stage_files = (file for part in parts for record in part.stages for file in record.files)
             model_files = (file for part in parts for file in part.model)
             written = {file.name for file in (*stage_files, *model_files)}
-            names = tuple(sorted({*written, BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME}))
+            names = tuple(sorted({*written, *self._companions.names, BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME}))
         libraries = dict.fromkeys(name for stage in job.stages for name in stage.libraries)
         return BuildManifest(
             status=status,
@@ -224,6 +227,9 @@ class _Build:
                 # A stage's result is ours and stays beside it; the model a build starts from is neither.
                 is_ours = bool(part.current_files)
                 place_copy(part.current, files.reserve(path), share_data=is_ours, may_link=is_ours)
+            if self._job.plan.with_companions:
+                sources, owned = self._job.identity.companions, self._job.folder.owned_names()
+                self._companions = reserve_companions(files, folder, sources, owned=owned)
             config = files.reserve(folder / BUILD_CONFIG_NAME)
             text = json.dumps(self._resolved_config(), indent=2, ensure_ascii=False) + "\n"
             config.write_text(text, encoding="utf-8")

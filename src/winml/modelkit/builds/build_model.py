@@ -14,6 +14,7 @@ from typing import Any
 from winml.modelkit.builds.build import BuildCache, BuildListener, identify_plan, run_build
 from winml.modelkit.builds.cache import cache_root, digest, library_versions
 from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, check_load_keywords, parse_build_config
+from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
@@ -23,7 +24,14 @@ from winml.modelkit.options import read_json
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.version import __version__
 
-__all__ = ["build_hf_model", "build_in_cache", "build_onnx_model", "read_build_config"]
+__all__ = [
+    "build_hf_model",
+    "build_in_cache",
+    "build_onnx_model",
+    "cache_key",
+    "given_build_config",
+    "read_build_config",
+]
 
 _KEY_VERSION = 1
 """Part of the key of a folder in the cache, under the name it had in the first version. Raised when such folders must
@@ -65,7 +73,7 @@ def build_hf_model(
         VerificationError: a stage's result does not answer as its input does.
     """
     check_load_keywords(load, "build_hf_model")
-    plan = plan_build(_parsed_config(config), ModelRequest(model, **load), verify=verify)
+    plan = plan_build(given_build_config(config), ModelRequest(model, **load), verify=verify)
     return _build_plan(plan, output, rebuild=rebuild, listener=listener)
 
 
@@ -83,7 +91,7 @@ def build_onnx_model(
     if Path(request.model).suffix.lower() != ".onnx":
         raise UsageError(f"{request.model}: does not end in .onnx", hint="build_hf_model builds PyTorch models.")
     return _build_plan(
-        plan_build(_parsed_config(config), request, verify=verify), output, rebuild=rebuild, listener=listener
+        plan_build(given_build_config(config), request, verify=verify), output, rebuild=rebuild, listener=listener
     )
 
 
@@ -100,8 +108,16 @@ def build_in_cache(
         WinMLError: as :func:`~winml.modelkit.builds.build.run_build`.
     """
     identity = identify_plan(plan)
+    key = cache_key(plan, identity, stages)
+    folder = cache_root() / "builds" / f"{_name_slug(plan.request.model)}-{key[:16]}"
+    cache = BuildCache(identity, StageStore(cache_root()))
+    return run_build(plan, folder, cache=cache, rebuild=rebuild, stages=stages, listener=listener)
+
+
+def cache_key(plan: BuildPlan, identity: ModelIdentity, stages: Sequence[Stage] = STAGES) -> str:
+    """Return a digest of all that the result of a build in the cache depends on."""
     libraries = sorted({name for stage in stages for name in stage.libraries})
-    key = {
+    record = {
         "manifest_version": _KEY_VERSION,
         "model": identity.record,
         "request": request_record(plan.request),
@@ -111,9 +127,7 @@ def build_in_cache(
         "verify": plan.verify,
         "versions": {"winml-modelkit": __version__, **library_versions(libraries)},
     }
-    folder = cache_root() / "builds" / f"{_name_slug(plan.request.model)}-{digest(key)[:16]}"
-    cache = BuildCache(identity, StageStore(cache_root()))
-    return run_build(plan, folder, cache=cache, rebuild=rebuild, stages=stages, listener=listener)
+    return digest(record)
 
 
 def read_build_config(text_or_path: str | os.PathLike[str], option: str) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
@@ -125,15 +139,14 @@ def read_build_config(text_or_path: str | os.PathLike[str], option: str) -> tupl
     return parse_build_config(*read_json(text_or_path, option))
 
 
-def _build_plan(
-    plan: BuildPlan, output: str | os.PathLike[str] | None, *, rebuild: bool, listener: BuildListener
-) -> BuildResult:
-    if output is None:
-        return build_in_cache(plan, rebuild=rebuild, listener=listener)
-    return run_build(plan, Path(output), rebuild=rebuild, listener=listener)
+def given_build_config(
+    config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
+) -> WinMLBuildConfig:
+    """Return the config that a caller gave in one of the ways :func:`build_hf_model` takes.
 
-
-def _parsed_config(config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> WinMLBuildConfig:
+    Raises:
+        ConfigError: it cannot be read, or is no valid config.
+    """
     if config is None:
         return WinMLBuildConfig()
     if isinstance(config, WinMLBuildConfig):
@@ -141,6 +154,14 @@ def _parsed_config(config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathL
     if isinstance(config, Mapping):
         return parse_build_config(dict(config), "config")[0]
     return read_build_config(config, "config")[0]
+
+
+def _build_plan(
+    plan: BuildPlan, output: str | os.PathLike[str] | None, *, rebuild: bool, listener: BuildListener
+) -> BuildResult:
+    if output is None:
+        return build_in_cache(plan, rebuild=rebuild, listener=listener)
+    return run_build(plan, Path(output), rebuild=rebuild, listener=listener)
 
 
 def _name_slug(name: str) -> str:

@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import filelock
@@ -139,7 +139,11 @@ class BuildFolder:
     def remove_all_but(self, kept: Iterable[str]) -> None:
         """Remove the files of earlier builds that this one did not make."""
         for name in self._owned - {BUILD_MANIFEST_NAME, *kept}:
-            (self.path / name).unlink(missing_ok=True)
+            path = self.path / name
+            path.unlink(missing_ok=True)
+            if path.parent != self.path:
+                with contextlib.suppress(OSError):
+                    path.parent.rmdir()  # where it is empty now
 
     def forget(self) -> None:
         """Take back what :meth:`announce` wrote, where nothing came of it and nothing was there before."""
@@ -160,8 +164,14 @@ def _version_and_files(path: Path) -> tuple[int | None, tuple[str, ...]]:
         return None, ()
     if not isinstance(version, int) or not isinstance(files, list) or not all(isinstance(name, str) for name in files):
         return None, ()
-    # Names with a folder in them would lead out of this one; no build writes such.
-    return version, tuple(name for name in files if name and Path(name).name == name)
+    return version, tuple(name for name in files if _stays_inside(name))
+
+
+def _stays_inside(name: str) -> bool:
+    """Say whether the name of a file, ``/`` between parts, does not lead out of the folder it is relative to."""
+    path = PurePosixPath(name)
+    is_plain = name == path.as_posix() and path.parts and not path.is_absolute() and ".." not in path.parts
+    return bool(is_plain) and not PureWindowsPath(name).drive and "\\" not in name
 
 
 def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable[str]) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml.modelkit.errors import ModelPathError
+from winml.modelkit.errors import CheckpointError, ModelPathError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.file_names import BUILD_MANIFEST_NAME, BUILT_MODEL_NAME, CHECKPOINT_CONFIG_NAME
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, BUILT_MODEL_NAME
+from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.progress import StepEvent
 
@@ -75,12 +76,19 @@ def _built_model(folder: Path) -> Path | None:
     model, is_built = folder / BUILT_MODEL_NAME, (folder / BUILD_MANIFEST_NAME).is_file()
     if model.is_file():
         # A checkpoint may hold an export beside its weights; the weights are the model then.
-        return None if (folder / CHECKPOINT_CONFIG_NAME).is_file() and not is_built else model
+        return None if not is_built and _holds_weights(folder) else model
     if is_built:
         raise ModelPathError(
             f"{folder}: is the folder of a build and has no {BUILT_MODEL_NAME}", hint="Build it again: winml build."
         )
     return None
+
+
+def _holds_weights(folder: Path) -> bool:
+    try:
+        return find_weights(folder) is not None
+    except CheckpointError:
+        return True  # damaged ones: whoever loads them says what is wrong
 
 
 def exported_model(

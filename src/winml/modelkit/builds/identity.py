@@ -7,14 +7,16 @@ told from files, so its models are never taken for the same.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from winml.modelkit.builds.cache import file_digest
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.load.checkpoints.companion_files import companion_files
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, ModelSource, resolve_source
@@ -33,12 +35,21 @@ class ModelIdentity:
     Attributes:
         is_repeatable: Whether equal records mean equal models; a factory may return another one each time.
         places: Files and folders on this disk that nothing may be written over.
+        companions: Config, tokenizer and processor files of a checkpoint: name beside the result → file.
     """
 
-    def __init__(self, find: Callable[[], dict[str, Any]], *, is_repeatable: bool, places: tuple[Path, ...]) -> None:
+    def __init__(
+        self,
+        find: Callable[[], dict[str, Any]],
+        *,
+        is_repeatable: bool,
+        places: tuple[Path, ...],
+        companions: Mapping[str, Path] = MappingProxyType({}),
+    ) -> None:
         """Start to find out the record."""
         self.is_repeatable = is_repeatable
         self.places = places
+        self.companions = companions
         self._record: Future[dict[str, Any]] = Future()
         # A daemon: whoever interrupts a build does not wait for gigabytes to be read.
         threading.Thread(target=self._compute_record, args=(find,), name="model identity", daemon=True).start()
@@ -73,7 +84,12 @@ def identify_model(request: ModelRequest) -> ModelIdentity:
     folder = _checkpoint_folder(source, request)
     named = {"hub_id": source.name, "commit": folder.name} if source.kind == "hub" else {}
     files = tuple(_files_read(source, folder, request))
-    return ModelIdentity(lambda: {**named, "files": _file_digests(files)}, is_repeatable=True, places=(folder,))
+    return ModelIdentity(
+        lambda: {**named, "files": _file_digests(files)},
+        is_repeatable=True,
+        places=(folder,),
+        companions=companion_files(folder),
+    )
 
 
 def identify_onnx(path: Path) -> ModelIdentity:

@@ -35,6 +35,8 @@ class BuildPlan:
     """Leave an ONNX file as it is where the optimizer is asked for nothing."""
     verify: bool = True
     """Compare what each stage makes with what it was made from."""
+    with_companions: bool = True
+    """Copy config, tokenizer and processor files of the checkpoint beside the result."""
 
 
 def is_onnx_path(model: str) -> bool:
@@ -49,6 +51,7 @@ def plan_build(
     switched_off: Mapping[str, str] | None = None,
     skip_pre_normalization: bool = False,
     verify: bool = True,
+    with_companions: bool = True,
 ) -> BuildPlan:
     """Put together what a build is to do.
 
@@ -58,6 +61,7 @@ def plan_build(
         switched_off: Sections that are to be left out, and the option that says so.
         skip_pre_normalization: See :class:`BuildPlan`.
         verify: See :class:`BuildPlan`; the export section may leave out its own comparison alone.
+        with_companions: See :class:`BuildPlan`.
 
     Raises:
         ModelPathError: an ONNX file that does not exist.
@@ -89,7 +93,7 @@ def plan_build(
     request = dataclasses.replace(request, dynamic=request.dynamic.joined(config.export.dynamic))
     if not verify:
         config = config.model_copy(update={"export": config.export.model_copy(update={"verify": False})})
-    return BuildPlan(config, request, None, sections_off, skip_pre_normalization, verify)
+    return BuildPlan(config, request, None, sections_off, skip_pre_normalization, verify, with_companions)
 
 
 def request_record(request: ModelRequest) -> dict[str, Any]:

@@ -142,7 +142,9 @@ def _run_export(task: StageTask) -> tuple[StageOutcome, ...]:
     config, request = task.plan.config.export, task.plan.request
     assert config is not None  # skipped otherwise
     exporter = HTPExporter(config, seed=request.seed, on_step=task.on_step, on_parts=task.claim_parts)
-    return export_outcomes(task.plan, exporter.export_checkpoint(request, task.output, overwrite=True))
+    # The build itself puts what belongs beside its result there.
+    result = exporter.export_checkpoint(request, task.output, overwrite=True, with_companions=False)
+    return export_outcomes(task.plan, result)
 
 
 def export_outcomes(plan: BuildPlan, result: ExportResult) -> tuple[StageOutcome, ...]:

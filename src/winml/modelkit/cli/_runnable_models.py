@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,13 @@ import click
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.load.load_options import declared_options
+from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import FoundModel
+    from winml.modelkit.progress import StepEvent
 
-__all__ = ["files_read", "refuse_checkpoint_options", "runnable_model"]
+__all__ = ["exported_path", "files_read", "refuse_checkpoint_options", "runnable_model"]
 
 FOR_CHECKPOINTS = (*(option.name for option in declared_options() if not option.is_for_onnx), "input_specs")
 """Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
@@ -59,6 +61,32 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, An
 
     sizes = sizes_by_name({**options, "batch_size": None})
     return FoundModel(name, path), {"sizes": sizes, "batch_size": options["batch_size"], **common}
+
+
+def exported_path(model: FoundModel, on_step: Callable[[StepEvent], None] | None) -> Path:
+    """Return the ONNX file of a model; where it is exported now, say on stderr what is kept of that.
+
+    Args:
+        model: What the options name.
+        on_step: Shows a step of the export; None: nothing is said.
+
+    Raises:
+        WinMLError: whatever the export raises.
+    """
+    steps: list[StepEvent] = []
+
+    def show(event: StepEvent) -> None:
+        assert on_step is not None
+        steps.append(event)
+        on_step(event)
+
+    path = model.onnx_path(None if on_step is None else show)
+    if steps:
+        from winml.modelkit.builds.cache_contents import stored_bytes
+
+        size = stored_bytes(file for file in path.parent.iterdir() if file.is_file())
+        click.echo(f"kept in the cache for the next time: {size_words(size)} (winml cache ls)", err=True)
+    return path
 
 
 def refuse_checkpoint_options(path: Path, options: Mapping[str, Any], names: Iterable[str], hint: str) -> None:

@@ -17,6 +17,7 @@ __all__ = ["main"]
 
 COMMANDS = {
     "build": "Export a model and optimize it into one folder; what has not changed is not made again.",
+    "cache": "Show or remove what earlier builds keep on this disk.",
     "config": "Write what a build of a model will do, as a file to read, change and keep.",
     "export": "Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.",
     "extract": "Cut modules out of a model, each as an ONNX model of its own.",

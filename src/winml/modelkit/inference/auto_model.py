@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from winml.modelkit.builds.build_model import build_hf_model, build_onnx_model
+from winml.modelkit.builds.build_model import build_onnx_model
 from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
+from winml.modelkit.builds.open_sizes import build_with_open_sizes
 from winml.modelkit.errors import TaskError
 from winml.modelkit.inference.built_model import WinMLModel, described_model
 from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.load.resolution import resolve_checkpoint
 
 __all__ = ["INFERENCE_CLASSES", "WinMLAutoModel"]
 
@@ -44,11 +44,13 @@ class _BuiltModel(WinMLModel):
 
         Args:
             model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``.
-            config: What the build is to do; see :func:`~winml.modelkit.build_hf_model`.
+            config: What the build is to do; see :func:`~winml.modelkit.build_hf_model`. Where it says nothing about
+                sizes, batch and sequence are left open if the model and the provider take that.
             task: What the model is for; None: the task of this class, else decided from the model's config.
             ep: Execution provider to run it on; None: the one for the device.
             device: Kind of processor; None: the provider's own, the CPU without one.
-            pad_token_id: Fills short rows up where the graph takes a fixed number of tokens; None: the config's.
+            pad_token_id: Fills short rows up where the graph takes a fixed number of tokens; None: the config's, else
+                the tokenizer's.
             **load: How the model is loaded; see :func:`~winml.modelkit.build_hf_model`.
 
         Raises:
@@ -56,11 +58,8 @@ class _BuiltModel(WinMLModel):
             WinMLError: the model cannot be built or loaded.
         """
         check_load_keywords(load, f"{cls.__name__}.from_pretrained")
-        result = build_hf_model(model, config=config, task=cls._checked_task(task), **load)
-        if pad_token_id is None:
-            request = ModelRequest(model, **load)
-            checkpoint = resolve_checkpoint(request)
-            pad_token_id = getattr(checkpoint.config, "pad_token_id", None) if checkpoint is not None else None
+        request = ModelRequest(model, **{**load, "task": cls._checked_task(task)})
+        result = build_with_open_sizes(request, config, ep=ep)
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
 
     @classmethod

@@ -6,6 +6,7 @@ forward returns. Does not build: ``auto_model.py`` does.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -25,6 +26,8 @@ from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.inference.model_folder import pad_token_beside
+from winml.modelkit.inference.pipelines import PipelineModel
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
@@ -57,14 +60,13 @@ class _Padding:
     graph_length: int
 
 
-class WinMLModel:
+class WinMLModel(PipelineModel):
     """An ONNX model that is called like the transformers model it was made from.
 
     Attributes:
         path: The ONNX file.
         inputs: What the graph takes, in order.
         task: What the model is for; None where the file does not say.
-        pad_token_id: Fills short rows up where the graph takes a fixed number of tokens; None: they are refused.
     """
 
     main_task: ClassVar[str | None] = None
@@ -84,21 +86,30 @@ class WinMLModel:
             path: The file.
             ep: Execution provider to run it on, such as ``openvino``; None: the one for the device.
             device: Kind of processor; None: the provider's own, the CPU without one.
-            pad_token_id: See the attribute of that name.
+            pad_token_id: Fills short rows up where the graph takes a fixed number of tokens; None: what the config or
+                the tokenizer beside the file says.
 
         Raises:
             UsageError: the provider is unknown or not installed.
             StageError: ONNX Runtime cannot load the file.
         """
-        self.path = os.fspath(path)
+        super().__init__(path)
         self._session = Session(self.path, providers=choose_provider(ep, device, {}).names)
         self.inputs: tuple[GraphInput, ...] = graph_inputs(self._session)
         described = described_model(Path(path))
         self.task: str | None = described.get("task")
-        self.pad_token_id = pad_token_id
-        self._output_class = _output_class(described.get("class", ""))
+        self._given_pad_token_id = pad_token_id
+        model_class = _model_class(described.get("class", ""))
+        self._output_class = _output_class(model_class)
+        self.input_modalities = getattr(model_class, "input_modalities", ())
         self._checked: set[tuple[tuple[str, _Padding], ...]] = set()
         """Paddings of which it is known that nothing leaks out of them."""
+
+    @functools.cached_property
+    def pad_token_id(self) -> int | None:
+        """Fills short rows up where the graph takes a fixed number of tokens; None: such rows are refused."""
+        given = self._given_pad_token_id
+        return given if given is not None else pad_token_beside(Path(self.path), self.config)
 
     def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:
         """Answer one set of inputs.
@@ -154,10 +165,10 @@ class WinMLModel:
         shapes = {item.name: item.shape for item in self.inputs}
         paddings = {}
         for tokens, mask in _MASKS.items():
-            if tokens not in shapes or mask not in shapes or self.pad_token_id is None or given[tokens].ndim != 2:
+            if tokens not in shapes or mask not in shapes or given[tokens].ndim != 2:
                 continue
-            graph_length = shapes[tokens][1]
-            if isinstance(graph_length, int) and given[tokens].shape[1] < graph_length:
+            graph_length, given_length = shapes[tokens][1], given[tokens].shape[1]
+            if isinstance(graph_length, int) and given_length < graph_length and self.pad_token_id is not None:
                 paddings[tokens] = _Padding(given[tokens].shape[1], graph_length)
         return paddings
 
@@ -255,13 +266,16 @@ def described_model(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _output_class(class_name: str) -> type[ModelOutput] | None:
-    """Return the record a transformers class says its forward returns, or None where it says nothing."""
+def _model_class(class_name: str) -> Any:
+    """Return the transformers class of a name, or None where it has none."""
     model_class = getattr(importlib.import_module("transformers"), class_name, None) if class_name else None
-    if not isinstance(model_class, type):
-        return None
+    return model_class if isinstance(model_class, type) else None
+
+
+def _output_class(model_class: Any) -> type[ModelOutput] | None:
+    """Return the record a transformers class says its forward returns, or None where it says nothing."""
     try:
-        returned = typing.get_type_hints(model_class.forward).get("return")  # type: ignore[attr-defined]
+        returned = typing.get_type_hints(model_class.forward).get("return")
     except (NameError, TypeError, AttributeError):
         return None
     choices = typing.get_args(returned) or (returned,)

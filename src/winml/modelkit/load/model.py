@@ -12,6 +12,7 @@ import torch
 
 from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.checkpoints.companion_files import companion_files
 from winml.modelkit.load.checkpoints.random_weights import build_random_model, calibrate_batch_norms
 from winml.modelkit.load.checkpoints.weights import load_checkpoint
 from winml.modelkit.load.inputs.examples import refuse_without_values
@@ -137,6 +138,7 @@ def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
         model_type=resolved.checkpoint.config.model_type,
         revision=request.revision,
         random_weights=request.random_weights,
+        companions=companion_files(source.path) if source.path is not None else {},
     )
 
 

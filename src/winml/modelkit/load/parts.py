@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.file_names import ONLY_PART
@@ -44,6 +45,8 @@ class ModelInfo:
     """Revision of a Hub id that was asked for."""
     random_weights: bool = False
     """Whether the weights mean nothing."""
+    companions: Mapping[str, Path] = field(default_factory=dict)
+    """Config, tokenizer and processor files of the checkpoint: name beside the ONNX file → file."""
 
     def as_record(self) -> dict[str, Any]:
         """Return the ``winml.model`` entry of FORMATS; what is unknown is left out."""

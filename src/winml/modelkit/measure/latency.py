@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from winml.modelkit.measure.statistics import Ratio, Summary, compare_pairs, percentile, summarize
 
@@ -123,7 +123,9 @@ def measure_alternating(
         LatencyResult(_as_milliseconds(side_ns), first_ns / _NS_PER_MS)
         for side_ns, first_ns in zip(samples_ns, first_runs_ns, strict=True)
     )
-    return Comparison(model_result, baseline_result, compare_pairs(*medians), block_size)
+    is_disturbed = model_result.summary.is_disturbed or baseline_result.summary.is_disturbed
+    ratio = replace(compare_pairs(*medians), is_disturbed=is_disturbed)
+    return Comparison(model_result, baseline_result, ratio, block_size)
 
 
 def _time_run(run: Run) -> int:

@@ -67,10 +67,14 @@ class Ratio:
     confidence: float
     """Probability that the interval contains the true median."""
     pairs: int
+    is_disturbed: bool = False
+    """Whether other load slowed the runs of one of the two, so that the ratio says little."""
 
     @property
-    def verdict(self) -> Literal["faster", "slower", "no difference found"]:
-        """Whether the first is faster or slower. The interval decides, not the value."""
+    def verdict(self) -> Literal["faster", "slower", "no difference found", "undecided"]:
+        """Whether the first is faster or slower. The interval decides, not the value; a busy machine none."""
+        if self.is_disturbed:
+            return "undecided"
         if self.low is None or self.high is None:
             return "no difference found"
         if self.high < 1 - NOISE:

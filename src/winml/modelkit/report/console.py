@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
+from winml.modelkit.graph.files.companions import Companions
 from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.report.dimension_words import dimension_words
@@ -67,9 +68,14 @@ def print_export(result: ExportResult, console: Console) -> None:
         rows += _part_rows(part)
     width = max(len(name) for name, _ in rows)
     rows += [("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files]
+    rows += [("beside it", _companion_words(result.companions))] if result.companions.names else []
     rows += [("note", note) for note in result.notes]
     for name, value in rows:
         console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
+
+
+def _companion_words(companions: Companions) -> str:
+    return f"{', '.join(companions.names)} ({size_words(companions.size_bytes)})"
 
 
 def _part_rows(part: ExportedPart) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Renders the time of each module as one HTML page with a chart and tables, readable without a network.
 
-The chart library plotly is inside the page; it comes with the extra ``report``, as jinja2 does. Computes no time.
+The chart library plotly is inside the page. Computes no time.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ModuleProfile, ModuleTime
 from winml.modelkit.results.profiled_modules import ProfiledModules
 
-__all__ = ["module_page", "profile_page", "require_page_libraries"]
+__all__ = ["module_page", "profile_page"]
 
 TEMPLATE = "module_page.html"
 
@@ -31,21 +30,6 @@ CLASS_COLUMNS = (
 
 COLOURS = "YlOrRd"
 """Chosen: a plotly scale that darkens with the value, so it can be read without colour."""
-
-
-def require_page_libraries() -> None:
-    """Check that the libraries of the page are installed, before anything is measured.
-
-    Raises:
-        UsageError: one is missing.
-    """
-    try:
-        import jinja2  # noqa: F401
-        import plotly  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"--report needs {error.name}, which is not installed", hint='Run: pip install "winml-modelkit[report]"'
-        ) from error
 
 
 def profile_page(profiled: ProfiledModules) -> str:

@@ -101,6 +101,8 @@ def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
     'a.onnx is faster than pytorch: ratio 0.50 (0.45–0.55), so 2.00 times as fast'
     """
     value = _ratio_digits(ratio.value)
+    if ratio.verdict == "undecided":
+        return f"no verdict, since the machine seems busy: ratio {value}; measure again when it is quiet"
     if ratio.low is None or ratio.high is None:
         return (
             f"no difference found: ratio {value} from {ratio.pairs} pair{'' if ratio.pairs == 1 else 's'}, "

@@ -63,6 +63,7 @@ def _sidecar_record(result: ExportResult, part: ExportedPart) -> dict[str, Any]:
         "verification": part.verification.as_record() if part.verification else None,
         "outputs": {
             "files": [{"name": file.path.name, "size_bytes": file.size_bytes} for file in part.files],
+            "companions": list(result.companions.names),
             "inputs": [spec.as_record() for spec in part.inputs],
             "outputs": [spec.as_record() for spec in part.outputs],
         },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.graph.bundle import PartDescription, only_part
 from winml.modelkit.graph.dimensions import DynamicDimension
+from winml.modelkit.graph.files.companions import Companions
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.hierarchy.tagging import Source
@@ -128,6 +129,8 @@ class ExportResult:
     tool_version: str
     model_notes: tuple[str, ...] = ()
     """What the user should know of the whole model, one sentence each."""
+    companions: Companions = field(default_factory=Companions)
+    """Config, tokenizer and processor files that were put beside the model."""
 
     @property
     def only_part(self) -> ExportedPart:
@@ -158,7 +161,7 @@ class ExportResult:
         """What the user should know, one sentence each; of several parts, with the name of the part."""
         is_single = len(self.parts) == 1
         part_notes = (note if is_single else f"{part.name}: {note}" for part in self.parts for note in part.notes)
-        return (*self.model_notes, *part_notes)
+        return (*self.model_notes, *part_notes, *self.companions.notes)
 
     @property
     def model_path(self) -> Path:
@@ -241,6 +244,7 @@ class ExportResult:
         """
         record = {
             "files": [file.as_record() for file in self.files],
+            "companions": list(self.companions.names),
             "model": self.model.as_record(),
             "steps": [step.as_record() for step in self.steps],
             "notes": list(self.notes),

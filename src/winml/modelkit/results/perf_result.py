@@ -231,5 +231,5 @@ def _spread_notes(latency: LatencyResult, baseline: BaselineResult | None) -> It
         if summary.is_disturbed:
             yield (
                 f"the median run of {name} took {summary.p50 / summary.min:.1f} times as long as the fastest: the "
-                "machine seems busy, and a comparison made now says little"
+                "machine seems busy"
             )

@@ -10,6 +10,7 @@ import click
 
 from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._measuring import live_progress
+from winml.modelkit.cli._runnable_models import exported_path
 from winml.modelkit.cli._streams import library_output_to_stderr
 from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy.selector import Selector
@@ -59,7 +60,7 @@ def show_module_perf(
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         on_step = None if options["quiet"] else show_step
         result = measure_modules(
-            model.onnx_path(on_step), options["module"], run_options, latency, on_step=on_step, progress=progress
+            exported_path(model, on_step), options["module"], run_options, latency, on_step=on_step, progress=progress
         )
     if options["format_"] == "json":
         print_json(result.as_record())

@@ -12,7 +12,7 @@ import click
 from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import NonEmptyPath
-from winml.modelkit.cli._runnable_models import files_read
+from winml.modelkit.cli._runnable_models import exported_path, files_read
 from winml.modelkit.cli._streams import library_output_to_stderr
 from winml.modelkit.errors import UsageError
 
@@ -77,10 +77,6 @@ def check_by_module(options: Mapping[str, Any]) -> None:
                 f"--depth {options['depth']} is for the tree, and --{name} {options[name]} shows a list in its place",
                 hint="Give one of them.",
             )
-    if options["report"]:
-        from winml.modelkit.report.module_page import require_page_libraries
-
-        require_page_libraries()
     paths = [options[name] for name in FILES if options[name]]
     if len({path.absolute() for path in paths}) < len(paths):
         raise UsageError("two of --report, --node-data and --trace name one file", hint="Give each a file of its own.")
@@ -114,7 +110,7 @@ def show_by_module(
 
     _refuse_outputs(model, options)
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
-        path = model.onnx_path(None if options["quiet"] else show_step)
+        path = exported_path(model, None if options["quiet"] else show_step)
         measured = profile_modules(path, run_options, latency, progress=progress)
         written = _write_files(measured, options)
     if options["format_"] == "json":

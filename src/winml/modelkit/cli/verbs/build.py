@@ -73,6 +73,11 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
     default=True,
     help="Compare what each stage makes with what it was made from, or not.  [default: verify]",
 )
+@click.option(
+    "--tokenizer/--no-tokenizer",
+    default=True,
+    help="Copy config, tokenizer and processor files of the checkpoint into the folder, or not.  [default: copy]",
+)
 @source_options
 @weight_options
 @random_options
@@ -113,6 +118,7 @@ def _plan_build(context: click.Context, options: dict[str, Any]) -> BuildPlan:
         switched_off=sections_off,
         skip_pre_normalization=options["skip_pre_normalization"],
         verify=options["verify"],
+        with_companions=options["tokenizer"],
     )
 
 

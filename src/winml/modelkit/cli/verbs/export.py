@@ -58,6 +58,11 @@ Examples:
 @click.option(
     "--verify/--no-verify", default=None, help="Compare with PyTorch before writing, or not.  [default: verify]"
 )
+@click.option(
+    "--tokenizer/--no-tokenizer",
+    default=True,
+    help="Copy config, tokenizer and processor files of the checkpoint beside the model, or not.  [default: copy]",
+)
 @click.option("--with-report", is_flag=True, help="Also write a Markdown report.")
 @output_options
 def command(**options: Any) -> None:
@@ -126,7 +131,11 @@ def _export_model(request: ModelRequest, config: WinMLExportConfig, options: dic
     exporter = HTPExporter(config, seed=options["seed"], on_step=None if options["quiet"] else show_step)
     with library_output_to_stderr():
         return exporter.export_checkpoint(
-            request, options["output"], overwrite=options["overwrite"], with_report=options["with_report"]
+            request,
+            options["output"],
+            overwrite=options["overwrite"],
+            with_report=options["with_report"],
+            with_companions=options["tokenizer"],
         )
 
 

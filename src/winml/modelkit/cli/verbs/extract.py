@@ -18,7 +18,7 @@ from winml.modelkit.cli._options import (
     random_options,
     source_options,
 )
-from winml.modelkit.cli._runnable_models import files_read, runnable_model
+from winml.modelkit.cli._runnable_models import exported_path, files_read, runnable_model
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
 from winml.modelkit.hierarchy.selector import Selector
 
@@ -67,7 +67,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     with library_output_to_stderr():
         on_step = None if options["quiet"] else show_step
         result = extract_modules(
-            model.onnx_path(on_step),
+            exported_path(model, on_step),
             options["module"],
             options["output"],
             ExtractOptions(

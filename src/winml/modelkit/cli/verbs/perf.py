@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,7 +26,7 @@ from winml.modelkit.cli._options import (
     random_options,
     source_options,
 )
-from winml.modelkit.cli._runnable_models import runnable_model
+from winml.modelkit.cli._runnable_models import exported_path, runnable_model
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
 from winml.modelkit.cli.verbs._module_perf import check_module, module_option, show_module_perf
 from winml.modelkit.cli.verbs._module_times import by_module_options, check_by_module, show_by_module
@@ -91,8 +92,10 @@ def command(**options: Any) -> None:
     from winml.modelkit.flows.perf.whole_model import PerfOptions, measure_model
 
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
-        path = model.onnx_path(None if options["quiet"] else show_step)
-        result = measure_model(path, PerfOptions(run_options, latency, baseline), progress=progress)
+        path = exported_path(model, None if options["quiet"] else show_step)
+        result = measure_model(
+            path, PerfOptions(run_options, latency, baseline), progress=progress, tell=_tell(options)
+        )
     if options["format_"] == "json":
         print_json(result.as_record())
         return
@@ -100,6 +103,11 @@ def command(**options: Any) -> None:
     from winml.modelkit.report.perf import print_perf
 
     print_perf(result, console_for(sys.stdout))
+
+
+def _tell(options: Mapping[str, Any]) -> Callable[[str], None] | None:
+    """Return what says on stderr how the baseline comes along; None where nothing is to be said."""
+    return None if options["quiet"] else lambda words: click.echo(f"baseline: {words}", err=True)
 
 
 def _refuse_early(options: dict[str, Any]) -> tuple[FoundModel, dict[str, Any]]:

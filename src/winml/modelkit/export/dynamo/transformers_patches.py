@@ -9,6 +9,7 @@ NOTE: ``OnnxExporter``, its public class, accepts no prepared forward and return
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -118,7 +119,10 @@ def _transformers_models(model: nn.Module) -> list[nn.Module]:
 
 def _import_exporters() -> tuple[Any, Any, Any] | None:
     try:
-        from transformers.exporters import exporter_dynamo, exporter_onnx, utils
+        with warnings.catch_warnings():
+            # What its model files say about torch as they are imported, such as that torch.jit.script will go.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from transformers.exporters import exporter_dynamo, exporter_onnx, utils
     except ImportError:
         # transformers before 5.2 has none.
         return None

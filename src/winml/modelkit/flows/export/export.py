@@ -127,13 +127,18 @@ class HTPExporter:
         *,
         overwrite: bool = False,
         with_report: bool = False,
+        with_companions: bool = True,
     ) -> ExportResult:
-        """Load a model from a Hub id, a checkpoint, a config or a script, and export it."""
+        """Load a model from a Hub id, a checkpoint, a config or a script, and export it.
+
+        ``with_companions`` copies config, tokenizer and processor files of a checkpoint beside the model.
+        """
         if self.config.input_tensors is not None and request.input_specs is None:
             request = replace(request, input_specs=self.config.input_tensors)
         request = replace(request, dynamic=request.dynamic.joined(self.config.dynamic))
         refuse_dynamic(self.config.ep, is_dynamic=request.is_dynamic, allow_dynamic=self.config.allow_dynamic)
         target = self._target(output, overwrite=overwrite, with_report=with_report)
+        target = replace(target, with_companions=with_companions)
         return self._export_parts(lambda: load_for_export(request, self.config), target)
 
     def export_loaded(

@@ -32,6 +32,8 @@ class ExportTarget:
     overwrite: bool
     with_sidecar: bool
     with_report: bool
+    with_companions: bool = True
+    """Whether config, tokenizer and processor files of a checkpoint are copied beside it."""
 
     def paths(self) -> ExportPaths:
         """Return the files of a model of one part.

@@ -14,6 +14,7 @@ from winml.modelkit.export.exporter_choice import ExporterUse, second_choice
 from winml.modelkit.file_names import data_path
 from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
 from winml.modelkit.flows.export.graph_making import make_tagged_graph
+from winml.modelkit.graph.files.companions import Companions, earlier_companions, reserve_companions
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.model_metadata import output_specs
@@ -102,6 +103,8 @@ def _write_part(
         step.summary = verification_words(verification)
         exported = _exported_part(run, part, paths, tagged_graph, verification)
         exported = replace(exported, files=_written_files(paths, run.files.written_sizes()))
+        if run.target.with_companions:
+            result = replace(result, companions=_place_companions(run, paths))
         told = _with_part(result, exported, run)
         if paths.report:
             run.files.reserve(paths.report).write_text(export_report(told, told.parts[-1]), encoding="utf-8")
@@ -110,6 +113,12 @@ def _write_part(
         is_last = part is run.loaded.parts[-1]
         sizes = run.files.commit(overwrite=run.target.overwrite) if is_last else run.files.written_sizes()
     return _with_part(result, replace(exported, files=_written_files(paths, sizes)), run)
+
+
+def _place_companions(run: ExportRun, paths: ExportPaths) -> Companions:
+    """Put what belongs beside every part of the model there; files of an earlier export of it are replaced."""
+    owned = earlier_companions(paths.sidecar) if paths.sidecar is not None else ()
+    return reserve_companions(run.files, paths.model.parent, run.loaded.info.companions, owned=owned)
 
 
 def _verify_part(

@@ -56,7 +56,11 @@ def exported_from(metadata: Mapping[str, str], shown: str) -> ModelRequest:
 
 @contextmanager
 def pytorch_run(
-    request: ModelRequest, feeds: Mapping[str, NDArray[Any]], *, threads: int | None
+    request: ModelRequest,
+    feeds: Mapping[str, NDArray[Any]],
+    *,
+    threads: int | None,
+    tell: Callable[[str], None] | None = None,
 ) -> Iterator[Callable[[], object]]:
     """Return a call of the PyTorch model on these values, inside the block.
 
@@ -64,6 +68,7 @@ def pytorch_run(
         request: Which model.
         feeds: Values by the name of the input.
         threads: Threads that share the work of one operator; None: as many as PyTorch chooses.
+        tell: Told in words what is done before the model can be called.
 
     Raises:
         UsageError: the model takes other inputs.
@@ -75,7 +80,7 @@ def pytorch_run(
     from winml.modelkit.export.tensors import to_torch
     from winml.modelkit.load.model import load_model
 
-    loaded = load_model(request).only_part
+    loaded = load_model(request, tell).only_part
     names = [spec.name for spec in loaded.inputs]
     if missing := [name for name in names if name not in feeds]:
         raise UsageError(

@@ -44,7 +44,11 @@ class PerfOptions:
 
 
 def measure_model(
-    path: Path, options: PerfOptions, *, progress: Callable[[int, float], None] | None = None
+    path: Path,
+    options: PerfOptions,
+    *,
+    progress: Callable[[int, float], None] | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> PerfResult:
     """Measure a whole model.
 
@@ -52,6 +56,7 @@ def measure_model(
         path: The ONNX file.
         options: How it is run and how often.
         progress: Called between runs with the number of counted ones and the share that is done.
+        tell: Told in words what is done before the first run of a PyTorch baseline.
 
     Raises:
         UsageError: the options do not fit the model, or the execution provider is not there.
@@ -64,7 +69,7 @@ def measure_model(
         if options.baseline is None:
             latency, baseline = measure_latency(prepared.run, options.latency, progress), None
         else:
-            with _baseline_run(options.baseline, prepared) as (kind, baseline_run):
+            with _baseline_run(options.baseline, prepared, tell) as (kind, baseline_run):
                 compared = measure_alternating(prepared.run, baseline_run, options.latency, progress)
             latency = compared.model
             baseline = BaselineResult(options.baseline.name, kind, compared.baseline, compared.ratio, compared.block)
@@ -73,7 +78,9 @@ def measure_model(
 
 
 @contextmanager
-def _baseline_run(baseline: Baseline, prepared: PreparedModel) -> Iterator[tuple[Literal["pytorch", "onnx"], Run]]:
+def _baseline_run(
+    baseline: Baseline, prepared: PreparedModel, tell: Callable[[str], None] | None
+) -> Iterator[tuple[Literal["pytorch", "onnx"], Run]]:
     """Return the kind of the baseline and a run of it on the same values, inside the block.
 
     Raises:
@@ -85,7 +92,7 @@ def _baseline_run(baseline: Baseline, prepared: PreparedModel) -> Iterator[tuple
         from winml.modelkit.flows.perf.pytorch_baseline import exported_from, pytorch_run
 
         request = baseline.request or exported_from(opened.session.metadata, options.shown)
-        with pytorch_run(request, feeds, threads=options.threads) as run:
+        with pytorch_run(request, feeds, threads=options.threads, tell=tell) as run:
             yield "pytorch", run
         return
     session = open_model(baseline.path, options, opened.provider).session

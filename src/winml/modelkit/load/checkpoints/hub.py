@@ -12,14 +12,12 @@ from pathlib import Path, PurePosixPath
 
 from winml.modelkit.errors import CheckpointError, HubError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
+from winml.modelkit.load.checkpoints.companion_files import COMPANION_SUFFIXES
 from winml.modelkit.load.checkpoints.weight_files import FORMATS, find_weights
 
 __all__ = ["snapshot_folder"]
 
 _LOG = logging.getLogger(__name__)
-
-_CONFIG_SUFFIXES = {".json", ".txt"}
-"""Config, tokenizer and processor files, by which the inputs are decided."""
 
 
 def snapshot_folder(
@@ -132,7 +130,7 @@ def _files_to_fetch(names: Iterable[str], needs_weights: bool, needs_code: bool)
         if weights:
             break
     indexes = {index for _, _, index in FORMATS}
-    small = [name for name in top if PurePosixPath(name).suffix in _CONFIG_SUFFIXES and name not in indexes]
+    small = [name for name in top if PurePosixPath(name).suffix in COMPANION_SUFFIXES and name not in indexes]
     code = [name for name in names if name.endswith(".py")] if needs_code else []
     return [*small, *code, *weights]
 

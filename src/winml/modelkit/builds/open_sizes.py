@@ -1,0 +1,90 @@
+"""Builds a model in the cache with batch and sequence left open, as far as the model takes that.
+
+What it takes is tried, since only the exported file shows it, and remembered in the cache. Chooses no size itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.builds.build import identify_plan
+from winml.modelkit.builds.build_model import build_in_cache, cache_key, given_build_config
+from winml.modelkit.builds.cache import cache_root, write_atomically
+from winml.modelkit.builds.config import WinMLBuildConfig
+from winml.modelkit.builds.plan import BuildPlan, plan_build
+from winml.modelkit.errors import StageError, UsageError, VerificationError
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.results.build_result import BuildResult
+from winml.modelkit.runtime.execution_providers import find_execution_provider
+
+__all__ = ["build_with_open_sizes"]
+
+_CHOICES: tuple[dict[str, bool], ...] = (
+    {"dynamic_batch": True, "dynamic_sequence": True},
+    {"dynamic_batch": True},
+    {"dynamic_sequence": True},
+    {},
+)
+"""Keys of the export section that are tried, the most open one first."""
+
+_SIZES = {
+    "input_tensors", "dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_axes", "dynamic_dimensions",
+}  # fmt: skip
+"""Keys of the export section with which a caller decides the sizes."""
+
+
+def build_with_open_sizes(
+    request: ModelRequest,
+    config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
+    *,
+    ep: str | None = None,
+) -> BuildResult:
+    """Build in the cache; a config that says something about sizes is built as it says.
+
+    Args:
+        request: The model.
+        config: See :func:`~winml.modelkit.build_hf_model`.
+        ep: Execution provider that is to run it; one that takes fixed sizes only gets them.
+
+    Raises:
+        WinMLError: as :func:`~winml.modelkit.build_hf_model`; of the build with fixed sizes, where none is taken open.
+    """
+    given = given_build_config(config)
+    export = given.export
+    providers = [name for name in (ep, export and export.ep) if name]
+    is_free = all(find_execution_provider(name).takes_dynamic for name in providers)
+    if export is None or not is_free or export.model_fields_set & _SIZES:
+        return build_in_cache(plan_build(given, request))
+    plan = plan_build(given, request)
+    note = cache_root() / "open_sizes" / f"{cache_key(plan, identify_plan(plan))}.json"
+    remembered = _remembered_choice(note)
+    for choice in _CHOICES if remembered is None else (remembered,):
+        try:
+            result = build_in_cache(_opened_plan(plan, given, choice))
+        except (UsageError, StageError, VerificationError):
+            if not choice:
+                raise
+            continue
+        # A cache that cannot be written to only costs time.
+        with contextlib.suppress(OSError):
+            write_atomically(note, json.dumps(choice))
+        return result
+    raise AssertionError("the last choice returns or raises")
+
+
+def _opened_plan(plan: BuildPlan, config: WinMLBuildConfig, choice: Mapping[str, bool]) -> BuildPlan:
+    assert config.export is not None  # checked before
+    return plan_build(config.model_copy(update={"export": config.export.model_copy(update=dict(choice))}), plan.request)
+
+
+def _remembered_choice(note: Path) -> dict[str, bool] | None:
+    try:
+        choice = json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return choice if choice in _CHOICES else None
