@@ -99,6 +99,8 @@ class WrittenGraph:
     draw: Draw
     """What was traced."""
     proof: DynamicProof
+    choices: tuple[str, ...] = ()
+    """Lines of the user's Python that read a tensor's value while it was traced."""
 
 
 @contextmanager
@@ -355,6 +357,8 @@ def compare_at_other_sizes(
     Raises:
         VerificationError: the file fails or differs at one of them: names dimension, inputs and, if known, the module.
     """
+    if not written.proof.draws:
+        return ()
     # ONNX Runtime is loaded by those who verify only.
     from winml.modelkit.runtime.sessions import Session
 

@@ -7,7 +7,7 @@ one unit in its last place, and the outputs are compared. Other inputs then take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from winml.modelkit.verify.failure_explanation import explained_failure
 from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference, with_values
 
-__all__ = ["compare_stable_draws"]
+__all__ = ["compare_stable_draws", "is_decided_by_rounding"]
 
 MOVED_RUNS = 4
 """Measured on RT-DETR, which ranks 1,029 boxes: of eight draws seven showed what rounding decides, six of them in the
@@ -92,6 +92,14 @@ def _compare_kept_draws(
     references = [draws[number - 1].reference for number in kept]
     info = compare_outputs(references, [answers[number - 1] for number in kept], computed_in=computed_in)
     return replace(info, comparisons=tuple(replace(item, draw=kept[item.draw - 1]) for item in info.comparisons))
+
+
+def is_decided_by_rounding(
+    prepared: PreparedPart, draw: Draw, outputs: Collection[str], computed_in: Sequence[str]
+) -> bool:
+    """Say whether one unit in the last place moves these outputs of a draw beyond their threshold."""
+    with with_values(prepared) as weighted:
+        return set(outputs) <= _moved_outputs(weighted, draw, computed_in).keys()
 
 
 def _moved_outputs(prepared: PreparedPart, draw: Draw, computed_in: Sequence[str]) -> dict[str, OutputComparison]:
