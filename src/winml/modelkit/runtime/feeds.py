@@ -19,7 +19,7 @@ import numpy.typing as npt
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 
-__all__ = ["FeedRules", "is_mask", "make_feeds"]
+__all__ = ["FeedRules", "holds_lengths", "is_mask", "make_feeds"]
 
 Array = npt.NDArray[Any]
 
@@ -45,6 +45,12 @@ def is_mask(spec: InputTensorSpec, rules: FeedRules | None = None) -> bool:
     """Say whether values are drawn for an input as for a mask."""
     named = spec.name.endswith("mask") or (rules is not None and spec.name in rules.masks)
     return named and "float" not in spec.dtype
+
+
+def holds_lengths(spec: InputTensorSpec, rules: FeedRules | None = None) -> bool:
+    """Say whether values are drawn for an input as for the lengths of rows."""
+    named = _LENGTHS_NAME.search(spec.name) is not None or (rules is not None and spec.name in rules.length_axes)
+    return named and len(spec.shape) == 1 and "int" in spec.dtype
 
 
 def make_feeds(
@@ -123,8 +129,7 @@ def _mask_input(
 def _longest(spec: InputTensorSpec, shapes: Mapping[str, tuple[int, ...]], rules: FeedRules) -> int | None:
     """Return the largest length in an input that holds lengths; None for any other input."""
     shape = shapes[spec.name]
-    is_named = _LENGTHS_NAME.search(spec.name) is not None
-    if len(shape) != 1 or "int" not in spec.dtype or not (is_named or spec.name in rules.length_axes):
+    if not holds_lengths(spec, rules):
         return None
     high = None if spec.value_range is None else math.floor(spec.value_range[1])
     axis = rules.length_axes.get(spec.name)

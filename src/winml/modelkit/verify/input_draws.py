@@ -143,7 +143,7 @@ class InputDraws:
         traced = self.traced
         is_traced_size = traced is None or all(traced[name].shape == value.shape for name, value in tensors.items())
         masks = list(self._turned_masks()) if is_traced_size or refusal is None else []
-        lengths = list(self._length_axes(tensors)) if refusal is not None else []
+        lengths = list(self._length_axes(tensors)) if is_traced_size or refusal is not None else []
         rules = self.learned.rules
         for turned, axes in itertools.product([{}, *masks], [{}, *lengths]):
             if turned or axes:

@@ -19,6 +19,7 @@ from winml.modelkit.compare.outputs import CheckedValue, compare_outputs
 from winml.modelkit.errors import ExportError, VerificationError, first_line
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.runtime.feeds import FeedRules, holds_lengths
 from winml.modelkit.verify.other_sizes import Draw, WrittenGraph, unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference
 
@@ -68,12 +69,13 @@ class OtherValues:
     """Input → values PyTorch refuses, each with the reason."""
 
 
-def run_at_other_values(prepared: PreparedPart, traced: Draw) -> OtherValues:
+def run_at_other_values(prepared: PreparedPart, traced: Draw, rules: FeedRules | None = None) -> OtherValues:
     """Run PyTorch on other values of each input that random draws may not vary, one input at a time.
 
     Args:
         prepared: The part, with values.
         traced: What was traced.
+        rules: What was learned of the values that the part takes.
     """
     part = prepared.part
     varied: list[Varied] = []
@@ -89,7 +91,7 @@ def run_at_other_values(prepared: PreparedPart, traced: Draw) -> OtherValues:
         return False
 
     for spec in part.inputs:
-        for values in other_values(spec, traced.inputs[spec.name], part):
+        for values in other_values(spec, traced.inputs[spec.name], part, rules):
             add([spec.name], value_words(values), {spec.name: values})
     floats = [spec for spec in part.inputs if _takes_both_signs(spec, traced.inputs[spec.name])]
     for words, change in _SIGNS.items():
@@ -124,13 +126,16 @@ def _count_infinite(value: NDArray[Any]) -> int:
     return 0 if value.dtype.kind in "biu" else int((~np.isfinite(value.astype(np.float64))).sum())
 
 
-def other_values(spec: InputTensorSpec, traced: torch.Tensor, part: ModelPart) -> list[torch.Tensor]:
+def other_values(
+    spec: InputTensorSpec, traced: torch.Tensor, part: ModelPart, rules: FeedRules | None = None
+) -> list[torch.Tensor]:
     """Return values near the traced ones and at the bounds of their range, none equal to the traced ones.
 
     Of tensors that random draws vary for certain, none: those of floats with several values, and those of many
     integers.
     """
-    low, high = _bounds(spec, traced, part)
+    is_of_lengths = spec.value_range is None and holds_lengths(spec, rules)
+    low, high = (1, float(traced.max())) if is_of_lengths else _bounds(spec, traced, part)
     if traced.numel() == 0 or low >= high or not _may_be_constant(traced, part):
         return []
     if traced.dtype == torch.bool:
@@ -139,7 +144,7 @@ def other_values(spec: InputTensorSpec, traced: torch.Tensor, part: ModelPart) -
         candidates = [_clamped(values, low, high) for values in (-traced, torch.zeros_like(traced), traced + 1)]
     else:
         candidates = [_clamped(values, low, high) for values in _neighbours(traced.long())]
-        if not part.are_ranges_examples:
+        if not part.are_ranges_examples and not is_of_lengths:
             reach = max(_REACH, _FACTOR * int(traced.long().abs().max()))
             bounds = (max(low, -reach), min(high, reach))
             candidates += [_clamped(torch.full_like(traced.long(), int(bound)), low, high) for bound in bounds]
@@ -272,11 +277,15 @@ def _frozen_error(varied: Varied, written: WrittenGraph, difference: str) -> Ver
             is_graph_wrong=True,
         )
     traced = value_words(written.draw.inputs[varied.names[0]])
+    # A list of several values cannot be declared.
+    declared = (
+        f" Where it always is {traced}, say so: value_range [{traced}, {traced}] in --input-specs (input_tensors in "
+        "Python)."
+    )
     return VerificationError(
         f"the trace fixed {names} to {traced}: at {varied.words} {difference}{lines}",
-        hint=f"Keep {names} a tensor in the forward: compare, index or mask with it instead of int(), range() or if. "
-        f"Where it always is {traced}, say so: one value as its value_range in --input-specs (input_tensors in "
-        "Python). --no-verify writes the file all the same.",
+        hint=f"Keep {names} a tensor in the forward: compare, index or mask with it instead of int(), range() or if."
+        f"{'' if traced.startswith('[') else declared} --no-verify writes the file all the same.",
         is_graph_wrong=True,
     )
 

@@ -93,7 +93,7 @@ def _with_reference_outputs(
             lambda drawing: drawing.draw(2, with_padding=not drawing.hides(written.draw.inputs)),
             lambda tensors: Draw(tensors, run_reference(weighted, tensors), sizes),
         )
-        values = run_at_other_values(weighted, written.draw)
+        values = run_at_other_values(weighted, written.draw, inputs.learned.rules)
     return written, _telling_draw(written.draw, second, values), values
 
 
