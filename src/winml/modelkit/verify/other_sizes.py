@@ -21,6 +21,7 @@ from torch import nn
 
 from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError
+from winml.modelkit.export.left_as_found import kept_values
 from winml.modelkit.export.output_shapes import Observation, explain_output_shapes
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.dimensions import DynamicDimension
@@ -107,11 +108,12 @@ class WrittenGraph:
 def unchanged_attributes(model: nn.Module) -> Iterator[None]:
     """Put back, in place and at the end, the numbers and buffers that a forward keeps on its modules.
 
-    Some forwards write down the size they saw (a window cut to a small image) and go on with it.
+    Some forwards write down the size they saw (a window cut to a small image), or count in a buffer, and go on with it.
     """
     before = {module: {**vars(module), **module._buffers} for module in model.modules()}
     try:
-        yield
+        with kept_values(model.buffers()):
+            yield
     finally:
         for module, attributes in before.items():
             for name, value in attributes.items():
