@@ -106,6 +106,26 @@ RIGHT: dict[str, Case] = {
     "a number nobody reads": Case(lambda _, x, _n: torch.tanh(x), whole(3), [1, 4]),
     "a root": Case(lambda _, x, n: x + n.sqrt().sum(), torch.rand(3) + 0.1, [[0.5, 4.0, 9.0]]),
     "probabilities": Case(lambda _, x, n: x + torch.logit(n).sum(), torch.rand(3) * 0.8 + 0.1, [[0.5, 0.2, 0.9]]),
+    "ranks of values that tie": Case(
+        lambda _, x, n: x[:, :4] + n.argsort(-1)[:2, None],
+        torch.tensor([[1.0, -1.0, 0.5, -0.5]] * 2),
+        [[[3.0, 1, 2, 4]] * 2],
+    ),
+    "a factor of one": Case(lambda _, x, n: x * n, whole(1), [2, 7]),
+    "quotient and remainder": Case(lambda _, x, n: x * (n // 2) + n % 3, whole(7), [0, 1, 9]),
+    "a step of time": Case(
+        lambda _, x, n: x + torch.cos(n[:, None].float() * torch.arange(4))[:, None],
+        whole([999, 3]),
+        [[0, 0], [5, 998]],
+    ),
+    "values of which the norm is 1": Case(lambda _, x, n: x + (n / n.norm()).sum(), torch.randn(3), [[1.0, 2.0, -3.0]]),
+    "a mask of floats": Case(
+        lambda _, x, n: x + torch.softmax(n.log(), -1).sum(-1, keepdim=True)[:1, :1],
+        torch.tensor([[1.0, 0.0, 1.0, 1.0]]),
+        [[[1.0, 1.0, 1.0, 0.0]]],
+    ),
+    "whole numbers of 32 bits": Case(lambda _, x, n: x + n, torch.tensor(3, dtype=torch.int32), [0, 9]),
+    "bytes": Case(lambda _, x, n: x + n.float().mean(), torch.full((2, 3), 255, dtype=torch.uint8), [[[1, 2, 3]] * 2]),
 }
 """Each follows its second input."""
 
@@ -211,3 +231,39 @@ def test_value_that_pytorch_refuses_is_told(tmp_path: Path) -> None:
     assert (("4",), False) == (value.compared, value.is_fixed)
     assert value.refused[0].startswith("6 (IndexError")
     assert any("PyTorch itself refuses 6" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_single_number_is_given_another_value_whatever_is_drawn(seed: int, tmp_path: Path) -> None:
+    """Two draws that happen to be equal do not make a right graph one that cannot be judged."""
+
+    class Row(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(2, 4)
+
+        def forward(self, n: torch.Tensor) -> torch.Tensor:
+            return self.table(n)
+
+    specs = (InputTensorSpec(name="n", shape=(), dtype="int64", value_range=(0, 1)),)
+    config = WinMLExportConfig(exporter="torchscript", input_tensors=specs)
+    result = export_pytorch(Row(), tmp_path / "model.onnx", config=config, seed=seed)
+    assert result.verification is not None
+    assert result.verification.is_verified
+    assert () == result.verification.fixed
+
+
+def test_float_branch_names_the_inputs_and_the_line(tmp_path: Path) -> None:
+    """Of two tensors, the one whose sign decides is named, although both change in a random draw."""
+
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x * 2 + y if y.sum() > 0 else x - y
+
+    inputs = {"x": torch.randn(3, 4), "y": torch.ones(3, 4)}
+    for seed in range(3):
+        with pytest.raises(VerificationError, match=r"\by\b.*test_input_values.py:\d+ reads the value") as caught:
+            export_pytorch(
+                Branch(), tmp_path / "model.onnx", inputs, config=WinMLExportConfig(exporter="torchscript"), seed=seed
+            )
+        assert "torch.where" in caught.value.hint or "decides by the values" in caught.value.hint

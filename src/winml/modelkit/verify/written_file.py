@@ -133,7 +133,7 @@ def _name_deciding_inputs(
                 run_file,
                 dtypes,
             )
-        error.message += f"; it is equal with the traced {' or '.join(names)}" if names else ""
+        error.message += f"; the values of {' and '.join(names)} decide it" if names else ""
     error.message += f"; {places_words(written.choices)}" if written.choices else ""
 
 
