@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from winml.modelkit import (
     WinMLExportConfig,
     export_pytorch,
 )
+from winml.modelkit.export.left_as_found import module_left_as_found
 
 
 class Block(nn.Module):
@@ -224,6 +226,17 @@ def test_state_of_notices_what_a_forward_keeps(name: str) -> None:
     after = state_of(model), random_numbers()
     torch.set_default_dtype(dtype)
     assert before != after
+
+
+def test_module_with_what_is_gone_or_not_there_yet_is_left_as_found() -> None:
+    """Neither a dead reference on a module nor a layer without sizes is in the way."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3))
+    owner = Record()
+    model.owner = weakref.proxy(owner)
+    del owner
+    with module_left_as_found(model):
+        model.last = 1
+    assert not hasattr(model, "last")
 
 
 def test_counter_beside_the_answer_does_not_stop_an_export(tmp_path: Path) -> None:

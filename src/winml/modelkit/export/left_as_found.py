@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,11 @@ LARGEST_COPY_BYTES = 2**26
 and a copy of those would cost as much memory as the model."""
 _DEPTH = 4
 """Chosen: a list in a record in a mapping of a module is reached; a whole program that hangs on a module is not."""
-_OPAQUE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, nn.Module)
+_OPAQUE = (
+    *weakref.ProxyTypes,  # first, as in remember()
+    *(type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType),
+    *(nn.Module, torch.Tensor),
+)
 
 _FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.is_grad_enabled, torch.set_grad_enabled),
@@ -75,7 +80,7 @@ def module_left_as_found(model: nn.Module) -> Iterator[None]:
         state.remember(vars(module), _DEPTH)
         for value in vars(module).values():
             # A record on a module, such as a cache, is part of its state; what hangs on that record is not.
-            if hasattr(value, "__dict__") and not isinstance(value, (*_OPAQUE, torch.Tensor)):
+            if not isinstance(value, _OPAQUE) and hasattr(value, "__dict__"):
                 state.remember(vars(value), 1)
     parameters = list(model.parameters())
     held = (parameter for parameter in parameters if not is_lazy(parameter))
@@ -138,6 +143,8 @@ class _State:
 
     def remember(self, value: Any, depth: int) -> None:
         """Remember a container with all that it holds, to a depth; or a tensor that is no parameter."""
+        if type(value) in weakref.ProxyTypes:  # any other question to one whose object is gone raises
+            return
         if isinstance(value, torch.Tensor):
             if not isinstance(value, nn.Parameter) and id(value) not in self._seen_tensors:
                 self._seen_tensors.add(id(value))
