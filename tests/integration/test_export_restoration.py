@@ -137,6 +137,9 @@ def random_numbers() -> Any:
 class Keeper(nn.Module):
     """Keeps something of every call, as a function says."""
 
+    count: torch.Tensor
+    table: torch.Tensor
+
     def __init__(self, keep: Callable[[Keeper, torch.Tensor], Any], then: Callable[..., Any]) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
@@ -232,10 +235,10 @@ def test_module_with_what_is_gone_or_not_there_yet_is_left_as_found() -> None:
     """Neither a dead reference on a module nor a layer without sizes is in the way."""
     model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3))
     owner = Record()
-    model.owner = weakref.proxy(owner)
+    vars(model)["owner"] = weakref.proxy(owner)
     del owner
     with module_left_as_found(model):
-        model.last = 1
+        vars(model)["last"] = 1
     assert not hasattr(model, "last")
 
 

@@ -10,7 +10,7 @@ import random
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedParameter
 
 __all__ = ["kept_values", "module_left_as_found", "process_left_as_found"]
 
@@ -83,9 +83,9 @@ def module_left_as_found(model: nn.Module) -> Iterator[None]:
             if not isinstance(value, _OPAQUE) and hasattr(value, "__dict__"):
                 state.remember(vars(value), 1)
     parameters = list(model.parameters())
-    held = (parameter for parameter in parameters if not is_lazy(parameter))
+    held = (parameter for parameter in parameters if not isinstance(parameter, UninitializedParameter))
     if sum(parameter.numel() * parameter.element_size() for parameter in held) <= LARGEST_COPY_BYTES:
-        state.tensors += [copy for parameter in parameters if (copy := _copied(parameter))]
+        state.tensors += _copies(parameters)
     flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters]
     try:
         yield
@@ -99,9 +99,9 @@ def module_left_as_found(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def kept_values(tensors: Iterator[torch.Tensor]) -> Iterator[None]:
+def kept_values(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Put back, in place and at the end, the values of tensors; of those without values, nothing."""
-    copies = [copy for tensor in tensors if (copy := _copied(tensor))]
+    copies = _copies(tensors)
     try:
         yield
     finally:
@@ -125,12 +125,12 @@ class _TensorCopy:
                 tensor.copy_(values)
 
 
-def _copied(tensor: torch.Tensor) -> _TensorCopy | None:
-    """Return a tensor with a copy of its values; None where it holds none."""
+def _copies(tensors: Iterable[torch.Tensor]) -> list[_TensorCopy]:
+    """Return copies of the values of tensors, of those that hold any."""
     # Of other classes are fake tensors, and those that get their shape with the first call.
-    if type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer) or tensor.is_meta:
-        return None
-    return _TensorCopy(tensor, tensor.detach().clone())
+    classes = (torch.Tensor, nn.Parameter, nn.Buffer)
+    held = (tensor for tensor in tensors if type(tensor) in classes and not tensor.is_meta)
+    return [_TensorCopy(tensor, tensor.detach().clone()) for tensor in held]
 
 
 class _State:
@@ -148,7 +148,7 @@ class _State:
         if isinstance(value, torch.Tensor):
             if not isinstance(value, nn.Parameter) and id(value) not in self._seen_tensors:
                 self._seen_tensors.add(id(value))
-                self.tensors += [copy] if (copy := _copied(value)) else []
+                self.tensors += _copies([value])
         elif isinstance(value, (dict, list, set, deque)):
             if id(value) in self.containers:
                 return
