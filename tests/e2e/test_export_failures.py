@@ -170,6 +170,29 @@ def test_operator_of_a_newer_opset_is_told_with_that_opset(workplace: Workplace,
     assert 0 == outcome.code, outcome.err
 
 
+def test_value_that_the_trace_fixed_is_refused_or_declared(workplace: Workplace, tmp_path: Path) -> None:
+    """The input, its value and the line are named; declared as one value, the file is written and says so."""
+    script = tmp_path / "count.py"
+    script.write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Repeat(nn.Module):\n"
+        "    def forward(self, x, n):\n"
+        "        for _ in range(int(n)):\n            x = torch.tanh(x * 2)\n"
+        "        return x\n"
+        "def build():\n    return Repeat()\n"
+        "def example_inputs():\n    return torch.randn(2, 4), torch.tensor(3)\n",
+        encoding="utf-8",
+    )
+    arguments = ("-m", f"{script}:build", "-o", "model.onnx")
+    words = ("fixed n to 3", "at 4", "count.py:5 reads the value", "value_range [3, 3] in --input-specs", "--no-verify")
+    workplace.refuse(*arguments, code=3, words=words)
+    specs = {"x": {"shape": [2, 4], "dtype": "float32"}, "n": {"shape": [], "dtype": "int64", "value_range": [3, 3]}}
+    outcome = workplace.export(*arguments, "--input-specs", json.dumps(specs))
+    assert 0 == outcome.code, outcome.err
+    assert "ONNX Runtime equals PyTorch with n fixed to 3" in outcome.out
+    assert "Input n is fixed to 3" in outcome.out
+
+
 def test_unreachable_hub_is_told_with_the_way_around_it(workplace: Workplace) -> None:
     """Offline, an id that no cache holds ends with both ways on."""
     workplace.refuse("-m", "nobody/no-model", "-o", "model.onnx", code=1, words=("nobody/no-model", "HF_HUB_OFFLINE"))

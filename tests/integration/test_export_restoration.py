@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +24,7 @@ from winml.modelkit import (
     WinMLExportConfig,
     export_pytorch,
 )
+from winml.modelkit.export.left_as_found import module_left_as_found
 
 
 class Block(nn.Module):
@@ -79,10 +84,12 @@ def state_of(model: nn.Module) -> dict[str, Any]:
         for name, value in vars(module).items():
             # Hooks, parameters and children are kept in mappings; which objects they hold, and in which order, counts.
             state[path, name] = (
-                list(zip(value, map(id, value.values()), strict=True))
+                (list(zip(value, map(id, value.values()), strict=True)), "" if name.startswith("_") else str(value))
                 if isinstance(value, dict)
-                else (id(value), value)
+                else (id(value), str(value))
             )
+        for name, buffer in module.named_buffers(recurse=False):
+            state[path, "buffer", name] = id(buffer), buffer.numpy().tobytes()
     for name, value in model.state_dict(keep_vars=True).items():
         state["tensor", name] = (id(value), value.dtype, value.device, value.requires_grad, id(value.grad))
         state["bytes", name] = value.detach().numpy().tobytes()
@@ -120,6 +127,130 @@ def test_export_leaves_the_module_as_it_was(is_patched: bool, tmp_path: Path) ->
     assert result.verification is not None
     assert result.verification.is_verified
     assert ("forward" in vars(model)) == is_patched
+
+
+def random_numbers() -> Any:
+    """Return which random numbers come next."""
+    return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
+
+
+class Keeper(nn.Module):
+    """Keeps something of every call, as a function says."""
+
+    count: torch.Tensor
+    table: torch.Tensor
+
+    def __init__(self, keep: Callable[[Keeper, torch.Tensor], Any], then: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("table", torch.zeros(4), persistent=False)
+        self.plain = torch.zeros(4)
+        self.calls: list[Any] = []
+        self.known: dict[str, Any] = {"nested": [torch.zeros(4)]}
+        self.record = Record()
+        self.keep, self.then = keep, then
+
+    def forward(self, values: torch.Tensor) -> Any:
+        """Keep, and answer."""
+        self.keep(self, values)
+        return self.then(self.linear(values))
+
+
+class Record:
+    """What a cache of a library is like."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+
+    def __str__(self) -> str:
+        return str(self.entries)
+
+
+def write_parameter(model: Keeper, _values: torch.Tensor) -> None:
+    """Write into a parameter, which no gradient is to know of."""
+    with torch.no_grad():
+        model.linear.weight.mul_(0.5)
+        model.linear.bias.data = torch.ones(4)
+
+
+def draw_numbers(_model: Keeper, _values: torch.Tensor) -> None:
+    """Use up random numbers of every kind, for nothing."""
+    torch.manual_seed(3)
+    torch.rand(1)
+    np.random.rand()
+    random.random()
+
+
+KEEPS: dict[str, Callable[[Keeper, torch.Tensor], Any]] = {
+    "a counter": lambda model, _values: model.count.add_(1),
+    "a counter that is replaced": lambda model, _values: setattr(model, "count", model.count + 1),
+    "a buffer that is no state": lambda model, _values: model.table.fill_(7),
+    "a tensor": lambda model, values: model.plain.copy_(values[0].detach()),
+    "another tensor": lambda model, values: setattr(model, "plain", values[0].detach()),
+    "a new attribute": lambda model, values: setattr(model, "last", values.shape),
+    "a list": lambda model, _values: model.calls.append(1),
+    "a tensor deep inside": lambda model, _values: model.known["nested"][0].add_(1),
+    "an entry of a cache": lambda model, _values: model.record.entries.append(1),
+    "a hook": lambda model, _values: model.linear.register_forward_hook(lambda *_: None),
+    "a parameter": write_parameter,
+    "a flag": lambda model, _values: model.linear.weight.requires_grad_(False),
+    "a gradient": lambda model, _values: setattr(model.linear.bias, "grad", torch.ones(4)),
+    "the mode": lambda model, _values: model.linear.train(not model.linear.training),
+    "random numbers": draw_numbers,
+    "the type of numbers": lambda _model, _values: torch.set_default_dtype(torch.float64),
+}
+
+
+@pytest.mark.parametrize(
+    ("exporter", "then"),
+    [("torchscript", torch.tanh), ("dynamo", torch.tanh), ("torchscript", lambda _values: 1 / 0)],
+    ids=["torchscript", "dynamo", "refused"],
+)
+@pytest.mark.parametrize("name", KEEPS)
+def test_what_a_forward_keeps_is_put_back(name: str, exporter: Any, then: Callable[..., Any], tmp_path: Path) -> None:
+    """Buffers, attributes, hooks, parameters, flags and random numbers are those from before, whatever came of it."""
+    model = Keeper(KEEPS[name], then)
+    model.linear.bias.grad = torch.zeros(4)
+    before = state_of(model)
+    with suppress(WinMLError):
+        export_pytorch(model, tmp_path / "model.onnx", torch.randn(3, 4), config=WinMLExportConfig(exporter=exporter))
+    assert before == state_of(model)
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_state_of_notices_what_a_forward_keeps(name: str) -> None:
+    """The comparison above would see each of them."""
+    model = Keeper(KEEPS[name], torch.tanh)
+    dtype = torch.get_default_dtype()
+    values = torch.randn(3, 4)
+    before = state_of(model), random_numbers()
+    model(values)
+    after = state_of(model), random_numbers()
+    torch.set_default_dtype(dtype)
+    assert before != after
+
+
+def test_module_with_what_is_gone_or_not_there_yet_is_left_as_found() -> None:
+    """Neither a dead reference on a module nor a layer without sizes is in the way."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3))
+    owner = Record()
+    vars(model)["owner"] = weakref.proxy(owner)
+    del owner
+    with module_left_as_found(model):
+        vars(model)["last"] = 1
+    assert not hasattr(model, "last")
+
+
+def test_counter_beside_the_answer_does_not_stop_an_export(tmp_path: Path) -> None:
+    """The file is right and the counter is where it was, with either exporter."""
+    for exporter in ("torchscript", "dynamo"):
+        model = Keeper(KEEPS["a counter"], torch.tanh)
+        config = WinMLExportConfig(exporter=exporter)
+        result = export_pytorch(model, tmp_path / f"{exporter}.onnx", torch.randn(3, 4), config=config)
+        assert result.verification is not None
+        assert result.verification.is_verified
+        assert 0 == int(model.count)
 
 
 def fail(_values: torch.Tensor) -> torch.Tensor:

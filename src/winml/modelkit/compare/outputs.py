@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.compare.thresholds import MINIMUM_SCALE, THRESHOLDS
 
-__all__ = ["MINIMUM_SCALE", "THRESHOLDS", "OutputComparison", "VerificationInfo", "compare_outputs"]
+__all__ = ["MINIMUM_SCALE", "THRESHOLDS", "CheckedValue", "OutputComparison", "VerificationInfo", "compare_outputs"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,31 @@ class OutputComparison:
 
 
 @dataclass(frozen=True)
+class CheckedValue:
+    """An input that was given other values than the traced one by itself, or that could not be."""
+
+    name: str
+    traced: str
+    """What was traced, in words: ``3``, ``[5, 3]``."""
+    compared: tuple[str, ...] = ()
+    """Other values at which the outputs were compared, in words."""
+    refused: tuple[str, ...] = ()
+    """Other values that the reference refuses, each with the reason."""
+    is_fixed: bool = False
+    """Whether all that was compared has this one value, so that nothing is known of others."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {
+            "name": self.name,
+            "traced": self.traced,
+            "compared": list(self.compared),
+            "refused": list(self.refused),
+            "is_fixed": self.is_fixed,
+        }
+
+
+@dataclass(frozen=True)
 class VerificationInfo:
     """Outcome of comparing the outputs of some draws with those of the reference."""
 
@@ -52,6 +77,13 @@ class VerificationInfo:
     """Whether some output depends on the inputs by more than its threshold, so that a wrong answer would have shown."""
     set_aside: tuple[OutputComparison, ...] = ()
     """Of each draw that is not compared, the output of the reference that rounding moves most."""
+    values: tuple[CheckedValue, ...] = ()
+    """Inputs that were varied by themselves, and those of which only one value was compared."""
+
+    @property
+    def fixed(self) -> tuple[CheckedValue, ...]:
+        """The inputs of which only one value was compared."""
+        return tuple(value for value in self.values if value.is_fixed)
 
     @property
     def is_verified(self) -> bool:
@@ -87,6 +119,7 @@ class VerificationInfo:
                 for item in self.comparisons
             ],
             **({"set_aside": [_set_aside_record(item) for item in self.set_aside]} if self.set_aside else {}),
+            **({"values": [value.as_record() for value in self.values]} if self.values else {}),
         }
 
 

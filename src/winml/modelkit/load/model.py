@@ -72,6 +72,7 @@ def unweighted_part(resolved: ResolvedModel) -> ModelPart:
         model=resolved.model,
         inputs=resolved.inputs,
         forward_kwargs=resolved.forward_kwargs,
+        are_ranges_examples=resolved.are_ranges_examples,
         dimensions=resolved.dimensions,
         notes=resolved.notes,
     )

@@ -79,6 +79,8 @@ class ModelPart:
     """Fixed keywords of every call: no cache, named outputs."""
     example: Mapping[str, torch.Tensor] | None = None
     """Values to try first, where the user gave some; they fit ``inputs``."""
+    are_ranges_examples: bool = False
+    """Whether the value ranges of ``inputs`` are merely those of an example: other values may be valid, too."""
     dimensions: tuple[DynamicDimension, ...] = ()
     """The names in the shapes of ``inputs``, each with the size to trace with; empty where all sizes are fixed."""
     stored: Mapping[str, ir.TensorProtocol] | None = None

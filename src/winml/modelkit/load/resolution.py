@@ -85,6 +85,8 @@ class ResolvedModel:
     """What floating point weights are loaded in; None where only the weights themselves say it."""
     example: Mapping[str, torch.Tensor] | None = None
     """Values to try first, where the user gave some."""
+    are_ranges_examples: bool = False
+    """Whether the value ranges of ``inputs`` are merely those of an example."""
     notes: tuple[str, ...] = field(default=())
     """Sentences the user should hear."""
     dimensions: tuple[DynamicDimension, ...] = ()
@@ -306,6 +308,7 @@ def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) 
         inputs=decision.inputs,
         forward_kwargs=forward_keywords(script.model),
         example=fitting_example(script.example, decision),
+        are_ranges_examples=request.input_specs is None,
         notes=decision.notes,
         dimensions=decision.dimensions,
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.compare.outputs import CheckedValue, VerificationInfo
 from winml.modelkit.words import count_words
 
 __all__ = ["verification_notes", "verification_words"]
+
+_SHOWN_FIXED = 2
+"""Inputs named in the outcome; the notes name all."""
 
 
 def verification_words(verification: VerificationInfo | None) -> str:
@@ -25,15 +28,23 @@ def verification_words(verification: VerificationInfo | None) -> str:
             return "inconclusive: every output of the model is zero, NaN or infinite, so a wrong graph would not show"
         return f"inconclusive: no output of the model depends on its inputs, so a wrong graph would not show ({bound})"
     outcome = (
-        "ONNX Runtime equals PyTorch"
+        f"ONNX Runtime equals PyTorch{_fixed_words(verification)}"
         if verification.is_verified
         else f"not equal: output {worst.name!r}, draw {worst.draw}"
     )
     return f"{outcome} ({bound})"
 
 
+def _fixed_words(verification: VerificationInfo) -> str:
+    """Return for which values of inputs alone the outcome holds."""
+    fixed = [f"{value.name} fixed to {value.traced}" for value in verification.fixed]
+    if len(fixed) > _SHOWN_FIXED:
+        fixed = [*fixed[:_SHOWN_FIXED], f"{len(fixed) - _SHOWN_FIXED} other inputs fixed"]
+    return f" with {' and '.join(fixed)}" if fixed else ""
+
+
 def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]:
-    """Return one sentence for each draw that was set aside and each output that holds NaN."""
+    """Return one sentence for each draw that was set aside, each input with one value, and each output with NaN."""
     if verification is None:
         return ()
     set_aside_notes = [
@@ -44,9 +55,18 @@ def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]
     outputs_with_nan = {item.name: item for item in reversed(verification.comparisons) if item.nan_count}
     return (
         *set_aside_notes,
+        *map(_value_note, (value for value in verification.values if value.is_fixed or value.refused)),
         *(
             f"Output {name!r} holds NaN ({count_words(item.nan_count)} values for draw {item.draw} of the inputs), in "
             "PyTorch as in the file: look at the weights."
             for name, item in sorted(outputs_with_nan.items())
         ),
     )
+
+
+def _value_note(value: CheckedValue) -> str:
+    refused = f"PyTorch itself refuses {'; '.join(value.refused)}" if value.refused else ""
+    if not value.is_fixed:
+        return f"Input {value.name}: {refused}. It was compared at {', '.join(value.compared)}."
+    reason = refused or "no other value was drawn for it"
+    return f"Input {value.name} is fixed to {value.traced}: {reason}. Nothing is known of the file for other values."

@@ -7,8 +7,10 @@ hide something, end-of-sequence tokens stand where the row ends). Does not know 
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ import numpy.typing as npt
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 
-__all__ = ["make_feeds"]
+__all__ = ["FeedRules", "holds_lengths", "is_mask", "make_feeds"]
 
 Array = npt.NDArray[Any]
 
@@ -26,6 +28,30 @@ LARGEST_BYTES = 2**47
 DRAWN_BYTES = 8
 """Specified: numpy draws integers and floats in this width before they become what is wanted."""
 
+_LENGTHS_NAME = re.compile(r"(^|_)(len|lens|length|lengths)$")
+
+
+@dataclass(frozen=True)
+class FeedRules:
+    """What a model was found to ask of the values drawn for it, beyond its specifications."""
+
+    masks: Mapping[str, int] = field(default_factory=dict)
+    """Input that is a mask → the value with which it hides, 0 or 1. Those named ``…mask`` hide with 0 unless here."""
+    length_axes: Mapping[str, int] = field(default_factory=dict)
+    """Input that holds the length of each row → the axis of the other inputs along which it is counted."""
+
+
+def is_mask(spec: InputTensorSpec, rules: FeedRules | None = None) -> bool:
+    """Say whether values are drawn for an input as for a mask."""
+    named = spec.name.endswith("mask") or (rules is not None and spec.name in rules.masks)
+    return named and "float" not in spec.dtype
+
+
+def holds_lengths(spec: InputTensorSpec, rules: FeedRules | None = None) -> bool:
+    """Say whether values are drawn for an input as for the lengths of rows."""
+    named = _LENGTHS_NAME.search(spec.name) is not None or (rules is not None and spec.name in rules.length_axes)
+    return named and len(spec.shape) == 1 and "int" in spec.dtype
+
 
 def make_feeds(
     specs: Sequence[InputTensorSpec],
@@ -33,26 +59,40 @@ def make_feeds(
     *,
     sizes: Mapping[str, int] | None = None,
     with_padding: bool = True,
+    rules: FeedRules | None = None,
 ) -> dict[str, Array]:
     """Draw one array per input.
 
     The same seed gives the same values on every platform, and an input keeps its values when others come or go.
     Integers are uniform in the value range (0..1 without one), floats uniform in it (standard normal without one).
     An integer or bool input named ``…mask`` is a mask: each row a run of ones, then at least one zero if the row is
-    longer than one; all alike where its value range is one value. An input named ``bbox`` holds boxes, corners in
-    order. First values stand where the row begins, and are not masked.
+    longer than one; all alike where its value range is one value. A row of integers named ``…length`` or ``…lens``
+    holds lengths: the largest possible one first, none larger than the one before. An input named ``bbox`` holds boxes,
+    corners in order. First values stand where the row begins, and are not masked.
 
     Args:
         specs: The inputs.
         seed: Not negative. Another seed gives another draw.
         sizes: Sizes of the dynamic dimensions, by name.
-        with_padding: Whether masks hide something; otherwise they are all ones.
+        with_padding: Whether masks hide something; otherwise they are all ones, or zeros where ones hide.
+        rules: What else is known of the values.
 
     Raises:
         UsageError: a dynamic dimension has no size, sizes are beyond any memory, or a value range holds no value of
             the dtype.
     """
-    feeds = {spec.name: _draw_input(spec, seed, sizes or {}, with_padding) for spec in specs}
+    rules = rules or FeedRules()
+    shapes = {spec.name: _settled_shape(spec, sizes or {}) for spec in specs}
+    feeds = {}
+    for spec in specs:
+        # One generator per input: a draw does not depend on which other inputs there are.
+        generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
+        if is_mask(spec, rules):
+            feeds[spec.name] = _mask_input(generator, spec, shapes[spec.name], with_padding, rules)
+        elif (longest := _longest(spec, shapes, rules)) is not None:
+            feeds[spec.name] = _draw_lengths(generator, spec, shapes[spec.name], longest)
+        else:
+            feeds[spec.name] = _draw_input(generator, spec, shapes[spec.name])
     for spec in specs:
         mask = feeds.get(spec.name.removesuffix("input_ids") + "attention_mask")
         if spec.first_values:
@@ -62,21 +102,51 @@ def make_feeds(
     return feeds
 
 
-def _draw_input(spec: InputTensorSpec, seed: int, sizes: Mapping[str, int], with_padding: bool) -> Array:
-    shape = _settled_shape(spec, sizes)
-    # One generator per input: a draw does not depend on which other inputs there are.
-    generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
+def _draw_input(generator: np.random.Generator, spec: InputTensorSpec, shape: tuple[int, ...]) -> Array:
     dtype = _numpy_dtype(spec.dtype)
     if "float" in spec.dtype:
         return _draw_floats(generator, shape, dtype, spec)
-    if spec.name.endswith("mask"):
-        if spec.value_range is not None and spec.value_range[0] == spec.value_range[1]:
-            return np.full(shape, spec.value_range[0], dtype)
-        if not with_padding:
-            return np.ones(shape, dtype)
-        return _draw_mask(generator, shape, is_plane=spec.name.startswith("pixel")).astype(dtype)
     values = _draw_integers(generator, shape, dtype, spec)
     return np.sort(values.reshape(*shape[:-1], 2, 2), axis=-2).reshape(shape) if _holds_boxes(spec, shape) else values
+
+
+def _mask_input(
+    generator: np.random.Generator,
+    spec: InputTensorSpec,
+    shape: tuple[int, ...],
+    with_padding: bool,
+    rules: FeedRules,
+) -> Array:
+    dtype = _numpy_dtype(spec.dtype)
+    if spec.value_range is not None and spec.value_range[0] == spec.value_range[1]:
+        return np.full(shape, spec.value_range[0], dtype)
+    shown = np.ones(shape, dtype=np.int64)
+    if with_padding:
+        shown = _draw_mask(generator, shape, is_plane=spec.name.startswith("pixel"))
+    return (1 - shown if rules.masks.get(spec.name) == 1 else shown).astype(dtype)
+
+
+def _longest(spec: InputTensorSpec, shapes: Mapping[str, tuple[int, ...]], rules: FeedRules) -> int | None:
+    """Return the largest length in an input that holds lengths; None for any other input."""
+    shape = shapes[spec.name]
+    if not holds_lengths(spec, rules):
+        return None
+    high = None if spec.value_range is None else math.floor(spec.value_range[1])
+    axis = rules.length_axes.get(spec.name)
+    if axis is None and high is not None:
+        return high
+    rows = (other for other in shapes.values() if len(other) > (axis or 1) and other[0] == shape[0])
+    size = next((other[axis or 1] for other in rows), None)
+    return high if size is None else size
+
+
+def _draw_lengths(generator: np.random.Generator, spec: InputTensorSpec, shape: tuple[int, ...], longest: int) -> Array:
+    """Return lengths that fall from the longest: some forwards want them sorted, some the longest to fill the row."""
+    low = 1 if spec.value_range is None else math.ceil(spec.value_range[0])
+    low = min(max(low, 1), longest) if longest > 0 else longest
+    values = np.sort(generator.integers(low, longest, shape, dtype=np.int64, endpoint=True))[::-1].copy()
+    values[0] = longest
+    return values.astype(_numpy_dtype(spec.dtype))
 
 
 def _settled_shape(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:

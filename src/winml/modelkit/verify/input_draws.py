@@ -1,25 +1,60 @@
-"""Draws the inputs a part is traced with and compared on: the user's own first, then seeded random ones."""
+"""Draws the inputs a part is traced with and compared on: the user's own first, then seeded random ones.
+
+Which values make sense is not always known beforehand. So what the model refuses, or answers with NaN, is drawn in
+other ways: masks the other way round, rows of integers as lengths, floats as the traced ones, or not at all. What was
+learned holds for every later draw.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from winml.modelkit.errors import ExportError
 from winml.modelkit.export.tensors import to_torch
+from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.parts import ModelPart
-from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.runtime.feeds import FeedRules, is_mask, make_feeds
+from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
 
-__all__ = ["InputDraws"]
+__all__ = ["InputDraws", "holds_nan"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+_MOST_MASKS = 3
+"""Chosen: with more, only all of them together are turned round; each may else be by itself."""
+_MOST_AXES = 3
+"""Chosen: rows are counted along one of the first axes after the batch, or the last."""
 
 
 @dataclass(frozen=True)
+class _Learned:
+    """What the model was found to take."""
+
+    rules: FeedRules = field(default_factory=FeedRules)
+    as_traced: frozenset[str] = frozenset()
+    """Floats that are drawn between the smallest and the largest traced value."""
+    kept: frozenset[str] = frozenset()
+    """Inputs that keep their traced values."""
+
+
+@dataclass
 class InputDraws:
-    """All inputs drawn for one part."""
+    """All inputs drawn for one part, and what was learned about them."""
 
     part: ModelPart
     seed: int
+    traced: Tensors | None = None
+    """What was traced, once that is known."""
+    notes: list[str] = field(default_factory=list)
+    """What was learned, one sentence each."""
+    learned: _Learned = field(default_factory=_Learned)
 
     def draw(
         self, number: int, sizes: Mapping[str, int] | None = None, *, with_padding: bool = True
@@ -32,12 +67,171 @@ class InputDraws:
             with_padding: Whether random masks hide something.
         """
         part = self.part
-        if number == 1 and part.example is not None:
-            tensors = dict(part.example)
+        if self.is_example(number):
+            tensors = dict(part.example or {})
         else:
             feeds = make_feeds(
-                part.inputs, seed=self.seed + number, sizes=sizes or part.trace_sizes, with_padding=with_padding
+                [self._drawn_spec(spec) for spec in part.inputs],
+                seed=self.seed + number,
+                sizes=sizes or part.trace_sizes,
+                with_padding=with_padding,
+                rules=self.learned.rules,
             )
             tensors = {name: to_torch(value) for name, value in feeds.items()}
+        for name in self.learned.kept:
+            if self.traced is not None and self.traced[name].shape == tensors[name].shape:
+                tensors[name] = self.traced[name]
         device = next((parameter.device for parameter in part.model.parameters()), torch.device("cpu"))
         return {spec.name: tensors[spec.name].to(device) for spec in part.inputs}
+
+    def is_example(self, number: int) -> bool:
+        """Say whether this set is the user's own."""
+        return number == 1 and self.part.example is not None
+
+    def hides(self, inputs: Tensors) -> bool:
+        """Say whether some mask among these inputs hides something."""
+        rules = self.learned.rules
+        masks = [spec.name for spec in self.part.inputs if is_mask(spec, rules)]
+        return any(bool((inputs[name] == rules.masks.get(name, 0)).any()) for name in masks)
+
+    def accepted(self, make: Callable[[InputDraws], Tensors], run: Callable[[Tensors], Draw]) -> Draw:
+        """Return a draw that the model takes and answers with numbers, drawn in another way where it must be.
+
+        Args:
+            make: Draws the inputs, by what was learned.
+            run: Runs the model; raises ExportError where it refuses.
+
+        Raises:
+            ExportError: the model refuses whatever is drawn.
+        """
+        tensors = make(self)
+        refusal, first = None, None
+        try:
+            first = run(tensors)
+        except ExportError as error:
+            refusal = error
+        else:
+            if not holds_nan(first.reference):
+                return first
+        for learned in self._other_ways(tensors, refusal):
+            other = replace(self, learned=learned)
+            other_tensors = make(other)
+            if _are_equal(tensors, other_tensors):
+                continue
+            try:
+                with unchanged_attributes(self.part.model):
+                    draw = run(other_tensors)
+            except ExportError:
+                continue
+            if not holds_nan(draw.reference):
+                self._learn(learned, refusal)
+                return draw
+        if first is not None:
+            return first
+        assert refusal is not None  # the model answered, or did not
+        raise self._drawn_refusal(refusal, tensors)
+
+    def _drawn_spec(self, spec: InputTensorSpec) -> InputTensorSpec:
+        """Return a specification with the range in which its values are drawn."""
+        if self.traced is None or spec.name not in self.learned.as_traced:
+            return spec
+        values = self.traced[spec.name].double()
+        return spec.model_copy(update={"value_range": (float(values.min()), float(values.max()))})
+
+    def _other_ways(self, tensors: Tensors, refusal: ExportError | None) -> Iterator[_Learned]:
+        """Yield ways to draw that were not tried yet, those that keep the least first."""
+        traced = self.traced
+        is_traced_size = traced is None or all(traced[name].shape == value.shape for name, value in tensors.items())
+        masks = list(self._turned_masks()) if is_traced_size or refusal is None else []
+        lengths = list(self._length_axes(tensors)) if is_traced_size or refusal is not None else []
+        rules = self.learned.rules
+        for turned, axes in itertools.product([{}, *masks], [{}, *lengths]):
+            if turned or axes:
+                both = FeedRules({**rules.masks, **turned}, {**rules.length_axes, **axes})
+                yield replace(self.learned, rules=both)
+        if traced is None or not is_traced_size:
+            return
+        floats = frozenset(name for name, value in traced.items() if value.is_floating_point())
+        others = [name for name in traced if name not in floats]
+        ways = [frozenset({name}) for name in others] + ([frozenset(others)] if len(others) > 1 else [])
+        yield replace(self.learned, as_traced=floats)
+        for kept in ways:
+            yield replace(self.learned, kept=self.learned.kept | kept)
+        for kept in ways:
+            yield replace(self.learned, kept=self.learned.kept | kept, as_traced=floats)
+
+    def _turned_masks(self) -> Iterator[dict[str, int]]:
+        """Yield masks that hide with ones instead of zeros, as many together as may be."""
+        rules = self.learned.rules
+        names = [
+            spec.name
+            for spec in self.part.inputs
+            if spec.name not in rules.masks and (is_mask(spec) or spec.dtype == "bool") and spec.shape
+        ]
+        counts = range(len(names), 0, -1) if len(names) <= _MOST_MASKS else [len(names)]
+        for count in counts:
+            for turned in itertools.combinations(names, count):
+                yield dict.fromkeys(turned, 1)
+
+    def _length_axes(self, tensors: Tensors) -> Iterator[dict[str, int]]:
+        """Yield axes along which rows of integers may count the length of each row of the others."""
+        names = [
+            name
+            for name, value in tensors.items()
+            if value.dim() == 1 and not value.is_floating_point() and value.dtype != torch.bool
+        ]
+        rows = {tensors[name].shape[0] for name in names}
+        sizes = [value.shape for value in tensors.values() if value.dim() > 1 and value.shape[0] in rows]
+        axes = range(1, max((len(shape) for shape in sizes), default=1))
+        for axis in list(axes)[:_MOST_AXES]:
+            yield dict.fromkeys(names, axis)
+
+    def _learn(self, learned: _Learned, refusal: ExportError | None) -> None:
+        """Draw in this way from now on, and note it."""
+        before, self.learned = self.learned, learned
+        why = (
+            "PyTorch answers NaN to other values" if refusal is None else f"PyTorch refuses others ({_cause(refusal)})"
+        )
+        for name in learned.rules.masks.keys() - before.rules.masks.keys():
+            self.notes.append(f"Input {name} is drawn as a mask whose ones hide: {why}.")
+        for name in learned.rules.length_axes.keys() - before.rules.length_axes.keys():
+            axis = learned.rules.length_axes[name]
+            self.notes.append(f"Input {name} is drawn as lengths along axis {axis}, the first row in full: {why}.")
+        for name in sorted(learned.as_traced - before.as_traced):
+            self.notes.append(f"Input {name} is drawn between its smallest and largest traced value: {why}.")
+        for name in sorted(learned.kept - before.kept):
+            self.notes.append(f"Input {name} keeps its traced values in every random draw: {why}.")
+
+    def _drawn_refusal(self, refusal: ExportError, tensors: Tensors) -> ExportError:
+        """Return the refusal, told as one of values that nobody but us chose, where they are ours."""
+        if self.is_example(1) and self.traced is None:
+            return refusal
+        integers = [name for name, value in tensors.items() if not value.is_floating_point()]
+        own = f", above all for {' and '.join(integers)}" if integers else ""
+        refusal.message = f"{refusal.message} (values drawn at random, not yours)"
+        refusal.hint = (
+            f"Shapes and values were chosen for you. Say which values it takes{own}: value_range in --input-specs, or "
+            "own values (example_inputs() beside a factory, inputs= in Python). Other shapes: --shape-config.\n"
+            f"{_notes_of(refusal)}"
+        ).rstrip()
+        return refusal
+
+
+def holds_nan(outputs: Mapping[str, NDArray[Any]]) -> bool:
+    """Say whether some output holds NaN."""
+    return any(bool(np.isnan(value).any()) for value in outputs.values() if value.dtype.kind not in "biu")
+
+
+def _are_equal(first: Tensors, second: Tensors) -> bool:
+    return all(value.shape == second[name].shape and torch.equal(value, second[name]) for name, value in first.items())
+
+
+def _cause(refusal: ExportError) -> str:
+    """Return what PyTorch said, without what it was given."""
+    cause = refusal.__cause__
+    words = f"{type(cause).__name__}: {cause}" if cause is not None else refusal.message
+    return words.strip().splitlines()[0][:120]
+
+
+def _notes_of(refusal: ExportError) -> str:
+    return "\n".join(line for line in refusal.hint.splitlines() if line.startswith("Note: "))

@@ -21,6 +21,7 @@ from torch import nn
 
 from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError
+from winml.modelkit.export.left_as_found import kept_values
 from winml.modelkit.export.output_shapes import Observation, explain_output_shapes
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.dimensions import DynamicDimension
@@ -99,17 +100,20 @@ class WrittenGraph:
     draw: Draw
     """What was traced."""
     proof: DynamicProof
+    choices: tuple[str, ...] = ()
+    """Lines of the user's Python that read a tensor's value while it was traced."""
 
 
 @contextmanager
 def unchanged_attributes(model: nn.Module) -> Iterator[None]:
     """Put back, in place and at the end, the numbers and buffers that a forward keeps on its modules.
 
-    Some forwards write down the size they saw (a window cut to a small image) and go on with it.
+    Some forwards write down the size they saw (a window cut to a small image), or count in a buffer, and go on with it.
     """
     before = {module: {**vars(module), **module._buffers} for module in model.modules()}
     try:
-        yield
+        with kept_values(model.buffers()):
+            yield
     finally:
         for module, attributes in before.items():
             for name, value in attributes.items():
@@ -355,6 +359,8 @@ def compare_at_other_sizes(
     Raises:
         VerificationError: the file fails or differs at one of them: names dimension, inputs and, if known, the module.
     """
+    if not written.proof.draws:
+        return ()
     # ONNX Runtime is loaded by those who verify only.
     from winml.modelkit.runtime.sessions import Session
 

@@ -7,7 +7,7 @@ one unit in its last place, and the outputs are compared. Other inputs then take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from winml.modelkit.verify.failure_explanation import explained_failure
 from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference, with_values
 
-__all__ = ["compare_stable_draws"]
+__all__ = ["compare_stable_draws", "is_decided_by_rounding"]
 
 MOVED_RUNS = 4
 """Measured on RT-DETR, which ranks 1,029 boxes: of eight draws seven showed what rounding decides, six of them in the
@@ -94,6 +94,29 @@ def _compare_kept_draws(
     return replace(info, comparisons=tuple(replace(item, draw=kept[item.draw - 1]) for item in info.comparisons))
 
 
+def is_decided_by_rounding(
+    prepared: PreparedPart, draw: Draw, outputs: Collection[str], computed_in: Sequence[str]
+) -> bool:
+    """Say whether one unit in the last place, of inputs or of results of modules, moves these outputs of a draw.
+
+    Args:
+        prepared: The part.
+        draw: Inputs and PyTorch's answer.
+        outputs: Names of outputs.
+        computed_in: Dtypes the model computes in.
+    """
+    with with_values(prepared) as weighted:
+        moved = set(_moved_outputs(weighted, draw, computed_in))
+        for seed in range(1, MOVED_RUNS + 1):
+            # Values that are equal are ranked in any order.
+            tensors = {name: _moved(value, torch.Generator().manual_seed(seed)) for name, value in draw.inputs.items()}
+            with unchanged_attributes(weighted.model):
+                answer = run_reference(weighted, tensors)
+            comparisons = compare_outputs([draw.reference], [answer], computed_in=computed_in).comparisons
+            moved |= {item.name for item in comparisons if not item.is_equal and not item.problem}
+        return set(outputs) <= moved
+
+
 def _moved_outputs(prepared: PreparedPart, draw: Draw, computed_in: Sequence[str]) -> dict[str, OutputComparison]:
     """Return the outputs that one unit in the last place moves beyond their threshold, each by the most it did.
 
@@ -121,14 +144,8 @@ def _moved_results(model: nn.Module, seed: int) -> Iterator[None]:
     """Move what modules without children return up or down by one unit in the last place; not at all for seed 0."""
     generator = torch.Generator().manual_seed(seed)
 
-    def move(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            return value
-        directions = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
-        return value * (1 + directions.to(value) * torch.finfo(value.dtype).eps)
-
     def hook(_module: nn.Module, _inputs: Any, result: Any) -> Any:
-        return pytree.tree_map(move, result)
+        return pytree.tree_map(lambda value: _moved(value, generator), result)
 
     leaves = [module for module in model.modules() if seed and next(module.children(), None) is None]
     handles = [module.register_forward_hook(hook) for module in leaves]
@@ -137,6 +154,14 @@ def _moved_results(model: nn.Module, seed: int) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _moved(value: Any, generator: torch.Generator) -> Any:
+    """Return floats moved by one unit in the last place, up or down; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    directions = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
+    return value * (1 + directions.to(value) * torch.finfo(value.dtype).eps)
 
 
 def _uncertain_error(aside: Sequence[OutputComparison]) -> VerificationError:

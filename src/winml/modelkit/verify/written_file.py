@@ -1,23 +1,34 @@
-"""Compares a written file with PyTorch: on the traced inputs, on a second draw, and at other sizes."""
+"""Compares a written file with PyTorch: on the traced inputs, on a second draw, at other values and other sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 from torch import nn
 
-from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.errors import StageError, VerificationError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.other_sizes import Draw, WrittenGraph, compare_at_other_sizes, unchanged_attributes
+from winml.modelkit.verify.other_values import (
+    OtherValues,
+    checked_values,
+    deciding_inputs,
+    places_words,
+    refuse_frozen_values,
+    run_at_other_values,
+)
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, run_reference, with_values
-from winml.modelkit.verify.stable_draws import compare_stable_draws
+from winml.modelkit.verify.stable_draws import compare_stable_draws, is_decided_by_rounding
+
+if TYPE_CHECKING:
+    from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["verify_written_file"]
 
@@ -36,39 +47,66 @@ def verify_written_file(
     Raises:
         VerificationError: they disagree, or the comparison would show nothing.
     """
-    written, second = _with_reference_outputs(written, prepared, inputs)
+    written, second, values = _with_reference_outputs(written, prepared, inputs)
     draws = (written.draw, second)
     refuse_outputs_by_value(draws)
     dtypes = dtypes_inside(prepared.part.module, written.draw.reference)
-    verification = compare_stable_draws(
-        prepared,
-        draws,
-        computed_in=dtypes,
-        # The third is for other sizes.
-        draw_inputs=lambda number, replaced: inputs.draw(number + 1, with_padding=replaced.has_padding),
-        run_file=lambda new_draws: _run_file(written.path, new_draws, prepared.model),
+    file = _File(written.path, prepared.model)
+    try:
+        verification = compare_stable_draws(
+            prepared,
+            draws,
+            computed_in=dtypes,
+            # The third is for other sizes.
+            draw_inputs=lambda number, replaced: inputs.draw(number + 1, with_padding=inputs.hides(replaced.inputs)),
+            run_file=lambda new_draws: [file.run(draw) for draw in new_draws],
+        )
+    except VerificationError as error:
+        if error.is_graph_wrong:
+            _name_deciding_inputs(error, prepared, written, second, file.run)
+        raise
+    compared = refuse_frozen_values(
+        written, values, file.run, dtypes, lambda draw, outputs: is_decided_by_rounding(prepared, draw, outputs, dtypes)
     )
     at_other_sizes = compare_at_other_sizes(written, dtypes, advice=advice)
-    return replace(verification, comparisons=(*verification.comparisons, *at_other_sizes))
+    checked = checked_values(written, (second, *written.proof.draws), values, compared)
+    return replace(verification, comparisons=(*verification.comparisons, *at_other_sizes), values=checked)
 
 
 def _with_reference_outputs(
     written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws
-) -> tuple[WrittenGraph, Draw]:
-    """Return the file with PyTorch's answer to every draw, and a second draw at the traced sizes.
+) -> tuple[WrittenGraph, Draw, OtherValues]:
+    """Return the file with PyTorch's answer to every draw, a second draw at the traced sizes, and other values.
 
     Where masks hide something in the traced inputs they hide nothing in the second draw, and the other way round: many
     models take another path when there is no padding.
 
     The weights of a model that was traced without them are in memory only here, so that ONNX Runtime finds it free.
     """
-    tensors = inputs.draw(2, with_padding=not written.draw.has_padding)
+    sizes = written.draw.sizes
     with with_values(prepared) as weighted:
         if weighted is not prepared:
             draws = tuple(_answered_draw(weighted, draw) for draw in written.proof.draws)
             draw = _answered_draw(weighted, written.draw)
             written = replace(written, draw=draw, proof=replace(written.proof, draws=draws))
-        return written, Draw(tensors, run_reference(weighted, tensors), written.draw.sizes)
+        second = inputs.accepted(
+            lambda drawing: drawing.draw(2, with_padding=not drawing.hides(written.draw.inputs)),
+            lambda tensors: Draw(tensors, run_reference(weighted, tensors), sizes),
+        )
+        values = run_at_other_values(weighted, written.draw, inputs.learned.rules)
+    return written, _telling_draw(written.draw, second, values), values
+
+
+def _telling_draw(traced: Draw, second: Draw, values: OtherValues) -> Draw:
+    """Return the second draw; where the model answers it as it does the traced one, another that it does not."""
+
+    def tells(draw: Draw) -> bool:
+        is_comparable = list(draw.reference) == list(traced.reference)
+        pair = [traced.reference, draw.reference]
+        return is_comparable and compare_outputs(pair, pair).has_signal
+
+    others = (varied.draw for varied in values.varied)
+    return second if tells(second) else next((draw for draw in others if tells(draw)), second)
 
 
 def _answered_draw(weighted: PreparedPart, draw: Draw) -> Draw:
@@ -76,24 +114,55 @@ def _answered_draw(weighted: PreparedPart, draw: Draw) -> Draw:
         return replace(draw, reference=run_reference(weighted, draw.inputs))
 
 
-def _run_file(path: Path, draws: Sequence[Draw], model: nn.Module) -> list[Mapping[str, NDArray[Any]]]:
-    """Run the file in ONNX Runtime.
+def _name_deciding_inputs(
+    error: VerificationError,
+    prepared: PreparedPart,
+    written: WrittenGraph,
+    second: Draw,
+    run_file: Callable[[Draw], Mapping[str, NDArray[Any]]],
+) -> None:
+    """Add to an error which inputs the answers go apart by, and which lines read values, as far as that is known."""
+    dtypes = dtypes_inside(prepared.part.module, written.draw.reference)
+    traced = written.draw
+    if compare_outputs([traced.reference], [run_file(traced)], computed_in=dtypes).worst.is_equal:
+        with with_values(prepared) as weighted:
+            names = deciding_inputs(
+                traced,
+                second,
+                lambda tensors: _answered_draw(weighted, Draw(tensors, {}, traced.sizes)),
+                run_file,
+                dtypes,
+            )
+        error.message += f"; the values of {' and '.join(names)} decide it" if names else ""
+    error.message += f"; {places_words(written.choices)}" if written.choices else ""
 
-    Raises:
-        VerificationError: ONNX Runtime cannot run it.
-    """
-    # ONNX Runtime is loaded by those who verify only.
-    from winml.modelkit.runtime.sessions import Session
 
-    try:
-        session = Session(path)
-        return [session.run({name: to_numpy(value) for name, value in draw.inputs.items()}) for draw in draws]
-    except StageError as error:
-        raise VerificationError(
-            f"cannot verify: {error.message.replace(str(path), 'the file')}",
-            hint=f"{_kernel_words(model)}; --no-verify writes the file without comparing.",
-            is_graph_wrong=True,
-        ) from error
+class _File:
+    """A file in ONNX Runtime, opened when it is first run."""
+
+    def __init__(self, path: Path, model: nn.Module) -> None:
+        self._path, self._model = path, model
+        self._session: Session | None = None
+
+    def run(self, draw: Draw) -> Mapping[str, NDArray[Any]]:
+        """Return the answers of the file to the inputs of a draw.
+
+        Raises:
+            VerificationError: ONNX Runtime cannot run it.
+        """
+        # ONNX Runtime is loaded by those who verify only.
+        from winml.modelkit.runtime.sessions import Session
+
+        try:
+            if self._session is None:
+                self._session = Session(self._path)
+            return self._session.run({name: to_numpy(value) for name, value in draw.inputs.items()})
+        except StageError as error:
+            raise VerificationError(
+                f"cannot verify: {error.message.replace(str(self._path), 'the file')}",
+                hint=f"{_kernel_words(self._model)}; --no-verify writes the file without comparing.",
+                is_graph_wrong=True,
+            ) from error
 
 
 def _kernel_words(model: nn.Module) -> str:

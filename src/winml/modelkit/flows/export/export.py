@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -16,6 +17,7 @@ from torch import nn
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.exporter_choice import ExporterUse, first_choice, parameter_bytes
+from winml.modelkit.export.left_as_found import module_left_as_found, process_left_as_found
 from winml.modelkit.flows.export.export_run import ExportRun, ExportTarget
 from winml.modelkit.flows.export.graph_making import calls_of_all_parts
 from winml.modelkit.flows.export.live_module import ExampleInputs, loaded_from_module
@@ -118,7 +120,9 @@ class HTPExporter:
             loaded = loaded_from_module(model, inputs, self.config)
             return loaded, first_choice(self.config, parameter_bytes(model))
 
-        return self._export_parts(describe, self._target(output, overwrite=overwrite, with_report=with_report))
+        # Deciding the inputs may run the module as well.
+        with module_left_as_found(model):
+            return self._export_parts(describe, self._target(output, overwrite=overwrite, with_report=with_report))
 
     def export_checkpoint(
         self,
@@ -157,23 +161,26 @@ class HTPExporter:
         return ExportTarget(output, overwrite, self.config.hierarchy, with_report)
 
     def _export_parts(self, load: Callable[[], tuple[LoadedModel, ExporterUse]], target: ExportTarget) -> ExportResult:
-        """Load a model and export its parts, one at a time."""
+        """Load a model and export its parts, one at a time; what the forwards leave behind is put back."""
         started = datetime.now(timezone.utc)
         target.paths().refuse_existing(overwrite=target.overwrite)
         clock = StepClock(STEPS, self.on_step)
-        with clock.step("model preparation") as step:
-            loaded, exporter = load()
-            self._refuse_options(loaded, target)
-            parameter_count = sum(parameter.numel() for parameter in loaded.model.parameters())
-            step.summary = f"{loaded.info.class_name}, {count_words(parameter_count)} parameters"
-            if self.on_parts is not None:
-                self.on_parts(tuple(part.name for part in loaded.parts))
-            all_parts = calls_of_all_parts(loaded, self.seed)
-        result = ExportResult(loaded.info, (), started, __version__, loaded.model_notes)
-        with OutputFiles() as files:
-            run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts)
-            for part in loaded.parts:
-                result = export_part(run, result, part, exporter)
+        with ExitStack() as left_as_found:
+            left_as_found.enter_context(process_left_as_found())
+            with clock.step("model preparation") as step:
+                loaded, exporter = load()
+                left_as_found.enter_context(module_left_as_found(loaded.model))
+                self._refuse_options(loaded, target)
+                parameter_count = sum(parameter.numel() for parameter in loaded.model.parameters())
+                step.summary = f"{loaded.info.class_name}, {count_words(parameter_count)} parameters"
+                if self.on_parts is not None:
+                    self.on_parts(tuple(part.name for part in loaded.parts))
+                all_parts = calls_of_all_parts(loaded, self.seed)
+            result = ExportResult(loaded.info, (), started, __version__, loaded.model_notes)
+            with OutputFiles() as files:
+                run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts)
+                for part in loaded.parts:
+                    result = export_part(run, result, part, exporter)
         return result
 
     def _refuse_options(self, loaded: LoadedModel, target: ExportTarget) -> None:

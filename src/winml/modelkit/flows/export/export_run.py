@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -62,10 +62,12 @@ class ExportRun:
     """Everything that is written; put in place with the last part."""
     all_parts: CallTrace | None = None
     """Which modules run in any of the parts; None where there is one part."""
+    draws: dict[str, InputDraws] = field(default_factory=dict)
+    """Part → what draws its inputs; filled as it is asked for."""
 
     def inputs(self, part: ModelPart) -> InputDraws:
-        """Return what draws the inputs of a part."""
-        return InputDraws(part, self.seed)
+        """Return what draws the inputs of a part; it remembers what the model takes."""
+        return self.draws.setdefault(part.name, InputDraws(part, self.seed))
 
 
 @dataclass(frozen=True)
@@ -81,3 +83,5 @@ class TaggedGraph:
     """What the part answers at other sizes than the traced ones."""
     exporter: ExporterUse
     notes: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+    """Lines of the user's Python that read a tensor's value while it was traced."""

@@ -48,7 +48,7 @@ def calls_of_all_parts(loaded: LoadedModel, seed: int) -> CallTrace | None:
     traces = []
     for part in loaded.parts:
         with prepared_part(part) as prepared, unchanged_attributes(part.model):
-            traces.append(_trace_calls(prepared, InputDraws(part, seed).draw(1))[0])
+            traces.append(_trace_calls(prepared, InputDraws(part, seed))[0])
     return joined_traces(traces)
 
 
@@ -66,10 +66,11 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
     """
     part, clock = prepared.part, run.clock
     with clock.step("input generation") as step:
-        tensors = run.inputs(part).draw(1)
+        inputs = run.inputs(part)
         step.summary = ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in part.inputs)
     with clock.step("hierarchy building") as step:
-        trace, draw = _trace_calls(prepared, tensors)
+        trace, draw = _trace_calls(prepared, inputs)
+        inputs.traced = tensors = draw.inputs
         tree = build_tree(trace, run.config.torch_module, run.all_parts)
         draw = _with_output_names(draw, prepared.forward, run.config)
         proof = run_at_other_sizes(draw, part.dimensions, lambda sizes: _draw_of_sizes(run, prepared, sizes))
@@ -91,29 +92,38 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         coverage = measure_coverage(model)
         step.summary = f"normalized to {coverage.nodes} nodes, {coverage.tagged} tagged"
     notes = (*_capture_notes(capture), *graph_notes, *proof.notes)
-    return TaggedGraph(model, tree, coverage, draw, proof, used, notes)
+    return TaggedGraph(model, tree, coverage, draw, proof, used, notes, capture.fixed_choices)
 
 
-def _trace_calls(prepared: PreparedPart, tensors: Tensors) -> tuple[CallTrace, Draw]:
-    """Run the part once and return which modules ran, and what it answered.
+def _trace_calls(prepared: PreparedPart, inputs: InputDraws) -> tuple[CallTrace, Draw]:
+    """Run the part once, on its first inputs, and return which modules ran, and what it answered.
 
     Some models replace modules of theirs while they run, depending on their inputs: those run the next time.
     """
     model, sizes = prepared.model, prepared.part.trace_sizes
     registered = list(model.modules())
-    with record_calls(model) as trace:
-        draw = Draw(tensors, run_reference(prepared, tensors), sizes)
-    if [*map(id, registered)] != [*map(id, model.modules())]:
+    traces: list[CallTrace] = []
+
+    def run(tensors: Tensors) -> Draw:
         with record_calls(model) as trace:
             draw = Draw(tensors, run_reference(prepared, tensors), sizes)
-    return trace, draw
+        traces.append(trace)
+        return draw
+
+    draw = inputs.accepted(lambda drawing: drawing.draw(1), run)
+    if len(traces) > 1 or [*map(id, registered)] != [*map(id, model.modules())]:
+        draw = run(draw.inputs)
+    return traces[-1], draw
 
 
 def _draw_of_sizes(run: ExportRun, prepared: PreparedPart, sizes: Mapping[str, int]) -> Draw:
     """Draw inputs of other sizes and run the part on them."""
-    tensors = run.inputs(prepared.part).draw(3, sizes)
-    with unchanged_attributes(prepared.model):
-        return Draw(tensors, run_reference(prepared, tensors), sizes)
+
+    def answer(tensors: Tensors) -> Draw:
+        with unchanged_attributes(prepared.model):
+            return Draw(tensors, run_reference(prepared, tensors), sizes)
+
+    return run.inputs(prepared.part).accepted(lambda drawing: drawing.draw(3, sizes), answer)
 
 
 def _with_output_names(draw: Draw, forward: FlatForward, config: WinMLExportConfig) -> Draw:
@@ -179,7 +189,7 @@ def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: Modu
 
 
 def _capture_notes(capture: Capture) -> tuple[str, ...]:
-    unused = (f"Nothing in the model reads input {name}." for name in capture.unused_inputs)
+    unused = (f"Nothing in the graph reads input {name}." for name in capture.unused_inputs)
     choices = (
         f"{place} reads the value of a tensor: the graph holds the choice made for the traced inputs."
         for place in capture.fixed_choices

@@ -75,6 +75,7 @@ def _with_inputs(model: nn.Module, decision: InputDecision, example: Mapping[str
         inputs=decision.inputs,
         forward_kwargs=forward_keywords(model),
         example=fitting_example(example, decision),
+        are_ranges_examples=example is not None,
         dimensions=decision.dimensions,
         notes=decision.notes,
     )

@@ -127,7 +127,9 @@ def _verify_part(
     if not run.config.verify:
         return None
     part = prepared.part
-    written = WrittenGraph(staged, tagged_graph.model, part.inputs, tagged_graph.draw, tagged_graph.proof)
+    written = WrittenGraph(
+        staged, tagged_graph.model, part.inputs, tagged_graph.draw, tagged_graph.proof, tagged_graph.choices
+    )
     advice = _LEAVE_IT_TO_DYNAMO if run.config.exporter == "torchscript" else ""
     return verify_written_file(written, prepared, run.inputs(part), advice=advice)
 
@@ -161,7 +163,7 @@ def _exported_part(
         opset_produced=model.opset_imports[""],
         dimensions=part.dimensions,
         checked_sizes=checked_sizes,
-        notes=(*part.notes, *tagged_graph.notes, *verification_notes(verification), *skipped),
+        notes=(*part.notes, *tagged_graph.notes, *run.inputs(part).notes, *verification_notes(verification), *skipped),
     )
 
 

@@ -1,0 +1,373 @@
+"""Proves that the written file follows the values of its inputs, one input at a time.
+
+A trace turns a value that Python reads (``range(int(n))``, ``if flag``) into a constant of the graph, which random
+draws find by luck only. So numbers, flags and rows of integers get neighbouring values, and floats both signs. What
+PyTorch itself refuses proves nothing and is told. Does not know how a graph is captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from winml.modelkit.compare.outputs import CheckedValue, compare_outputs
+from winml.modelkit.errors import ExportError, VerificationError, first_line
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.runtime.feeds import FeedRules, holds_lengths
+from winml.modelkit.verify.other_sizes import Draw, WrittenGraph, unchanged_attributes
+from winml.modelkit.verify.reference_run import PreparedPart, run_reference
+
+__all__ = [
+    "OtherValues",
+    "Varied",
+    "checked_values",
+    "deciding_inputs",
+    "other_values",
+    "places_words",
+    "refuse_frozen_values",
+    "run_at_other_values",
+    "value_words",
+]
+
+Tensors = Mapping[str, torch.Tensor]
+Answers = Mapping[str, NDArray[Any]]
+
+_SMALL = 16
+"""Chosen: values of an example with so few elements may be sizes or counts, whatever its shape."""
+_REACH, _FACTOR = 8, 4
+"""Chosen: a bound is tried up to the larger of 8 and four times the traced value, since a forward may count to it."""
+_SHOWN_VALUES = 8
+_SHOWN_NAMES = 3
+_ZEROS = "nothing but zeros"
+_SIGNS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "nothing negative": torch.abs,
+    "nothing positive": lambda values: -values.abs(),
+    _ZEROS: torch.zeros_like,
+}
+
+
+@dataclass(frozen=True)
+class Varied:
+    """One or more inputs with other values than the traced ones, and what PyTorch makes of it."""
+
+    names: tuple[str, ...]
+    words: str
+    """The values, for people."""
+    draw: Draw
+
+
+@dataclass(frozen=True)
+class OtherValues:
+    """What PyTorch answers where single inputs have other values."""
+
+    varied: tuple[Varied, ...] = ()
+    refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Input → values PyTorch refuses, each with the reason."""
+
+
+def run_at_other_values(prepared: PreparedPart, traced: Draw, rules: FeedRules | None = None) -> OtherValues:
+    """Run PyTorch on other values of each input that random draws may not vary, one input at a time.
+
+    Args:
+        prepared: The part, with values.
+        traced: What was traced.
+        rules: What was learned of the values that the part takes.
+    """
+    part = prepared.part
+    varied: list[Varied] = []
+    refused: dict[str, tuple[str, ...]] = {}
+
+    def add(names: Sequence[str], words: str, changed: Tensors) -> bool:
+        answer = _answer_at(prepared, traced, changed)
+        if isinstance(answer, Draw):
+            varied.append(Varied(tuple(names), words, answer))
+            return True
+        if len(names) == 1:
+            refused[names[0]] = (*refused.get(names[0], ()), f"{words} ({answer})")
+        return False
+
+    for spec in part.inputs:
+        for values in other_values(spec, traced.inputs[spec.name], part, rules):
+            add([spec.name], value_words(values), {spec.name: values})
+    floats = [spec for spec in part.inputs if _takes_both_signs(spec, traced.inputs[spec.name])]
+    for words, change in _SIGNS.items():
+        changed = {spec.name: _inside(change(traced.inputs[spec.name]), spec) for spec in floats}
+        changed = {name: values for name, values in changed.items() if not torch.equal(values, traced.inputs[name])}
+        if changed and not add([*changed], words, changed) and len(changed) > 1:
+            for name, values in changed.items():
+                add([name], words, {name: values})
+    # Of tensors of floats random draws vary the values; that a sign is refused is no news.
+    refused = {name: reasons for name, reasons in refused.items() if name not in {spec.name for spec in floats}}
+    return OtherValues(tuple(varied), refused)
+
+
+def _answer_at(prepared: PreparedPart, traced: Draw, changed: Tensors) -> Draw | str:
+    """Return PyTorch's answer to the traced inputs with some changed; in words, why it has none to compare."""
+    tensors = {**traced.inputs, **changed}
+    try:
+        with unchanged_attributes(prepared.model):
+            reference = run_reference(prepared, tensors)
+    except ExportError as error:
+        return f"{type(error.__cause__).__name__}: {first_line(error.__cause__ or error)}"[:120]
+    if any(_count_infinite(value) for value in reference.values()) and not any(
+        _count_infinite(value) for value in traced.reference.values()
+    ):
+        return "it answers NaN or infinity"
+    if any(value.size == 0 for value in reference.values()):
+        return "it answers nothing"
+    return Draw(tensors, reference, traced.sizes)
+
+
+def _count_infinite(value: NDArray[Any]) -> int:
+    return 0 if value.dtype.kind in "biu" else int((~np.isfinite(value.astype(np.float64))).sum())
+
+
+def other_values(
+    spec: InputTensorSpec, traced: torch.Tensor, part: ModelPart, rules: FeedRules | None = None
+) -> list[torch.Tensor]:
+    """Return values near the traced ones and at the bounds of their range, none equal to the traced ones.
+
+    Of tensors that random draws vary for certain, none: those of floats with several values, and those of many
+    integers.
+    """
+    is_of_lengths = spec.value_range is None and holds_lengths(spec, rules)
+    low, high = (1, float(traced.max())) if is_of_lengths else _bounds(spec, traced, part)
+    if traced.numel() == 0 or low >= high or not _may_be_constant(traced, part):
+        return []
+    if traced.dtype == torch.bool:
+        candidates = [~traced]
+    elif traced.is_floating_point():
+        candidates = [_clamped(values, low, high) for values in (-traced, torch.zeros_like(traced), traced + 1)]
+    else:
+        candidates = [_clamped(values, low, high) for values in _neighbours(traced.long())]
+        if not part.are_ranges_examples and not is_of_lengths:
+            reach = max(_REACH, _FACTOR * int(traced.long().abs().max()))
+            bounds = (max(low, -reach), min(high, reach))
+            candidates += [_clamped(torch.full_like(traced.long(), int(bound)), low, high) for bound in bounds]
+    distinct: list[torch.Tensor] = []
+    for values in (values.to(traced.dtype) for values in candidates):
+        if not any(torch.equal(values, known) for known in (traced, *distinct)):
+            distinct.append(values)
+    return distinct
+
+
+def _neighbours(traced: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield traced + 1
+    yield traced - 1
+    if traced.dim() == 1 and traced.numel() > 1:
+        # Lengths may have to fill the row, and sizes to differ.
+        is_largest = torch.arange(len(traced), device=traced.device) == traced.argmax()
+        yield torch.where(is_largest, traced, traced - 1)
+        yield traced + (~is_largest).long()
+
+
+def _may_be_constant(traced: torch.Tensor, part: ModelPart) -> bool:
+    """Say whether random draws may well leave out values on which the model depends."""
+    if traced.numel() == 1:
+        return True
+    if traced.is_floating_point():
+        return False
+    if traced.dim() <= 1:
+        return True
+    is_constant = bool((traced == traced.flatten()[0]).all())
+    return part.are_ranges_examples and traced.dtype != torch.bool and (traced.numel() <= _SMALL or is_constant)
+
+
+def _bounds(spec: InputTensorSpec, traced: torch.Tensor, part: ModelPart) -> tuple[float, float]:
+    """Return the smallest and the largest value to try."""
+    if traced.dtype == torch.bool:
+        return spec.value_range or (0, 1)
+    if traced.is_floating_point():
+        return spec.value_range or (-torch.inf, torch.inf)
+    limits = torch.iinfo(traced.dtype)
+    if not part.are_ranges_examples:
+        return spec.value_range or (0, 1)
+    if traced.device.type != "cpu":
+        # There a value out of range ends the process, not the call.
+        return spec.value_range or (0, 1)
+    # Counts and indices are natural numbers; where the example has none below zero, none is tried.
+    return (0 if int(traced.min()) >= 0 else limits.min, limits.max)
+
+
+def _clamped(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    # As integers, which floats cannot hold from 2**53 on.
+    bounds = (low, high) if values.is_floating_point() else (int(low), int(high))
+    return values.clamp(*bounds)
+
+
+def _takes_both_signs(spec: InputTensorSpec, traced: torch.Tensor) -> bool:
+    low, high = spec.value_range or (-1, 1)
+    return traced.is_floating_point() and traced.numel() > 1 and low < 0 < high
+
+
+def _inside(values: torch.Tensor, spec: InputTensorSpec) -> torch.Tensor:
+    return values if spec.value_range is None else values.clamp(*spec.value_range)
+
+
+def refuse_frozen_values(
+    written: WrittenGraph,
+    values: OtherValues,
+    run_file: Callable[[Draw], Answers],
+    computed_in: Sequence[str],
+    is_rounding: Callable[[Draw, Collection[str]], bool],
+) -> tuple[Varied, ...]:
+    """Compare the written file with what PyTorch answers at other values.
+
+    Args:
+        written: The file, and what was traced.
+        values: What PyTorch answers.
+        run_file: Runs the file; raises VerificationError where it cannot.
+        computed_in: Dtypes the model computes in.
+        is_rounding: Says whether rounding alone decides these outputs of a draw; asked where they differ.
+
+    Returns:
+        What was compared.
+
+    Raises:
+        VerificationError: the file does not follow: names the inputs, the values and lines that read values.
+    """
+    compared = []
+    for varied in values.varied:
+        difference = _difference(varied.draw, run_file, computed_in)
+        if varied.words == _ZEROS and not written.choices and difference is not None:
+            # Where no line chose by a value, ties are ranked otherwise: zeros are all equal, whatever rounding does.
+            continue
+        if difference is None:
+            compared.append(varied)
+        elif not difference.outputs or not is_rounding(varied.draw, difference.outputs):
+            raise _frozen_error(varied, written, difference.words)
+    return tuple(compared)
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """How the answer of the file differs from PyTorch's."""
+
+    words: str
+    outputs: tuple[str, ...] = ()
+    """Those that differ by numbers alone; none where there is more to it."""
+
+
+def _difference(draw: Draw, run_file: Callable[[Draw], Answers], computed_in: Sequence[str]) -> _Difference | None:
+    try:
+        answer = run_file(draw)
+    except VerificationError as error:
+        return _Difference(f"the file fails where PyTorch answers: {error.message}")
+    if set(answer) != set(draw.reference):
+        return _Difference(f"PyTorch returns other outputs ({', '.join(draw.reference)})")
+    comparisons = compare_outputs([draw.reference], [answer], computed_in=computed_in).comparisons
+    unequal = [item for item in comparisons if not item.is_equal]
+    if not unequal:
+        return None
+    worst = max(unequal, key=lambda item: bool(item.problem))
+    size = worst.problem or f"the file differs from PyTorch by {worst.relative_diff:.1e} of scale"
+    names = () if worst.problem else tuple(item.name for item in unequal)
+    return _Difference(f"{size} (output {worst.name!r})", names)
+
+
+def _frozen_error(varied: Varied, written: WrittenGraph, difference: str) -> VerificationError:
+    names = " and ".join(varied.names if len(varied.names) <= _SHOWN_NAMES else [varied.names[0], "other inputs"])
+    lines = f"; {places_words(written.choices)}" if written.choices else ""
+    if varied.words in _SIGNS:
+        return VerificationError(
+            f"the trace fixed a choice that depends on {names}: with {varied.words} in it {difference}{lines}",
+            hint="Compute both ways and choose with torch.where, instead of an if on a value. "
+            "--no-verify writes the file all the same.",
+            is_graph_wrong=True,
+        )
+    traced = value_words(written.draw.inputs[varied.names[0]])
+    # A list of several values cannot be declared.
+    declared = (
+        f" Where it always is {traced}, say so: value_range [{traced}, {traced}] in --input-specs (input_tensors in "
+        "Python)."
+    )
+    return VerificationError(
+        f"the trace fixed {names} to {traced}: at {varied.words} {difference}{lines}",
+        hint=f"Keep {names} a tensor in the forward: compare, index or mask with it instead of int(), range() or if."
+        f"{'' if traced.startswith('[') else declared} --no-verify writes the file all the same.",
+        is_graph_wrong=True,
+    )
+
+
+def places_words(choices: Sequence[str]) -> str:
+    """Return which lines read values, for a message."""
+    return f"{' and '.join(choices)} {'reads' if len(choices) == 1 else 'read'} the value of a tensor"
+
+
+def value_words(values: torch.Tensor) -> str:
+    """Return the values of a tensor for people, the first ones where there are many.
+
+    >>> value_words(torch.tensor([3, 5])), value_words(torch.ones(2, 9)), value_words(torch.tensor(0.5))
+    ('[3, 5]', '1', '0.5')
+    """
+    flat = values.detach().cpu().flatten()
+    shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in flat[:_SHOWN_VALUES].tolist()]
+    if len(shown) == 1 or bool((flat == flat[0]).all()):
+        return shown[0]
+    return f"[{', '.join(shown)}{', …' if len(flat) > _SHOWN_VALUES else ''}]"
+
+
+def checked_values(
+    written: WrittenGraph, draws: Sequence[Draw], values: OtherValues, compared: Sequence[Varied]
+) -> tuple[CheckedValue, ...]:
+    """Return which inputs were varied by themselves, and which have one value in all that was compared.
+
+    Args:
+        written: The file, and what was traced.
+        draws: Everything else that was compared.
+        values: What PyTorch answered at other values.
+        compared: What was compared of it.
+    """
+    checked = []
+    for spec in written.inputs:
+        traced = written.draw.inputs[spec.name]
+        words = tuple(varied.words for varied in compared if varied.names == (spec.name,))
+        refused = values.refused.get(spec.name, ())
+        is_varied = any(spec.name in varied.names for varied in compared)
+        is_fixed = not is_varied and not any(_differ(traced, draw.inputs[spec.name]) for draw in draws)
+        if is_fixed or refused or (words and words[0] not in _SIGNS):
+            checked.append(CheckedValue(spec.name, value_words(traced), words, refused, is_fixed))
+    return tuple(checked)
+
+
+def _differ(traced: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether another draw has other values, not only more or fewer of the same."""
+    if traced.shape == other.shape:
+        return not torch.equal(traced, other)
+    return bool((traced != traced.flatten()[0]).any() or (other != traced.flatten()[0]).any())
+
+
+def deciding_inputs(
+    traced: Draw,
+    other: Draw,
+    run: Callable[[Tensors], Draw],
+    run_file: Callable[[Draw], Answers],
+    computed_in: Sequence[str],
+) -> list[str]:
+    """Return the inputs that alone, with the values of another draw, make the file differ from PyTorch.
+
+    Args:
+        traced: A draw on which both agree.
+        other: One of the same shapes on which they do not.
+        run: Runs PyTorch; raises ExportError where it refuses.
+        run_file: Runs the file.
+        computed_in: Dtypes the model computes in.
+    """
+    names = [name for name, values in traced.inputs.items() if _differ(values, other.inputs[name])]
+    if len(names) < 2:
+        return names
+    deciding = []
+    for name in names:
+        try:
+            draw = run({**traced.inputs, name: other.inputs[name]})
+        except ExportError:
+            continue
+        if _difference(replace(draw, sizes=traced.sizes), run_file, computed_in):
+            deciding.append(name)
+    return deciding

@@ -1,0 +1,207 @@
+"""Masks and lengths that nobody gave are drawn as the model takes them, and it is told where that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from winml.modelkit import ExportError, ExportResult, InputTensorSpec, WinMLExportConfig, export_pytorch
+
+
+class Attention(nn.Module):
+    """Rows that look at each other, unless they are hidden."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+
+    def attend_full_rows(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Refuse a mask that is narrower than the rows."""
+        if hidden.shape[1] != x.shape[1]:
+            raise ValueError("the mask is not as wide as the rows")
+        return self.attend(x, hidden)
+
+    def attend(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Return rows of which each is a mean of those that are not hidden; NaN where all are."""
+        states = self.layer(x)
+        scores = states @ states.transpose(1, 2)
+        return scores.masked_fill(hidden[:, None, :], -torch.inf).softmax(-1) @ states
+
+
+class OnesHide(Attention):
+    """Takes a mask of which ones hide, as ``torch.nn.Transformer`` does."""
+
+    def forward(self, x: torch.Tensor, padding_mask: torch.Tensor) -> torch.Tensor:
+        """Answer NaN where all is hidden."""
+        return self.attend(x, padding_mask)
+
+
+class OnesHideStrictly(Attention):
+    """The same without NaN."""
+
+    def forward(self, x: torch.Tensor, padding_mask: torch.Tensor) -> torch.Tensor:
+        """Refuse a row that is hidden."""
+        if not torch.jit.is_tracing() and bool(padding_mask.all(1).any()):
+            raise ValueError("a row is hidden")
+        return self.attend(x, padding_mask)
+
+
+class OnesHideUnnamed(Attention):
+    """The same with an input that no name tells from other flags."""
+
+    def forward(self, x: torch.Tensor, padded: torch.Tensor) -> torch.Tensor:
+        """Answer NaN where all is hidden."""
+        return self.attend(x, padded)
+
+
+class LongestFills(Attention):
+    """Takes lengths the longest of which is that of the rows, as speech encoders do."""
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Make a mask as wide as the longest row."""
+        hidden = torch.arange(int(lengths.max()))[None] >= lengths[:, None]
+        return self.attend_full_rows(x, hidden)
+
+
+class LongestFillsColumns(Attention):
+    """The same along the last axis, under a name that says nothing."""
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        """Make a mask as wide as the longest row."""
+        hidden = torch.arange(int(n.max()))[None] >= n[:, None]
+        return self.attend_full_rows(x.transpose(1, 2), hidden)
+
+
+class Sorted(nn.Module):
+    """Takes lengths that fall."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Read each row up to its length."""
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True, total_length=x.shape[1])[0]
+
+
+class Probabilities(nn.Module):
+    """Takes numbers between 0 and 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Refuse others."""
+        if not torch.jit.is_tracing() and bool((x < 0).any() | (x > 1).any()):
+            raise ValueError("no probabilities")
+        return self.layer(x)
+
+
+class Never(nn.Module):
+    """Takes no whole number that anybody would draw."""
+
+    def forward(self, x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Refuse."""
+        if int(key) != 12345:
+            raise ValueError("not the key")
+        return x * 2
+
+
+X = InputTensorSpec(name="x", shape=(3, 5, 4), dtype="float32")
+COLUMNS = InputTensorSpec(name="x", shape=(3, 4, 5), dtype="float32")
+MASK = InputTensorSpec(name="padding_mask", shape=(3, 5), dtype="bool")
+LENGTHS = InputTensorSpec(name="lengths", shape=(3,), dtype="int64")
+
+DRAWN: dict[str, tuple[type[nn.Module], tuple[InputTensorSpec, ...]]] = {
+    "ones hide": (OnesHide, (X, MASK)),
+    "ones hide, else refused": (OnesHideStrictly, (X, MASK)),
+    "flags that hide": (OnesHideUnnamed, (X, MASK.model_copy(update={"name": "padded"}))),
+    "lengths": (LongestFills, (X, LENGTHS)),
+    "lengths along another axis": (LongestFillsColumns, (COLUMNS, LENGTHS.model_copy(update={"name": "n"}))),
+    "lengths that fall": (Sorted, (X, LENGTHS)),
+}
+EXAMPLES: dict[str, tuple[type[nn.Module], dict[str, torch.Tensor]]] = {
+    "nothing hidden": (
+        OnesHide, {"x": torch.randn(3, 5, 4), "padding_mask": torch.zeros(3, 5, dtype=torch.bool)},
+    ),
+    "the end hidden": (
+        OnesHide, {"x": torch.randn(3, 5, 4), "padding_mask": torch.arange(5)[None] >= torch.tensor([[5], [3], [2]])},
+    ),
+    "lengths": (LongestFills, {"x": torch.randn(3, 5, 4), "lengths": torch.tensor([5, 3, 2])}),
+    "lengths of one row": (LongestFills, {"x": torch.randn(1, 5, 4), "lengths": torch.tensor([5])}),
+    "lengths under another name": (LongestFillsColumns, {"x": torch.randn(3, 4, 5), "n": torch.tensor([2, 5, 4])}),
+    "lengths that fall": (Sorted, {"x": torch.randn(3, 5, 4), "lengths": torch.tensor([5, 3, 2])}),
+    "probabilities": (Probabilities, {"x": torch.rand(3, 4)}),
+}  # fmt: skip
+
+
+def exported(model: nn.Module, folder: Path, inputs: Any, **options: Any) -> ExportResult:
+    """Export with TorchScript, and check that the comparison is one of numbers."""
+    config = WinMLExportConfig(exporter="torchscript", **options)
+    result = export_pytorch(model, folder / "model.onnx", inputs, config=config)
+    assert result.verification is not None
+    assert result.verification.is_verified
+    assert {0} == {item.nan_count for item in result.verification.comparisons}
+    return result
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_values_nobody_gave_are_drawn_as_the_model_takes_them(name: str, tmp_path: Path) -> None:
+    """Neither masks that hide everything nor lengths beyond the rows stop an export."""
+    model, specs = DRAWN[name]
+    result = exported(model(), tmp_path, None, input_tensors=specs)
+    assert result.verification is not None
+    assert () == result.verification.fixed
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_second_draw_after_an_example_is_one_the_model_takes(name: str, tmp_path: Path) -> None:
+    """What the example shows of masks and lengths holds for what is drawn."""
+    model, inputs = EXAMPLES[name]
+    result = exported(model(), tmp_path, inputs)
+    assert result.verification is not None
+    # A single row is as long as its length, whatever that is: PyTorch takes no other.
+    assert (["lengths"] if name == "lengths of one row" else []) == [v.name for v in result.verification.fixed]
+
+
+def test_what_was_learned_about_values_is_told(tmp_path: Path) -> None:
+    """The note names the input, how it is drawn, and why."""
+    result = exported(OnesHideStrictly(), tmp_path, None, input_tensors=(X, MASK))
+    assert "Input padding_mask is drawn as a mask whose ones hide: PyTorch refuses others (ValueError: a row is " in (
+        " ".join(result.notes)
+    )
+
+
+def test_open_sizes_are_tried_with_lengths_that_fit(tmp_path: Path) -> None:
+    """Rows of other lengths are drawn for rows of other sizes."""
+
+    class Hiding(Attention):
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            if not torch.jit.is_tracing() and int(lengths.max()) != x.shape[1]:
+                raise ValueError("the longest row is shorter")
+            return self.attend(x, torch.arange(x.shape[1])[None] >= lengths[:, None])
+
+    specs = (
+        InputTensorSpec(name="x", shape=("batch", "sequence", 4), dtype="float32"),
+        InputTensorSpec(name="lengths", shape=("batch",), dtype="int64"),
+    )
+    result = exported(Hiding(), tmp_path, None, input_tensors=specs)
+    assert all(result.checked_sizes.values())
+
+
+def test_refusal_of_drawn_values_does_not_blame_the_users_shapes(tmp_path: Path) -> None:
+    """The message says whose values they were, and how to give others."""
+    specs = (X, InputTensorSpec(name="key", shape=(), dtype="int64", value_range=(0, 9)))
+    with pytest.raises(ExportError, match="ValueError: not the key") as caught:
+        export_pytorch(Never(), tmp_path / "model.onnx", config=WinMLExportConfig(input_tensors=specs))
+    assert "drawn at random" in caught.value.message
+    assert "key" in caught.value.hint
+    assert "value_range" in caught.value.hint
+    assert "example_inputs()" in caught.value.hint

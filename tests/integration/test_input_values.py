@@ -1,0 +1,269 @@
+"""A value that a trace turned into a constant is never called verified; a graph that follows it is never refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from winml.modelkit import (
+    ExportError,
+    InputTensorSpec,
+    VerificationError,
+    WinMLExportConfig,
+    export_pytorch,
+)
+
+Forward = Callable[..., Any]
+EXPORTERS: tuple[Literal["torchscript", "dynamo"], ...] = ("torchscript", "dynamo")
+
+
+class Around(nn.Module):
+    """A layer with weights, then what a function makes of its answer and the other input."""
+
+    def __init__(self, function: Forward) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+        self.table = nn.Embedding(6, 4)
+        self.function = function
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        """Apply both."""
+        return self.function(self, self.layer(x), n)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A forward of two inputs, and values of the second it is asked for."""
+
+    function: Forward
+    example: torch.Tensor
+    others: Sequence[Any]
+    """Values that PyTorch takes, none of them the example."""
+
+
+def whole(value: Any) -> torch.Tensor:
+    """Return whole numbers."""
+    return torch.tensor(value, dtype=torch.int64)
+
+
+def repeated(model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """Apply the layer n times."""
+    for _ in range(int(n)):
+        x = torch.tanh(model.layer(x))
+    return x
+
+
+def longest_rows(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """Hide what is beyond the longest row, counted in Python."""
+    hidden = torch.arange(x.shape[1]) >= n.max().item()
+    return x.masked_fill(hidden[None, :, None], 0.0)
+
+
+FROZEN: dict[str, Case] = {
+    "count of a loop": Case(repeated, whole(3), [1, 2, 4]),
+    "a slice": Case(lambda _, x, n: x[:, : int(n)] * 2, whole(3), [1, 2, 4]),
+    "a slice by a row of one": Case(lambda _, x, n: x[:, : int(n[0])] * 2, whole([3]), [[1], [2], [4]]),
+    "an if on a flag": Case(lambda _, x, n: x * 2 if n else x - 1, torch.tensor(True), [False]),
+    "an if on a whole number": Case(lambda _, x, n: x * 2 if n > 3 else x - 1, whole(3), [4, 5]),
+    "an if on a float": Case(lambda _, x, n: x * 2 if n > 0 else x - 1, torch.tensor(0.5), [-0.5, -2.0]),
+    "a float as a number": Case(lambda _, x, n: x / float(n), torch.tensor(0.7), [0.5, 2.0]),
+    "the longest row": Case(longest_rows, whole([3, 2]), [[2, 1], [4, 2]]),
+    "sizes": Case(
+        lambda _, x, n: functional.interpolate(x[None], (int(n[0]), int(n[1]))), whole([6, 8]), [[5, 8], [6, 9]]
+    ),
+    "sign of a sum": Case(lambda _, x, n: x * 2 if n.sum() > 0 else x - 1, torch.ones(3), [[-1.0, -2.0, 0.0]]),
+    "largest of many": Case(lambda _, x, n: x * 2 if n.max() > 0 else x - 1, torch.ones(3, 4), [[[-1.0] * 4] * 3]),
+    "whether there is any": Case(lambda _, x, n: x * 2 if n.any() else x - 1, torch.ones(3, 4), [[[0.0] * 4] * 3]),
+    "kinds that are all alike": Case(
+        lambda _, x, n: x * 2 if n.sum() > 0 else x - 1, whole([[0] * 6] * 4), [[[1] * 6] * 4]
+    ),
+}
+"""Each reads its second input in Python."""
+
+RIGHT: dict[str, Case] = {
+    "a number that is added": Case(lambda _, x, n: x + n, whole(3), [0, 2, 5, -4]),
+    "a mask by comparison": Case(lambda _, x, n: x * (torch.arange(5) < n)[None, :, None], whole(3), [1, 2, 5, 9]),
+    "a mask by lengths": Case(
+        lambda _, x, n: x * (torch.arange(5)[None] < n[:, None])[..., None], whole([5, 3]), [[1, 5], [4, 4]]
+    ),
+    "a class": Case(lambda model, x, n: x + model.table(n), whole(5), [0, 4]),
+    "classes": Case(lambda model, x, n: x + model.table(n)[:, None], whole([0, 5]), [[1, 1], [5, 0]]),
+    "a flag by where": Case(lambda _, x, n: torch.where(n, x * 2, x - 1), torch.tensor(False), [True]),
+    "a temperature": Case(lambda _, x, n: torch.softmax(x / n, -1), torch.tensor(0.7), [0.5, 2.0, -1.0]),
+    "a threshold": Case(lambda _, x, n: x * (x > n), torch.tensor(0.1), [0.0, -0.3, 0.7]),
+    "an index": Case(lambda _, x, n: x.index_select(1, n), whole([4]), [[0], [2]]),
+    "a number nobody reads": Case(lambda _, x, _n: torch.tanh(x), whole(3), [1, 4]),
+    "a root": Case(lambda _, x, n: x + n.sqrt().sum(), torch.rand(3) + 0.1, [[0.5, 4.0, 9.0]]),
+    "probabilities": Case(lambda _, x, n: x + torch.logit(n).sum(), torch.rand(3) * 0.8 + 0.1, [[0.5, 0.2, 0.9]]),
+    "ranks of values that tie": Case(
+        lambda _, x, n: x[:, :4] + n.argsort(-1)[:2, None],
+        torch.tensor([[1.0, -1.0, 0.5, -0.5]] * 2),
+        [[[3.0, 1, 2, 4]] * 2],
+    ),
+    "a factor of one": Case(lambda _, x, n: x * n, whole(1), [2, 7]),
+    "quotient and remainder": Case(lambda _, x, n: x * (n // 2) + n % 3, whole(7), [0, 1, 9]),
+    "a step of time": Case(
+        lambda _, x, n: x + torch.cos(n[:, None].float() * torch.arange(4))[:, None],
+        whole([999, 3]),
+        [[0, 0], [5, 998]],
+    ),
+    "values of which the norm is 1": Case(lambda _, x, n: x + (n / n.norm()).sum(), torch.randn(3), [[1.0, 2.0, -3.0]]),
+    "a mask of floats": Case(
+        lambda _, x, n: x + torch.softmax(n.log(), -1).sum(-1, keepdim=True)[:1, :1],
+        torch.tensor([[1.0, 0.0, 1.0, 1.0]]),
+        [[[1.0, 1.0, 1.0, 0.0]]],
+    ),
+    "whole numbers of 32 bits": Case(lambda _, x, n: x + n, torch.tensor(3, dtype=torch.int32), [0, 9]),
+    "bytes": Case(lambda _, x, n: x + n.float().mean(), torch.full((2, 3), 255, dtype=torch.uint8), [[[1, 2, 3]] * 2]),
+}
+"""Each follows its second input."""
+
+
+def example_of(case: Case) -> dict[str, torch.Tensor]:
+    """Return both example inputs."""
+    return {"x": torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(1)), "n": case.example}
+
+
+def follows(model: nn.Module, path: Path, case: Case) -> bool:
+    """Say, by ONNX Runtime and PyTorch alone, whether a file answers as the model does at the other values."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for value in case.others:
+        inputs = {**example_of(case), "n": torch.tensor(value, dtype=case.example.dtype)}
+        with torch.no_grad():
+            expected = model.eval()(**inputs).numpy()
+        (answer,) = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+        if expected.shape != answer.shape or not np.allclose(expected, answer, atol=1e-4):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("name", FROZEN)
+def test_value_that_the_trace_fixed_is_no_verified_file(name: str, exporter: Any, tmp_path: Path) -> None:
+    """Either the exporter cannot follow it, or the error names the input, its value and the line that read it."""
+    case, path = FROZEN[name], tmp_path / "model.onnx"
+    model = Around(case.function)
+    config = WinMLExportConfig(exporter=exporter)
+    if exporter == "dynamo":
+        with suppress(ExportError, VerificationError):
+            export_pytorch(model, path, example_of(case), config=config)
+        assert not path.exists() or follows(model, path, case)
+        return
+    with pytest.raises(VerificationError) as caught:
+        export_pytorch(model, path, example_of(case), config=config)
+    assert caught.value.is_graph_wrong
+    assert " n" in caught.value.message
+    assert "test_input_values.py:" in caught.value.message
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("name", RIGHT)
+def test_graph_that_follows_its_values_is_verified(name: str, exporter: Any, tmp_path: Path) -> None:
+    """No other value that is tried speaks against it, and none of its inputs is called fixed."""
+    case, path = RIGHT[name], tmp_path / "model.onnx"
+    model = Around(case.function)
+    result = export_pytorch(model, path, example_of(case), config=WinMLExportConfig(exporter=exporter))
+    assert result.verification is not None
+    assert result.verification.is_verified
+    assert () == result.verification.fixed
+    assert follows(model, path, case)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_value_range_is_left_to_no_luck(seed: int, tmp_path: Path) -> None:
+    """Whatever is drawn of a range, a loop that was counted once is found."""
+    specs = (
+        InputTensorSpec(name="x", shape=(2, 5, 4), dtype="float32"),
+        InputTensorSpec(name="n", shape=(), dtype="int64", value_range=(1, 6)),
+    )
+    config = WinMLExportConfig(exporter="torchscript", input_tensors=specs)
+    with pytest.raises(VerificationError, match=r"\bn\b"):
+        export_pytorch(Around(repeated), tmp_path / "model.onnx", config=config, seed=seed)
+
+
+def test_value_that_is_declared_is_told_as_fixed(tmp_path: Path) -> None:
+    """A range of one value allows a constant, and summary, record, sidecar and report say for which value it holds."""
+    specs = (
+        InputTensorSpec(name="x", shape=(2, 5, 4), dtype="float32"),
+        InputTensorSpec(name="n", shape=(), dtype="int64", value_range=(3, 3)),
+    )
+    path = tmp_path / "model.onnx"
+    result = export_pytorch(Around(repeated), path, config=WinMLExportConfig(input_tensors=specs), with_report=True)
+    assert result.verification is not None
+    assert [("n", "3")] == [(value.name, value.traced) for value in result.verification.fixed]
+    assert {"name": "n", "traced": "3", "compared": [], "refused": [], "is_fixed": True} in (
+        result.as_record()["verification"]["values"]
+    )
+    report = (tmp_path / "model_htp_export_report.md").read_text(encoding="utf-8")
+    assert "ONNX Runtime equals PyTorch with n fixed to 3" in report
+    assert any(note.startswith("Input n is fixed to 3") for note in result.notes)
+
+
+def test_value_that_pytorch_refuses_is_told(tmp_path: Path) -> None:
+    """Where PyTorch takes no other value the input counts as fixed, and where it takes some the others are named."""
+
+    def strict(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        if int(n) != 3:
+            raise ValueError("three it must be")
+        return x * n
+
+    result = export_pytorch(Around(strict), tmp_path / "strict.onnx", {"x": torch.randn(2, 5, 4), "n": whole(3)})
+    assert result.verification is not None
+    (value,) = result.verification.fixed
+    assert ("4 (ValueError: three it must be)", "2 (ValueError: three it must be)") == value.refused
+    result = export_pytorch(
+        Around(RIGHT["a class"].function), tmp_path / "class.onnx", {"x": torch.randn(2, 5, 4), "n": whole(5)}
+    )
+    assert result.verification is not None
+    (value,) = result.verification.values
+    assert (("4",), False) == (value.compared, value.is_fixed)
+    assert value.refused[0].startswith("6 (IndexError")
+    assert any("PyTorch itself refuses 6" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_single_number_is_given_another_value_whatever_is_drawn(seed: int, tmp_path: Path) -> None:
+    """Two draws that happen to be equal do not make a right graph one that cannot be judged."""
+
+    class Row(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(2, 4)
+
+        def forward(self, n: torch.Tensor) -> torch.Tensor:
+            return self.table(n)
+
+    specs = (InputTensorSpec(name="n", shape=(), dtype="int64", value_range=(0, 1)),)
+    config = WinMLExportConfig(exporter="torchscript", input_tensors=specs)
+    result = export_pytorch(Row(), tmp_path / "model.onnx", config=config, seed=seed)
+    assert result.verification is not None
+    assert result.verification.is_verified
+    assert () == result.verification.fixed
+
+
+def test_float_branch_names_the_inputs_and_the_line(tmp_path: Path) -> None:
+    """Of two tensors, the one whose sign decides is named, although both change in a random draw."""
+
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x * 2 + y if y.sum() > 0 else x - y
+
+    inputs = {"x": torch.randn(3, 4), "y": torch.ones(3, 4)}
+    for seed in range(3):
+        with pytest.raises(VerificationError, match=r"\by\b.*test_input_values.py:\d+ reads the value") as caught:
+            export_pytorch(
+                Branch(), tmp_path / "model.onnx", inputs, config=WinMLExportConfig(exporter="torchscript"), seed=seed
+            )
+        assert "torch.where" in caught.value.hint or "decides by the values" in caught.value.hint
