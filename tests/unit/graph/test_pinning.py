@@ -32,7 +32,7 @@ def dims(value: ir.Value) -> list[int | str | None]:
 
 def test_open_dimensions_are_named_with_their_inputs() -> None:
     """The names, in order, and where they stand."""
-    assert {"batch": ["x", "z"], "samples": ["x"]} == open_dimensions(model().graph)
+    assert {"batch": ["x:0", "z:0"], "samples": ["x:2"]} == open_dimensions(model().graph)
 
 
 def test_pinned_sizes_reach_inputs_outputs_and_expressions() -> None:

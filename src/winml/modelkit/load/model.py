@@ -71,7 +71,9 @@ def unweighted_part(resolved: ResolvedModel) -> ModelPart:
         model=resolved.model,
         inputs=resolved.inputs,
         forward_kwargs=resolved.forward_kwargs,
+        arguments=resolved.arguments,
         dimensions=resolved.dimensions,
+        output_axes=resolved.output_axes,
         notes=resolved.notes,
     )
 

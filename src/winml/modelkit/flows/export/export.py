@@ -130,7 +130,7 @@ class HTPExporter:
     ) -> ExportResult:
         """Load a model from a Hub id, a checkpoint, a config or a script, and export it."""
         if self.config.input_tensors is not None and request.input_specs is None:
-            request = replace(request, input_specs=self.config.input_tensors)
+            request = replace(request, input_specs=self.config.input_tensors, specs_origin="input_tensors")
         request = replace(request, dynamic=request.dynamic.joined(self.config.dynamic))
         refuse_dynamic(self.config.ep, is_dynamic=request.is_dynamic, allow_dynamic=self.config.allow_dynamic)
         target = self._target(output, overwrite=overwrite, with_report=with_report)
