@@ -6,11 +6,11 @@ Names axes that were left open without a name, and finds the axes that have to b
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch.func import functional_call
 
 from winml.modelkit.graph.specs import InputTensorSpec, is_open
 from winml.modelkit.load.inputs.axis_names import Axis, AxisNames
@@ -133,19 +133,23 @@ def accepts_shapes(model: torch.nn.Module, arguments: NestedArguments | None) ->
         model: A live module.
         arguments: How its inputs become the arguments of the forward; None where each is one.
     """
+    keywords = forward_keywords(model)
 
-    def accepts(specs: Sequence[InputTensorSpec]) -> bool:
-        # In place of its own: what a forward writes into a buffer is forgotten.
-        stand_ins = {
-            name: tensor.detach().to("meta") if tensor.is_floating_point() else tensor.detach().clone()
-            for name, tensor in (*model.named_parameters(), *model.named_buffers())
-        }
-        keywords = forward_keywords(model)
+    def call(**tensors: torch.Tensor) -> object:
+        named = tensors if arguments is None else arguments.build(tensors)
+        try:
+            return _copy_without_values(model)(**{**keywords, **named})
+        except (Exception, SystemExit) as error:  # code of the user: whatever it raises, it does not run
+            raise RuntimeError("the forward does not run on shapes") from error
 
-        def call(**tensors: torch.Tensor) -> object:
-            named = tensors if arguments is None else arguments.build(tensors)
-            return functional_call(model, stand_ins, (), {**keywords, **named})
+    return lambda specs: run_on_shapes(call, {spec.name: spec for spec in specs}) is not None
 
-        return run_on_shapes(call, {spec.name: spec for spec in specs}) is not None
 
-    return accepts
+def _copy_without_values(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy that keeps to itself what a forward writes down; its weights take no memory."""
+    stand_ins: dict[int, torch.Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        copied = tensor.detach().to("meta") if tensor.is_floating_point() else tensor.detach().clone()
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        stand_ins[id(tensor)] = torch.nn.Parameter(copied, requires_grad=False) if is_parameter else copied
+    return copy.deepcopy(model, stand_ins)

@@ -85,8 +85,7 @@ def name_examples(examples: Any, model: torch.nn.Module, given_by: str) -> Named
     if isinstance(examples, Mapping):
         named = {str(name): value for name, value in examples.items()}
     else:
-        is_sequence = isinstance(examples, (tuple, list)) and not hasattr(examples, "_fields")
-        values = list(examples) if is_sequence else [examples]
+        values = list(examples) if isinstance(examples, (tuple, list)) else [examples]
         named = dict(zip(_positional_parameters(model, len(values), given_by), values, strict=True))
     tensors, arguments = flatten_arguments(named, given_by)
     specs = tuple(spec_of_example(name, tensor, given_by) for name, tensor in tensors.items())
