@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from winml.modelkit.compare.files import refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, TransformedFile, summarize_graph, transform_file
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.optimize.capabilities import CAPABILITIES
@@ -227,8 +227,17 @@ class _SingleOptimization(_Optimization):
         return optimize(model, self.options)
 
     def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
-        """Compare with the source, at the sizes that were given."""
-        return refuse_different(source, written, seed, sizes=self.sizes)
+        """Compare with the source, at the sizes that were given.
+
+        Raises:
+            StageError: the source itself does not run at these sizes.
+            VerificationError: they differ.
+        """
+        try:
+            return refuse_different(source, written, seed, sizes=self.sizes)
+        except StageError as error:
+            error.hint = f"Give sizes of open dimensions that it takes with --shape-config. {error.hint}"
+            raise
 
 
 @dataclass
