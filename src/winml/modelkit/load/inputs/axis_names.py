@@ -109,7 +109,7 @@ class AxisNames:
         """Take names given by place; return those of axes of no input, which must be of outputs.
 
         Raises:
-            UsageError: there is no such input or axis, or it bears another name already.
+            UsageError: there is no such axis, or it bears another name already.
         """
         ranks = {spec.name: len(spec.shape) for spec in self.decision.inputs}
         inputs = ", ".join(f"{name} ({rank} axes)" for name, rank in ranks.items())
@@ -118,7 +118,6 @@ class AxisNames:
             for axis, symbol in named.items():
                 option = request.origin_of("dynamic_axes", (name, axis))
                 if name not in ranks:
-                    self._refuse_near_name(name, option, inputs)
                     output_axes.append(OutputAxis(name, axis, symbol, option))
                     continue
                 if axis >= ranks[name]:
@@ -132,17 +131,21 @@ class AxisNames:
                     self.set_name((name, axis), symbol, option)
         return tuple(output_axes)
 
-    def _refuse_near_name(self, name: str, option: str, inputs: str) -> None:
-        """Refuse a name that is no input, where it can be no output: it is nearly an input's, or nothing else is open.
+    def refuse_outputs_alone(self, output_axes: Sequence[OutputAxis]) -> None:
+        """Refuse axes of no input where no axis of an input is open, on which those of an output could depend.
 
         Raises:
-            UsageError: it is refused.
+            UsageError: names the first of them.
         """
-        guess = nearest(name, [spec.name for spec in self.decision.inputs])
-        if guess is None and (self.names or self.unnamed):
+        if not output_axes or self.names or self.unnamed:
             return
+        first = output_axes[0]
+        guess = nearest(first.output, [spec.name for spec in self.decision.inputs])
         hint = f"Did you mean {guess!r}? " if guess else ""
-        raise UsageError(f"{option}: the model has no input {name!r}", hint=f"{hint}Its inputs: {inputs}.")
+        inputs = ", ".join(f"{spec.name} ({len(spec.shape)} axes)" for spec in self.decision.inputs)
+        raise UsageError(
+            f"{first.given_by}: the model has no input {first.output!r}", hint=f"{hint}Its inputs: {inputs}."
+        )
 
     def take_keys(self, left_open: Mapping[str, OpenSize]) -> None:
         """Take names given by key of ``--shape-config``.

@@ -63,6 +63,7 @@ def open_axes(
     output_axes = naming.take_axes(request)
     naming.take_keys(left_open)
     naming.take_meanings(request)
+    naming.refuse_outputs_alone(output_axes)
     name_the_unnamed(naming)
     if not naming.names:
         return decision
