@@ -23,7 +23,6 @@ from winml.modelkit.load.inputs.decision import InputDecision
 from winml.modelkit.load.inputs.modalities.pipeline import SHAPE_KEYS
 from winml.modelkit.load.inputs.option_names import SHAPE_CONFIG_OPTION
 from winml.modelkit.load.inputs.sizes import SizeBounds
-from winml.modelkit.options import nearest
 
 __all__ = ["AxisKeys", "AxisNames", "conventional_name"]
 
@@ -130,22 +129,6 @@ class AxisNames:
                 else:
                     self.set_name((name, axis), symbol, option)
         return tuple(output_axes)
-
-    def refuse_outputs_alone(self, output_axes: Sequence[OutputAxis]) -> None:
-        """Refuse axes of no input where no axis of an input is open, on which those of an output could depend.
-
-        Raises:
-            UsageError: names the first of them.
-        """
-        if not output_axes or self.names or self.unnamed:
-            return
-        first = output_axes[0]
-        guess = nearest(first.output, [spec.name for spec in self.decision.inputs])
-        hint = f"Did you mean {guess!r}? " if guess else ""
-        inputs = ", ".join(f"{spec.name} ({len(spec.shape)} axes)" for spec in self.decision.inputs)
-        raise UsageError(
-            f"{first.given_by}: the model has no input {first.output!r}", hint=f"{hint}Its inputs: {inputs}."
-        )
 
     def take_keys(self, left_open: Mapping[str, OpenSize]) -> None:
         """Take names given by key of ``--shape-config``.

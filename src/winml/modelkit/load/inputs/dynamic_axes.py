@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest, OpenSize
+from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest, OpenSize, OutputAxis
 from winml.modelkit.load.inputs.alike_axes import AcceptsShapes, bring_along_by_size, name_the_unnamed
 from winml.modelkit.load.inputs.axis_names import AxisKeys, AxisNames, conventional_name
 from winml.modelkit.load.inputs.decision import InputDecision
@@ -63,7 +63,8 @@ def open_axes(
     output_axes = naming.take_axes(request)
     naming.take_keys(left_open)
     naming.take_meanings(request)
-    naming.refuse_outputs_alone(output_axes)
+    if not naming.names and not naming.unnamed:
+        _refuse_outputs_alone(decision, output_axes)
     name_the_unnamed(naming)
     if not naming.names:
         return decision
@@ -86,6 +87,21 @@ def open_axes(
         notes=(*decision.notes, *notes),
         output_axes=output_axes,
     )
+
+
+def _refuse_outputs_alone(decision: InputDecision, output_axes: Sequence[OutputAxis]) -> None:
+    """Refuse axes of no input where no axis of an input is open, on which those of an output could depend.
+
+    Raises:
+        UsageError: names the first of them.
+    """
+    for item in output_axes:
+        guess = nearest(item.output, [spec.name for spec in decision.inputs])
+        hint = f"Did you mean {guess!r}? " if guess else ""
+        inputs = ", ".join(f"{spec.name} ({len(spec.shape)} axes)" for spec in decision.inputs)
+        raise UsageError(
+            f"{item.given_by}: the model has no input {item.output!r}", hint=f"{hint}Its inputs: {inputs}."
+        )
 
 
 def fitting_example(
