@@ -198,7 +198,7 @@ class AxisNames:
         Raises:
             UsageError: axes of one meaning bear two names, or the rows of the inputs share a name with another size.
         """
-        self._refuse_contradictions()
+        _refuse_contradictions(self)
         notes = []
         names_by_key = {key: name for axis, name in self.names.items() if (key := self.axis_keys.key_of(axis))}
         for key, name in names_by_key.items():
@@ -209,22 +209,6 @@ class AxisNames:
                 places = " and ".join(f"axis {position} of {input_name}" for input_name, position in added)
                 notes.append(f"Also {name}, being the same {key}: {places}.")
         return notes
-
-    def _refuse_contradictions(self) -> None:
-        meanings: dict[str, set[str]] = {}
-        for axis, name in self.names.items():
-            if key := self.axis_keys.key_of(axis):
-                meanings.setdefault(key, set()).add(name)
-        for key, names in meanings.items():
-            if len(names) > 1:
-                raise UsageError(
-                    f"{' and '.join(sorted(names))} both name the same {key}", hint="Give it one name everywhere."
-                )
-        for key, names in meanings.items():
-            if key != "batch_size" and names & meanings.get("batch_size", set()):
-                raise UsageError(
-                    f"{names.pop()} names both batch_size and {key}, which vary apart", hint="Give each its own name."
-                )
 
     def set_name(self, axis: Axis, name: str, origin: str) -> None:
         """Name one axis.
@@ -287,3 +271,21 @@ class AxisNames:
             return spec.model_copy(update={"shape": shape})
 
         return tuple(map(with_names, self.decision.inputs))
+
+
+def _refuse_contradictions(naming: AxisNames) -> None:
+    """Refuse two names of one meaning, and one name of two."""
+    meanings: dict[str, set[str]] = {}
+    for axis, name in naming.names.items():
+        if key := naming.axis_keys.key_of(axis):
+            meanings.setdefault(key, set()).add(name)
+    for key, names in meanings.items():
+        if len(names) > 1:
+            raise UsageError(
+                f"{' and '.join(sorted(names))} both name the same {key}", hint="Give it one name everywhere."
+            )
+    for key, names in meanings.items():
+        if key != "batch_size" and names & meanings.get("batch_size", set()):
+            raise UsageError(
+                f"{names.pop()} names both batch_size and {key}, which vary apart", hint="Give each its own name."
+            )
