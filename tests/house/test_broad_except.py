@@ -19,6 +19,8 @@ BOUNDARIES: dict[str, str] = {
     "export.torchscript.capturing:capture_torchscript": "the exporter raises what it likes; named with its operator",
     "graph.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
     "inspect.weightless:run_weightless": "a foreign forward may need values; becomes a result with its reason",
+    "load.inputs.alike_axes:accepts_shapes.call": "a foreign forward raises what it likes; it does not take the shapes",
+    "load.inputs.argument_names:_record": "a user's constructor raises what it likes; said again with its members",
     "load.script:_guard_user_code": "a user's factory raises what it likes; said again with the line it stands in",
     "sweep.architecture_export:_attempt_export": "whatever goes wrong with one model is a row of the table",
     "sweep.architecture_export:_find_small_config": "a config that makes no model is a row of the table",

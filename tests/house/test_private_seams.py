@@ -88,6 +88,10 @@ SEAMS: dict[str, dict[str, str]] = {
         "._from_config": f"{_LOAD}/checkpoints/test_random_weights.py::"
         "test_random_weights_are_seeded_and_leave_the_callers_state",
     },
+    "load.inputs.nested_arguments": {
+        "torch.utils._pytree": f"{_LOAD}/inputs/test_nested_arguments.py::"
+        "test_flatten_arguments_names_every_tensor_by_its_path",
+    },
     "load.inputs.shape_run": {
         "torch.utils._python_dispatch": f"{_LOAD}/inputs/test_shape_run.py::"
         "test_shape_run_computes_sizes_that_follow_from_whole_numbers",

@@ -331,3 +331,27 @@ def test_operators_the_execution_provider_lacks_are_named(tmp_path: Path) -> Non
     notes = {ep: optimize_onnx(tmp_path / "in.onnx", tmp_path / f"{ep}.onnx", ep=ep).notes for ep in ("qnn", "cpu")}
     assert any("Gelu" in note and "qnn" in note for note in notes["qnn"])
     assert () == notes["cpu"]
+
+
+PERIODS = """m (float[N, time] x) => (float[N, P, 7] y) <int64[3] shape = {0, -1, 7}>
+    { a = Identity (x) b = Reshape (a, shape) y = Relu (b) }"""
+"""Takes multiples of 7 only, which are no sizes that are tried."""
+
+
+@pytest.mark.parametrize("sizes", [{"time": 14}, {"x:1": 21, "N": 2}])
+def test_sizes_that_are_given_are_compared_at(sizes: dict[str, int], tmp_path: Path) -> None:
+    """By name or by place; without them there is nothing to compare with, and the hint says so."""
+    source = _save(tmp_path / "in.onnx", stamped=False, body=PERIODS)
+    with pytest.raises(StageError) as caught:
+        optimize_onnx(source, tmp_path / "out.onnx")
+    assert "--shape-config" in str(caught.value.hint)
+    result = optimize_onnx(source, tmp_path / "out.onnx", sizes=sizes)
+    assert result.verification is not None
+
+
+def test_size_of_a_dimension_the_file_lacks_is_refused_with_those_it_has(tmp_path: Path) -> None:
+    """Each is named with the places it stands at."""
+    source = _save(tmp_path / "in.onnx", stamped=False, body=PERIODS)
+    with pytest.raises(UsageError, match="the graph has no open dimension 'x:2'") as caught:
+        optimize_onnx(source, tmp_path / "out.onnx", sizes={"x:2": 7})
+    assert "Its open dimensions: N (x:0), time (x:1)." in str(caught.value.hint)

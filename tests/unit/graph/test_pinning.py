@@ -8,7 +8,7 @@ import pytest
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.dimensions import resolve_names
-from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions
+from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
 
 
 def model() -> ir.Model:
@@ -32,7 +32,7 @@ def dims(value: ir.Value) -> list[int | str | None]:
 
 def test_open_dimensions_are_named_with_their_inputs() -> None:
     """The names, in order, and where they stand."""
-    assert {"batch": ["x", "z"], "samples": ["x"]} == open_dimensions(model().graph)
+    assert {"batch": ["x:0", "z:0"], "samples": ["x:2"]} == open_dimensions(model().graph)
 
 
 def test_pinned_sizes_reach_inputs_outputs_and_expressions() -> None:
@@ -83,3 +83,12 @@ def test_graph_without_open_dimensions_says_so() -> None:
     """Nothing is left to pin."""
     with pytest.raises(UsageError, match="none; all sizes are fixed"):
         resolve_names({"batch": 1}, [])
+
+
+def test_dimension_without_a_name_is_pinned_by_its_place() -> None:
+    """It is called ``input:axis``, as in every verb that takes sizes."""
+    text = '<ir_version: 10, opset_import: ["" : 17]>\ng (float[?, 3] x) => (float[?, 3] y) { y = Relu(x) }'
+    nameless = ir.serde.deserialize_model(onnx.parser.parse_model(text))
+    assert {"x:0": ["x:0"]} == open_dimensions(nameless.graph)
+    pin_dimensions(nameless, sizes_of_dimensions(nameless.graph, {"x:0": 4}))
+    assert [4, 3] == dims(nameless.graph.inputs[0])

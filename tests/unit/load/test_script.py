@@ -75,7 +75,7 @@ def test_script_single_tensor_is_the_first_parameter(folder: Path) -> None:
 
 
 def test_script_input_specs_win_over_the_example(folder: Path) -> None:
-    """The manifest describes everything, so the example is not even made."""
+    """The manifest describes everything, so an example that cannot be made does no harm."""
     specs = (InputTensorSpec(name="ids", shape=(2, 3), dtype="int64", value_range=(0, 9)),)
     loaded = _load(folder, "\ndef example_inputs():\n    raise RuntimeError\n", input_specs=specs)
     assert specs == loaded.only_part.inputs
@@ -202,3 +202,103 @@ def example_inputs():
     with pytest.raises(InputError, match=words) as caught:
         _load(folder, MODULE + text, "empty")
     assert caught.value.hint
+
+
+NESTED = """
+from typing import NamedTuple
+
+class Box(NamedTuple):
+    size: torch.Tensor
+    scale: float
+
+class Nested(torch.nn.Module):
+    def forward(self, features, box=None, factor=1.0):
+        return features["ids"].float() * factor
+
+def nested():
+    return Nested()
+
+def with_inputs():
+    return Nested(), {"features": {"ids": torch.tensor([5])}}
+
+def example_inputs_nested():
+    return {"features": {"ids": torch.tensor([[1, 7]])}, "box": Box(torch.ones(2), 3.0), "factor": 2.0}
+
+def example_inputs_with_inputs():
+    raise RuntimeError("not asked for")
+
+def example_inputs():
+    return torch.tensor([[1, 7]])
+"""
+
+
+def test_script_examples_belong_to_factories(folder: Path) -> None:
+    """What a factory returns beside the model wins, then the function of its name, then the one of all."""
+    names = {
+        factory: [spec.name for spec in _load(folder, NESTED, factory).only_part.inputs]
+        for factory in ("nested", "with_inputs", "make")
+    }
+    assert {"nested": ["features.ids", "box.size"], "with_inputs": ["features.ids"], "make": ["ids"]} == names
+
+
+def test_script_example_with_containers_builds_the_arguments(folder: Path) -> None:
+    """The forward gets its own containers and constants, and the user learns of the constants."""
+    part = _load(folder, NESTED, "nested").only_part
+    assert part.arguments is not None
+    assert part.example is not None
+    built = part.arguments.build(part.example)
+    assert "Box" == type(built["box"]).__name__
+    assert (3.0, 2.0) == (built["box"].scale, built["factor"])
+    assert "factor is the constant 2.0: only tensors become inputs of the graph" in part.notes
+
+
+def test_script_input_specs_keep_containers_and_constants_of_the_example(folder: Path) -> None:
+    """A manifest says sizes and types; what its names leave open, the example of the same names says."""
+    specs = (
+        InputTensorSpec(name="features.ids", shape=(2, 3), dtype="int64", value_range=(0, 9)),
+        InputTensorSpec(name="box.size", shape=(4,), dtype="float32"),
+    )
+    part = _load(folder, NESTED, "nested", input_specs=specs).only_part
+    assert specs == part.inputs
+    assert part.arguments is not None
+    built = part.arguments.build({spec.name: torch.zeros(1) for spec in specs})
+    assert ("Box", 2.0) == (type(built["box"]).__name__, built["factor"])
+
+
+def test_script_input_specs_of_other_names_are_containers_by_themselves(folder: Path) -> None:
+    """Names alone tell dicts and lists; constants of the example stay."""
+    specs = (InputTensorSpec(name="features.0", shape=(2,), dtype="int64"),)
+    part = _load(folder, NESTED, "nested", input_specs=specs).only_part
+    assert part.arguments is not None
+    built = part.arguments.build({"features.0": torch.zeros(1)})
+    assert (list, 2.0) == (type(built["features"]), built["factor"])
+
+
+def test_script_example_that_fails_beside_input_specs_is_a_note(folder: Path) -> None:
+    """The manifest describes everything; that the example was not used is said."""
+    specs = (InputTensorSpec(name="ids", shape=(2, 3), dtype="int64", value_range=(0, 9)),)
+    loaded = _load(folder, "\ndef example_inputs():\n    raise RuntimeError('broken')\n", input_specs=specs)
+    assert any("RuntimeError: broken; it is not used" in note for note in loaded.notes)
+
+
+def test_script_returning_something_beside_the_model_is_refused(folder: Path) -> None:
+    """The order is (model, inputs), and the error says so."""
+    text = "\ndef bad():\n    return torch.zeros(1), make()\n"
+    with pytest.raises(InputError, match="returned tuple of Tensor, Net") as caught:
+        _load(folder, text, "bad")
+    assert "(model, inputs)" in str(caught.value.hint)
+
+
+def test_script_dict_that_is_the_only_argument_is_explained(folder: Path) -> None:
+    """A dict is taken by parameter; how to give one as an argument is told."""
+    text = """
+class Only(torch.nn.Module):
+    def forward(self, features):
+        return features["ids"]
+
+def only():
+    return Only(), {"ids": torch.zeros(1)}
+"""
+    with pytest.raises(UsageError, match="Only takes no input 'ids'") as caught:
+        _load(folder, text, "only")
+    assert "{'features': {…}}" in str(caught.value.hint)

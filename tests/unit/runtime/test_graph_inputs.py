@@ -219,3 +219,10 @@ def test_batch_without_a_name_is_what_all_share(
     feeds = {item.name: np.ones(shape) for item, shape in zip(inputs, fed, strict=True)}
     outputs = {str(number): np.ones(shape) for number, shape in enumerate(made)}
     assert batch == batch_of(inputs, feeds, outputs)[0]
+
+
+def test_size_may_be_given_by_place_where_the_dimension_has_a_name() -> None:
+    """The dimension has the size wherever it stands; a place with another size than the name is refused."""
+    assert {"batch": 2, "sequence": 5} == settle_sizes([IDS, MASK], {"mask:1": 5, "batch": 2}).by_name
+    with pytest.raises(UsageError, match="sequence is to be both 5 and 6"):
+        settle_sizes([IDS, MASK], {"mask:1": 5, "ids:1": 6})

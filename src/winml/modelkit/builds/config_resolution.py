@@ -34,4 +34,6 @@ def resolve_build_config(config: WinMLBuildConfig, request: ModelRequest) -> tup
     notes = list(resolved.notes)
     if resolved.source.kind == "config" and not request.random_weights:
         notes.append(f"{request.model} holds no weights: an export needs --random-weights, or the checkpoint folder")
+    origins = {item.output: item.given_by for item in resolved.output_axes}
+    notes += [f"{origin}: {name} is no input; axes of outputs are not written" for name, origin in origins.items()]
     return config.model_copy(update={"loader": loader, "export": export}), tuple(notes)

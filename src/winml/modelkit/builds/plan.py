@@ -89,8 +89,10 @@ def plan_build(
             "auto is false, and export.input_tensors is not written", hint="winml config writes everything it decides."
         )
     if config.export.input_tensors is not None and request.input_specs is None:
-        request = dataclasses.replace(request, input_specs=config.export.input_tensors)
-    request = dataclasses.replace(request, dynamic=request.dynamic.joined(config.export.dynamic))
+        specs = config.export.input_tensors
+        request = dataclasses.replace(request, input_specs=specs, specs_origin="export.input_tensors")
+    dynamic = request.dynamic.joined(config.export.dynamic.given_by("export.{}"))
+    request = dataclasses.replace(request, dynamic=dynamic)
     if not verify:
         config = config.model_copy(update={"export": config.export.model_copy(update={"verify": False})})
     return BuildPlan(config, request, None, sections_off, skip_pre_normalization, verify, with_companions)
@@ -104,6 +106,7 @@ def request_record(request: ModelRequest) -> dict[str, Any]:
         record["shape_config"] = request.shape_config.model_dump(mode="json", exclude_none=True)
     if request.input_specs is not None:
         record["input_specs"] = [spec.model_dump(mode="json", exclude_none=True) for spec in request.input_specs]
+    del record["specs_origin"]  # who said it does not count
     return {key: value for key, value in record.items() if value is not None}
 
 

@@ -20,7 +20,7 @@ from winml.modelkit.compare.thresholds import ROUNDING_FACTOR
 from winml.modelkit.compare.words import difference_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
-from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs
+from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, sizes_by_key
 from winml.modelkit.runtime.ir_versions import runnable
 from winml.modelkit.runtime.sessions import Session
 
@@ -37,7 +37,14 @@ DRAWS = 2
 _HINT = "No file was written; --no-verify writes it all the same. Please report it."
 
 
-def refuse_different(reference: Path, candidate: Path, seed: int, *, has_fixed_sizes: bool = False) -> VerificationInfo:
+def refuse_different(
+    reference: Path,
+    candidate: Path,
+    seed: int,
+    *,
+    has_fixed_sizes: bool = False,
+    sizes: Mapping[str, int] | None = None,
+) -> VerificationInfo:
     """Compare the answers of two files to two draws of values.
 
     Args:
@@ -46,6 +53,8 @@ def refuse_different(reference: Path, candidate: Path, seed: int, *, has_fixed_s
         seed: Seed of the values.
         has_fixed_sizes: Whether the candidate takes only some of the sizes that the reference takes; the values then
             have sizes of the candidate.
+        sizes: Sizes of open dimensions, by name in the reference, by ``input:axis``, or by key of ``--shape-config``;
+            of the others, some are tried.
 
     Returns:
         The comparison: every output equal within the threshold of its dtype.
@@ -55,9 +64,8 @@ def refuse_different(reference: Path, candidate: Path, seed: int, *, has_fixed_s
             sizes that were fixed.
         VerificationError: they differ, or the candidate cannot be run.
     """
-    draws, expected, answers = (_answers_to_candidate_sizes if has_fixed_sizes else _answers_to_reference_sizes)(
-        reference, candidate, seed
-    )
+    answers_of_both = _answers_to_candidate_sizes if has_fixed_sizes else _answers_to_reference_sizes
+    draws, expected, answers = answers_of_both(reference, candidate, seed, sizes or {})
     if set(answers[0]) != set(expected[0]):
         raise VerificationError(
             f"the result gives {', '.join(answers[0])}, and {reference.name} {', '.join(expected[0])}", hint=_HINT
@@ -78,17 +86,17 @@ def refuse_different(reference: Path, candidate: Path, seed: int, *, has_fixed_s
     )
 
 
-def _answers_to_reference_sizes(reference: Path, candidate: Path, seed: int) -> _BothAnswers:
+def _answers_to_reference_sizes(reference: Path, candidate: Path, seed: int, sizes: Mapping[str, int]) -> _BothAnswers:
     try:
-        draws, expected = _draws_and_answers(reference, seed)
+        draws, expected = _draws_and_answers(reference, seed, sizes)
     except (StageError, UsageError) as error:
         raise _reference_error(reference, error) from error
     return draws, expected, _candidate_answers(candidate, draws)
 
 
-def _answers_to_candidate_sizes(reference: Path, candidate: Path, seed: int) -> _BothAnswers:
+def _answers_to_candidate_sizes(reference: Path, candidate: Path, seed: int, sizes: Mapping[str, int]) -> _BothAnswers:
     try:
-        draws, answers = _draws_and_answers(candidate, seed)
+        draws, answers = _draws_and_answers(candidate, seed, sizes)
     except (StageError, UsageError) as error:
         # The sizes may be none that the model takes: that is no fault of the candidate.
         raise StageError(
@@ -119,7 +127,7 @@ def _may_be_rounding(verification: VerificationInfo) -> bool:
     return bool(different) and all(item.relative_diff <= ROUNDING_FACTOR * item.threshold for item in different)
 
 
-def _draws_and_answers(path: Path, seed: int) -> tuple[list[Feeds], list[Feeds]]:
+def _draws_and_answers(path: Path, seed: int, given: Mapping[str, int]) -> tuple[list[Feeds], list[Feeds]]:
     """Return sets of values that a file takes, and its answers.
 
     Raises:
@@ -131,7 +139,7 @@ def _draws_and_answers(path: Path, seed: int) -> tuple[list[Feeds], list[Feeds]]
     refusal: StageError | UsageError = StageError("no sizes were tried")
     session = _open_session(path, as_written=True)
     inputs = graph_inputs(session)
-    for sizes in _sizes_to_try(inputs):
+    for sizes in _sizes_to_try(inputs, given):
         try:
             feeds = draw_feeds(inputs, sizes, seed + len(draws))
             answers.append(session.run(feeds))
@@ -149,16 +157,17 @@ def _draws_and_answers(path: Path, seed: int) -> tuple[list[Feeds], list[Feeds]]
     return draws, answers
 
 
-def _sizes_to_try(inputs: Sequence[GraphInput]) -> Iterator[Mapping[str, int]]:
+def _sizes_to_try(inputs: Sequence[GraphInput], given: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
     """Yield sizes of the open dimensions, the likeliest to be accepted first; twice the same where none is open."""
     names = list(dict.fromkeys(key for item in inputs for key in item.keys if isinstance(key, str)))
-    pictures = {name: DEFAULT_SIZES[name] for name in names if name in _LARGE}
-    yield {**{name: position for position, name in enumerate(names, start=2)}, **pictures}
-    yield {**{name: position for position, name in enumerate(names, start=5)}, **pictures}
+    given = sizes_by_key(inputs, given)
+    known = {**{name: DEFAULT_SIZES[name] for name in names if name in _LARGE}, **given}
+    yield {**{name: position for position, name in enumerate(names, start=2)}, **known}
+    yield {**{name: position for position, name in enumerate(names, start=5)}, **known}
     # Sizes that a graph ties together without saying so.
     for size in (4, 1, 8, 16, 32):
-        yield {**dict.fromkeys(names, size), **pictures}
-    yield {name: DEFAULT_SIZES.get(name, 1) for name in names}
+        yield {**dict.fromkeys(names, size), **known}
+    yield {**{name: DEFAULT_SIZES.get(name, 1) for name in names}, **given}
 
 
 _LARGE = frozenset({"height", "width", "samples", "frames", "channels", "mel_bins"})

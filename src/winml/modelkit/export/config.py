@@ -50,7 +50,7 @@ class WinMLExportConfig(Options):
     dynamic_image_size: bool = False
     """Leave height and width of images open."""
     dynamic_axes: DynamicAxes = pydantic.Field(default_factory=dict)
-    """Axes to leave open by their place: input → axis → name."""
+    """Axes to leave open by their place, as torch.onnx.export takes them: input → axis → name, or input → axes."""
     dynamic_dimensions: tuple[DynamicDimension, ...] = ()
     """Bounds, and sizes to trace with, of dimensions that are left open; those not listed take what suits the model."""
     ep: str | None = None
@@ -93,4 +93,4 @@ class WinMLExportConfig(Options):
             image_size=self.dynamic_image_size,
             axes=self.dynamic_axes,
             dimensions=self.dynamic_dimensions,
-        )
+        ).given_by("{}")

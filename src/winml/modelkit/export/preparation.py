@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -24,7 +24,22 @@ from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.scr
 from winml.modelkit.errors import ExportError
 from winml.modelkit.hierarchy.compiled_modules import without_compilation
 
-__all__ = ["FlatForward", "flatten_outputs", "prepared_for_export"]
+__all__ = ["ArgumentBuilder", "FlatForward", "flatten_outputs", "prepared_for_export"]
+
+
+class ArgumentBuilder(Protocol):
+    """What puts flat tensors into the containers a forward takes them in."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the arguments, in order."""
+
+    def build(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
+        """Return the arguments by name.
+
+        Args:
+            tensors: By input name.
+        """
 
 
 class FlatForward:
@@ -35,7 +50,11 @@ class FlatForward:
     """
 
     def __init__(
-        self, forward: Callable[..., Any], input_names: Sequence[str], options: Mapping[str, Any] | None = None
+        self,
+        forward: Callable[..., Any],
+        input_names: Sequence[str],
+        options: Mapping[str, Any] | None = None,
+        arguments: ArgumentBuilder | None = None,
     ) -> None:
         """Flatten ``forward``.
 
@@ -43,13 +62,15 @@ class FlatForward:
             forward: The bound forward method.
             input_names: Names of the tensors it is called with, in order.
             options: Further keyword arguments of every call, such as ``use_cache=False``.
+            arguments: Makes the arguments of the tensors; None: every tensor is an argument.
         """
         self.input_names = tuple(input_names)
         self.output_names: tuple[str, ...] = ()
         self._requested_names: tuple[str, ...] = ()
         self._forward = forward
         self._options = dict(options or {})
-        self._is_by_name = _takes_names(forward, self.input_names)
+        self._arguments = arguments
+        self._is_by_name = _takes_names(forward, self.input_names if arguments is None else arguments.names)
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the module once.
@@ -57,10 +78,13 @@ class FlatForward:
         Raises:
             ExportError: the module returns no tensor.
         """
+        named: Mapping[str, Any] = dict(zip(self.input_names, tensors, strict=True))
+        if self._arguments is not None:
+            named = self._arguments.build(named)
         if self._is_by_name:
-            outputs = self._forward(**dict(zip(self.input_names, tensors, strict=True)), **self._options)
+            outputs = self._forward(**{**self._options, **named})
         else:
-            outputs = self._forward(*tensors, **self._options)
+            outputs = self._forward(*named.values(), **self._options)
         flat = flatten_outputs(outputs, used_names=self.input_names)
         if not flat:
             raise ExportError(
@@ -85,7 +109,12 @@ class FlatForward:
 
 @contextmanager
 def prepared_for_export(
-    model: nn.Module, input_names: Sequence[str], forward_options: Mapping[str, Any] | None = None, *, path: str = ""
+    model: nn.Module,
+    input_names: Sequence[str],
+    forward_options: Mapping[str, Any] | None = None,
+    *,
+    path: str = "",
+    arguments: ArgumentBuilder | None = None,
 ) -> Iterator[FlatForward]:
     """Replace the forward of ``model`` by its :class:`FlatForward`; in place, undone at the end.
 
@@ -94,7 +123,8 @@ def prepared_for_export(
     are always restored.
 
     With ``path``, the forward of that module inside ``model`` is called alone, through the modules around it, so that
-    its scopes are those it has in the whole model.
+    its scopes are those it has in the whole model. ``arguments`` makes the arguments of the tensors, where these do not
+    stand by themselves.
 
     Raises:
         ExportError: a module is scripted; exporters cannot trace it.
@@ -107,7 +137,7 @@ def prepared_for_export(
             forward = _calling(inner, forward)
             if outer is not model:
                 replaced.enter_context(_forward_replaced(outer, forward))
-        flat = FlatForward(forward, input_names, forward_options)
+        flat = FlatForward(forward, input_names, forward_options, arguments)
         replaced.enter_context(_forward_replaced(model, flat))
         model.eval()
         try:

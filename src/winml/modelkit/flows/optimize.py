@@ -17,8 +17,11 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.compare.files import refuse_different
+from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, TransformedFile, summarize_graph, transform_file
+from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.optimize.capabilities import CAPABILITIES
 from winml.modelkit.optimize.opset_conversion import refuse_unknown_opset
 from winml.modelkit.optimize.options import OptimizeOptions
@@ -50,6 +53,7 @@ def optimize_onnx(
     skip_normalization: bool = False,
     external_data: bool | None = None,
     seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
     on_step: Callable[[StepEvent], None] | None = None,
     **flags: Any,
 ) -> OptimizedFile:
@@ -67,6 +71,7 @@ def optimize_onnx(
         external_data: Keep weights in a file of their own (True) or inside (False); None: those of
             ``EXTERNAL_BYTES`` or more in a file of their own.
         seed: Seed of the values compared on.
+        sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
         on_step: Called when a step starts and when it ends.
         **flags: ``level``, ``ep``, ``opset``, and the names of capabilities (``gelu_fusion=True``).
 
@@ -93,16 +98,20 @@ def optimize_onnx(
         external_data=external_data,
         external_from_bytes=EXTERNAL_BYTES,
     )
-    return optimize_file(task, options, on_step)
+    return optimize_file(task, options, on_step, sizes=sizes)
 
 
 def optimize_file(
-    task: GraphFileTask, options: OptimizeOptions, on_step: Callable[[StepEvent], None] | None = None
+    task: GraphFileTask,
+    options: OptimizeOptions,
+    on_step: Callable[[StepEvent], None] | None = None,
+    *,
+    sizes: Mapping[str, int] | None = None,
 ) -> OptimizedFile:
     """Optimize an ONNX file as a task says; see :func:`optimize_onnx` for what is returned and raised."""
     task.refuse_early()
     refuse_unknown_opset(options.opset)
-    work = _SingleOptimization(options)
+    work = _SingleOptimization(options, sizes or {})
     return _optimized_file(task, work, transform_file(task, work, on_step))
 
 
@@ -200,6 +209,8 @@ class _SingleOptimization(_Optimization):
     """The optimizer, once."""
 
     options: OptimizeOptions
+    sizes: Mapping[str, int]
+    """Sizes of open dimensions to compare at; of the others, some are tried."""
 
     @property
     def requested_options(self) -> Sequence[OptimizeOptions]:
@@ -207,8 +218,26 @@ class _SingleOptimization(_Optimization):
         return (self.options,)
 
     def apply(self, model: ir.Model) -> OptimizeResult:
-        """Optimize the model."""
+        """Optimize the model.
+
+        Raises:
+            UsageError: it has no dimension that a size was given for.
+        """
+        sizes_of_dimensions(model.graph, self.sizes)
         return optimize(model, self.options)
+
+    def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
+        """Compare with the source, at the sizes that were given.
+
+        Raises:
+            StageError: the source itself does not run at these sizes.
+            VerificationError: they differ.
+        """
+        try:
+            return refuse_different(source, written, seed, sizes=self.sizes)
+        except StageError as error:
+            error.hint = f"Give sizes of open dimensions that it takes with --shape-config. {error.hint}"
+            raise
 
 
 @dataclass

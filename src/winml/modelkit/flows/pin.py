@@ -20,9 +20,8 @@ from winml.modelkit.compare.files import refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import InputError, StageError, VerificationError, WinMLError
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
-from winml.modelkit.graph.dimensions import resolve_names
 from winml.modelkit.graph.model_metadata import output_specs
-from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions
+from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.coverage import measure_coverage
@@ -46,7 +45,7 @@ def pin_model(
     Args:
         source: The file; it stays as it is.
         output: The ``.onnx`` file to write.
-        sizes: Size by name in the file, or by key of ``--shape-config``. Names left out stay open.
+        sizes: Size by name in the file, by ``input:axis``, or by key of ``--shape-config``. Names left out stay open.
         overwrite: Replace a file that is there already.
         verify: Compare with ``source`` at these sizes.
         seed: Seed of the inputs compared on.
@@ -91,7 +90,7 @@ class _Pinning(GraphWork[_PinResult]):
     """Fixing open dimensions."""
 
     sizes: Mapping[str, int]
-    """Size by name in the file, or by key of ``--shape-config``."""
+    """Size by name in the file, by ``input:axis``, or by key of ``--shape-config``."""
     step_name: ClassVar[str] = "pinning"
     # Normalization then computes what depended on the sizes, and infers the shapes anew.
     precedes_normalization: ClassVar[bool] = True
@@ -103,7 +102,7 @@ class _Pinning(GraphWork[_PinResult]):
             UsageError: a name the file does not have.
         """
         names = open_dimensions(model.graph)
-        sizes = resolve_names(self.sizes, names)
+        sizes = sizes_of_dimensions(model.graph, self.sizes)
         pin_dimensions(model, sizes)
         return _PinResult(
             model,

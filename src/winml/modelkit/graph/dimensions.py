@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pydantic
@@ -21,11 +22,20 @@ __all__ = [
     "DynamicDimension",
     "DynamicRequest",
     "OpenSize",
+    "OutputAxis",
     "parse_dynamic_axes",
     "resolve_names",
 ]
 
 DYNAMIC_AXES_OPTION = "--dynamic-axes"
+
+_OPTIONS: Mapping[str, str] = {
+    "dynamic_batch": "--dynamic-batch",
+    "dynamic_sequence": "--dynamic-seq-len",
+    "dynamic_image_size": "--dynamic-image-size",
+    "dynamic_axes": DYNAMIC_AXES_OPTION,
+}
+"""Key of a config → the option that says the same."""
 
 CONVENTIONAL_NAMES: Mapping[str, str] = {
     "batch_size": "batch",
@@ -83,12 +93,31 @@ class DynamicDimension(_Range):
     """As in the shapes of the inputs."""
 
 
+UNNAMED = ""
+"""In place of the name of an axis: left open, and named by the export."""
+
+
+def _with_names(axes: Any) -> Any:
+    """Return axes in one form; torch also takes a list of axes, for names of its own choice."""
+    if not isinstance(axes, Mapping):
+        return axes
+    return {name: _axis_names(given) for name, given in axes.items()}
+
+
+def _axis_names(given: Any) -> Any:
+    if isinstance(given, Mapping):
+        # Keys of JSON are text.
+        numbers = {axis: int(axis) if re.fullmatch(r"-?\d+", str(axis)) else axis for axis in given}
+        return {numbers[axis]: UNNAMED if symbol is None else symbol for axis, symbol in given.items()}
+    return dict.fromkeys(given, UNNAMED) if isinstance(given, (list, tuple)) else given
+
+
 def _check_axes(axes: Mapping[str, Mapping[int, str]]) -> Mapping[str, Mapping[int, str]]:
     for name, axis_names in axes.items():
         for axis, symbol in axis_names.items():
             if axis < 0:
                 raise ValueError(f"{name}: axis {axis} is negative; axes count from 0")
-            if not re.match(_NAME, symbol):
+            if symbol != UNNAMED and not re.match(_NAME, symbol):
                 raise ValueError(
                     f"{name}: axis {axis} is named {symbol!r}; a name holds letters, digits and _ and starts with no "
                     "digit"
@@ -96,8 +125,22 @@ def _check_axes(axes: Mapping[str, Mapping[int, str]]) -> Mapping[str, Mapping[i
     return axes
 
 
-DynamicAxes = Annotated[Mapping[str, Mapping[int, str]], pydantic.AfterValidator(_check_axes)]
-"""Input → axis, counted from 0 → name."""
+DynamicAxes = Annotated[
+    Mapping[str, Mapping[int, str]], pydantic.BeforeValidator(_with_names), pydantic.AfterValidator(_check_axes)
+]
+"""Input or output → axis, counted from 0 → name, as ``dynamic_axes`` of torch.onnx.export; or a list of axes."""
+
+
+@dataclass(frozen=True)
+class OutputAxis:
+    """An axis of an output that is to be open under a name; open axes of the inputs decide whether it can be."""
+
+    output: str
+    axis: int
+    name: str
+    """``UNNAMED``: whatever follows from the inputs."""
+    given_by: str
+    """The option, for messages."""
 
 
 class DynamicRequest(Options):
@@ -113,6 +156,8 @@ class DynamicRequest(Options):
     """Input → axis → name."""
     dimensions: tuple[DynamicDimension, ...] = ()
     """Bounds, and sizes to trace with, of names; leaves nothing open by itself."""
+    origins: Mapping[str, str] = pydantic.Field(default_factory=dict, exclude=True)
+    """Where it was said, for messages: key of a config, or axis as ``input:axis`` → words; else the option's name."""
 
     @property
     def is_empty(self) -> bool:
@@ -128,7 +173,23 @@ class DynamicRequest(Options):
             image_size=self.image_size or defaults.image_size,
             axes={name: {**defaults.axes.get(name, {}), **self.axes.get(name, {})} for name in inputs},
             dimensions=self.dimensions or defaults.dimensions,
+            origins={**defaults.origins, **self.origins},
         )
+
+    def given_by(self, place: str) -> DynamicRequest:
+        """Return the same request with the words for where it was said.
+
+        Args:
+            place: With ``{}`` for the key: ``export.{}``.
+        """
+        flags = {"dynamic_batch": self.batch, "dynamic_sequence": self.sequence, "dynamic_image_size": self.image_size}
+        origins = {key: place.format(key) for key, is_given in flags.items() if is_given}
+        axes = {f"{name}:{axis}": place.format("dynamic_axes") for name, named in self.axes.items() for axis in named}
+        return self.model_copy(update={"origins": {**origins, **axes}})
+
+    def origin_of(self, key: str, axis: tuple[str, int] | None = None) -> str:
+        """Return where a key, or one axis, was asked for, in words."""
+        return self.origins.get(key if axis is None else f"{axis[0]}:{axis[1]}", _OPTIONS[key])
 
 
 class _AxesOption(Options):
@@ -140,10 +201,11 @@ def parse_dynamic_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
 
     Args:
         texts: Each ``input_ids:0=batch,1=sequence`` (several inputs separated by spaces or semicolons), or a JSON
-            object ``{"input_ids": {"0": "batch", "1": "sequence"}}``, or the path of a file that holds one.
+            object ``{"input_ids": {"0": "batch", "1": "sequence"}, "pixel_values": [0]}``, or the path of a file that
+            holds one.
 
     Returns:
-        Input → axis → name.
+        Input or output → axis → name; ``UNNAMED`` where only the axis is given.
 
     Raises:
         ConfigError: a text in none of these forms, an axis that is not a number or is negative, an invalid name, or an
@@ -152,8 +214,9 @@ def parse_dynamic_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
     merged: dict[str, dict[int, str]] = {}
     for text in texts:
         for name, axis, symbol in _parse_axes(text):
-            first_symbol = merged.setdefault(name, {}).setdefault(axis, symbol)
-            if first_symbol != symbol:
+            first_symbol = merged.setdefault(name, {}).get(axis, UNNAMED) or symbol
+            merged[name][axis] = first_symbol
+            if symbol not in (first_symbol, UNNAMED):
                 raise ConfigError(
                     f"{DYNAMIC_AXES_OPTION}: axis {axis} of {name} is named both {first_symbol!r} and {symbol!r}",
                     hint="Give it one name.",
@@ -176,19 +239,20 @@ def _parse_axes(text: str) -> list[tuple[str, int, str]]:
 
 
 def _check_axis_numbers(value: Any, label: str) -> Any:
-    """Return ``value`` if it is an object of objects whose keys are axis numbers.
+    """Return ``value`` if it is an object of lists of axes, or of objects whose keys are axis numbers.
 
     Raises:
         ConfigError: it is not; names the input and the axis.
     """
-    if not isinstance(value, dict) or not all(isinstance(axis_names, dict) for axis_names in value.values()):
+    if not isinstance(value, dict) or not all(isinstance(axis_names, (dict, list)) for axis_names in value.values()):
         raise ConfigError(
-            f"{label}: expected an object of objects",
-            hint='Write {"input_ids": {"0": "batch", "1": "sequence"}}, or input_ids:0=batch,1=sequence.',
+            f"{label}: expected an object of objects or of lists",
+            hint='Write {"input_ids": {"0": "batch", "1": "sequence"}}, {"input_ids": [0, 1]}, or '
+            "input_ids:0=batch,1=sequence.",
         )
     for name, axis_names in value.items():
         for axis in axis_names:
-            if not re.fullmatch(r"-?\d+", axis):
+            if isinstance(axis, bool) or not re.fullmatch(r"-?\d+", str(axis)):
                 raise ConfigError(f"{label}: {name}: axis {axis!r} is no number", hint="Axes count from 0.")
     return value
 
@@ -204,6 +268,10 @@ def _parse_inline_axes(text: str) -> list[tuple[str, int, str]]:
                 f"{DYNAMIC_AXES_OPTION}: {pair!r} in {text!r} is not AXIS=NAME",
                 hint="Write it like input_ids:0=batch,1=sequence.",
             )
+        if not symbol:
+            raise ConfigError(
+                f"{DYNAMIC_AXES_OPTION}: {pair!r} in {text!r} has no name", hint="Write it like input_ids:0=batch."
+            )
         axis_names.append((int(axis), symbol))
     try:
         _check_axes({match["input"]: dict(axis_names)})
@@ -212,26 +280,29 @@ def _parse_inline_axes(text: str) -> list[tuple[str, int, str]]:
     return [(match["input"], axis, symbol) for axis, symbol in axis_names]
 
 
-def resolve_names(sizes: Mapping[str, int], graph_names: Iterable[str]) -> dict[str, int]:
+def resolve_names(
+    sizes: Mapping[str, int], graph_names: Iterable[str], places: Mapping[str, str] | None = None
+) -> dict[str, int]:
     """Return sizes by the names in the graph.
 
     Args:
-        sizes: Sizes by name, or by key of ``--shape-config`` where the graph has its conventional name.
+        sizes: Sizes by name, by key of ``--shape-config`` where the graph has its conventional name, or by place.
         graph_names: Names in the graph.
+        places: ``input:axis``, counted from 0 → name in the graph.
 
     Raises:
         UsageError: a name the graph does not have (suggests the nearest), or two sizes for one name.
     """
-    names = list(graph_names)
+    names, places = list(graph_names), places or {}
     resolved_sizes: dict[str, int] = {}
     for name, size in sizes.items():
-        resolved = name if name in names else CONVENTIONAL_NAMES.get(name, name)
+        resolved = name if name in names else places.get(name) or CONVENTIONAL_NAMES.get(name, name)
         if resolved not in names:
-            guess = nearest(name, names)
+            guess = nearest(name, [*names, *places])
             hint = f"Did you mean {guess!r}? " if guess else ""
             raise UsageError(
                 f"--shape-config: the graph has no open dimension {name!r}",
-                hint=f"{hint}Its open dimensions: {', '.join(names) or 'none; all sizes are fixed'}.",
+                hint=f"{hint}Its open dimensions: {_dimension_words(names, places)}.",
             )
         if resolved_sizes.setdefault(resolved, size) != size:
             raise UsageError(
@@ -239,3 +310,12 @@ def resolve_names(sizes: Mapping[str, int], graph_names: Iterable[str]) -> dict[
                 hint="Give it one size.",
             )
     return resolved_sizes
+
+
+def _dimension_words(names: Sequence[str], places: Mapping[str, str]) -> str:
+    """Return every name with the places it stands at, for people."""
+    words = []
+    for name in names:
+        others = [place for place, at_place in places.items() if at_place == name != place]
+        words.append(f"{name} ({', '.join(others)})" if others else name)
+    return ", ".join(words) or "none; all sizes are fixed"

@@ -10,19 +10,40 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-__all__ = ["open_dimensions", "pin_dimensions"]
+from winml.modelkit.graph.dimensions import resolve_names
+
+__all__ = ["open_dimensions", "pin_dimensions", "sizes_of_dimensions"]
 
 
 def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
-    """Return name of an open dimension → names of the inputs whose shapes contain it."""
-    inputs_by_name: dict[str, list[str]] = {}
+    """Return name of an open dimension → places at which the inputs have it, ``input:axis``.
+
+    A dimension the file does not name is called by its place.
+    """
+    places_by_name: dict[str, list[str]] = {}
     for value in graph.inputs:
         if value.name in graph.initializers:
             continue  # a weight; files of IR version 3 list them as inputs as well
-        for size in value.shape or ():
-            if isinstance(size, ir.SymbolicDim) and size.value is not None:
-                inputs_by_name.setdefault(str(size.value), []).append(value.name or "")
-    return inputs_by_name
+        for axis, size in enumerate(value.shape or ()):
+            if isinstance(size, ir.SymbolicDim):
+                place = f"{value.name}:{axis}"
+                places_by_name.setdefault(place if size.value is None else str(size.value), []).append(place)
+    return places_by_name
+
+
+def sizes_of_dimensions(graph: ir.Graph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes by the name of the open dimension in the graph.
+
+    Args:
+        graph: Whose inputs have the dimensions.
+        sizes: By name, by ``input:axis``, or by key of ``--shape-config``.
+
+    Raises:
+        UsageError: the graph has no such dimension, or two sizes are given for one.
+    """
+    dimensions = open_dimensions(graph)
+    places = {place: name for name, at_places in dimensions.items() for place in at_places}
+    return resolve_names(sizes, dimensions, places)
 
 
 def pin_dimensions(model: ir.Model, sizes: Mapping[str, int]) -> None:
@@ -32,10 +53,10 @@ def pin_dimensions(model: ir.Model, sizes: Mapping[str, int]) -> None:
 
     Args:
         model: The model; subgraphs included.
-        sizes: Name → size.
+        sizes: Name → size; ``input:axis`` for a dimension without a name.
     """
     for value in model.graph.inputs:
-        value.shape = _pinned_shape(value.shape, sizes)
+        value.shape = _pinned_shape(value.shape, sizes, value.name or "")
     outputs = {value.name for value in model.graph.outputs}
     for node in model.graph.all_nodes():
         for value in node.outputs:
@@ -43,13 +64,15 @@ def pin_dimensions(model: ir.Model, sizes: Mapping[str, int]) -> None:
             value.shape = _pinned_shape(value.shape, sizes) if value.name in outputs else None
 
 
-def _pinned_shape(shape: ir.Shape | None, sizes: Mapping[str, int]) -> ir.Shape | None:
-    return None if shape is None else ir.Shape([_pinned_size(size, sizes) for size in shape])
+def _pinned_shape(shape: ir.Shape | None, sizes: Mapping[str, int], input_name: str = "") -> ir.Shape | None:
+    if shape is None:
+        return None
+    return ir.Shape([_pinned_size(size, sizes, f"{input_name}:{axis}") for axis, size in enumerate(shape)])
 
 
-def _pinned_size(size: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int | str | None:
+def _pinned_size(size: int | ir.SymbolicDim, sizes: Mapping[str, int], place: str) -> int | str | None:
     if isinstance(size, int) or size.value is None:
-        return size if isinstance(size, int) else None
+        return size if isinstance(size, int) else sizes.get(place)
     name = str(size.value)
     if name in sizes:
         return sizes[name]

@@ -11,7 +11,7 @@ import pydantic
 
 from winml.modelkit.options import Options
 
-__all__ = ["DTYPES", "InputTensorSpec", "OutputTensorSpec"]
+__all__ = ["DTYPES", "OPEN_SIZE", "InputTensorSpec", "OutputTensorSpec", "is_open"]
 
 DTYPES = (
     "float32", "float16", "bfloat16", "float64",
@@ -19,7 +19,25 @@ DTYPES = (
 )  # fmt: skip
 """Names accepted for ``dtype``: numpy's, plus ``bfloat16``."""
 
-Dimension = Annotated[int, pydantic.Field(ge=1)] | Annotated[str, pydantic.Field(pattern=r"^[A-Za-z_]\w*$")]
+OPEN_SIZE = -1
+"""In place of a size, as in the shapes of other tools: left open, and named by the export."""
+
+
+def _check_size(size: int) -> int:
+    if size == 0:
+        raise ValueError("a size is at least 1, or -1 where it is open")
+    return size
+
+
+Dimension = (
+    Annotated[int, pydantic.Field(ge=OPEN_SIZE), pydantic.AfterValidator(_check_size)]
+    | Annotated[str, pydantic.Field(pattern=r"^[A-Za-z_]\w*$")]
+)
+
+
+def is_open(size: int | str) -> bool:
+    """Say whether a size of a shape is left open."""
+    return isinstance(size, str) or size == OPEN_SIZE
 
 
 def _check_dtype(name: str) -> str:
@@ -35,7 +53,7 @@ class _TensorSpec(Options):
     name: Annotated[str, pydantic.Field(min_length=1)]
     """Name of the graph input or output."""
     shape: tuple[Dimension, ...]
-    """Sizes; a name stands for a dynamic dimension. ``()`` is a scalar."""
+    """Sizes; a name stands for an open dimension, and -1 for one that the export names. ``()`` is a scalar."""
     dtype: DType
     """Element type, one of :data:`DTYPES`."""
 
@@ -75,9 +93,9 @@ class OutputTensorSpec(_TensorSpec):
     """One graph output: name, shape and element type."""
 
     def disagreement(self, actual: OutputTensorSpec) -> str:
-        """Return how the actual output differs from this specification, or ``""``; a named size agrees with any."""
+        """Return how the actual output differs from this specification, or ``""``; an open size agrees with any."""
         agrees = len(self.shape) == len(actual.shape) and all(
-            isinstance(expected_size, str) or expected_size == size
+            isinstance(expected_size, str) or expected_size in (OPEN_SIZE, size)
             for expected_size, size in zip(self.shape, actual.shape, strict=False)
         )
         if agrees and self.dtype == actual.dtype:

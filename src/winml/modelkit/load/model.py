@@ -73,7 +73,9 @@ def unweighted_part(resolved: ResolvedModel) -> ModelPart:
         inputs=resolved.inputs,
         forward_kwargs=resolved.forward_kwargs,
         are_ranges_examples=resolved.are_ranges_examples,
+        arguments=resolved.arguments,
         dimensions=resolved.dimensions,
+        output_axes=resolved.output_axes,
         notes=resolved.notes,
     )
 

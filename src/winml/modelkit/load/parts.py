@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.bundle import PartDescription, PartFeed, only_part
-from winml.modelkit.graph.dimensions import DynamicDimension
+from winml.modelkit.graph.dimensions import DynamicDimension, OutputAxis
 from winml.modelkit.graph.specs import InputTensorSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     import torch
+
+    from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 
 __all__ = ["LoadedModel", "ModelInfo", "ModelPart"]
 
@@ -77,12 +79,16 @@ class ModelPart:
     """Where the module of the part is in ``model``; ``""`` is the whole model."""
     forward_kwargs: Mapping[str, bool] = field(default_factory=dict)
     """Fixed keywords of every call: no cache, named outputs."""
+    arguments: NestedArguments | None = None
+    """How the tensors of ``inputs`` become the arguments of the forward; None where each is one."""
     example: Mapping[str, torch.Tensor] | None = None
     """Values to try first, where the user gave some; they fit ``inputs``."""
     are_ranges_examples: bool = False
     """Whether the value ranges of ``inputs`` are merely those of an example: other values may be valid, too."""
     dimensions: tuple[DynamicDimension, ...] = ()
     """The names in the shapes of ``inputs``, each with the size to trace with; empty where all sizes are fixed."""
+    output_axes: tuple[OutputAxis, ...] = ()
+    """Axes of outputs that are to be open."""
     stored: Mapping[str, ir.TensorProtocol] | None = None
     """Parameters and persistent buffers by their path in ``model``, by reference into the weight files, where the
     parameters of ``model`` hold no values; None where they do."""

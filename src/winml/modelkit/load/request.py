@@ -16,7 +16,7 @@ from typing import Literal
 from winml.modelkit.errors import ModelPathError, UsageError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.graph.dimensions import DynamicRequest
-from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.graph.specs import InputTensorSpec, is_open
 from winml.modelkit.load.checkpoints.task import canonical_task
 from winml.modelkit.load.checkpoints.weight_files import (
     FORMATS,
@@ -25,6 +25,7 @@ from winml.modelkit.load.checkpoints.weight_files import (
     check_safetensors,
     find_weights,
 )
+from winml.modelkit.load.inputs.option_names import INPUT_SPECS_OPTION
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.load_options import LoadOptions
 from winml.modelkit.options import nearest
@@ -51,6 +52,8 @@ class ModelRequest(LoadOptions):
     """Hub id, checkpoint folder, ``config.json``, ``file.py:factory`` or ``package.module:factory``."""
     input_specs: tuple[InputTensorSpec, ...] | None = None
     """Full manifest of the inputs; wins over ``shape_config`` and ``batch_size``."""
+    specs_origin: str = INPUT_SPECS_OPTION
+    """What gave ``input_specs``, for messages."""
     shape_config: ShapeConfig | None = None
     """Sizes that differ from the model's own."""
     batch_size: int | None = None
@@ -61,7 +64,7 @@ class ModelRequest(LoadOptions):
     @property
     def is_dynamic(self) -> bool:
         """Whether some dimension is asked to be left open."""
-        named = any(isinstance(size, str) for spec in self.input_specs or () for size in spec.shape)
+        named = any(is_open(size) for spec in self.input_specs or () for size in spec.shape)
         shaped = self.input_specs is None and self.shape_config is not None and bool(self.shape_config.left_open())
         return named or shaped or not self.dynamic.is_empty
 

@@ -19,12 +19,14 @@ import torch
 
 from winml.modelkit.errors import CheckpointError, UsageError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
-from winml.modelkit.graph.dimensions import DynamicDimension
+from winml.modelkit.graph.dimensions import DynamicDimension, OutputAxis
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.checkpoints.config import CheckpointConfig, build_error, default_config, load_config, own_class
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
 from winml.modelkit.load.checkpoints.task import TaskDecision, resolve_custom_task, resolve_task
 from winml.modelkit.load.checkpoints.weight_files import find_weights, stored_sizes
+from winml.modelkit.load.inputs.alike_axes import accepts_shapes
+from winml.modelkit.load.inputs.argument_names import arguments_of_names
 from winml.modelkit.load.inputs.decision import (
     InputDecision,
     check_input_specs,
@@ -33,11 +35,13 @@ from winml.modelkit.load.inputs.decision import (
     known_meanings,
 )
 from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
+from winml.modelkit.load.inputs.input_names import SEPARATOR
+from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 from winml.modelkit.load.inputs.options import INPUT_SPECS_OPTION
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.load_options import Dtype
 from winml.modelkit.load.request import ModelRequest, ModelSource, check_folder, resolve_source
-from winml.modelkit.load.script import EXAMPLE_INPUTS, load_script
+from winml.modelkit.load.script import EXAMPLE_INPUTS, ScriptModel, load_script
 
 __all__ = [
     "ResolvedModel",
@@ -75,6 +79,8 @@ class ResolvedModel:
     """What its forward is to be given, in this order."""
     forward_kwargs: Mapping[str, bool]
     """Fixed keywords of every call."""
+    arguments: NestedArguments | None = None
+    """How the tensors of ``inputs`` become the arguments of the forward; None where each is one."""
     checkpoint: CheckpointConfig | None = None
     """None for a factory."""
     decision: TaskDecision | None = None
@@ -91,6 +97,8 @@ class ResolvedModel:
     """Sentences the user should hear."""
     dimensions: tuple[DynamicDimension, ...] = ()
     """The names in the shapes of ``inputs``, each with the size to trace with."""
+    output_axes: tuple[OutputAxis, ...] = ()
+    """Axes of outputs that are to be open."""
 
 
 def resolve_model(
@@ -129,6 +137,8 @@ def resolve_model(
         model = _build_without_storage(model_class, checkpoint.config, dtype)
         unknown_dtype = dtype is None and has_weights
         inputs = input_decision(model, checkpoint, decision.task, request)
+        described = [spec.name for spec in request.input_specs or ()]
+        arguments = arguments_of_names(model, described, request.specs_origin)
     notes = ["the config names no dtype: taken as float32 until the weights say otherwise"] if unknown_dtype else []
     return ResolvedModel(
         source=source,
@@ -141,6 +151,8 @@ def resolve_model(
         dtype=None if unknown_dtype else dtype or torch.float32,
         notes=(*checkpoint.notes, *notes, *inputs.notes),
         dimensions=inputs.dimensions,
+        output_axes=inputs.output_axes,
+        arguments=arguments,
     )
 
 
@@ -178,9 +190,10 @@ def input_decision(
         )
         left_open = request.shape_config.left_open() if request.shape_config else {}
         return open_axes(decision, request.dynamic, left_open, firm_keys=_firm_keys(request))
-    check_input_specs(model, request.input_specs)
+    check_input_specs(model, request.input_specs, request.specs_origin)
     meanings = known_meanings(model, checkpoint.config, request.input_specs, checkpoint.root, task)
-    decision = InputDecision(request.input_specs, _notes_on_unused_sizes(request), meanings)
+    notes = _notes_on_unused_sizes(request)
+    decision = InputDecision(request.input_specs, notes, meanings, given_by=request.specs_origin)
     return open_axes(decision, request.dynamic, are_sizes_firm=True)
 
 
@@ -291,30 +304,61 @@ def _build_without_storage(model_class: Any, config: Any, dtype: torch.dtype | N
 
 def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) -> ResolvedModel:
     tell(f"calling {source.name}")
-    script = load_script(source, wants_example=request.input_specs is None)
-    inputs = request.input_specs or script.inputs
-    if inputs is None:
+    script = load_script(source, is_example_needed=request.input_specs is None)
+    example = script.example
+    if request.input_specs is not None:
+        specs, arguments, notes = _described_script_inputs(script, request.input_specs, request)
+    elif example is not None:
+        check_input_specs(script.model, example.specs, script.example_origin, example.argument_names)
+        specs, arguments, notes = example.specs, example.arguments, example.notes
+    else:
+        own_name = f"{EXAMPLE_INPUTS}_{source.factory}()"
         raise UsageError(
             f"{source.name}: nothing says what inputs {type(script.model).__name__} takes",
-            hint=f"Add a function {EXAMPLE_INPUTS}() beside the factory that returns tensors, or {INPUT_SPECS_OPTION}.",
+            hint=f"Add a function {EXAMPLE_INPUTS}() or {own_name} beside the factory that returns tensors, or "
+            f"{INPUT_SPECS_OPTION}.",
         )
-    origin = INPUT_SPECS_OPTION if request.input_specs else f"{EXAMPLE_INPUTS}() of {source.name}"
-    check_input_specs(script.model, inputs, origin)
-    decision = InputDecision(inputs, _notes_on_unused_sizes(request) if request.input_specs else ())
-    decision = open_axes(decision, request.dynamic, are_sizes_firm=True)
+    decision = open_axes(
+        InputDecision(specs, notes, given_by=request.specs_origin),
+        request.dynamic,
+        are_sizes_firm=True,
+        accepts=accepts_shapes(script.model, arguments),
+    )
+    is_example_used = example is not None and request.input_specs is None
     return ResolvedModel(
         source=source,
         model=script.model,
         inputs=decision.inputs,
         forward_kwargs=forward_keywords(script.model),
-        example=fitting_example(script.example, decision),
         are_ranges_examples=request.input_specs is None,
+        arguments=arguments,
+        example=fitting_example(example.tensors, decision) if example is not None and is_example_used else None,
         notes=decision.notes,
         dimensions=decision.dimensions,
+        output_axes=decision.output_axes,
     )
+
+
+def _described_script_inputs(
+    script: ScriptModel, specs: tuple[InputTensorSpec, ...], request: ModelRequest
+) -> tuple[tuple[InputTensorSpec, ...], NestedArguments | None, tuple[str, ...]]:
+    """Return the inputs of a manifest, how they become arguments, and notes.
+
+    The example says which containers the forward takes and which constants; of another shape, the names do.
+    """
+    example = script.example
+    names = [spec.name for spec in specs]
+    arguments = example.arguments if example is not None else None
+    constants = {} if arguments is None else arguments.constants
+    if example is None or set(names) != set(example.tensors):
+        constants = {name: value for name, value in constants.items() if SEPARATOR not in name and name not in names}
+        arguments = arguments_of_names(script.model, names, request.specs_origin, constants)
+    check_input_specs(script.model, specs, request.specs_origin, () if arguments is None else arguments.names)
+    constant_notes = () if arguments is None else arguments.notes
+    return specs, arguments, (*script.notes, *_notes_on_unused_sizes(request), *constant_notes)
 
 
 def _notes_on_unused_sizes(request: ModelRequest) -> tuple[str, ...]:
     given = {"--shape-config": request.shape_config, "--batch-size": request.batch_size}
     names = [name for name, value in given.items() if value is not None]
-    return (f"{INPUT_SPECS_OPTION} decides the inputs; {' and '.join(names)} not used",) if names else ()
+    return (f"{request.specs_origin} decides the inputs; {' and '.join(names)} not used",) if names else ()

@@ -1,7 +1,7 @@
 """Which module does the user's factory return, and which inputs does it take?
 
-Runs ``file.py:factory`` or ``package.module:factory`` and the ``example_inputs()`` beside it. This is the only place
-where the user's code runs; whatever it raises comes back as one error with file and line. Knows no
+Runs ``file.py:factory`` or ``package.module:factory`` and the function beside it that gives example inputs. This is the
+only place where the user's code runs; whatever it raises comes back as one error with file and line. Knows no
 transformers.
 """
 
@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from winml.modelkit.errors import InputError, ModelPathError
-from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.errors import InputError, ModelPathError, WinMLError
 from winml.modelkit.hierarchy.compiled_modules import uncompiled
-from winml.modelkit.load.inputs.examples import name_examples, refuse_uninitialized, spec_of_example
+from winml.modelkit.load.inputs.examples import NamedExample, name_examples, refuse_uninitialized
 from winml.modelkit.load.request import ModelSource
 from winml.modelkit.options import nearest
 
@@ -40,43 +39,84 @@ class ScriptModel:
 
     model: torch.nn.Module
     """In evaluation mode."""
-    example: Mapping[str, torch.Tensor] | None
-    """What ``example_inputs()`` returned, by parameter name; None if there is no such function."""
-    inputs: tuple[InputTensorSpec, ...] | None
-    """The specification of the example."""
+    example: NamedExample | None
+    """The example inputs; None if nothing gives any."""
+    example_origin: str
+    """What gave them, for messages."""
+    notes: tuple[str, ...] = ()
+    """What the user should hear."""
 
 
-def load_script(source: ModelSource, *, wants_example: bool) -> ScriptModel:
-    """Call the factory that ``source`` names and, if asked, the ``example_inputs()`` beside it.
+def load_script(source: ModelSource, *, is_example_needed: bool) -> ScriptModel:
+    """Call the factory that ``source`` names, and find its example inputs.
+
+    They are, the first that there is: what the factory returns beside the model, what ``example_inputs_<factory>()``
+    returns, what ``example_inputs()`` returns.
+
+    Args:
+        source: The factory.
+        is_example_needed: Whether the example says what the inputs are. If not, one that cannot be made is a note.
 
     Raises:
         ModelPathError: the module or the factory does not exist.
         InputError: the user's code raised (names file and line), or returned something else than asked for.
+        UsageError: a tensor of the example cannot be a graph input.
     """
     folder = source.path.resolve().parent if source.path is not None else Path.cwd()
     with _importable_folder(folder):
         module = _import_script(source)
         factory = _find_factory(module, source)
-        model = factory if isinstance(factory, torch.nn.Module) else _call_user_code(factory, source.name, module)
-        if not isinstance(model, torch.nn.Module):
-            raise InputError(
-                f"{source.name}: returned {type(model).__name__}, expected a torch.nn.Module",
-                hint="Let the factory return the model itself.",
-            )
+        returned = factory if isinstance(factory, torch.nn.Module) else _call_user_code(factory, source.name, module)
+        model, inputs = _model_and_inputs(returned, source)
         model = uncompiled(model)
         refuse_uninitialized(model, source.name)
-        example_function = getattr(module, EXAMPLE_INPUTS, None) if wants_example else None
-        returned = (
-            None
-            if example_function is None
-            else _call_user_code(example_function, f"{EXAMPLE_INPUTS}() of {source.name}", module)
-        )
-    if example_function is None:
-        return ScriptModel(model.eval(), None, None)
-    shown = f"{EXAMPLE_INPUTS}() of {source.name}"
-    example = name_examples(returned, model, shown)
-    specs = tuple(spec_of_example(name, value, shown) for name, value in example.items())
-    return ScriptModel(model.eval(), example, specs)
+        origin = f"the inputs beside the model of {source.name}"
+        try:
+            if inputs is None and (function := _example_function(module, source)) is not None:
+                origin = f"{function.name}() of {source.name}"
+                inputs = _call_user_code(function.call, origin, module)
+            example = None if inputs is None else name_examples(inputs, model, origin)
+        except WinMLError as error:
+            if is_example_needed:
+                raise
+            return ScriptModel(model.eval(), None, origin, (f"{error.message}; it is not used",))
+    return ScriptModel(model.eval(), example, origin)
+
+
+def _model_and_inputs(returned: Any, source: ModelSource) -> tuple[torch.nn.Module, Any]:
+    """Return the model, and the example inputs where the factory returned both.
+
+    Raises:
+        InputError: it returned something else.
+    """
+    if isinstance(returned, torch.nn.Module):
+        return returned, None
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], torch.nn.Module):
+        return returned
+    kinds = ", ".join(type(item).__name__ for item in returned) if isinstance(returned, tuple) else ""
+    raise InputError(
+        f"{source.name}: returned {type(returned).__name__}{f' of {kinds}' if kinds else ''}, "
+        "expected a torch.nn.Module",
+        hint="Let the factory return the model itself, or (model, inputs).",
+    )
+
+
+@dataclass(frozen=True)
+class _ExampleFunction:
+    """A function of the script that returns example inputs."""
+
+    name: str
+    call: Callable[[], Any]
+
+
+def _example_function(module: ModuleType, source: ModelSource) -> _ExampleFunction | None:
+    """Return the function that gives the inputs of this factory, else the one that gives those of every factory."""
+    own_name = f"{EXAMPLE_INPUTS}_{str(source.factory).replace('.', '_')}"
+    for name in (own_name, EXAMPLE_INPUTS):
+        function = getattr(module, name, None)
+        if callable(function):
+            return _ExampleFunction(name, function)
+    return None
 
 
 @contextmanager

@@ -25,7 +25,17 @@ from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["GraphInput", "Sizes", "array_words", "batch_of", "draw_feeds", "graph_inputs", "load_feeds", "settle_sizes"]
+__all__ = [
+    "GraphInput",
+    "Sizes",
+    "array_words",
+    "batch_of",
+    "draw_feeds",
+    "graph_inputs",
+    "load_feeds",
+    "settle_sizes",
+    "sizes_by_key",
+]
 
 Array = NDArray[Any]
 Size = int | str | None
@@ -151,12 +161,27 @@ def _first_values(text: str) -> dict[str, tuple[tuple[int, int], ...]]:
         return {}
 
 
+def sizes_by_key(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes by the keys of the inputs.
+
+    Args:
+        inputs: The inputs of the graph.
+        requested: Sizes by name in the file, by ``input:axis``, or by key of ``--shape-config``.
+
+    Raises:
+        UsageError: a name the graph does not have, or two sizes for one dimension.
+    """
+    keys = [(f"{item.name}:{axis}", key) for item in inputs for axis, key in enumerate(item.keys)]
+    places = {place: key for place, key in keys if isinstance(key, str)}
+    return resolve_names(requested, dict.fromkeys(places.values()), places)
+
+
 def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, batch_size: int | None = None) -> Sizes:
     """Give every open dimension a size.
 
     Args:
         inputs: The inputs of the graph.
-        requested: Sizes by name in the file, by ``INPUT:AXIS`` for those without one, or by key of ``--shape-config``.
+        requested: Sizes by name in the file, by ``input:axis``, or by key of ``--shape-config``.
         batch_size: Size of the batch dimension: the one of that name, or a nameless first one.
 
     Raises:
@@ -164,7 +189,10 @@ def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, 
             that has no size.
     """
     names = list(dict.fromkeys(key for item in inputs for key in item.keys if isinstance(key, str)))
-    by_name = resolve_names(requested, names)
+    places = {
+        f"{item.name}:{axis}": key for item in inputs for axis, key in enumerate(item.keys) if isinstance(key, str)
+    }
+    by_name = resolve_names(requested, names, places)
     if batch_size is not None:
         for name in _batch_names(inputs, batch_size):
             if by_name.setdefault(name, batch_size) != batch_size:

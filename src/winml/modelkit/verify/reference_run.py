@@ -50,7 +50,9 @@ def prepared_part(part: ModelPart) -> Iterator[PreparedPart]:
         ExportError: a module is scripted, which no exporter can look into.
     """
     names = [spec.name for spec in part.inputs]
-    with prepared_for_export(part.model, names, part.forward_kwargs, path=part.path) as forward:
+    with prepared_for_export(
+        part.model, names, part.forward_kwargs, path=part.path, arguments=part.arguments
+    ) as forward:
         yield PreparedPart(part, forward)
 
 

@@ -71,3 +71,19 @@ def test_input_specs_malformed_are_refused_by_name(text: str, words: str) -> Non
         parse_input_specs(text)
     assert words in str(caught.value)
     assert "--input-specs" in str(caught.value)
+
+
+def test_input_specs_may_stand_in_the_containers_of_the_forward() -> None:
+    """Objects and lists of inputs are paths; -1 leaves a size open."""
+    text = """{"features": {"ids": {"shape": [1, -1], "dtype": "int64"}, "x": [{"shape": [2], "dtype": "float32"}]},
+        "images": [{"shape": [3], "dtype": "float32"}, {"shape": [4], "dtype": "float32"}],
+        "flat.name": {"shape": [5], "dtype": "float32"}}"""
+    specs = parse_input_specs(text)
+    expected = {"features.ids": (1, -1), "features.x.0": (2,), "images.0": (3,), "images.1": (4,), "flat.name": (5,)}
+    assert expected == {spec.name: spec.shape for spec in specs}
+
+
+def test_input_specs_misspelled_key_is_no_container() -> None:
+    """What holds more than objects and lists is an input, whose keys are checked."""
+    with pytest.raises(ConfigError, match="shap"):
+        parse_input_specs('{"ids": {"shap": [1], "dtype": "int64"}}')

@@ -76,7 +76,11 @@ def command(**options: Any) -> None:
         return
     config = _export_config(options)
     request = model_request(options)
-    request = dataclasses.replace(request, dynamic=request.dynamic.joined(config.dynamic))
+    dynamic = request.dynamic.joined(config.dynamic.given_by("{} of --export-config"))
+    request = dataclasses.replace(request, dynamic=dynamic)
+    if config.input_tensors is not None and request.input_specs is None:
+        origin = "input_tensors of --export-config"
+        request = dataclasses.replace(request, input_specs=config.input_tensors, specs_origin=origin)
     _refuse_early(request, config, options)
     if options["clean_onnx"] and not options["quiet"]:
         click.echo("warning: --clean-onnx is deprecated; use --no-hierarchy", err=True)

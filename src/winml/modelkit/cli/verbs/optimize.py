@@ -12,6 +12,7 @@ from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
 from winml.modelkit.cli._progress import show_step
+from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import silence_library_warnings
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVEL_WORDS, LEVELS
@@ -62,6 +63,11 @@ def _capability_options(command: _F) -> _F:
     help="Keep weights in a file of their own, or inside; by default large ones go outside, which loads faster.",
 )
 @click.option("--verify/--no-verify", default=True, help="Compare the result with the source in ONNX Runtime.")
+@click.option(
+    "--shape-config",
+    metavar="JSON",
+    help='Sizes to compare at, such as {"batch": 4}, by name or input:axis; else some are tried; a file or text.',
+)
 @click.option("--overwrite", is_flag=True, help="Replace the output if it is there already.")
 @verbose_option("Tell more: the change of every module.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
@@ -158,6 +164,7 @@ def _refuse_early(options: dict[str, Any]) -> None:
     refuse_existing([paths.model, paths.data], overwrite=options["overwrite"])
     if not options["model"].is_file():
         raise UsageError(f"{options['model']}: no such file", hint="Give the path of an ONNX file.")
+    sizes_by_name({**options, "batch_size": None})
 
 
 def _optimize_file(requested: OptimizeOptions, options: dict[str, Any]) -> None:
@@ -173,6 +180,7 @@ def _optimize_file(requested: OptimizeOptions, options: dict[str, Any]) -> None:
             overwrite=options["overwrite"],
             verify=options["verify"],
             external_data=options["external_data"],
+            sizes=sizes_by_name({**options, "batch_size": None}),
             on_step=None if options["quiet"] else show_step,
         )
     if options["format_"] == "json":

@@ -7,6 +7,8 @@ caller. Every node comes with its exact module stack and a name after its module
 from __future__ import annotations
 
 import inspect
+import itertools
+import keyword
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -167,8 +169,15 @@ def _fresh_shape_envs(model: nn.Module) -> Iterator[None]:
 
 
 def _argument_names(forward: FlatForward) -> list[str]:
-    """Return the names of the inputs; those that are no valid Python parameter names are replaced."""
-    return [name if name.isidentifier() else f"input_{position}" for position, name in enumerate(forward.input_names)]
+    """Return the names of the inputs; those that are no valid Python parameter names are replaced by free ones."""
+    taken = set(forward.input_names)
+    names = []
+    for position, name in enumerate(forward.input_names):
+        if not name.isidentifier() or keyword.iskeyword(name):
+            name = next(free for count in itertools.count(position) if (free := f"input_{count}") not in taken)
+        taken.add(name)
+        names.append(name)
+    return names
 
 
 def _named_axes(forward: FlatForward, axes: Mapping[str, Mapping[int, str]]) -> dict[tuple[str, int], tuple[str, str]]:

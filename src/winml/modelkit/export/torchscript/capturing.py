@@ -8,6 +8,7 @@ tried first: docs/decisions/0003-torchscript-first.md.
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -72,7 +73,8 @@ def capture_torchscript(
         raise _export_error(error, scopes, model, options.opset_version) from error
     captured = ir.serde.deserialize_model(onnx.load_model_from_string(serialized))
     captured.ir_version = max(captured.ir_version or 0, MINIMUM_IR_VERSION)
-    _attach_parameters(captured, model, forward.input_names)
+    _attach_parameters(captured, model, _names_for_torch(forward))
+    _name_inputs(captured.graph, forward)
     unused_inputs = _restore_unused_inputs(captured.graph, inputs)
     if options.dynamic_axes:
         name_open_sizes(captured.graph, options.dynamic_axes)
@@ -92,6 +94,8 @@ def _export_with_torch(
 ) -> bytes:
     """Return the file torch's TorchScript exporter writes, with weights as inputs."""
     buffer = io.BytesIO()
+    names = dict(zip(forward.input_names, _names_for_torch(forward), strict=True))
+    axes = {names[name]: dict(axis_names) for name, axis_names in options.dynamic_axes.items()}
     with (
         scopes.patched_exporter(),
         further_operators(options.opset_version),
@@ -102,10 +106,10 @@ def _export_with_torch(
             model,
             tuple(tensor.clone() for tensor in inputs.values()),
             buffer,  # type: ignore[arg-type]  # it writes into anything with write()
-            input_names=list(forward.input_names),
+            input_names=list(names.values()),
             output_names=list(forward.output_names),
             opset_version=options.opset_version,
-            dynamic_axes={name: dict(axis_names) for name, axis_names in options.dynamic_axes.items()} or None,
+            dynamic_axes=axes or None,
             dynamo=False,
             # Weights become named graph inputs, are never folded or compared by value, and are attached afterwards.
             export_params=False,
@@ -170,6 +174,32 @@ def _attach_parameters(captured: ir.Model, model: nn.Module, input_names: Sequen
         graph.inputs.remove(value)
         value.const_value = tensor_adapters.TorchTensor(tensor.detach(), name=name)
         graph.initializers[name] = value
+
+
+def _names_for_torch(forward: FlatForward) -> list[str]:
+    """Return the names of the inputs, without dots: torch counts a name that ends in a number on, past parameters'."""
+    taken = set(forward.input_names)
+    names = []
+    for position, name in enumerate(forward.input_names):
+        if "." in name:
+            name = next(free for count in itertools.count(position) if (free := f"input_{count}") not in taken)
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def _name_inputs(graph: ir.Graph, forward: FlatForward) -> None:
+    """Give the inputs their own names again, in place; a parameter of such a name gets another."""
+    names = dict(zip(_names_for_torch(forward), forward.input_names, strict=True))
+    for name in forward.input_names:
+        if name in graph.initializers and "." in name:
+            parameter = graph.initializers.pop(name)
+            parameter.name = next(
+                free for count in itertools.count(1) if (free := f"{name}_{count}") not in graph.initializers
+            )
+            graph.initializers[parameter.name] = parameter
+    for value in graph.inputs:
+        value.name = names.get(value.name or "", value.name)
 
 
 def _restore_unused_inputs(graph: ir.Graph, inputs: Mapping[str, torch.Tensor]) -> tuple[str, ...]:

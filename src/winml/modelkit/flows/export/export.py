@@ -138,7 +138,7 @@ class HTPExporter:
         ``with_companions`` copies config, tokenizer and processor files of a checkpoint beside the model.
         """
         if self.config.input_tensors is not None and request.input_specs is None:
-            request = replace(request, input_specs=self.config.input_tensors)
+            request = replace(request, input_specs=self.config.input_tensors, specs_origin="input_tensors")
         request = replace(request, dynamic=request.dynamic.joined(self.config.dynamic))
         refuse_dynamic(self.config.ep, is_dynamic=request.is_dynamic, allow_dynamic=self.config.allow_dynamic)
         target = self._target(output, overwrite=overwrite, with_report=with_report)

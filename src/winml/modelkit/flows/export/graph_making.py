@@ -17,6 +17,7 @@ from winml.modelkit.export.opset_conversion import lower_opset
 from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.flows.export.capturing import capture_graph
 from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
+from winml.modelkit.flows.export.output_axes import name_output_axes
 from winml.modelkit.graph.model_metadata import ModelDescription, output_specs, write_model_metadata
 from winml.modelkit.graph.specs import OutputTensorSpec
 from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
@@ -74,6 +75,8 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         tree = build_tree(trace, run.config.torch_module, run.all_parts)
         draw = _with_output_names(draw, prepared.forward, run.config)
         proof = run_at_other_sizes(draw, part.dimensions, lambda sizes: _draw_of_sizes(run, prepared, sizes))
+        names = [spec.name for spec in part.inputs]
+        proof = name_output_axes(proof, part.output_axes, names, [item.name for item in part.dimensions])
         at_other_shapes = f", run at {len(proof.draws)} other shapes" if proof.draws else ""
         step.summary = f"{len(tree)} modules traced of {tree.registered} registered{at_other_shapes}"
     with clock.step("ONNX export") as step:

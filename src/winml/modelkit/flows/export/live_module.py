@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +12,8 @@ from torch import nn
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.hierarchy.compiled_modules import uncompiled
+from winml.modelkit.load.inputs.alike_axes import accepts_shapes
+from winml.modelkit.load.inputs.argument_names import arguments_of_names
 from winml.modelkit.load.inputs.decision import (
     InputDecision,
     check_input_specs,
@@ -18,18 +22,15 @@ from winml.modelkit.load.inputs.decision import (
     known_meanings,
 )
 from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
-from winml.modelkit.load.inputs.examples import (
-    name_examples,
-    refuse_uninitialized,
-    refuse_without_values,
-    spec_of_example,
-)
+from winml.modelkit.load.inputs.examples import name_examples, refuse_uninitialized, refuse_without_values
+from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 from winml.modelkit.load.parts import LoadedModel, ModelInfo, ModelPart
 
 __all__ = ["ExampleInputs", "loaded_from_module"]
 
-ExampleInputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
-"""Example tensors: by name, in the order of the forward's parameters, or a single one."""
+ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
+"""Example values: by name, in the order of the forward's parameters, or a single tensor. Each is a tensor, a container
+of tensors (list, tuple, dict, dataclass), or a constant."""
 
 
 def loaded_from_module(model: nn.Module, inputs: ExampleInputs | None, config: WinMLExportConfig) -> LoadedModel:
@@ -47,36 +48,45 @@ def loaded_from_module(model: nn.Module, inputs: ExampleInputs | None, config: W
     model = uncompiled(model)
     refuse_uninitialized(model, type(model).__name__)
     refuse_without_values(model, type(model).__name__)
-    example = None
     if inputs is not None:
         example = name_examples(inputs, model, "inputs")
-        specs = tuple(spec_of_example(name, tensor, "inputs") for name, tensor in example.items())
-        check_input_specs(model, specs, "inputs")
+        specs, arguments = example.specs, example.arguments
+        check_input_specs(model, specs, "inputs", example.argument_names)
     elif config.input_tensors is not None:
-        specs = config.input_tensors
+        example, specs = None, config.input_tensors
         check_input_specs(model, specs, "input_tensors")
+        arguments = arguments_of_names(model, [spec.name for spec in specs], "input_tensors")
     elif _has_transformers_config(model):
         decision = open_axes(decide_inputs(model, model.config), config.dynamic)
-        return _with_inputs(model, decision, None)
+        return _loaded(model, decision, None, None)
     else:
         raise UsageError(
             f"nothing says what inputs {type(model).__name__} takes",
             hint="Pass inputs= with example tensors, or WinMLExportConfig(input_tensors=(InputTensorSpec(…),)).",
         )
-    decision = InputDecision(specs)
+    decision = InputDecision(specs, () if example is None else example.notes, given_by="input_tensors")
     if _has_transformers_config(model):
-        decision = InputDecision(specs, meanings=known_meanings(model, model.config, specs))
-    return _with_inputs(model, open_axes(decision, config.dynamic, are_sizes_firm=True), example)
+        decision = replace(decision, meanings=known_meanings(model, model.config, specs))
+    accepts = accepts_shapes(model, arguments)
+    decision = open_axes(decision, config.dynamic, are_sizes_firm=True, accepts=accepts)
+    return _loaded(model, decision, None if example is None else example.tensors, arguments)
 
 
-def _with_inputs(model: nn.Module, decision: InputDecision, example: Mapping[str, torch.Tensor] | None) -> LoadedModel:
+def _loaded(
+    model: nn.Module,
+    decision: InputDecision,
+    example: Mapping[str, torch.Tensor] | None,
+    arguments: NestedArguments | None,
+) -> LoadedModel:
     part = ModelPart(
         model=model,
         inputs=decision.inputs,
         forward_kwargs=forward_keywords(model),
+        arguments=arguments,
         example=fitting_example(example, decision),
         are_ranges_examples=example is not None,
         dimensions=decision.dimensions,
+        output_axes=decision.output_axes,
         notes=decision.notes,
     )
     return LoadedModel(_module_info(model), (part,))

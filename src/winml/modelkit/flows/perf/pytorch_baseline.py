@@ -89,7 +89,10 @@ def pytorch_run(
         )
     if threads is not None:
         torch.set_num_threads(threads)
-    with prepared_for_export(loaded.model, names, loaded.forward_kwargs), torch.inference_mode():
+    with (
+        prepared_for_export(loaded.model, names, loaded.forward_kwargs, arguments=loaded.arguments),
+        torch.inference_mode(),
+    ):
         tensors = [to_torch(feeds[name]) for name in names]
 
         def run() -> object:

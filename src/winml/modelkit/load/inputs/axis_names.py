@@ -10,13 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, DYNAMIC_AXES_OPTION, DynamicRequest, OpenSize
-from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.graph.dimensions import (
+    CONVENTIONAL_NAMES,
+    DYNAMIC_AXES_OPTION,
+    UNNAMED,
+    DynamicRequest,
+    OpenSize,
+    OutputAxis,
+)
+from winml.modelkit.graph.specs import OPEN_SIZE, InputTensorSpec
 from winml.modelkit.load.inputs.decision import InputDecision
 from winml.modelkit.load.inputs.modalities.pipeline import SHAPE_KEYS
-from winml.modelkit.load.inputs.option_names import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION
+from winml.modelkit.load.inputs.option_names import SHAPE_CONFIG_OPTION
 from winml.modelkit.load.inputs.sizes import SizeBounds
-from winml.modelkit.options import nearest
 
 __all__ = ["AxisKeys", "AxisNames", "conventional_name"]
 
@@ -81,6 +87,8 @@ class AxisNames:
     axis_keys: AxisKeys
     names: dict[Axis, str] = field(default_factory=dict)
     origins: dict[Axis, str] = field(default_factory=dict)
+    unnamed: dict[Axis, str] = field(default_factory=dict)
+    """Axes that are left open without a name, and by which option; ``alike_axes.py`` names them."""
 
     @property
     def decision(self) -> InputDecision:
@@ -92,30 +100,35 @@ class AxisNames:
         for spec in self.decision.inputs:
             for axis, size in enumerate(spec.shape):
                 if isinstance(size, str):
-                    self._set_name((spec.name, axis), size, INPUT_SPECS_OPTION)
+                    self.set_name((spec.name, axis), size, self.decision.given_by)
+                elif size == OPEN_SIZE:
+                    self.unnamed[spec.name, axis] = self.decision.given_by
 
-    def take_axes(self, axes: Mapping[str, Mapping[int, str]]) -> None:
-        """Take names given by place.
+    def take_axes(self, request: DynamicRequest) -> tuple[OutputAxis, ...]:
+        """Take names given by place; return those of axes of no input, which must be of outputs.
 
         Raises:
-            UsageError: there is no such input or axis, or it bears another name already.
+            UsageError: there is no such axis, or it bears another name already.
         """
         ranks = {spec.name: len(spec.shape) for spec in self.decision.inputs}
         inputs = ", ".join(f"{name} ({rank} axes)" for name, rank in ranks.items())
-        for name, named in axes.items():
-            if name not in ranks:
-                guess = nearest(name, ranks)
-                hint = f"Did you mean {guess!r}? " if guess else ""
-                raise UsageError(
-                    f"{DYNAMIC_AXES_OPTION}: the model has no input {name!r}", hint=f"{hint}Its inputs: {inputs}."
-                )
+        output_axes = []
+        for name, named in request.axes.items():
             for axis, symbol in named.items():
+                option = request.origin_of("dynamic_axes", (name, axis))
+                if name not in ranks:
+                    output_axes.append(OutputAxis(name, axis, symbol, option))
+                    continue
                 if axis >= ranks[name]:
                     raise UsageError(
-                        f"{DYNAMIC_AXES_OPTION}: {name} has no axis {axis}; it has {ranks[name]}, counted from 0",
+                        f"{option}: {name} has no axis {axis}; it has {ranks[name]}, counted from 0",
                         hint=f"Its inputs: {inputs}.",
                     )
-                self._set_name((name, axis), symbol, DYNAMIC_AXES_OPTION)
+                if symbol == UNNAMED:
+                    self.unnamed[name, axis] = option
+                else:
+                    self.set_name((name, axis), symbol, option)
+        return tuple(output_axes)
 
     def take_keys(self, left_open: Mapping[str, OpenSize]) -> None:
         """Take names given by key of ``--shape-config``.
@@ -132,9 +145,9 @@ class AxisNames:
                 )
             for axis in axes:
                 if size.name is not None:
-                    self._set_name(axis, size.name, SHAPE_CONFIG_OPTION)
+                    self.set_name(axis, size.name, SHAPE_CONFIG_OPTION)
                 elif axis not in self.names:
-                    self._set_name(axis, self._name_of_key(key), SHAPE_CONFIG_OPTION)
+                    self.set_name(axis, self.name_of_key(key), SHAPE_CONFIG_OPTION)
 
     def take_meanings(self, request: DynamicRequest) -> None:
         """Name what is asked for by meaning, unless it bears a name already.
@@ -143,11 +156,11 @@ class AxisNames:
             UsageError: the model has no such dimension, or cannot vary it.
         """
         if request.batch:
-            self._take_meaning("--dynamic-batch", "batch", "first axis that all inputs share")
+            self._take_meaning(request.origin_of("dynamic_batch"), "batch", "first axis that all inputs share")
         if request.sequence:
-            self._take_meaning("--dynamic-seq-len", "sequence", "sequence")
+            self._take_meaning(request.origin_of("dynamic_sequence"), "sequence", "sequence")
         if request.image_size:
-            self._take_meaning("--dynamic-image-size", "image_size", "image")
+            self._take_meaning(request.origin_of("dynamic_image_size"), "image_size", "image")
 
     def _take_meaning(self, option: str, meaning: str, description: str) -> None:
         keys = self.axis_keys.keys_opened_by(meaning)
@@ -162,7 +175,7 @@ class AxisNames:
         self._refuse_fixed(option, axes)
         for key, axis in axes:
             if axis not in self.names:
-                self._set_name(axis, self._name_of_key(key), option)
+                self.set_name(axis, self.name_of_key(key), option)
 
     def _refuse_fixed(self, option: str, axes: Sequence[tuple[str, Axis]]) -> None:
         """Refuse an option that would leave open what cannot vary, and tell how to leave open the rest of it."""
@@ -170,7 +183,7 @@ class AxisNames:
         if fixed is None:
             return
         free = [
-            f"{name}:{axis}={self._name_of_key(key)}"
+            f"{name}:{axis}={self.name_of_key(key)}"
             for key, (name, axis) in axes
             if not self.axis_keys.bounds_of(key).fixed
         ]
@@ -185,35 +198,24 @@ class AxisNames:
         Raises:
             UsageError: axes of one meaning bear two names, or the rows of the inputs share a name with another size.
         """
-        self._refuse_contradictions()
+        _refuse_contradictions(self)
         notes = []
         names_by_key = {key: name for axis, name in self.names.items() if (key := self.axis_keys.key_of(axis))}
         for key, name in names_by_key.items():
             added = [axis for axis in self.axis_keys.axes_of(key) if axis not in self.names]
             for axis in added:
-                self._set_name(axis, name, "")
+                self.set_name(axis, name, "")
             if added:
                 places = " and ".join(f"axis {position} of {input_name}" for input_name, position in added)
                 notes.append(f"Also {name}, being the same {key}: {places}.")
         return notes
 
-    def _refuse_contradictions(self) -> None:
-        meanings: dict[str, set[str]] = {}
-        for axis, name in self.names.items():
-            if key := self.axis_keys.key_of(axis):
-                meanings.setdefault(key, set()).add(name)
-        for key, names in meanings.items():
-            if len(names) > 1:
-                raise UsageError(
-                    f"{' and '.join(sorted(names))} both name the same {key}", hint="Give it one name everywhere."
-                )
-        for key, names in meanings.items():
-            if key != "batch_size" and names & meanings.get("batch_size", set()):
-                raise UsageError(
-                    f"{names.pop()} names both batch_size and {key}, which vary apart", hint="Give each its own name."
-                )
+    def set_name(self, axis: Axis, name: str, origin: str) -> None:
+        """Name one axis.
 
-    def _set_name(self, axis: Axis, name: str, origin: str) -> None:
+        Raises:
+            UsageError: it bears another name already, or cannot vary.
+        """
         first_name = self.names.setdefault(axis, name)
         if first_name != name:
             raise UsageError(
@@ -226,7 +228,7 @@ class AxisNames:
         if bounds.fixed:
             raise UsageError(f"{origin}: {key} cannot be left open: {bounds.fixed}", hint="Leave it as it is.")
 
-    def _name_of_key(self, key: str) -> str:
+    def name_of_key(self, key: str) -> str:
         """Return the name axes of this key bear already, else the conventional one."""
         given = (name for axis, name in self.names.items() if self.axis_keys.key_of(axis) == key)
         return next(given, conventional_name(key))
@@ -249,7 +251,7 @@ class AxisNames:
         """Return the numbers that stood where the name stands now."""
         shapes = {spec.name: spec.shape for spec in self.decision.inputs}
         sizes = (shapes[input_name][axis] for input_name, axis in self.axes_named(name))
-        return {size for size in sizes if isinstance(size, int)}
+        return {size for size in sizes if isinstance(size, int) and size != OPEN_SIZE}
 
     def sizes_beside(self, name: str) -> frozenset[int]:
         """Return the sizes that stay fixed in the inputs the name stands in."""
@@ -269,3 +271,21 @@ class AxisNames:
             return spec.model_copy(update={"shape": shape})
 
         return tuple(map(with_names, self.decision.inputs))
+
+
+def _refuse_contradictions(naming: AxisNames) -> None:
+    """Refuse two names of one meaning, and one name of two."""
+    meanings: dict[str, set[str]] = {}
+    for axis, name in naming.names.items():
+        if key := naming.axis_keys.key_of(axis):
+            meanings.setdefault(key, set()).add(name)
+    for key, names in meanings.items():
+        if len(names) > 1:
+            raise UsageError(
+                f"{' and '.join(sorted(names))} both name the same {key}", hint="Give it one name everywhere."
+            )
+    for key, names in meanings.items():
+        if key != "batch_size" and names & meanings.get("batch_size", set()):
+            raise UsageError(
+                f"{names.pop()} names both batch_size and {key}, which vary apart", hint="Give each its own name."
+            )

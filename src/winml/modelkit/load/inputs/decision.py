@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.graph.dimensions import DynamicDimension
+from winml.modelkit.graph.dimensions import DynamicDimension, OutputAxis
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.checkpoints.processor_files import read_processor_files
 from winml.modelkit.load.inputs.context import InputContext
 from winml.modelkit.load.inputs.drafts import InputDraft
+from winml.modelkit.load.inputs.input_names import argument_of
 from winml.modelkit.load.inputs.media import decide_medium
 from winml.modelkit.load.inputs.modalities.modality import DecidedMedium, Modality
 from winml.modelkit.load.inputs.modalities.pipeline import MODALITIES
@@ -69,6 +70,10 @@ class InputDecision:
     """What the axes are."""
     dimensions: tuple[DynamicDimension, ...] = ()
     """The names in the shapes, each with the size to trace with; ``dynamic_axes.py`` puts them there."""
+    output_axes: tuple[OutputAxis, ...] = ()
+    """Axes of outputs that are to be open; which outputs there are is known once the model ran."""
+    given_by: str = INPUT_SPECS_OPTION
+    """What described the inputs, for messages, where somebody did."""
 
 
 def decide_inputs(
@@ -233,26 +238,37 @@ def forward_keywords(model: torch.nn.Module | type[torch.nn.Module]) -> dict[str
 
 
 def check_input_specs(
-    model: torch.nn.Module | type[torch.nn.Module], specs: Sequence[InputTensorSpec], given_by: str = INPUT_SPECS_OPTION
+    model: torch.nn.Module | type[torch.nn.Module],
+    specs: Sequence[InputTensorSpec],
+    given_by: str = INPUT_SPECS_OPTION,
+    arguments: Sequence[str] = (),
 ) -> None:
     """Check a manifest against the forward signature.
+
+    Args:
+        model: Whose forward takes the inputs.
+        specs: The inputs; ``features.input_ids`` belongs to the parameter ``features``.
+        given_by: What gave them, for messages.
+        arguments: Names of further arguments that are given.
 
     Raises:
         UsageError: a name that is no parameter (names the nearest), or a required parameter that is not described.
     """
     parameters = forward_parameters(model)
     names = _named_parameters(parameters)
+    given = list(dict.fromkeys([*(argument_of(spec.name) for spec in specs), *arguments]))
     kinds = {parameter.kind for parameter in parameters.values()}
     takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds and not names
     # Values of ``*args`` have no names of their own; whatever they are called, they go by position.
     if not takes_any_name and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        for spec in specs:
-            if spec.name not in names:
-                guess = nearest(spec.name, names)
+        for name in given:
+            if name not in names:
+                guess = nearest(name, names)
                 hint = f"Did you mean {guess!r}?" if guess else f"It takes: {', '.join(names) or 'nothing'}."
-                class_name = _class_name(model)
-                raise UsageError(f"{given_by}: {class_name} takes no input {spec.name!r}", hint=hint)
-    _check_required_parameters(model, parameters, [spec.name for spec in specs])
+                if len(names) == 1 and not guess:
+                    hint += f" A dict that is this one argument is given as {{{next(iter(names))!r}: {{…}}}}."
+                raise UsageError(f"{given_by}: {_class_name(model)} takes no input {name!r}", hint=hint)
+    _check_required_parameters(model, parameters, given)
 
 
 def _check_required_parameters(

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest, OpenSize
+from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest, OpenSize, OutputAxis
+from winml.modelkit.load.inputs.alike_axes import AcceptsShapes, bring_along_by_size, name_the_unnamed
 from winml.modelkit.load.inputs.axis_names import AxisKeys, AxisNames, conventional_name
 from winml.modelkit.load.inputs.decision import InputDecision
 from winml.modelkit.load.inputs.modalities.modality import BATCH_KEY
@@ -35,6 +36,7 @@ def open_axes(
     *,
     firm_keys: frozenset[str] = frozenset(),
     are_sizes_firm: bool = False,
+    accepts: AcceptsShapes | None = None,
 ) -> InputDecision:
     """Name the axes that are to be left open.
 
@@ -44,6 +46,8 @@ def open_axes(
         left_open: Keys of ``--shape-config`` that were given a name or a range.
         firm_keys: Keys the user gave a number for; that size is traced.
         are_sizes_firm: Whether all sizes come from the user's own example.
+        accepts: Says whether the forward takes other shapes; then axes of inputs nothing is known of are brought along
+            where it takes them together only.
 
     Returns:
         The decision with names in the shapes, their dimensions, and notes on axes that were brought along. Without a
@@ -56,12 +60,15 @@ def open_axes(
     left_open = left_open or {}
     naming = AxisNames(AxisKeys(decision))
     naming.take_names_in_shapes()
-    naming.take_axes(request.axes)
+    output_axes = naming.take_axes(request)
     naming.take_keys(left_open)
     naming.take_meanings(request)
+    if not naming.names and not naming.unnamed:
+        _refuse_outputs_alone(decision, output_axes)
+    name_the_unnamed(naming)
     if not naming.names:
         return decision
-    notes = naming.bring_along()
+    notes = [*naming.bring_along(), *bring_along_by_size(naming, accepts)]
     requested = _RequestedSizes(left_open, _bounds_by_name(request, naming.symbols()), firm_keys, are_sizes_firm)
     wishes = [_size_wish(name, naming, requested) for name in naming.symbols()]
     sizes = choose_trace_sizes(wishes)
@@ -73,7 +80,28 @@ def open_axes(
         for wish in wishes
         if wish.is_firm and wish.preferred == 1
     ]
-    return replace(decision, inputs=naming.named_inputs(), dimensions=dimensions, notes=(*decision.notes, *notes))
+    return replace(
+        decision,
+        inputs=naming.named_inputs(),
+        dimensions=dimensions,
+        notes=(*decision.notes, *notes),
+        output_axes=output_axes,
+    )
+
+
+def _refuse_outputs_alone(decision: InputDecision, output_axes: Sequence[OutputAxis]) -> None:
+    """Refuse axes of no input where no axis of an input is open, on which those of an output could depend.
+
+    Raises:
+        UsageError: names the first of them.
+    """
+    for item in output_axes:
+        guess = nearest(item.output, [spec.name for spec in decision.inputs])
+        hint = f"Did you mean {guess!r}? " if guess else ""
+        inputs = ", ".join(f"{spec.name} ({len(spec.shape)} axes)" for spec in decision.inputs)
+        raise UsageError(
+            f"{item.given_by}: the model has no input {item.output!r}", hint=f"{hint}Its inputs: {inputs}."
+        )
 
 
 def fitting_example(

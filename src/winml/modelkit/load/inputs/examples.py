@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pydantic
@@ -13,8 +14,9 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.specs import DTYPES, InputTensorSpec
 from winml.modelkit.load.inputs.decision import forward_parameters
+from winml.modelkit.load.inputs.nested_arguments import NestedArguments, flatten_arguments
 
-__all__ = ["name_examples", "refuse_uninitialized", "refuse_without_values", "spec_of_example"]
+__all__ = ["NamedExample", "name_examples", "refuse_uninitialized", "refuse_without_values", "spec_of_example"]
 
 
 def refuse_uninitialized(model: torch.nn.Module, given_by: str) -> None:
@@ -45,31 +47,49 @@ def refuse_without_values(model: torch.nn.Module, given_by: str) -> None:
             )
 
 
-def name_examples(examples: Any, model: torch.nn.Module, given_by: str) -> dict[str, torch.Tensor]:
-    """Return example tensors by the parameter of ``forward`` they are for.
+@dataclass(frozen=True)
+class NamedExample:
+    """The tensors of an example, each with the name of its input."""
+
+    tensors: Mapping[str, torch.Tensor]
+    """By input name, such as ``images`` or ``features.input_ids``."""
+    arguments: NestedArguments | None
+    """How they become the arguments of the forward; None where each is one."""
+    specs: tuple[InputTensorSpec, ...]
+    """What they say about the inputs."""
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """Names of the arguments that are given, constants included."""
+        return tuple(self.tensors) if self.arguments is None else self.arguments.names
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should hear about it."""
+        return () if self.arguments is None else self.arguments.notes
+
+
+def name_examples(examples: Any, model: torch.nn.Module, given_by: str) -> NamedExample:
+    """Name the tensors of an example after the parameters of ``forward`` they are for.
 
     Args:
-        examples: Tensors by name, in the order of the parameters, or a single one.
+        examples: Values by name, in the order of the parameters, or a single one. A value is a tensor, a container of
+            tensors, or a constant.
         model: The module they are for.
         given_by: What gave the examples, for messages.
 
     Raises:
-        InputError: there are none, more than ``forward`` takes, or one is no tensor.
+        InputError: there is no tensor, there are more values than ``forward`` takes, or one cannot be an argument.
+        UsageError: the shape or dtype of a tensor cannot be that of a graph input.
     """
     if isinstance(examples, Mapping):
-        named = dict(examples)
+        named = {str(name): value for name, value in examples.items()}
     else:
         values = list(examples) if isinstance(examples, (tuple, list)) else [examples]
         named = dict(zip(_positional_parameters(model, len(values), given_by), values, strict=True))
-    for name, value in named.items():
-        if not isinstance(value, torch.Tensor):
-            raise InputError(
-                f"{given_by} gave {type(value).__name__} for {name!r}, expected a torch.Tensor",
-                hint="Give only tensors; give other arguments a default in forward.",
-            )
-    if not named:
-        raise InputError(f"{given_by} gave no inputs", hint="Give at least one tensor.")
-    return named
+    tensors, arguments = flatten_arguments(named, given_by)
+    specs = tuple(spec_of_example(name, tensor, given_by) for name, tensor in tensors.items())
+    return NamedExample(tensors, arguments, specs)
 
 
 def spec_of_example(name: str, value: torch.Tensor, given_by: str) -> InputTensorSpec:
@@ -106,6 +126,6 @@ def _positional_parameters(model: torch.nn.Module, count: int, given_by: str) ->
     if count > len(names):
         raise InputError(
             f"{given_by} gave {count} values, forward takes {len(names)} by position",
-            hint="Give a dict from parameter names to tensors.",
+            hint="Give a dict from parameter names to values; a list that is one argument stands in a tuple: ([…],).",
         )
     return names[:count]

@@ -7,6 +7,7 @@ torch nor transformers, so mistakes are told at once.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pydantic
@@ -14,6 +15,7 @@ import pydantic
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.graph.dimensions import OpenSize
 from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.inputs.input_names import SEPARATOR
 from winml.modelkit.load.inputs.modalities.pipeline import SHAPE_KEYS
 from winml.modelkit.load.inputs.option_names import INPUT_SPECS_OPTION, SHAPE_CONFIG_OPTION
 from winml.modelkit.options import Options, parse_options, read_json
@@ -84,7 +86,9 @@ def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensor
     """Read ``--input-specs``: the full manifest of the inputs, inline or in a file.
 
     Either a list of ``{"name", "shape", "dtype", "value_range"?, "first_values"?}`` objects, the form in which
-    ``winml.io.inputs`` is written to the model, or one object whose keys are the names.
+    ``winml.io.inputs`` is written to the model, or one object whose keys are the names. There, an input inside a
+    container may stand inside an object or a list: ``{"features": {"input_ids": {…}}, "images": [{…}, {…}]}`` describes
+    ``features.input_ids``, ``images.0`` and ``images.1``.
 
     Raises:
         ConfigError: not JSON, an unknown key, a wrong value, no input at all, or a name given twice.
@@ -108,7 +112,7 @@ def _described_inputs(value: Any, place: str) -> list[tuple[str, Any]]:
     if not isinstance(value, dict):
         raise ConfigError(f"{place}: expected a list of inputs, got {type(value).__name__}")
     entries = []
-    for name, entry in value.items():
+    for name, entry in _flat_entries(value, ""):
         where = f"{place}: input {name!r}"
         if not isinstance(entry, dict):
             raise ConfigError(f"{where}: expected an object with shape and dtype, got {type(entry).__name__}")
@@ -116,3 +120,19 @@ def _described_inputs(value: Any, place: str) -> list[tuple[str, Any]]:
             raise ConfigError(f"{where}: is named {entry['name']!r} inside")
         entries.append((where, {**entry, "name": name}))
     return entries
+
+
+def _flat_entries(value: dict[str, Any] | list[Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield what stands at every path through objects and lists that hold nothing but objects and lists."""
+    for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+        name = f"{prefix}{SEPARATOR}{key}" if prefix else str(key)
+        if _is_container(entry):
+            yield from _flat_entries(entry, name)
+        else:
+            yield name, entry
+
+
+def _is_container(entry: Any) -> bool:
+    if isinstance(entry, dict):
+        return bool(entry) and all(isinstance(item, dict) or _is_container(item) for item in entry.values())
+    return isinstance(entry, list) and bool(entry) and all(isinstance(item, (dict, list)) for item in entry)

@@ -1,0 +1,200 @@
+"""Do models export that take lists, dicts and dataclasses of tensors, with either exporter?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from winml.modelkit import WinMLExportConfig, export_pytorch
+from winml.modelkit.errors import UsageError
+from winml.modelkit.flows.export.export import HTPExporter
+from winml.modelkit.graph.dimensions import DynamicRequest
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.runtime.sessions import run_onnx
+
+ExporterName = Literal["torchscript", "dynamo"]
+both_exporters = pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+
+
+@dataclass
+class Points:
+    """What a detector may be asked to look at."""
+
+    xy: torch.Tensor
+    label: torch.Tensor
+
+
+class Backbone(nn.Module):
+    """A convolution for each image of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, images: list[torch.Tensor]) -> torch.Tensor:
+        """Return one row for each image."""
+        return torch.stack([self.conv(image).mean((1, 2)) for image in images])
+
+
+class Detector(nn.Module):
+    """Takes images of several sizes, as detection models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = Backbone()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, images: list[torch.Tensor], points: Points | None = None, scale: float = 1.0) -> dict[str, Any]:
+        """Return scores and boxes."""
+        rows = self.head(self.backbone(images)) * scale
+        if points is not None:
+            rows = rows + points.xy.mean() * points.label.float().mean()
+        return {"scores": rows, "boxes": [rows * 2, (rows + 1,)]}
+
+
+def graph_names(path: Path) -> tuple[list[str], list[str]]:
+    """Return the names of inputs and outputs of a file that the checker accepts."""
+    model = onnx.load(path)
+    onnx.checker.check_model(model)
+    return [value.name for value in model.graph.input], [value.name for value in model.graph.output]
+
+
+@both_exporters
+def test_detector_of_a_list_of_images_exports(exporter: ExporterName, tmp_path: Path) -> None:
+    """Inputs and outputs are named by their paths; the file answers as the module does, also on other values."""
+    model = Detector().eval()
+    images = [torch.randn(3, 8, 8), torch.randn(3, 9, 7)]
+    inputs = {"images": images, "points": Points(torch.randn(5, 2), torch.arange(5)), "scale": 2.0}
+    config = WinMLExportConfig(exporter=exporter, dynamic_axes={"images.0": {1: "height", 2: "width"}})
+    result = export_pytorch(model, tmp_path / "o.onnx", inputs, config=config)
+    names = ["images.0", "images.1", "points.xy", "points.label"]
+    assert (names, ["scores", "boxes.0", "boxes.1.0"]) == graph_names(tmp_path / "o.onnx")
+    told = {entry.key: json.loads(entry.value) for entry in onnx.load(tmp_path / "o.onnx").metadata_props}
+    assert names == [spec["name"] for spec in told["winml.io.inputs"]]
+    assert ["scores", "boxes.0", "boxes.1.0"] == [spec["name"] for spec in told["winml.io.outputs"]]
+    part = result.parts[0]
+    assert part.verification is not None
+    assert {node.module for node in part.nodes} == {"", "backbone"}
+    assert "scale is the constant 2.0: only tensors become inputs of the graph" in part.notes
+    other = [torch.randn(3, 12, 5), torch.randn(3, 9, 7)]
+    points = Points(torch.randn(5, 2), torch.arange(5) * 2)
+    feeds = {"images.0": other[0], "images.1": other[1], "points.xy": points.xy, "points.label": points.label}
+    answers = run_onnx(tmp_path / "o.onnx", {name: value.numpy() for name, value in feeds.items()})
+    with torch.no_grad():
+        expected = model(other, points, 2.0)
+    np.testing.assert_allclose(expected["boxes"][1][0].numpy(), answers["boxes.1.0"], rtol=1e-4, atol=1e-5)
+
+
+class Colliding(nn.Module):
+    """Its parameters are called as its inputs are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images = nn.ParameterList([nn.Parameter(torch.randn(3)) for _ in range(4)])
+        self.encoder = nn.Linear(3, 3)
+
+    def forward(self, images: list[torch.Tensor], encoder: dict[str, torch.Tensor], input_2: torch.Tensor) -> Any:
+        """Weigh every image with the parameter of the same name."""
+        weighed = sum(image * parameter for image, parameter in zip(images, self.images, strict=False))
+        return self.encoder(weighed) @ encoder["weight"] + input_2
+
+
+@both_exporters
+def test_inputs_that_are_called_as_parameters_keep_their_names(exporter: ExporterName, tmp_path: Path) -> None:
+    """No parameter is taken for another; the file is verified."""
+    images = [torch.randn(2, 3) for _ in range(3)]
+    inputs = {"images": images, "encoder": {"weight": torch.randn(3, 3)}, "input_2": torch.randn(2, 3)}
+    config = WinMLExportConfig(exporter=exporter)
+    result = export_pytorch(Colliding(), tmp_path / "o.onnx", inputs, config=config)
+    assert result.parts[0].verification is not None
+    names = ["images.0", "images.1", "images.2", "encoder.weight", "input_2"]
+    assert names == graph_names(tmp_path / "o.onnx")[0]
+
+
+def test_inputs_in_containers_are_described_without_an_example(tmp_path: Path) -> None:
+    """Names and annotations are enough; -1 leaves a size open."""
+    specs = (
+        InputTensorSpec(name="images.0", shape=(3, -1, -1), dtype="float32"),
+        InputTensorSpec(name="points.xy", shape=(-1, 2), dtype="float32"),
+        InputTensorSpec(name="points.label", shape=(4,), dtype="int64", value_range=(0, 4)),
+    )
+    result = export_pytorch(Detector(), tmp_path / "o.onnx", config=WinMLExportConfig(input_tensors=specs))
+    shapes = [spec.shape for spec in result.parts[0].inputs]
+    assert [(3, "dim_1", "dim_2"), ("batch", 2), (4,)] == shapes
+
+
+class Rows(nn.Module):
+    """Two outputs, one of which has a size of its own."""
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the rows, every second column, and a fixed size."""
+        values = ids.float() * 1.5
+        return {"rows": values, "half": values[:, ::2], "fixed": values.sum()[None]}
+
+
+def test_dynamic_axes_of_outputs_name_what_is_open(tmp_path: Path) -> None:
+    """As torch.onnx.export takes them: an expression gets the name, other wishes are notes."""
+    axes: Any = {"ids": [0, 1], "half": {0: "rows", 1: "pairs"}, "fixed": [0], "rows": [0]}
+    config = WinMLExportConfig(dynamic_axes=axes)
+    result = export_pytorch(Rows(), tmp_path / "o.onnx", torch.randn(3, 8), config=config)
+    part = result.parts[0]
+    shapes = {spec.name: spec.shape for spec in part.outputs}
+    assert {"rows": ("batch", "dim_1"), "half": ("batch", "pairs"), "fixed": (1,)} == shapes
+    assert "dynamic_axes: axis 0 of half is batch, and is called so instead of rows." in part.notes
+    assert "dynamic_axes: axis 0 of fixed is always 1: no open size of the inputs changes it." in part.notes
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ({"ids": [0], "hlaf": [0]}, "dynamic_axes: the model has no input and no output 'hlaf'"),
+        ({"ids": [0], "half": [2]}, "dynamic_axes: output half has no axis 2; it has 2, counted from 0"),
+    ],
+)
+def test_dynamic_axes_of_outputs_there_are_not_are_refused(axes: Any, words: str, tmp_path: Path) -> None:
+    """The error says what there is."""
+    with pytest.raises(UsageError) as caught:
+        export_pytorch(Rows(), tmp_path / "o.onnx", torch.randn(3, 8), config=WinMLExportConfig(dynamic_axes=axes))
+    assert words == caught.value.message
+    assert caught.value.hint
+
+
+SENTENCES = """
+import torch
+
+def build():
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer({folder!r}, device="cpu")
+
+def example_inputs_build():
+    ids = torch.arange(1000, 1032).reshape(2, 16)
+    return {{"input": {{"input_ids": ids, "attention_mask": torch.ones_like(ids)}}}}
+"""
+
+
+@both_exporters
+def test_sentence_transformer_takes_its_features(exporter: ExporterName, minilm_folder: Path, tmp_path: Path) -> None:
+    """The dict of features becomes flat inputs, real weights are verified, and every module has its nodes."""
+    script = tmp_path / "sentences.py"
+    script.write_text(SENTENCES.format(folder=str(minilm_folder)), encoding="utf-8")
+    dynamic = DynamicRequest(axes={"input.input_ids": {0: "batch", 1: "sequence"}} if exporter == "torchscript" else {})
+    request = ModelRequest(f"{script}:build", dynamic=dynamic)
+    result = HTPExporter(WinMLExportConfig(exporter=exporter)).export_checkpoint(request, tmp_path / "o.onnx")
+    part = result.parts[0]
+    sizes = ("batch", "sequence") if exporter == "torchscript" else (2, 16)
+    expected = {"input.input_ids": sizes, "input.attention_mask": sizes}
+    assert expected == {spec.name: spec.shape for spec in part.inputs}
+    assert part.verification is not None
+    modules = {node.module for node in part.nodes}
+    assert {"0.model.embeddings", "0.model.encoder.layer.5.attention.self", "1", "2"} <= modules
+    assert "sentence_embedding" in {spec.name for spec in part.outputs}
