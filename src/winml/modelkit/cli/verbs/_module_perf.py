@@ -10,7 +10,7 @@ import click
 
 from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._measuring import live_progress
-from winml.modelkit.cli._streams import library_output_to_stderr
+from winml.modelkit.cli._streams import library_output_to_stderr, tell
 from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy.selector import Selector
 
@@ -71,5 +71,5 @@ def show_module_perf(
     if result.failed or not result.instances:
         count = len(result.failed)
         what = f"{count} of {len(result.instances)} instances could not be measured" if count else "nothing to measure"
-        click.echo(f"error: {what}", err=True)
+        tell(f"error: {what}")
         click.get_current_context().exit(1)

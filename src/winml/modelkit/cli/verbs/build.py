@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._endings import Interrupted
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     NonEmptyPath,
@@ -22,7 +23,7 @@ from winml.modelkit.cli._options import (
     weight_options,
 )
 from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import LEVELS
 
@@ -93,8 +94,7 @@ def command(context: click.Context, /, **options: Any) -> None:
         result = _run_build(plan, options, kept)
     except KeyboardInterrupt:
         ending = f"kept: {', '.join(kept)}; the same command goes on from there" if kept else "no stage had ended"
-        click.echo(f"interrupted: {ending}", err=True)
-        context.exit(1)
+        raise Interrupted(ending) from None
     _show_result(result, options)
 
 
@@ -124,7 +124,7 @@ def _read_config(options: Mapping[str, Any]) -> WinMLBuildConfig:
         return WinMLBuildConfig()
     config, notes = parse_build_config(*read_json(options["config"], "--config"))
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        tell(f"note: {note}")
     return config
 
 
@@ -209,7 +209,7 @@ def _run_build(plan: BuildPlan, options: Mapping[str, Any], kept: list[str]) -> 
         on_stage=None if quiet else show_finished if verbose else show_step,
         on_step=show_step if verbose and not quiet else None,
         on_kept=kept.append,
-        tell=lambda words: click.echo(words, err=True),
+        tell=tell,
     )
     with library_output_to_stderr():
         if options["use_cache"]:

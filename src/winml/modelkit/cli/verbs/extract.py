@@ -19,7 +19,7 @@ from winml.modelkit.cli._options import (
     source_options,
 )
 from winml.modelkit.cli._runnable_models import files_read, runnable_model
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.hierarchy.selector import Selector
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def command(context: click.Context, /, **options: Any) -> None:
         what = (
             f"{count} module{'' if count == 1 else 's'} could not be cut out" if count else "nothing was there to cut"
         )
-        click.echo(f"error: {what}; the others were written" if result.modules else f"error: {what}", err=True)
+        tell(f"error: {what}; the others were written" if result.modules else f"error: {what}")
         context.exit(1)
 
 

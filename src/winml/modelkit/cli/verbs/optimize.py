@@ -12,7 +12,7 @@ from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
 from winml.modelkit.cli._progress import show_step
-from winml.modelkit.cli._streams import silence_library_warnings
+from winml.modelkit.cli._streams import silence_library_warnings, tell
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVEL_WORDS, LEVELS
 
@@ -108,7 +108,7 @@ def _config_section(place: str) -> dict[str, Any]:
         value = {"optim": value}
     config, notes = parse_build_config(value, source)
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        tell(f"note: {note}")
     return config.optim.model_dump(exclude_none=True) if config.optim is not None else {}
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 
 from torch import nn
 
@@ -22,6 +23,7 @@ from winml.modelkit.flows.export.live_module import ExampleInputs, loaded_from_m
 from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.export.part_export import export_part
 from winml.modelkit.graph.files.output_files import OutputFiles
+from winml.modelkit.graph.files.working_directory import working_directory_kept
 from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.progress import StepClock, StepEvent
@@ -149,14 +151,15 @@ class HTPExporter:
         return self._export_parts(lambda: (loaded, first_choice(self.config, parameter_bytes(loaded.model))), target)
 
     def _target(self, output: str | os.PathLike[str], *, overwrite: bool, with_report: bool) -> ExportTarget:
-        return ExportTarget(output, overwrite, self.config.hierarchy, with_report)
+        # The model's own code may change the working directory.
+        return ExportTarget(Path(output).absolute(), overwrite, self.config.hierarchy, with_report)
 
     def _export_parts(self, load: Callable[[], tuple[LoadedModel, ExporterUse]], target: ExportTarget) -> ExportResult:
         """Load a model and export its parts, one at a time."""
         started = datetime.now(timezone.utc)
         target.paths().refuse_existing(overwrite=target.overwrite)
         clock = StepClock(STEPS, self.on_step)
-        with clock.step("model preparation") as step:
+        with working_directory_kept(), clock.step("model preparation") as step:
             loaded, exporter = load()
             self._refuse_options(loaded, target)
             parameter_count = sum(parameter.numel() for parameter in loaded.model.parameters())
@@ -165,7 +168,7 @@ class HTPExporter:
                 self.on_parts(tuple(part.name for part in loaded.parts))
             all_parts = calls_of_all_parts(loaded, self.seed)
         result = ExportResult(loaded.info, (), started, __version__, loaded.model_notes)
-        with OutputFiles() as files:
+        with working_directory_kept(), OutputFiles() as files:
             run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts)
             for part in loaded.parts:
                 result = export_part(run, result, part, exporter)
