@@ -14,7 +14,7 @@ encoded: control and format characters, lone surrogates, separators of lines."""
 LONGEST_TEXT = 200
 """Characters of one foreign text in a message. Chosen: two lines of a terminal."""
 LONGEST_MESSAGE = 2000
-"""Characters of one line of a message. Chosen: longer than any of ours."""
+"""Characters of a message. Chosen: longer than any of ours."""
 _LONG_TEXT = re.compile(
     rf"(?P<open>['\"])?(?P<text>(?(open)(?:(?!(?P=open)).){{{LONGEST_TEXT + 1},}}|\S{{{LONGEST_TEXT + 1},}}))"
     r"(?(open)(?P=open))"
@@ -96,16 +96,12 @@ def _json_spelled(character: str) -> str:
 
 
 def message_words(text: str) -> str:
-    """Return a message in which every foreign text can be printed; one that is very long is cut, its length said.
+    """Return a message on one line, in which every text can be printed; one that is very long is cut, its length said.
 
     >>> message_words("node '" + "x" * 5000 + "' is unknown")[-50:]
     "xxxxxxxxxxxxxxxxxxx… (5000 characters)' is unknown"
     """
-    return "\n".join(_cut_line(printable(line)) for line in text.split("\n"))
-
-
-def _cut_line(line: str) -> str:
-    return _cut(_LONG_TEXT.sub(_cut_match, line), LONGEST_MESSAGE)
+    return _cut(_LONG_TEXT.sub(_cut_match, printable(text)), LONGEST_MESSAGE)
 
 
 def _cut_match(match: re.Match[str]) -> str:

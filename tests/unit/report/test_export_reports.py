@@ -19,9 +19,10 @@ from torch import nn
 from winml.modelkit import ExportResult, export_pytorch
 from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.hierarchy.coverage import Coverage
-from winml.modelkit.report.console import console_for, print_export, print_tree
+from winml.modelkit.report.console import print_export, print_tree
 from winml.modelkit.report.markdown import export_report
 from winml.modelkit.report.sidecar import sidecar_json, sidecar_schema
+from winml.modelkit.report.terminal import console_for
 
 
 class Leaf(nn.Module):

@@ -124,10 +124,10 @@ def own_stderr() -> TextIO:
 
 
 def tell(message: str, *, start: str = "", end: str = "\n") -> None:
-    """Write a message to stderr, in characters that can be printed; foreign texts that are very long are cut.
+    """Write a message to stderr on one line, in characters that can be printed; texts that are very long are cut.
 
     Args:
-        message: One or more lines.
+        message: A sentence; it may hold foreign texts.
         start: Written before it as it is, such as a carriage return.
         end: Written after it as it is.
     """

@@ -64,8 +64,8 @@ def show_module_perf(
     if options["format_"] == "json":
         print_json(result.as_record())
     else:
-        from winml.modelkit.report.console import console_for
         from winml.modelkit.report.module_perf import print_module_perf
+        from winml.modelkit.report.terminal import console_for
 
         print_module_perf(result, console_for(sys.stdout))
     if result.failed or not result.instances:

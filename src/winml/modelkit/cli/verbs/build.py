@@ -223,9 +223,7 @@ def _show_result(result: BuildResult, options: Mapping[str, Any]) -> None:
         return
     if options["quiet"]:
         return
-    from winml.modelkit.report.console import console_for
+    from winml.modelkit.report.terminal import console_for, print_rows
     from winml.modelkit.results.build_result import build_lines
 
-    console = console_for(sys.stdout)
-    for name, value in build_lines(result):
-        console.print(f"{name:<10}  {value}", highlight=False, markup=False)
+    print_rows(build_lines(result), console_for(sys.stdout), width=10)

@@ -23,6 +23,7 @@ from winml.modelkit.cli._options import (
 from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError
+from winml.modelkit.words import printable
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
@@ -96,7 +97,7 @@ def _check_config(place: str) -> None:
     for note in notes:
         tell(f"note: {note}")
     skipped = [name for name in SECTIONS if getattr(config, name) is None]
-    click.echo(f"{source}: valid, schema version {config.schema_version}")
+    click.echo(f"{printable(source)}: valid, schema version {config.schema_version}")
     click.echo(f"sections: {', '.join(name for name in SECTIONS if name not in skipped) or 'none'}")
     click.echo(f"skipped: {', '.join(skipped) or 'none'}")
 

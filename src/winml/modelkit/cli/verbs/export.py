@@ -136,7 +136,8 @@ def _show_result(result: ExportResult, options: dict[str, Any]) -> None:
         return
     if options["quiet"]:
         return
-    from winml.modelkit.report.console import console_for, print_export, print_tree
+    from winml.modelkit.report.console import print_export, print_tree
+    from winml.modelkit.report.terminal import console_for
 
     console = console_for(sys.stdout)
     if options["verbose"] and any(part.coverage.tagged for part in result.parts):

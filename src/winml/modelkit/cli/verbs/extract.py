@@ -81,12 +81,10 @@ def command(context: click.Context, /, **options: Any) -> None:
     if options["format_"] == "json":
         print_json({"folder": str(result.folder), **result.as_record()})
     elif not options["quiet"]:
-        from winml.modelkit.report.console import console_for
         from winml.modelkit.report.extract import extract_lines
+        from winml.modelkit.report.terminal import console_for, print_rows
 
-        console = console_for(sys.stdout)
-        for name, value in extract_lines(result):
-            console.print(f"{name:<9}  {value}", highlight=False, markup=False, soft_wrap=True)
+        print_rows(extract_lines(result), console_for(sys.stdout), width=9)
     if result.refused or not result.modules:
         count = len(result.refused)
         what = (

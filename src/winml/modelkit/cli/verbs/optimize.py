@@ -114,8 +114,6 @@ def _config_section(place: str) -> dict[str, Any]:
 
 def _list_capabilities(requested: OptimizeOptions, options: dict[str, Any]) -> None:
     if options["format_"] == "json":
-        import json
-
         rows = [
             {
                 "name": entry.name,
@@ -128,22 +126,18 @@ def _list_capabilities(requested: OptimizeOptions, options: dict[str, Any]) -> N
             }
             for entry in CAPABILITIES.values()
         ]
-        click.echo(json.dumps({"level": requested.level, "ep": requested.ep, "capabilities": rows}, indent=2))
+        print_json({"level": requested.level, "ep": requested.ep, "capabilities": rows})
         return
-    from rich.table import Table
+    from winml.modelkit.report.terminal import TextTable, console_for
 
-    from winml.modelkit.report.console import console_for
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("capability", "on", "on from", "suits", "does"):
-        table.add_column(column, no_wrap=True)
+    table = TextTable(("capability", "on", "on from", "suits", "does"))
     for entry in CAPABILITIES.values():
         suits = ", ".join(entry.providers) or "any"
         suits += " (others: with operators of ONNX)" if entry.providers and entry.transformers else ""
-        table.add_row(
+        table.add(
             entry.name, "yes" if requested.is_enabled(entry) else "", entry.level or "by name", suits, entry.words
         )
-    console_for(sys.stdout).print(table)
+    table.print(console_for(sys.stdout))
 
 
 def _refuse_early(options: dict[str, Any]) -> None:
@@ -180,7 +174,7 @@ def _optimize_file(requested: OptimizeOptions, options: dict[str, Any]) -> None:
         return
     if options["quiet"]:
         return
-    from winml.modelkit.report.console import console_for
     from winml.modelkit.report.optimization_summary import print_optimization
+    from winml.modelkit.report.terminal import console_for
 
     print_optimization(result, console_for(sys.stdout), verbose=options["verbose"])
