@@ -171,6 +171,16 @@ def place_of(error: BaseException) -> str:
     return "".join(f"{file}:{line}: " for file, line in (own or foreign)[-1:])
 
 
+def failed_import(error: BaseException) -> str:
+    """Return the name of the package whose import raised an error; empty where it was raised by anything else.
+
+    Code of this package and the user's script, whose line is told, is no package.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>"]
+    name = str(frames[-1].f_globals.get("__name__", "")).partition(".")[0] if frames else ""
+    return "" if name.startswith("_") or name == __name__.partition(".")[0] else name
+
+
 def ended_by_foreign_code(error: BaseException) -> InputError:
     """Return the error for code of a model that ends the process, by ``sys.exit`` or an exception of its own kind."""
     text = " ".join(str(error).split())

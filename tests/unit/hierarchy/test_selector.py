@@ -61,7 +61,9 @@ def test_select_glob_names_modules_in_their_order(selector: str, expected: list[
     assert expected == _selected_paths(selector)
 
 
-@pytest.mark.parametrize("selector", ["layer", "encoder.layer", "/Encoder", "encoder*output", "Encoder/Layer.0", "*.0", "Lay*.0"])
+@pytest.mark.parametrize(
+    "selector", ["layer", "encoder.layer", "/Encoder", "encoder*output", "Encoder/Layer.0", "*.0", "Lay*.0"]
+)
 def test_select_part_of_an_address_names_nothing(selector: str) -> None:
     """An address is matched from its first to its last character."""
     with pytest.raises(UsageError, match="no module matches"):

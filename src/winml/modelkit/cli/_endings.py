@@ -16,7 +16,7 @@ import click
 
 from winml.modelkit.cli._errors import report_click_error, report_error, report_unexpected
 from winml.modelkit.cli._streams import finish_streams, tell
-from winml.modelkit.errors import InputError, WinMLError, ended_by_foreign_code, first_line
+from winml.modelkit.errors import InputError, WinMLError, ended_by_foreign_code, failed_import, first_line
 
 __all__ = ["Interrupted", "catch_signals", "end_process", "exit_status"]
 
@@ -85,10 +85,20 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
     except Exception as error:
         if isinstance(error, OSError) and not _has_working_directory():
             return report_error(_DIRECTORY_GONE)
+        if package := failed_import(error):
+            return _report_failed_import(package, error, debug=debug)
         return report_unexpected(error, debug=debug)
     except BaseException as error:
         # No ending of ours: only code that is not ours ends the process like that.
         return _report_foreign_ending(error, debug=debug)
+
+
+def _report_failed_import(package: str, error: Exception, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    words = f"the installed package {package} cannot be imported: {type(error).__name__}: {first_line(error)}"
+    hint = f"Install it again in a version that fits the packages beside it, or remove it: pip uninstall {package}"
+    return report_error(InputError(words, hint=hint))
 
 
 def _report_foreign_ending(error: BaseException, *, debug: bool) -> int:

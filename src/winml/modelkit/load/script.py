@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from winml.modelkit.errors import InputError, ModelPathError, place_of
+from winml.modelkit.errors import InputError, ModelPathError, failed_import, place_of
 from winml.modelkit.graph.files.working_directory import working_directory_kept
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.compiled_modules import uncompiled
@@ -155,9 +155,13 @@ def _guard_user_code(function: Callable[[], _ResultT], shown: str, file: str | N
 
 def _user_error(error: BaseException, shown: str, file: str | None) -> InputError:
     text = " ".join(str(error).split())
+    package = failed_import(error)
+    if shown.startswith((f"{package}:", f"{package}.")):
+        package = ""  # the user's own, whose line is told
+    what = f"{package} cannot be imported: " if package else ""
     return InputError(
-        f"{shown}: {_place_of_error(error, file)}{type(error).__name__}{f': {text}' if text else ''}",
-        hint="Mend the code there.",
+        f"{shown}: {_place_of_error(error, file)}{what}{type(error).__name__}{f': {text}' if text else ''}",
+        hint=f"Mend {package}, or install it again." if package else "Mend the code there.",
     )
 
 
