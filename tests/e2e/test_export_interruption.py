@@ -85,11 +85,11 @@ def _export_in_the_middle(workplace: Workplace, nets: Path, *options: str) -> It
 def test_export_that_is_interrupted_says_so_and_changes_no_file(
     busy: Workplace, nets: Path, name: str, options: tuple[str, ...]
 ) -> None:
-    """Ctrl-C and a polite request to end stop the export with one sentence and exit code 1."""
+    """Ctrl-C and a polite request to end stop the export with one sentence; it ends by the signal."""
     with _export_in_the_middle(busy, nets, *options) as process:
         process.send_signal(getattr(signal, name))
         _, err = process.communicate(timeout=120)
-    assert 1 == process.returncode
+    assert -getattr(signal, name) == process.returncode
     assert err.endswith("interrupted: no file was changed\n")
     assert "Traceback" not in err
     assert busy.files() == _EARLIER
@@ -137,7 +137,7 @@ def test_interruption_in_the_weights_leaves_nothing_half_written(busy: Workplace
     stopped = replace(busy, program=(sys.executable, "-c", _OUTSIDE, "Ctrl-C"))
     arguments = ("-m", f"{nets}:wide", "-o", "model.onnx", "--overwrite", "--no-verify", exporter)
     outcome = stopped.export(*arguments)
-    assert (1, "") == (outcome.code, outcome.out)
+    assert (-signal.SIGINT, "") == (outcome.code, outcome.out)
     assert ["interrupted: no file was changed"] == outcome.complaint
     assert _EARLIER == busy.files()
 
@@ -158,5 +158,5 @@ def test_terminal_that_is_gone_is_no_error_of_ours(workplace: Workplace, nets: P
     assert process.stderr is not None
     assert "" == process.stderr.read()
     process.stderr.close()
-    process.wait(timeout=120)
+    assert 0 == process.wait(timeout=120)
     assert {"model.onnx", "model_htp_metadata.json"} == set(workplace.files())

@@ -14,7 +14,7 @@ BOUNDARIES: dict[str, str] = {
     "flows.perf.pytorch_baseline:pytorch_run": "a foreign forward raises what it likes; said again with its values",
     "builds.identity:ModelIdentity._compute_record": "raised again in the thread that asks for the record",
     "flows.inspect:_run_with_values": "as above; without weights the reason was less clear",
-    "cli.main:main": "turns a mistake of ours into a request for a report instead of a traceback",
+    "cli._endings:exit_status": "turns a mistake of ours into a request for a report instead of a traceback",
     "export.dynamo.capturing:capture_dynamo": "the exporter raises what it likes; named with its operator",
     "export.torchscript.capturing:capture_torchscript": "the exporter raises what it likes; named with its operator",
     "graph.stage:run_passes": "a library pass raises what it likes; said again with its name and place",

@@ -6,6 +6,8 @@ that imported a renderer would cost every reader of results the libraries of a p
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from house.sources import PACKAGE, Module, imports, modules
@@ -52,3 +54,26 @@ def test_record_imports_no_renderer(module: Module) -> None:
     """Neither a module of report/ nor a library that draws."""
     assert "report" not in _imported_rooms(module)
     assert set() == _imported_libraries(module) & RENDERING_LIBRARIES
+
+
+@pytest.mark.parametrize("module", RENDERERS, ids=lambda module: module.name)
+def test_only_one_renderer_knows_how_text_reaches_a_terminal(module: Module) -> None:
+    """Tables, consoles and markup of rich stand in one module, which makes every foreign text printable."""
+    if module.name == "report.terminal":
+        return
+    names = {found.target for found in imports(module.tree) if found.target.startswith("rich.")}
+    assert set() == {name for name in names if name.startswith(("rich.table", "rich.markup", "rich.markdown"))}
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name or PACKAGE)
+def test_messages_go_through_the_function_that_makes_them_printable(module: Module) -> None:
+    """No module writes to stderr by itself; a verb calls ``tell``."""
+    own = {"cli._streams"}
+    calls = [
+        node
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {"click.echo", "print", "sys.stderr.write", "rich.print"}
+        and (ast.unparse(node.func) != "click.echo" or any(keyword.arg == "err" for keyword in node.keywords))
+    ]
+    assert [] == ([] if module.name in own else calls)

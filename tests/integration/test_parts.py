@@ -32,8 +32,9 @@ from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
 from winml.modelkit.load.weightless import load_weightless
-from winml.modelkit.report.console import console_for, print_export, print_tree
+from winml.modelkit.report.console import print_export, print_tree
 from winml.modelkit.report.sidecar import sidecar_schema
+from winml.modelkit.report.terminal import console_for
 from winml.modelkit.results.build_manifest import manifest_schema
 from winml.modelkit.results.build_result import BuildResult, build_lines
 from winml.modelkit.runtime.sessions import run_onnx

@@ -27,6 +27,9 @@ no library; ``cli/_errors.py`` turns these types into text on stderr.
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -153,3 +156,35 @@ def first_line(error: BaseException) -> str:
     """Return the first line of a library's error message, or its type where it is empty; for use in our messages."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
+
+
+def place_of(error: BaseException) -> str:
+    """Return ``file:line: `` of the innermost line that raised it and is the user's; empty where there is none.
+
+    Lines of this package, of Python and of installed libraries are nobody's who reads the message; where no other is
+    left, the innermost line of a library is named.
+    """
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    foreign = [place for place in frames if not place[0].startswith(("<", str(Path(__file__).parent)))]
+    libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    own = [place for place in foreign if not place[0].startswith(libraries)]
+    return "".join(f"{file}:{line}: " for file, line in (own or foreign)[-1:])
+
+
+def failed_import(error: BaseException) -> str:
+    """Return the name of the package whose import raised an error; empty where it was raised by anything else.
+
+    Code of this package and the user's script, whose line is told, is no package.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>"]
+    name = str(frames[-1].f_globals.get("__name__", "")).partition(".")[0] if frames else ""
+    return "" if name.startswith("_") or name == __name__.partition(".")[0] else name
+
+
+def ended_by_foreign_code(error: BaseException) -> InputError:
+    """Return the error for code of a model that ends the process, by ``sys.exit`` or an exception of its own kind."""
+    text = " ".join(str(error).split())
+    return InputError(
+        f"{place_of(error)}code of the model ended the process: {type(error).__name__}{f': {text}' if text else ''}",
+        hint="Let it return, or raise an Exception that says what is wrong.",
+    )

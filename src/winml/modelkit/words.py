@@ -1,10 +1,25 @@
-"""How are sizes, counts and shapes put into words? Shared by messages and reports."""
+"""How are sizes, counts, shapes and foreign text put into words? Shared by messages and reports."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Sequence
 
-__all__ = ["count_words", "shape_words", "size_words"]
+__all__ = ["count_words", "json_printable", "message_words", "printable", "shape_words", "size_words"]
+
+_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Specified: Unicode categories of what moves the cursor, changes the direction of writing, ends a line or cannot be
+encoded: control and format characters, lone surrogates, separators of lines."""
+LONGEST_TEXT = 200
+"""Characters of one foreign text in a message. Chosen: two lines of a terminal."""
+LONGEST_MESSAGE = 2000
+"""Characters of a message. Chosen: longer than any of ours."""
+_LONG_TEXT = re.compile(
+    rf"(?P<open>['\"])?(?P<text>(?(open)(?:(?!(?P=open)).){{{LONGEST_TEXT + 1},}}|\S{{{LONGEST_TEXT + 1},}}))"
+    r"(?(open)(?P=open))"
+)
+"""A quoted text, or one without a space."""
 
 
 def size_words(size_bytes: int) -> str:
@@ -40,3 +55,59 @@ def shape_words(dtype: str, shape: Sequence[int | str]) -> str:
     'int64[1, sequence]'
     """
     return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def printable(text: str) -> str:
+    r"""Return a foreign text on one line, without a character that a terminal or a page obeys instead of showing it.
+
+    Control characters (escape sequences, newlines), marks of the direction of writing and other format characters, and
+    lone surrogates are spelled as Python spells them.
+
+    >>> printable("a\x1b[31m\n\u202eb")
+    'a\\x1b[31m\\n\\u202eb'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_spelled, text))
+
+
+def _spelled(character: str) -> str:
+    if unicodedata.category(character) not in _UNPRINTABLE:
+        return character
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def json_printable(text: str) -> str:
+    r"""Return JSON text whose strings hold no such character: they are escaped, so that the text means the same.
+
+    >>> json_printable('"\u202e"')
+    '"\\u202e"'
+    """
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return "".join(character if character == "\n" else _json_spelled(character) for character in text)
+
+
+def _json_spelled(character: str) -> str:
+    if unicodedata.category(character) not in _UNPRINTABLE:
+        return character
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def message_words(text: str) -> str:
+    """Return a message on one line, in which every text can be printed; one that is very long is cut, its length said.
+
+    >>> message_words("node '" + "x" * 5000 + "' is unknown")[-50:]
+    "xxxxxxxxxxxxxxxxxxx… (5000 characters)' is unknown"
+    """
+    return _cut(_LONG_TEXT.sub(_cut_match, printable(text)), LONGEST_MESSAGE)
+
+
+def _cut_match(match: re.Match[str]) -> str:
+    quote = match["open"] or ""
+    return f"{quote}{_cut(match['text'], LONGEST_TEXT)}{quote}"
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"

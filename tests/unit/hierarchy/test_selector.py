@@ -42,6 +42,11 @@ def _selected_paths(selector: str) -> list[str]:
         ("encoder.layer.1.**", ["encoder.layer.1", "encoder.layer.1.output", "encoder.layer.1.act"]),
         ("encoder.**.1.act", ["encoder.layer.1.act"]),
         ("**.output", [f"encoder.layer.{number}.output" for number in (0, 1, 10)] + ["output"]),
+        # as a tree prints them
+        ("Layer.1", ["encoder.layer.1"]),
+        ("Layer.[01]", ["encoder.layer.0", "encoder.layer.1"]),
+        ("Layer.*", ["encoder.layer.0", "encoder.layer.1", "encoder.layer.10"]),
+        ("Linear.output", ["output"]),
         # tags
         ("/M", [""]),
         ("/M/*", ["encoder", "output"]),
@@ -56,7 +61,9 @@ def test_select_glob_names_modules_in_their_order(selector: str, expected: list[
     assert expected == _selected_paths(selector)
 
 
-@pytest.mark.parametrize("selector", ["layer", "encoder.layer", "/Encoder", "encoder*output", "Encoder/Layer.0"])
+@pytest.mark.parametrize(
+    "selector", ["layer", "encoder.layer", "/Encoder", "encoder*output", "Encoder/Layer.0", "*.0", "Lay*.0"]
+)
 def test_select_part_of_an_address_names_nothing(selector: str) -> None:
     """An address is matched from its first to its last character."""
     with pytest.raises(UsageError, match="no module matches"):

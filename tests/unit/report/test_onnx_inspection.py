@@ -11,8 +11,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from winml.modelkit.inspect.onnx_file import inspect_onnx
-from winml.modelkit.report.console import console_for
 from winml.modelkit.report.onnx_inspection import print_onnx_inspection
+from winml.modelkit.report.terminal import console_for
 
 
 def _file(folder: Path, scope: str = "/encoder/layer.0", batch: Any = 2, operators: int = 0) -> Path:

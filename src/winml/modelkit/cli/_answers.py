@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from winml.modelkit.words import json_printable
+
 __all__ = ["json_text", "print_json"]
 
 
@@ -16,7 +18,7 @@ def print_json(record: Mapping[str, Any]) -> None:
 
 
 def json_text(record: Mapping[str, Any]) -> str:
-    """Return a record as indented JSON; letters of all languages stay readable."""
+    """Return a record as indented JSON; letters of all languages stay readable, and no character moves a terminal."""
     import json
 
-    return json.dumps(record, indent=2, ensure_ascii=False)
+    return json_printable(json.dumps(record, indent=2, ensure_ascii=False))

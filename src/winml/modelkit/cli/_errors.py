@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import WinMLError, first_line
 
-__all__ = ["WinMLCommand", "report_click_error", "report_unexpected"]
+__all__ = ["WinMLCommand", "report_click_error", "report_error", "report_unexpected"]
 
 
 class WinMLCommand(click.Command):
@@ -35,19 +36,24 @@ class WinMLCommand(click.Command):
         except WinMLError as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            where = f" ({error.step})" if error.step else ""
-            click.echo(f"error{where}: {error.message}", err=True)
-            if error.hint:
-                click.echo(error.hint, err=True)
-            ctx.exit(error.exit_code)
+            ctx.exit(report_error(error))
+
+
+def report_error(error: WinMLError) -> int:
+    """Tell an error that we name: its sentence, and what to do next; returns the exit status."""
+    where = f" ({error.step})" if error.step else ""
+    tell(f"error{where}: {error.message}")
+    if error.hint:
+        tell(error.hint)
+    return error.exit_code
 
 
 def report_click_error(error: click.ClickException) -> int:
     """Tell a wrong use of the command line, with the verb whose help shows the right one."""
     context = getattr(error, "ctx", None)
-    click.echo(f"error: {error.format_message()}", err=True)
+    tell(f"error: {error.format_message()}")
     if context is not None:
-        click.echo(f"'{context.command_path} --help' shows what it takes.", err=True)
+        tell(f"'{context.command_path} --help' shows what it takes.")
     return error.exit_code
 
 
@@ -55,7 +61,7 @@ def report_unexpected(error: Exception, *, debug: bool) -> int:
     """Tell an error nobody foresaw; it is ours to mend, so ask for a report."""
     if debug:
         traceback.print_exception(error)
-    click.echo(f"internal error: {type(error).__name__}: {first_line(error)}", err=True)
+    tell(f"internal error: {type(error).__name__}: {first_line(error)}")
     hint = "" if debug else " Run it again with --debug for the traceback."
-    click.echo(f"This is a mistake in winml, not in your command: please report it.{hint}", err=True)
+    tell(f"This is a mistake in winml, not in your command: please report it.{hint}")
     return WinMLError.exit_code

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from winml.modelkit.cli._streams import own_stderr
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def refuse_unknown_ep(name: str | None) -> None:
 @contextmanager
 def live_progress(*, quiet: bool) -> Iterator[Callable[[int, float], None] | None]:
     """Return what shows how far a measurement is, on a terminal; None where nobody watches."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not own_stderr().isatty():
         yield None
         return
     from rich.console import Console
@@ -141,7 +141,7 @@ def live_progress(*, quiet: bool) -> Iterator[Callable[[int, float], None] | Non
 
     columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.fields[runs]} runs"), TimeElapsedColumn())
     # Drawn only when told to, so that nothing of ours runs beside the clock.
-    bar = Progress(*columns, console=Console(file=sys.stderr), transient=True, auto_refresh=False)
+    bar = Progress(*columns, console=Console(file=own_stderr()), transient=True, auto_refresh=False)
     task = bar.add_task("", total=1.0, runs=0)
     started = False
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
-import click
+from winml.modelkit.cli._streams import own_stderr, tell
 
 if TYPE_CHECKING:
     from winml.modelkit.progress import StepEvent
@@ -16,11 +15,11 @@ __all__ = ["show_step"]
 def show_step(event: StepEvent) -> None:
     """Show that a step started or ended."""
     head = f"[{event.number}/{event.total}] {event.name}"
-    is_terminal = sys.stderr.isatty()
+    is_terminal = own_stderr().isatty()
     if event.finished is None:
         if is_terminal:
-            click.echo(f"{head} …", err=True, nl=False)
+            tell(f"{head} …", end="")
         return
     line = f"{head:<28} {event.finished.seconds:6.2f} s  {event.finished.summary}"
     # The carriage return writes over the line of the running step, which is shorter.
-    click.echo(f"\r{line}" if is_terminal else line, err=True)
+    tell(line, start="\r" if is_terminal else "")

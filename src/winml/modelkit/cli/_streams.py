@@ -1,15 +1,140 @@
-"""Keeps stdout for the answer: what libraries and the user's own code print goes to stderr, their warnings nowhere."""
+"""What becomes of stdout and stderr?
+
+Stdout is kept for the answer: what libraries and the user's own code print goes to stderr, their warnings nowhere. A
+stream that does not take what is written never stops the work; why is told at the end.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
+import select
 import sys
 import warnings
 from collections.abc import Iterator
+from typing import Any, TextIO
 
-__all__ = ["library_output_to_stderr", "silence_library_warnings"]
+from winml.modelkit.graph.files.working_directory import working_directory_kept
+from winml.modelkit.words import message_words
+
+__all__ = [
+    "finish_streams",
+    "library_output_to_stderr",
+    "open_streams",
+    "own_stderr",
+    "silence_library_warnings",
+    "tell",
+]
+
+_READER_LEFT = (errno.EPIPE, *((errno.EINVAL,) if sys.platform == "win32" else ()))
+"""Specified: error of a pipe nobody reads from any more."""
+
+_own: dict[str, TextIO] = {}
+"""The stderr of the command while other code runs, which may close or replace ``sys.stderr``."""
+
+
+class _EnduringFile(io.FileIO):
+    """A file that drops what it cannot take, and keeps the reason."""
+
+    problem: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all of it, or drop it."""
+        view = memoryview(data).cast("B")
+        try:
+            written = super().write(view)
+            if written is None:
+                # Whoever made the stream non-blocking gets all of it nevertheless.
+                select.select([], [self], [])
+                return 0
+        except OSError as error:
+            # Not the error itself, whose traceback would keep the buffer.
+            self.problem = self.problem or OSError(error.errno, error.strerror)
+            return view.nbytes
+        return written
+
+
+class _SharedStream(io.TextIOWrapper):
+    """A stream for other code; others write to it as well, so it cannot be closed."""
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        with contextlib.suppress(OSError, ValueError):
+            self.flush()
+
+
+def open_streams() -> None:
+    """Give the command streams of its own, whatever it was started with and whatever other code does to its streams."""
+    for descriptor, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_RDWR)):
+        if not _is_open(descriptor):
+            # Else the next file that is opened would be taken for the stream. Of stdout, an answer that is lost is to
+            # be told, so it takes nothing; of stderr, nobody could be told.
+            os.open(os.devnull, mode)
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # lives as long as the process
+    sys.stdout = _own_stream(sys.stdout, sys.__stdout__, 1)
+    sys.stderr = _own_stream(sys.stderr, sys.__stderr__, 2)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _own_stream(stream: TextIO | None, original: TextIO | None, descriptor: int) -> TextIO:
+    """Return a stream on a descriptor that other code does not know; the given one where it is not the process's."""
+    if stream is not None:
+        buffer = getattr(stream, "buffer", None)
+        raw = getattr(buffer, "raw", buffer)  # PYTHONUNBUFFERED leaves the buffer out
+        # Not the console of Windows, nor what a test or a notebook has in its place.
+        if stream is not original or type(raw) is not io.FileIO or raw.fileno() != descriptor:
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
+            return stream
+        with contextlib.suppress(OSError):
+            stream.flush()
+    raw = _EnduringFile(os.dup(descriptor), "w")
+    # A terminal that lacks a sign shows another in its place; it never stops the command.
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding="utf-8" if stream is None else stream.encoding,
+        errors="replace",
+        line_buffering=descriptor == 2 or raw.isatty(),
+    )
+
+
+def finish_streams() -> OSError | None:
+    """Write what is buffered; return why the answer could not be written: None where it was, or its reader has left."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    problem = raw.problem if isinstance(raw, _EnduringFile) else None
+    return None if problem is None or problem.errno in _READER_LEFT else problem
+
+
+def own_stderr() -> TextIO:
+    """Return the stderr of the command, also while other code runs."""
+    return _own.get("stderr", sys.stderr)
+
+
+def tell(message: str, *, start: str = "", end: str = "\n") -> None:
+    """Write a message to stderr on one line, in characters that can be printed; texts that are very long are cut.
+
+    Args:
+        message: A sentence; it may hold foreign texts.
+        start: Written before it as it is, such as a carriage return.
+        end: Written after it as it is.
+    """
+    stream = own_stderr()
+    with contextlib.suppress(OSError, ValueError):
+        stream.write(f"{start}{message_words(message)}{end}")
+        stream.flush()
 
 
 def silence_library_warnings(*, debug: bool) -> None:
@@ -23,22 +148,43 @@ def silence_library_warnings(*, debug: bool) -> None:
 
 @contextlib.contextmanager
 def library_output_to_stderr() -> Iterator[None]:
-    """Send what is printed inside the block to stderr, also by code that writes to the descriptor itself."""
+    """Send what is printed inside the block to stderr, also by code that writes to the descriptor itself.
+
+    The streams that code inside the block sees are not those of the command: it may close or replace them. Nor does
+    a change of the working directory outlast the block.
+    """
+    streams = sys.stdout, sys.stderr
+    outer = dict(_own)
     sys.stdout.flush()
+    _own.setdefault("stderr", sys.stderr)
     try:
-        answer = sys.stdout.fileno()
-        words = sys.stderr.fileno()
-    except (io.UnsupportedOperation, ValueError):
-        # Streams without descriptors, as a notebook has them.
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-        return
-    kept = os.dup(answer)
-    try:
-        os.dup2(words, answer)
-        with contextlib.redirect_stdout(sys.stderr):
+        with working_directory_kept(), _descriptors_kept() as words:
+            sys.stdout = sys.stderr = streams[1] if words is None else words
             yield
     finally:
-        sys.stdout.flush()
-        os.dup2(kept, answer)
-        os.close(kept)
+        sys.stdout, sys.stderr = streams
+        _own.clear()
+        _own.update(outer)
+
+
+@contextlib.contextmanager
+def _descriptors_kept() -> Iterator[TextIO | None]:
+    """Let descriptor 1 be stderr, and put both back; yields a stream for stderr, None where there are none."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            stream.fileno()
+    except (io.UnsupportedOperation, ValueError, AttributeError):
+        # As a notebook has them.
+        yield None
+        return
+    kept = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+    raw = _EnduringFile(2, "w", closefd=False)
+    words = _SharedStream(io.BufferedWriter(raw), encoding=sys.stderr.encoding, errors="replace", line_buffering=True)
+    try:
+        os.dup2(2, 1)
+        yield words
+    finally:
+        words.close()
+        for descriptor, copy in kept.items():
+            os.dup2(copy, descriptor)
+            os.close(copy)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import importlib
-import signal
 import sys
 from collections.abc import Sequence
 
 import click
 
-from winml.modelkit.cli._errors import report_click_error, report_unexpected
-from winml.modelkit.errors import first_line
+from winml.modelkit.cli._endings import catch_signals, end_process, exit_status
+from winml.modelkit.cli._streams import open_streams
 
 __all__ = ["main"]
 
@@ -28,8 +27,6 @@ COMMANDS = {
     "sys": "Say what a bug report needs: versions, execution providers, devices, memory.",
 }
 """Verb → what it does. Each is the ``command`` of the module of its name in ``verbs``."""
-
-EXIT_FAILED = 1
 
 COLLECTION_THRESHOLD = 50_000
 """Containers made before Python looks for cyclic garbage. A command lives for seconds and mostly imports, where none
@@ -77,29 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv: Arguments after the program's name; None takes those of the process.
     """
     gc.set_threshold(COLLECTION_THRESHOLD)
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that lacks a sign shows another in its place; it never stops the command.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    # A polite request to end, from a job scheduler or a container, tidies up as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        code = _winml.main(args=argv, prog_name="winml", standalone_mode=False)
-    except click.exceptions.Exit as leave:
-        code = leave.exit_code
-    except click.ClickException as error:
-        code = report_click_error(error)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted: no file was changed", err=True)
-        code = EXIT_FAILED
-    except MemoryError as error:
-        click.echo(f"error: not enough memory: {first_line(error)}", err=True)
-        click.echo("Ask for smaller inputs (--shape-config, --input-specs), or use a machine with more.", err=True)
-        code = EXIT_FAILED
-    except BrokenPipeError:
-        # Whoever read our output has left; what they had is all they is_requested.
-        sys.stderr.close()
-        code = EXIT_FAILED
-    except Exception as error:
-        code = report_unexpected(error, debug="--debug" in (argv if argv is not None else sys.argv))
-    sys.exit(code or 0)
+    catch_signals()
+    open_streams()
+    debug = "--debug" in (argv if argv is not None else sys.argv)
+    status = exit_status(lambda: _winml.main(args=argv, prog_name="winml", standalone_mode=False), debug=debug)
+    end_process(status, is_own_process=argv is None)

@@ -1,4 +1,4 @@
-"""Refuses graphs that read undefined values or state no opset.
+"""Refuses graphs that read undefined values, have cycles or state no opset.
 
 Checks the structure as stored in the file, since libraries fill in what is missing when they read it. Does not check
 the inputs of operators.
@@ -12,8 +12,9 @@ from pathlib import Path
 import onnx
 
 from winml.modelkit.errors import InputError
+from winml.modelkit.graph.cycles import cycle_words
 
-__all__ = ["refuse_invalid"]
+__all__ = ["refuse_cycles", "refuse_invalid"]
 
 _ONNX_DOMAINS = ("", "ai.onnx")
 """Specified: both name ONNX itself."""
@@ -27,8 +28,8 @@ def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:
         path: Its file, for the message.
 
     Raises:
-        InputError: a node or an output reads a value that nothing produces, or the file does not state the opset of
-            ONNX's operators it uses.
+        InputError: a node or an output reads a value that nothing produces, nodes need their own result, or the file
+            does not state the opset of ONNX's operators it uses.
     """
     _refuse_unknown_opset(model, path)
     problem = next(_undefined_reads(model.graph, frozenset()), None)
@@ -36,9 +37,23 @@ def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:
         known_names = {*function.input, *_names_made_by(function.node)}
         problem = problem or next(_undefined_inputs(function.node, known_names), None)
         problem = problem or _undefined_output(function.output, known_names)
+    refuse_cycles(model, path)
     if problem:
         raise InputError(
             f"{path}: the graph is not valid: {problem}, which is no input, no weight and no output of a node",
+            hint="Export it again, or repair it with the tool it comes from.",
+        )
+
+
+def refuse_cycles(model: onnx.ModelProto, path: Path) -> None:
+    """Refuse a graph whose nodes need their own result: following its values never ends.
+
+    Raises:
+        InputError: names the nodes of a cycle.
+    """
+    if words := cycle_words(model):
+        raise InputError(
+            f"{path}: the graph is not valid: {words}",
             hint="Export it again, or repair it with the tool it comes from.",
         )
 

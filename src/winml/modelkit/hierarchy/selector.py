@@ -59,8 +59,9 @@ _AddressT = TypeVar("_AddressT", bound=HasAddress)
 class Selector:
     """A glob over module addresses.
 
-    With a slash it is matched against tags, without one against class names and module paths. The whole address has to
-    match. The separator is the slash in a tag and the dot in a module path; a class name has none.
+    With a slash it is matched against tags, without one against class names, module paths and the last segment of
+    tags, which is what a tree shows of a module: ``BertLayer.0``. The whole address has to match. The separator is the
+    slash in a tag and the dot in a module path and a segment; a class name has none.
 
     =========  ===================================================================================
     ``*``      any characters but the separator
@@ -73,6 +74,8 @@ class Selector:
         UsageError: the text is empty.
 
     >>> Selector("encoder.layer.*.output").matches(ModuleAddress("encoder.layer.0.output", "/M/Output", "Output"))
+    True
+    >>> Selector("Output.1").matches(ModuleAddress("encoder.output.1", "/M/Output.1", "Output"))
     True
     >>> Selector("/M/**/Output").matches(ModuleAddress("encoder.layer.0.output", "/M/Output", "Output"))
     True
@@ -88,12 +91,21 @@ class Selector:
         """Say whether the selector matches the module."""
         if SEPARATOR in self.text:
             return _matches_glob(self.text, module.tag, SEPARATOR)
-        return _matches_glob(self.text, module.class_name, "") or _matches_glob(self.text, module.path, PATH_SEPARATOR)
+        segment = module.tag.rpartition(SEPARATOR)[2]
+        return (
+            _matches_glob(self.text, module.class_name, "")
+            or _matches_glob(self.text, module.path, PATH_SEPARATOR)
+            or (self._names_a_class() and _matches_glob(self.text, segment, PATH_SEPARATOR))
+        )
+
+    def _names_a_class(self) -> bool:
+        """Say whether the part before the first dot stands as it is; ``*.0`` means a path, of whatever class."""
+        return not set(self.text.partition(PATH_SEPARATOR)[0]) & set("*?[")
 
 
 _SELECTOR_HINT = (
-    "A selector is a class name, a module path or a tag, with * and ** for what may vary: "
-    "BertAttention, encoder.layer.*.output, /BertModel/**/GELUActivation."
+    "A selector is a class name, a module path, a name in the tree or a tag, with * and ** for what may vary: "
+    "BertAttention, encoder.layer.*.output, BertLayer.0, /BertModel/**/GELUActivation."
 )
 
 

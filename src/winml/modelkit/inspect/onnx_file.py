@@ -14,6 +14,7 @@ from typing import Any
 
 import onnx
 
+from winml.modelkit.graph.cycles import cycle_words
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import select
@@ -77,6 +78,7 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
         module_nodes=_nodes_within(selected, tree, contents, macs) if selector is not None else (),
         notes=(
             *_version_notes(model),
+            *_cycle_notes(model),
             *_duplicate_notes(model, contents.nodes),
             *tree.notes,
             *file_notes,
@@ -145,6 +147,11 @@ def _parse_own_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
             except (ValueError, RecursionError):
                 parsed[key] = text
     return parsed
+
+
+def _cycle_notes(model: onnx.ModelProto) -> list[str]:
+    words = cycle_words(model)
+    return [f"The graph is not valid, and nothing runs it: {words}."] if words else []
 
 
 def _version_notes(model: onnx.ModelProto) -> list[str]:

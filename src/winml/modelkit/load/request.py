@@ -9,7 +9,7 @@ files around it is told here, before torch or transformers is imported. Does not
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -112,7 +112,18 @@ def resolve_source(request: ModelRequest, *, needs_weights: bool | None = None) 
     needs_weights = not request.random_weights if needs_weights is None else needs_weights
     source = _factory_source(name) or _path_source(name, needs_weights) or _hub_source(name)
     _check_flags(source, request)
-    return source
+    return _absolute(source)
+
+
+def _absolute(source: ModelSource) -> ModelSource:
+    """Return the source with paths that mean the same wherever the model's own code goes."""
+    if source.path is None:
+        return source
+    weights = source.weights
+    if weights is not None:
+        files = tuple(file.absolute() for file in weights.files)
+        weights = replace(weights, folder=weights.folder.absolute(), files=files)
+    return replace(source, path=source.path.absolute(), weights=weights)
 
 
 def _factory_source(name: str) -> ModelSource | None:

@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from winml.modelkit.errors import InputError, ModelPathError, WinMLError
+from winml.modelkit.errors import InputError, ModelPathError, WinMLError, failed_import, place_of
+from winml.modelkit.graph.files.working_directory import working_directory_kept
 from winml.modelkit.hierarchy.compiled_modules import uncompiled
 from winml.modelkit.load.inputs.examples import NamedExample, name_examples, refuse_uninitialized
 from winml.modelkit.load.request import ModelSource
@@ -184,20 +185,29 @@ def _call_user_code(function: Callable[[], Any], shown: str, module: ModuleType)
 def _guard_user_code(function: Callable[[], _ResultT], shown: str, file: str | None) -> _ResultT:
     """Run code of the user. Anything may go wrong in it, and nothing of that is a fault of ours."""
     try:
-        return function()
-    except (Exception, SystemExit) as error:
-        place = _place_of_error(error, file)
-        text = " ".join(str(error).split())
-        raise InputError(
-            f"{shown}: {place}{type(error).__name__}{f': {text}' if text else ''}", hint="Mend the code there."
-        ) from error
+        with working_directory_kept():
+            return function()
+    except BaseException as error:
+        if type(error) is KeyboardInterrupt:
+            raise  # most likely of whoever sits at the keyboard
+        raise _user_error(error, shown, file) from error
+
+
+def _user_error(error: BaseException, shown: str, file: str | None) -> InputError:
+    text = " ".join(str(error).split())
+    package = failed_import(error)
+    if shown.startswith((f"{package}:", f"{package}.")):
+        package = ""  # the user's own, whose line is told
+    what = f"{package} cannot be imported: " if package else ""
+    return InputError(
+        f"{shown}: {_place_of_error(error, file)}{what}{type(error).__name__}{f': {text}' if text else ''}",
+        hint=f"Mend {package}, or install it again." if package else "Mend the code there.",
+    )
 
 
 def _place_of_error(error: BaseException, file: str | None) -> str:
-    """Return ``file:line: `` of the innermost line in the user's file, else of the innermost line at all."""
+    """Return ``file:line: `` of the innermost line in the user's file, else of the innermost of the user's at all."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: "
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    frames = [frame for frame in own if file and Path(frame.filename) == Path(file)] or own
-    frames = [frame for frame in frames if not frame.filename.startswith("<")]
-    return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if file and frame.filename == file]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else place_of(error)

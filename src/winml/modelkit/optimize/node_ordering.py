@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from winml.modelkit.errors import OptimizeError
+
 __all__ = ["order_nodes"]
 
 
@@ -17,6 +19,9 @@ def order_nodes(model: ir.Model) -> None:
     """Put the nodes of the main graph in the order in which its outputs need them, in place.
 
     Depth first from the first output, so that related nodes are adjacent. Unused nodes come last.
+
+    Raises:
+        OptimizeError: nodes need their own result, so no order is right.
     """
     graph = model.graph
     placed: dict[ir.Node, None] = {}
@@ -35,10 +40,17 @@ def _append_with_producers(target: ir.Node | None, graph: ir.Graph, placed: dict
     if target is None or target in placed:
         return
     stack = [(target, _producers_read_by(target, graph))]
+    waiting = {target}
     while stack:
         node, producers = stack[-1]
         following = next((producer for producer in producers if producer not in placed), None)
         if following is not None:
+            if following in waiting:
+                raise OptimizeError(
+                    f"node {following.name} ({following.op_type}) needs its own result",
+                    hint="Leave out an optimization.",
+                )
+            waiting.add(following)
             stack.append((following, _producers_read_by(following, graph)))
         else:
             stack.pop()

@@ -6,9 +6,10 @@ A click on a column head sorts the table; each row shows the reason of its failu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+from html import escape as escape_html
 
 from winml.modelkit.results.architecture_evaluation import EXPORTERS, Architecture, Attempt, Evaluation, count_states
+from winml.modelkit.words import printable
 
 __all__ = ["results_page"]
 
@@ -42,6 +43,11 @@ for (const [column, head] of document.querySelectorAll("th").entries())
 """
 
 
+def _shown(text: str) -> str:
+    """Return a foreign text for the page."""
+    return escape_html(printable(text))
+
+
 def results_page(evaluation: Evaluation) -> str:
     """Return the page."""
     architectures = sorted(evaluation.architectures.values(), key=lambda item: item.model_type)
@@ -50,14 +56,14 @@ def results_page(evaluation: Evaluation) -> str:
     for name in requested:
         column_heads += [name, f"{name}: made by", "nodes", "tags", "relative difference", "seconds", "peak MB"]
     column_heads += ["tags", "reason"]
-    versions = ", ".join(f"{escape(name)} {escape(version)}" for name, version in evaluation.versions.items())
+    versions = ", ".join(f"{_shown(name)} {_shown(version)}" for name, version in evaluation.versions.items())
     return "".join(
         [
             _HEAD,
             f"<h1>{len(architectures)} architectures</h1>\n<p>{versions}</p>\n<ul>\n",
             *(f"<li>{name}: {_state_counts(architectures, name)}</li>\n" for name in requested),
             "</ul>\n<table>\n<thead><tr>",
-            *(f"<th>{escape(head)}</th>" for head in column_heads),
+            *(f"<th>{_shown(head)}</th>" for head in column_heads),
             "</tr></thead>\n<tbody>\n",
             *(_architecture_row(item, requested) for item in architectures),
             "</tbody>\n</table>\n",
@@ -82,7 +88,7 @@ def _architecture_row(item: Architecture, requested: Sequence[str]) -> str:
     for name in requested:
         state = item.state(name) or ""
         style = "not" if state.startswith("not") else state
-        cells.append(f'<td class="{style}">{escape(state)}</td>')
+        cells.append(f'<td class="{style}">{_shown(state)}</td>')
         cells += _attempt_cells(item.attempts.get(name))
     cells += [_text_cell("differ" if item.tags_differ() else ""), _text_cell(_reason_words(item))]
     return f"<tr>{''.join(cells)}</tr>\n"
@@ -112,7 +118,7 @@ def _reason_words(item: Architecture) -> str:
 
 
 def _text_cell(words: str) -> str:
-    return f"<td>{escape(words)}</td>"
+    return f"<td>{_shown(words)}</td>"
 
 
 def _number_cell(words: str) -> str:

@@ -14,6 +14,7 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ModuleProfile
 from winml.modelkit.results.profiled_modules import ProfiledModules
 from winml.modelkit.runtime.kernel_times import KernelTime
+from winml.modelkit.words import json_printable
 
 __all__ = ["chrome_trace_json", "chrome_trace_record"]
 
@@ -24,7 +25,7 @@ Event = dict[str, Any]
 
 def chrome_trace_json(profiled: ProfiledModules) -> str:
     """Return the trace of a profiled model as JSON text."""
-    return json.dumps(chrome_trace_record(profiled.profile), ensure_ascii=False)
+    return json_printable(json.dumps(chrome_trace_record(profiled.profile), ensure_ascii=False))
 
 
 def chrome_trace_record(profile: ModuleProfile) -> dict[str, Any]:

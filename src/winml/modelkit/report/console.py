@@ -1,57 +1,48 @@
 """Prints an export in a terminal: its summary and its module tree.
 
-Renders with rich. Colour alone carries no information; the given console obeys ``NO_COLOR`` and pipes.
+Renders with rich.
 """
 
 from __future__ import annotations
 
-from typing import TextIO
-
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 from rich.tree import Tree
 
 from winml.modelkit.graph.files.companions import Companions
 from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.report.dimension_words import dimension_words
+from winml.modelkit.report.terminal import label, print_rows
 from winml.modelkit.results.export_result import ExportedPart, ExportResult
 from winml.modelkit.results.words import verification_words
 from winml.modelkit.words import count_words, shape_words, size_words
 
-__all__ = ["console_for", "print_export", "print_tree"]
-
-WIDE = 400
-"""Chosen: more columns than the deepest module path of the tested models."""
-
-
-def console_for(stream: TextIO) -> Console:
-    """Return a console that never cuts a line: a terminal wraps it, and a pipe needs all of it."""
-    return Console(file=stream, width=WIDE)
+__all__ = ["print_export", "print_tree"]
 
 
 def print_tree(result: ExportResult, console: Console) -> None:
     """Print the module tree of each part with the nodes of each module, those of deeper modules not included."""
     for part in result.parts:
         if part.description is not None:
-            console.print(f"[bold]{escape(part.name)}[/bold]")
+            console.print(label((part.name, "bold")))
         _print_part_tree(part, console)
 
 
 def _print_part_tree(part: ExportedPart, console: Console) -> None:
     counts = part.node_counts()
 
-    def label(node: ModuleNode) -> str:
+    def node_label(node: ModuleNode) -> Text:
         segment = node.tag.rpartition("/")[2]
         count = counts.get(node.path, 0)
-        path = f" [dim]{escape(node.path)}[/dim]" if node.path else ""
-        return f"[bold]{escape(segment)}[/bold]{path} · {count} node{'' if count == 1 else 's'}"
+        path = f" {node.path}" if node.path else ""
+        return label((segment, "bold"), (path, "dim"), f" · {count} node{'' if count == 1 else 's'}")
 
     def add_children(branch: Tree, node: ModuleNode) -> None:
         for child in part.tree.children(node.path):
-            add_children(branch.add(label(child)), child)
+            add_children(branch.add(node_label(child)), child)
 
-    root = Tree(label(part.tree.root), guide_style="dim")
+    root = Tree(node_label(part.tree.root), guide_style="dim")
     add_children(root, part.tree.root)
     console.print(root)
 
@@ -66,12 +57,10 @@ def print_export(result: ExportResult, console: Console) -> None:
     for part in result.parts:
         rows += [] if part.description is None else [("part", part.name)]
         rows += _part_rows(part)
-    width = max(len(name) for name, _ in rows)
     rows += [("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files]
     rows += [("beside it", _companion_words(result.companions))] if result.companions.names else []
     rows += [("note", note) for note in result.notes]
-    for name, value in rows:
-        console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
+    print_rows(rows, console)
 
 
 def _companion_words(companions: Companions) -> str:

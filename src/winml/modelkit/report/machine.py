@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Console
-from rich.markup import escape
 
+from winml.modelkit.report.terminal import print_rows
 from winml.modelkit.runtime.machine import Machine
 from winml.modelkit.words import size_words
 
@@ -15,10 +15,7 @@ __all__ = ["print_machine"]
 
 def print_machine(machine: Machine, console: Console) -> None:
     """Print one row per fact about the machine."""
-    rows = list(_machine_rows(machine))
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
+    print_rows(_machine_rows(machine), console)
 
 
 def _machine_rows(machine: Machine) -> Iterator[tuple[str, str]]:

@@ -6,16 +6,21 @@ result only.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.report.dimension_words import dimension_words
 from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.results.words import verification_words
-from winml.modelkit.words import count_words, shape_words, size_words
+from winml.modelkit.words import count_words, printable, shape_words, size_words
 
-__all__ = ["export_report"]
+__all__ = ["code_span", "export_report", "markdown_text"]
+
+_MEANINGFUL = re.compile(r"[\\`*\[\]|#~<>&]|(?<!\w)_|_(?!\w)")
+"""What Markdown reads as more than itself; an underscore only at the edge of a word."""
+_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 
 
 def export_report(result: ExportResult, part: ExportedPart) -> str:
@@ -27,7 +32,7 @@ def export_report(result: ExportResult, part: ExportedPart) -> str:
 
 def _summary_lines(result: ExportResult, part: ExportedPart) -> Iterator[str]:
     part_words = "" if part.description is None else f", part {part.name}"
-    yield f"# Export of {result.model.name_or_path}{part_words}"
+    yield f"# Export of {markdown_text(result.model.name_or_path + part_words)}"
     yield ""
     yield from _table_lines(
         ("", "value"),
@@ -76,17 +81,18 @@ def _tree_lines(part: ExportedPart) -> Iterator[str]:
     counts = part.node_counts()
 
     def lines(node: ModuleNode, indent: str) -> Iterator[str]:
-        yield f"{indent}{node.tag.rpartition('/')[2]}  {node.path}  ({counts.get(node.path, 0)} nodes)".replace(
-            "    (", "  ("
-        )
+        path = f"{node.path}  " if node.path else ""
+        yield printable(f"{indent}{node.tag.rpartition('/')[2]}  {path}({counts.get(node.path, 0)} nodes)")
         for child in part.tree.children(node.path):
             yield from lines(child, indent + "  ")
 
     yield "## Modules"
     yield ""
-    yield "```text"
-    yield from lines(part.tree.root, "")
-    yield "```"
+    tree = list(lines(part.tree.root, ""))
+    fence = _longer_than_any("`", "\n".join(tree), least=3)
+    yield f"{fence}text"
+    yield from tree
+    yield fence
 
 
 def _statistics_lines(part: ExportedPart) -> Iterator[str]:
@@ -110,19 +116,54 @@ def _node_lines(part: ExportedPart) -> Iterator[str]:
         if module.tag not in by_tag:
             continue
         yield ""
-        yield f"### `{module.tag}`"
+        yield f"### {code_span(module.tag)}"
         yield ""
         yield from _table_lines(
             ("node", "operator", "source"),
-            [(f"`{node.name}`", node.op_type, node.source or "") for node in by_tag[module.tag]],
+            [(node.name, node.op_type, node.source or "") for node in by_tag[module.tag]],
+            code_columns={0},
         )
 
 
-def _table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def _table_lines(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, code_columns: Collection[int] = ()
+) -> Iterator[str]:
     yield _row_text(header)
     yield _row_text(["---"] * len(header))
-    yield from map(_row_text, rows)
+    for row in rows:
+        # A table ends a cell at a pipe, in code as well.
+        yield _row_text(
+            code_span(cell).replace("|", "\\|") if index in code_columns else markdown_text(cell)
+            for index, cell in enumerate(row)
+        )
 
 
-def _row_text(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+def _row_text(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def markdown_text(text: str) -> str:
+    r"""Return a foreign text as Markdown that shows it as it is, on one line.
+
+    >>> markdown_text("<b>layer_0|__init__</b>")
+    '&lt;b&gt;layer_0\\|\\__init_\\_&lt;/b&gt;'
+    """
+    return _MEANINGFUL.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), printable(text))
+
+
+def code_span(text: str) -> str:
+    """Return a foreign text as a span of code, which shows it as it is, on one line.
+
+    >>> code_span("a`b")
+    '`` a`b ``'
+    """
+    text = printable(text)
+    fence = _longer_than_any("`", text, least=1)
+    space = " " if "`" in text or not text else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def _longer_than_any(sign: str, text: str, *, least: int) -> str:
+    """Return as many signs that the text holds no run of so many."""
+    longest = max((len(run) for run in re.findall(f"{re.escape(sign)}+", text)), default=0)
+    return sign * max(least, longest + 1)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from winml.modelkit.results.profiled_modules import ProfiledModules
+from winml.modelkit.words import json_printable
 
 __all__ = ["node_data_json", "node_data_record"]
 
@@ -21,7 +22,7 @@ UNNAMED_GRAPH = "<main>"
 
 def node_data_json(profiled: ProfiledModules) -> str:
     """Return the node data of a profiled model as JSON text."""
-    return json.dumps(node_data_record(profiled.graph_name, profiled.node_ms), ensure_ascii=False)
+    return json_printable(json.dumps(node_data_record(profiled.graph_name, profiled.node_ms), ensure_ascii=False))
 
 
 def node_data_record(graph_name: str, milliseconds: Mapping[str, float]) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 from rich.tree import Tree
 
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.tracing import TracedModule
 from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
+from winml.modelkit.report.terminal import label, print_rows
 from winml.modelkit.results.inspected_model import InspectedModel
 from winml.modelkit.words import count_words, shape_words, size_words
 
@@ -35,9 +36,7 @@ def print_model_inspection(record: InspectedModel, console: Console, *, verbose:
         words = f"{len(record.tree)} modules of {record.tree.registered} registered, from {record.tree_source}"
         rows.append(("hierarchy", words))
     rows += [("note", note) for note in record.notes]
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
+    print_rows(rows, console)
     if record.tree is not None:
         console.print()
         console.print(_module_tree(record.tree, record.never_ran))
@@ -45,9 +44,7 @@ def print_model_inspection(record: InspectedModel, console: Console, *, verbose:
 
 def print_tasks(tasks: Mapping[str, tuple[str, ...]], console: Console) -> None:
     """Print the tasks with the classes that implement them."""
-    width = max(map(len, tasks), default=0)
-    for task, classes in tasks.items():
-        console.print(f"[bold]{task:<{width}}[/bold]  {escape(', '.join(classes))}", highlight=False)
+    print_rows(((task, ", ".join(classes)) for task, classes in tasks.items()), console)
 
 
 def _model_rows(record: InspectedModel, *, verbose: bool) -> Iterator[Row]:
@@ -117,7 +114,7 @@ def _module_tree(tree: ModuleTree, never_ran: tuple[TracedModule, ...]) -> Tree:
         for child in tree.children(node.path):
             add_children(branch.add(_module_label(child)), child)
         for module in never_ran_below.get(node.path, ()):
-            branch.add(f"[dim]{escape(module.class_name)} {escape(module.path)} · never ran[/dim]")
+            branch.add(label((f"{module.class_name} {module.path} · never ran", "dim")))
 
     root = Tree(_module_label(tree.root), guide_style="dim")
     add_children(root, tree.root)
@@ -130,9 +127,9 @@ def _nearest_traced_path(tree: ModuleTree, path: str) -> str:
     return path
 
 
-def _module_label(node: ModuleNode) -> str:
+def _module_label(node: ModuleNode) -> Text:
     segment = node.tag.rpartition("/")[2]
-    path = f" [dim]{escape(node.path)}[/dim]" if node.path else ""
+    path = f" {node.path}" if node.path else ""
     parameters = f" · {count_words(node.parameter_count)} parameters" if node.parameter_count else ""
     calls = f" · {node.calls} calls" if node.calls > 1 else ""
-    return f"[bold]{escape(segment)}[/bold]{path}{parameters}{calls}"
+    return label((segment, "bold"), (path, "dim"), f"{parameters}{calls}")

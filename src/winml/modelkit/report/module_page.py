@@ -6,6 +6,7 @@ The chart library plotly is inside the page. Computes no time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ModuleProfile, ModuleTime
 from winml.modelkit.results.profiled_modules import ProfiledModules
+from winml.modelkit.words import printable
 
 __all__ = ["module_page", "profile_page"]
 
@@ -54,7 +56,7 @@ def module_page(profile: ModuleProfile, *, title: str, facts: Mapping[str, str])
     """
     import jinja2
 
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_shown)
     environment.filters["measured"] = _format_number
     template = environment.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
     return template.render(
@@ -68,6 +70,16 @@ def module_page(profile: ModuleProfile, *, title: str, facts: Mapping[str, str])
         class_rows=_class_rows(profile),
         unattributed=list(profile.unattributed.items()),
     )
+
+
+def _shown(value: Any) -> Any:
+    """Return what stands on the page: texts with every character printable, and what is HTML already as it is."""
+    return printable(value) if type(value) is str else value
+
+
+def _chart_text(text: str) -> str:
+    """Return a text for the chart, which reads some HTML in its texts."""
+    return escape(printable(text))
 
 
 def _format_number(value: float | None) -> str:
@@ -93,13 +105,18 @@ def _icicle_chart(profile: ModuleProfile) -> str:
     figure = charts.Figure(
         charts.Icicle(
             ids=[module.tag for module in modules],
-            labels=[module.tag.rpartition(address.SEPARATOR)[2] for module in modules],
+            labels=[_chart_text(module.tag.rpartition(address.SEPARATOR)[2]) for module in modules],
             parents=[_parent_tag(module.tag, profile.roots) for module in modules],
             # plotly adds up the self times, so rounding cannot make the children exceed their parent.
             values=[module.self_ms for module in modules],
             branchvalues="remainder",
             customdata=[
-                [module.path or module.tag, module.total_ms, module.self_ms, _kernel_percent(module.total_ms, profile)]
+                [
+                    _chart_text(module.path or module.tag),
+                    module.total_ms,
+                    module.self_ms,
+                    _kernel_percent(module.total_ms, profile),
+                ]
                 for module in modules
             ],
             hovertemplate="%{customdata[0]}<br>total %{customdata[1]:.3f} ms (%{customdata[3]:.1f} %)"

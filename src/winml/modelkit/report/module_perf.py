@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from winml.modelkit.report.perf import COLUMNS, time_words
+from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.module_perf_result import MeasuredModule, ModulePerfResult
 
 __all__ = ["print_module_perf"]
@@ -34,35 +33,27 @@ def print_module_perf(result: ModulePerfResult, console: Console) -> None:
         *(("failed", f"{item.identity.words}: {item.error}") for item in result.failed),
         *(("note", note) for note in result.notes),
     ]
-    for name, value in rows:
-        console.print(f"[bold]{name:<8}[/bold]  {escape(value)}", highlight=False, soft_wrap=True)
+    print_rows(rows, console, width=8)
     if measured := [item for item in result.instances if item.latency is not None]:
         console.print()
-        console.print(_instance_table(measured))
+        _instance_table(measured).print(console)
         console.print()
-        console.print(_class_table(result))
+        _class_table(result).print(console)
 
 
-def _instance_table(instances: Sequence[MeasuredModule]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("latency in ms")
-    table.add_column("class")
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
+def _instance_table(instances: Sequence[MeasuredModule]) -> TextTable:
+    table = TextTable(("latency in ms", "class", *COLUMNS), numbers=frozenset(range(2, 2 + len(COLUMNS))))
     for item in instances:
         assert item.latency is not None  # only measured ones are given
         summary = item.latency.summary
         cells = (time_words(getattr(summary, column)) for column in COLUMNS)
-        table.add_row(escape(item.identity.words), escape(item.identity.class_name), *cells)
+        table.add(item.identity.words, item.identity.class_name, *cells)
     return table
 
 
-def _class_table(result: ModulePerfResult) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("class")
-    for name in ("instances", "mean", "fastest", "slowest", "sum"):
-        table.add_column(name, justify="right")
+def _class_table(result: ModulePerfResult) -> TextTable:
+    table = TextTable(("class", "instances", "mean", "fastest", "slowest", "sum"), numbers=frozenset(range(1, 6)))
     for entry in result.classes():
         times = (entry.mean_ms, entry.min_ms, entry.max_ms, entry.total_ms)
-        table.add_row(escape(entry.class_name), str(entry.instances), *map(time_words, times))
+        table.add(entry.class_name, str(entry.instances), *map(time_words, times))
     return table

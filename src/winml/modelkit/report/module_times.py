@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ClassTime, ModuleProfile, ModuleTime
+from winml.modelkit.report.terminal import TextTable, print_rows
 
 __all__ = ["print_module_times"]
 
@@ -40,14 +39,14 @@ def print_module_times(
         by_class: Show classes instead of modules; with ``top``, those with the longest self time.
     """
     if by_class:
-        console.print(_class_table(profile, top))
+        _class_table(profile, top).print(console)
     elif top is not None:
-        console.print(_module_table(profile, ((module, 0) for module in _longest_running(profile, top)), is_flat=True))
+        rows = ((module, 0) for module in _longest_running(profile, top))
+        _module_table(profile, rows, is_flat=True).print(console)
     else:
-        console.print(_module_table(profile, _tree_rows(profile.roots, depth)))
+        _module_table(profile, _tree_rows(profile.roots, depth)).print(console)
     console.print()
-    for line in _time_sum_lines(profile):
-        console.print(line, highlight=False)
+    print_rows(_time_sum_rows(profile), console)
 
 
 def _tree_rows(modules: Sequence[ModuleTime], depth: int | None, level: int = 0) -> Iterator[tuple[ModuleTime, int]]:
@@ -62,41 +61,40 @@ def _longest_running(profile: ModuleProfile, count: int) -> list[ModuleTime]:
     return sorted(profile.modules(), key=lambda module: module.self_ms, reverse=True)[:count]
 
 
-def _module_table(profile: ModuleProfile, rows: Iterator[tuple[ModuleTime, int]], *, is_flat: bool = False) -> Table:
+def _module_table(
+    profile: ModuleProfile, rows: Iterator[tuple[ModuleTime, int]], *, is_flat: bool = False
+) -> TextTable:
     table = _empty_table("module", "total ms", "share", "self ms", "kernels", "operators of its own")
     for module, level in rows:
         segment = module.path or module.tag if is_flat else module.tag.rpartition(address.SEPARATOR)[2]
-        table.add_row(
-            escape("  " * level + segment),
+        table.add(
+            "  " * level + segment,
             *_time_cells(module.total_ms, module.self_ms, profile.kernel_ms),
             f"{module.kernels:g}",
-            escape(_operator_words(module.operators, module.self_ms)),
+            _operator_words(module.operators, module.self_ms),
         )
     return table
 
 
-def _class_table(profile: ModuleProfile, top: int | None) -> Table:
+def _class_table(profile: ModuleProfile, top: int | None) -> TextTable:
     table = _empty_table("class", "total ms", "share", "self ms", "kernels", "operators of its own", "instances")
     classes: Sequence[ClassTime] = profile.by_class()
     if top is not None:
         classes = sorted(classes, key=lambda entry: entry.self_ms, reverse=True)[:top]
     for entry in classes:
-        table.add_row(
-            escape(entry.class_name),
+        table.add(
+            entry.class_name,
             *_time_cells(entry.total_ms, entry.self_ms, profile.kernel_ms),
             f"{entry.kernels:g}",
-            escape(_operator_words(entry.operators, entry.self_ms)),
+            _operator_words(entry.operators, entry.self_ms),
             str(entry.instances),
         )
     return table
 
 
-def _empty_table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        is_text = column in ("module", "class") or column.startswith("operators")
-        table.add_column(column, no_wrap=True, justify="left" if is_text else "right")
-    return table
+def _empty_table(*columns: str) -> TextTable:
+    texts = ("module", "class", "operators of its own")
+    return TextTable(columns, numbers=frozenset(index for index, name in enumerate(columns) if name not in texts))
 
 
 def _time_cells(total_ms: float, self_ms: float, kernel_ms: float) -> tuple[str, str, str]:
@@ -113,11 +111,11 @@ def _operator_words(operators: Mapping[str, float], self_ms: float) -> str:
     return ", ".join([*operator_shares[:SHOWN_OPERATORS], *more])
 
 
-def _time_sum_lines(profile: ModuleProfile) -> Iterator[str]:
+def _time_sum_rows(profile: ModuleProfile) -> Iterator[tuple[str, str]]:
     mean_ms = sum(profile.run_ms) / len(profile.run_ms)
-    yield f"[bold]kernels[/bold]       {profile.kernel_ms:.3f} ms of {mean_ms:.3f} ms per run, with profiling on"
-    yield f"[bold]outside[/bold]       {profile.outside_ms:.3f} ms in which no kernel ran"
+    yield "kernels", f"{profile.kernel_ms:.3f} ms of {mean_ms:.3f} ms per run, with profiling on"
+    yield "outside", f"{profile.outside_ms:.3f} ms in which no kernel ran"
     share = f"{profile.unattributed_share:.2%} of kernel time"
-    yield f"[bold]unattributed[/bold]  {profile.unattributed_ms:.3f} ms ({share})"
+    yield "unattributed", f"{profile.unattributed_ms:.3f} ms ({share})"
     for name, milliseconds in list(profile.unattributed.items())[:SHOWN_UNATTRIBUTED]:
-        yield f"              {escape(name)} {milliseconds:.3f} ms"
+        yield "", f"{name} {milliseconds:.3f} ms"

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.inspect.module_costs import Cost, ModuleCost
 from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
+from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.words import count_words, shape_words, size_words
 
 __all__ = ["print_onnx_inspection"]
@@ -44,9 +43,7 @@ def print_onnx_inspection(
         *_hierarchy_rows(inspection),
         *(("note", note) for note in inspection.notes),
     ]
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
+    print_rows(rows, console)
     tables = [
         _module_table(inspection) if with_hierarchy and inspection.modules else None,
         _node_table(inspection) if inspection.selector is not None else None,
@@ -54,7 +51,7 @@ def print_onnx_inspection(
     ]
     for table in filter(None, tables):
         console.print()
-        console.print(table)
+        table.print(console)
 
 
 def _file_rows(inspection: OnnxInspection) -> Iterator[Row]:
@@ -110,7 +107,10 @@ def _record_words(record: Any) -> str:
     """Return a metadata record of winml on one line: ``key value`` pairs; tensors separated by semicolons."""
     if isinstance(record, dict):
         return ", ".join(
-            f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in record.items()
+            f"{key} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+            for key, value in record.items()
+            # Nothing to say, such as the reason for the exporter where there was no choice.
+            if value not in ("", None)
         )
     if isinstance(record, list) and record and all(isinstance(item, dict) and "name" in item for item in record):
         return "; ".join(_record_words(item) for item in record)
@@ -143,17 +143,15 @@ def _macs_words(macs: int | None) -> str:
     )
 
 
-def _module_table(inspection: OnnxInspection) -> Table:
+def _module_table(inspection: OnnxInspection) -> TextTable:
     """Return the module tree with the costs of each module, including its children and without them."""
-    table = _empty_table("module", "path")
-    for name in ("nodes", "parameters", "size", "MACs"):
-        table.add_column(name, justify="right")
-        table.add_column("own", justify="right", style="dim")
+    costs = [name for total in ("nodes", "parameters", "size", "MACs") for name in (total, "own")]
+    table = TextTable(("module", "path", *costs), numbers=frozenset(range(2, 10)), dim=frozenset({3, 5, 7, 9}))
     for module, depth in _in_tree_order(inspection.modules):
         segment = module.tag.rpartition(address.SEPARATOR)[2]
-        table.add_row(escape("  " * depth + segment), escape(module.path), *_cost_cells(module.total, module.own))
+        table.add("  " * depth + segment, module.path, *_cost_cells(module.total, module.own))
     if inspection.selector is None and inspection.unclaimed != Cost():
-        table.add_row("(no module)", "", *_cost_cells(inspection.unclaimed, inspection.unclaimed))
+        table.add("(no module)", "", *_cost_cells(inspection.unclaimed, inspection.unclaimed))
     return table
 
 
@@ -178,12 +176,11 @@ def _in_tree_order(modules: Sequence[ModuleCost]) -> Iterator[tuple[ModuleCost, 
         stack += [(child, depth + 1) for child in reversed(children.get(module.tag, []))]
 
 
-def _node_table(inspection: OnnxInspection) -> Table:
-    table = _empty_table("node", "operator", "tag", "reads", "makes")
-    table.add_column("MACs", justify="right")
+def _node_table(inspection: OnnxInspection) -> TextTable:
+    table = TextTable(("node", "operator", "tag", "reads", "makes", "MACs"), numbers=frozenset({5}))
     for node in inspection.module_nodes:
         cells = (node.name, node.operator, node.tag, _name_list(node.inputs), _name_list(node.outputs))
-        table.add_row(*map(escape, cells), "?" if node.macs is None else count_words(node.macs))
+        table.add(*cells, "?" if node.macs is None else count_words(node.macs))
     return table
 
 
@@ -191,18 +188,10 @@ def _name_list(names: Iterable[str]) -> str:
     return ", ".join(name or "–" for name in names)
 
 
-def _weight_table(inspection: OnnxInspection) -> Table:
-    table = _empty_table("initializer", "type", "file")
-    table.add_column("size", justify="right")
+def _weight_table(inspection: OnnxInspection) -> TextTable:
+    table = TextTable(("initializer", "type", "file", "size"), numbers=frozenset({3}))
     for weight in inspection.weights:
         size = "?" if weight.size_bytes is None else size_words(weight.size_bytes)
         file = weight.location.file if weight.location else ""
-        table.add_row(escape(weight.name), escape(shape_words(weight.dtype, weight.shape)), escape(file), size)
-    return table
-
-
-def _empty_table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, no_wrap=True)
+        table.add(weight.name, shape_words(weight.dtype, weight.shape), file, size)
     return table

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from winml.modelkit.compare.words import equality_words
+from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.optimized_model import ModuleChange, OptimizedFile
 from winml.modelkit.words import size_words
 
@@ -31,18 +30,14 @@ def print_optimization(result: OptimizedFile, console: Console, *, verbose: bool
         *(("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files),
         *(("note", note) for note in result.notes),
     ]  # fmt: skip
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
+    print_rows(rows, console)
     changes = result.module_changes()
     if changes:
         shown_changes = changes if verbose else changes[:SHOWN_MODULES]
         console.print()
-        console.print(_module_table(shown_changes))
+        _module_table(shown_changes).print(console)
         if len(shown_changes) < len(changes):
-            console.print(
-                f"… and {len(changes) - len(shown_changes)} more modules (--verbose shows all)", highlight=False
-            )
+            console.print(f"… and {len(changes) - len(shown_changes)} more modules (--verbose shows all)")
 
 
 def _operator_change_words(result: OptimizedFile) -> list[str]:
@@ -56,12 +51,9 @@ def _coverage_words(result: OptimizedFile) -> str:
     return f"{coverage.tagged} of {coverage.nodes} nodes tagged ({coverage.percent:.0f} %)"
 
 
-def _module_table(changes: tuple[ModuleChange, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("module", no_wrap=True)
-    table.add_column("nodes", justify="right", no_wrap=True)
-    table.add_column("operators", no_wrap=True)
+def _module_table(changes: tuple[ModuleChange, ...]) -> TextTable:
+    table = TextTable(("module", "nodes", "operators"), numbers=frozenset({1}))
     for change in changes:
         words = ", ".join(f"{name} {count:+d}" for name, count in change.operators.items())
-        table.add_row(escape(change.tag), f"{change.nodes_before} → {change.nodes_after}", escape(words))
+        table.add(change.tag, f"{change.nodes_before} → {change.nodes_after}", words)
     return table

@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from winml.modelkit.measure.latency import LatencyResult
 from winml.modelkit.measure.statistics import Ratio
+from winml.modelkit.report.terminal import TextTable, label, print_rows
 from winml.modelkit.results.perf_result import PerfResult
 from winml.modelkit.words import size_words
 
@@ -21,15 +20,12 @@ COLUMNS = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
 
 def print_perf(result: PerfResult, console: Console) -> None:
     """Print the summary, the latency table and the comparison."""
-    rows = list(_summary_rows(result))
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", highlight=False)
+    print_rows(_summary_rows(result), console)
     console.print()
-    console.print(_latency_table(result))
+    _latency_table(result).print(console)
     if result.baseline is not None:
         console.print()
-        console.print(escape(ratio_words(result.baseline.ratio, result.model, result.baseline.name)), highlight=False)
+        console.print(label(ratio_words(result.baseline.ratio, result.model, result.baseline.name)), soft_wrap=True)
 
 
 def _summary_rows(result: PerfResult) -> Iterator[tuple[str, str]]:
@@ -60,20 +56,17 @@ def _summary_rows(result: PerfResult) -> Iterator[tuple[str, str]]:
     yield from (("note", note) for note in result.notes)
 
 
-def _latency_table(result: PerfResult) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("latency in ms")
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
-    table.add_row(*_latency_cells("model" if result.baseline is None else result.model, result.latency))
+def _latency_table(result: PerfResult) -> TextTable:
+    table = TextTable(("latency in ms", *COLUMNS), numbers=frozenset(range(1, 1 + len(COLUMNS))))
+    table.add(*_latency_cells("model" if result.baseline is None else result.model, result.latency))
     if result.baseline is not None:
-        table.add_row(*_latency_cells(result.baseline.name, result.baseline.latency))
+        table.add(*_latency_cells(result.baseline.name, result.baseline.latency))
     return table
 
 
 def _latency_cells(name: str, latency: LatencyResult) -> list[str]:
     summary = latency.summary
-    return [escape(name), *(time_words(getattr(summary, column)) for column in COLUMNS)]
+    return [name, *(time_words(getattr(summary, column)) for column in COLUMNS)]
 
 
 def time_words(milliseconds: float) -> str:

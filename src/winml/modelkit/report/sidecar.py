@@ -11,6 +11,7 @@ from typing import Any
 
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.results.export_result import ExportedPart, ExportResult
+from winml.modelkit.words import json_printable
 
 __all__ = ["SIDECAR_VERSION", "sidecar_json", "sidecar_schema"]
 
@@ -20,7 +21,7 @@ SIDECAR_VERSION = 1
 
 def sidecar_json(result: ExportResult, part: ExportedPart) -> str:
     """Return the sidecar of one part of an export as JSON text."""
-    return json.dumps(_sidecar_record(result, part), indent=2, ensure_ascii=False) + "\n"
+    return json_printable(json.dumps(_sidecar_record(result, part), indent=2, ensure_ascii=False)) + "\n"
 
 
 def sidecar_schema() -> dict[str, Any]:

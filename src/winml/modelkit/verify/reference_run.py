@@ -74,7 +74,7 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -
         given = ", ".join(f"{spec.name} {shape_words(spec.dtype, tensors[spec.name].shape)}" for spec in part.inputs)
         raise ExportError(
             f"the model refused {given}, in module {path or '(the root)'}: {type(error).__name__}: {first_line(error)}",
-            hint="\n".join(
+            hint=" ".join(
                 [
                     "Give shapes it takes with --shape-config, or all inputs with --input-specs.",
                     *map(_note_sentence, part.notes),

@@ -11,7 +11,7 @@ import click
 from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._runnable_models import exported_path
-from winml.modelkit.cli._streams import library_output_to_stderr
+from winml.modelkit.cli._streams import library_output_to_stderr, tell
 from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy.selector import Selector
 
@@ -65,12 +65,12 @@ def show_module_perf(
     if options["format_"] == "json":
         print_json(result.as_record())
     else:
-        from winml.modelkit.report.console import console_for
         from winml.modelkit.report.module_perf import print_module_perf
+        from winml.modelkit.report.terminal import console_for
 
         print_module_perf(result, console_for(sys.stdout))
     if result.failed or not result.instances:
         count = len(result.failed)
         what = f"{count} of {len(result.instances)} instances could not be measured" if count else "nothing to measure"
-        click.echo(f"error: {what}", err=True)
+        tell(f"error: {what}")
         click.get_current_context().exit(1)

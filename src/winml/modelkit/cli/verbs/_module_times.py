@@ -116,17 +116,16 @@ def show_by_module(
     if options["format_"] == "json":
         print_json(measured.as_record(depth=options["depth"]))
         return
-    from winml.modelkit.report.console import console_for
     from winml.modelkit.report.module_times import print_module_times
     from winml.modelkit.report.perf import print_perf
+    from winml.modelkit.report.terminal import console_for, print_rows
 
     console = console_for(sys.stdout)
     print_perf(measured.result, console)
     console.print()
     is_grouped = options["group"] == "class"
     print_module_times(measured.profile, console, depth=options["depth"], top=options["top"], by_class=is_grouped)
-    for path in written:
-        console.print(f"[bold]wrote[/bold]         {path}", highlight=False, markup=True)
+    print_rows((("wrote", str(path)) for path in written), console, width=12)
 
 
 def _write_files(measured: ProfiledModules, options: Mapping[str, Any]) -> list[Path]:

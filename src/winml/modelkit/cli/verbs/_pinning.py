@@ -65,9 +65,7 @@ def _show_result(result: PinnedModel, options: Mapping[str, Any]) -> None:
         return
     if options["quiet"]:
         return
-    from winml.modelkit.report.console import console_for
     from winml.modelkit.report.pinned_model import pinned_lines
+    from winml.modelkit.report.terminal import console_for, print_rows
 
-    console = console_for(sys.stdout)
-    for name, value in pinned_lines(result, options["model"]):
-        console.print(f"{name:<9}  {value}", highlight=False, markup=False)
+    print_rows(pinned_lines(result, options["model"]), console_for(sys.stdout), width=9)

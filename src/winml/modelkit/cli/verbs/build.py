@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._endings import Interrupted
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     NonEmptyPath,
@@ -22,7 +23,7 @@ from winml.modelkit.cli._options import (
     weight_options,
 )
 from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import LEVELS
 
@@ -98,8 +99,7 @@ def command(context: click.Context, /, **options: Any) -> None:
         result = _run_build(plan, options, kept)
     except KeyboardInterrupt:
         ending = f"kept: {', '.join(kept)}; the same command goes on from there" if kept else "no stage had ended"
-        click.echo(f"interrupted: {ending}", err=True)
-        context.exit(1)
+        raise Interrupted(ending) from None
     _show_result(result, options)
 
 
@@ -130,7 +130,7 @@ def _read_config(options: Mapping[str, Any]) -> WinMLBuildConfig:
         return WinMLBuildConfig()
     config, notes = parse_build_config(*read_json(options["config"], "--config"))
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        tell(f"note: {note}")
     return config
 
 
@@ -215,7 +215,7 @@ def _run_build(plan: BuildPlan, options: Mapping[str, Any], kept: list[str]) -> 
         on_stage=None if quiet else show_finished if verbose else show_step,
         on_step=show_step if verbose and not quiet else None,
         on_kept=kept.append,
-        tell=lambda words: click.echo(words, err=True),
+        tell=tell,
     )
     with library_output_to_stderr():
         if options["use_cache"]:
@@ -229,9 +229,7 @@ def _show_result(result: BuildResult, options: Mapping[str, Any]) -> None:
         return
     if options["quiet"]:
         return
-    from winml.modelkit.report.console import console_for
+    from winml.modelkit.report.terminal import console_for, print_rows
     from winml.modelkit.results.build_result import build_lines
 
-    console = console_for(sys.stdout)
-    for name, value in build_lines(result):
-        console.print(f"{name:<10}  {value}", highlight=False, markup=False)
+    print_rows(build_lines(result), console_for(sys.stdout), width=10)

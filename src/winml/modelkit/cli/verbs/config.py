@@ -21,8 +21,9 @@ from winml.modelkit.cli._options import (
     weight_options,
 )
 from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError
+from winml.modelkit.words import printable
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
@@ -94,9 +95,9 @@ def _check_config(place: str) -> None:
     value, source = parse_json(sys.stdin.read(), "stdin") if place == STDIN else read_json(place, "--check")
     config, notes = parse_build_config(value, source)
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        tell(f"note: {note}")
     skipped = [name for name in SECTIONS if getattr(config, name) is None]
-    click.echo(f"{source}: valid, schema version {config.schema_version}")
+    click.echo(f"{printable(source)}: valid, schema version {config.schema_version}")
     click.echo(f"sections: {', '.join(name for name in SECTIONS if name not in skipped) or 'none'}")
     click.echo(f"skipped: {', '.join(skipped) or 'none'}")
 
@@ -112,7 +113,7 @@ def _write_config(options: dict[str, Any]) -> None:
     with library_output_to_stderr():
         resolved, notes = resolve_build_config(config, request)
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        tell(f"note: {note}")
     if output is None:
         print_json(resolved.as_record())
         return
@@ -121,7 +122,7 @@ def _write_config(options: dict[str, Any]) -> None:
     with OutputFiles() as files:
         files.reserve(output).write_text(f"{json_text(resolved.as_record())}\n", encoding="utf-8")
         files.commit()
-    click.echo(f"wrote {output}", err=True)
+    tell(f"wrote {output}")
 
 
 def _refuse_early(request: ModelRequest, options: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, dynamic_options, model_options, output_options, weight_options
 from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.cli.verbs._pinning import is_pinning, pin
 from winml.modelkit.errors import ConfigError
 
@@ -83,7 +83,7 @@ def command(**options: Any) -> None:
         request = dataclasses.replace(request, input_specs=config.input_tensors, specs_origin=origin)
     _refuse_early(request, config, options)
     if options["clean_onnx"] and not options["quiet"]:
-        click.echo("warning: --clean-onnx is deprecated; use --no-hierarchy", err=True)
+        tell("warning: --clean-onnx is deprecated; use --no-hierarchy")
     _show_result(_export_model(request, config, options), options)
 
 
@@ -149,7 +149,8 @@ def _show_result(result: ExportResult, options: dict[str, Any]) -> None:
         return
     if options["quiet"]:
         return
-    from winml.modelkit.report.console import console_for, print_export, print_tree
+    from winml.modelkit.report.console import print_export, print_tree
+    from winml.modelkit.report.terminal import console_for
 
     console = console_for(sys.stdout)
     if options["verbose"] and any(part.coverage.tagged for part in result.parts):

@@ -19,7 +19,7 @@ from winml.modelkit.cli._options import (
     source_options,
 )
 from winml.modelkit.cli._runnable_models import exported_path, files_read, runnable_model
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.hierarchy.selector import Selector
 
 if TYPE_CHECKING:
@@ -81,18 +81,16 @@ def command(context: click.Context, /, **options: Any) -> None:
     if options["format_"] == "json":
         print_json({"folder": str(result.folder), **result.as_record()})
     elif not options["quiet"]:
-        from winml.modelkit.report.console import console_for
         from winml.modelkit.report.extract import extract_lines
+        from winml.modelkit.report.terminal import console_for, print_rows
 
-        console = console_for(sys.stdout)
-        for name, value in extract_lines(result):
-            console.print(f"{name:<9}  {value}", highlight=False, markup=False, soft_wrap=True)
+        print_rows(extract_lines(result), console_for(sys.stdout), width=9)
     if result.refused or not result.modules:
         count = len(result.refused)
         what = (
             f"{count} module{'' if count == 1 else 's'} could not be cut out" if count else "nothing was there to cut"
         )
-        click.echo(f"error: {what}; the others were written" if result.modules else f"error: {what}", err=True)
+        tell(f"error: {what}; the others were written" if result.modules else f"error: {what}")
         context.exit(1)
 
 

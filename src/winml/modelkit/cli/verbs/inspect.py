@@ -112,8 +112,8 @@ def _inspect_file(path: Path, options: dict[str, Any]) -> None:
     if options["format_"] == "json":
         print_json(inspection.as_record(with_hierarchy=with_hierarchy, with_weights=options["verbose"]))
         return
-    from winml.modelkit.report.console import console_for
     from winml.modelkit.report.onnx_inspection import print_onnx_inspection
+    from winml.modelkit.report.terminal import console_for
 
     print_onnx_inspection(
         inspection, console_for(sys.stdout), with_hierarchy=with_hierarchy, verbose=options["verbose"]
@@ -124,8 +124,8 @@ def _inspect_model(model: str | None, options: dict[str, Any]) -> None:
     request = model_request({**options, "model": model or ""})
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.flows.inspect import inspect_model, list_tasks
-    from winml.modelkit.report.console import console_for
     from winml.modelkit.report.model_inspection import print_model_inspection, print_tasks
+    from winml.modelkit.report.terminal import console_for
 
     if options["list_tasks"]:
         with library_output_to_stderr():

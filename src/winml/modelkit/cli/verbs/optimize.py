@@ -13,7 +13,7 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import sizes_by_name
-from winml.modelkit.cli._streams import silence_library_warnings
+from winml.modelkit.cli._streams import silence_library_warnings, tell
 from winml.modelkit.errors import UsageError
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVEL_WORDS, LEVELS
 
@@ -114,14 +114,12 @@ def _config_section(place: str) -> dict[str, Any]:
         value = {"optim": value}
     config, notes = parse_build_config(value, source)
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        tell(f"note: {note}")
     return config.optim.model_dump(exclude_none=True) if config.optim is not None else {}
 
 
 def _list_capabilities(requested: OptimizeOptions, options: dict[str, Any]) -> None:
     if options["format_"] == "json":
-        import json
-
         rows = [
             {
                 "name": entry.name,
@@ -134,22 +132,18 @@ def _list_capabilities(requested: OptimizeOptions, options: dict[str, Any]) -> N
             }
             for entry in CAPABILITIES.values()
         ]
-        click.echo(json.dumps({"level": requested.level, "ep": requested.ep, "capabilities": rows}, indent=2))
+        print_json({"level": requested.level, "ep": requested.ep, "capabilities": rows})
         return
-    from rich.table import Table
+    from winml.modelkit.report.terminal import TextTable, console_for
 
-    from winml.modelkit.report.console import console_for
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("capability", "on", "on from", "suits", "does"):
-        table.add_column(column, no_wrap=True)
+    table = TextTable(("capability", "on", "on from", "suits", "does"))
     for entry in CAPABILITIES.values():
         suits = ", ".join(entry.providers) or "any"
         suits += " (others: with operators of ONNX)" if entry.providers and entry.transformers else ""
-        table.add_row(
+        table.add(
             entry.name, "yes" if requested.is_enabled(entry) else "", entry.level or "by name", suits, entry.words
         )
-    console_for(sys.stdout).print(table)
+    table.print(console_for(sys.stdout))
 
 
 def _refuse_early(options: dict[str, Any]) -> None:
@@ -188,7 +182,7 @@ def _optimize_file(requested: OptimizeOptions, options: dict[str, Any]) -> None:
         return
     if options["quiet"]:
         return
-    from winml.modelkit.report.console import console_for
     from winml.modelkit.report.optimization_summary import print_optimization
+    from winml.modelkit.report.terminal import console_for
 
     print_optimization(result, console_for(sys.stdout), verbose=options["verbose"])

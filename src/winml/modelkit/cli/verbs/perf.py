@@ -99,8 +99,8 @@ def command(**options: Any) -> None:
     if options["format_"] == "json":
         print_json(result.as_record())
         return
-    from winml.modelkit.report.console import console_for
     from winml.modelkit.report.perf import print_perf
+    from winml.modelkit.report.terminal import console_for
 
     print_perf(result, console_for(sys.stdout))
 

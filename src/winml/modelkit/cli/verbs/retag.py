@@ -47,9 +47,7 @@ def command(**options: Any) -> None:
 
 
 def _show_result(result: RetaggedModel) -> None:
-    from winml.modelkit.report.console import console_for
     from winml.modelkit.report.retagged_model import retagged_lines
+    from winml.modelkit.report.terminal import console_for, print_rows
 
-    console = console_for(sys.stdout)
-    for name, value in retagged_lines(result):
-        console.print(f"{name:<9}  {value}", highlight=False, markup=False, soft_wrap=True)
+    print_rows(retagged_lines(result), console_for(sys.stdout), width=9)

@@ -34,7 +34,7 @@ def command(**options: Any) -> None:
     if options["format_"] == "json":
         print_json(machine.as_record())
         return
-    from winml.modelkit.report.console import console_for
     from winml.modelkit.report.machine import print_machine
+    from winml.modelkit.report.terminal import console_for
 
     print_machine(machine, console_for(sys.stdout))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 
 from torch import nn
 
@@ -24,6 +25,7 @@ from winml.modelkit.flows.export.live_module import ExampleInputs, loaded_from_m
 from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.export.part_export import export_part
 from winml.modelkit.graph.files.output_files import OutputFiles
+from winml.modelkit.graph.files.working_directory import working_directory_kept
 from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.progress import StepClock, StepEvent
@@ -158,7 +160,8 @@ class HTPExporter:
         return self._export_parts(lambda: (loaded, first_choice(self.config, parameter_bytes(loaded.model))), target)
 
     def _target(self, output: str | os.PathLike[str], *, overwrite: bool, with_report: bool) -> ExportTarget:
-        return ExportTarget(output, overwrite, self.config.hierarchy, with_report)
+        # The model's own code may change the working directory.
+        return ExportTarget(Path(output).absolute(), overwrite, self.config.hierarchy, with_report)
 
     def _export_parts(self, load: Callable[[], tuple[LoadedModel, ExporterUse]], target: ExportTarget) -> ExportResult:
         """Load a model and export its parts, one at a time; what the forwards leave behind is put back."""
@@ -167,6 +170,7 @@ class HTPExporter:
         clock = StepClock(STEPS, self.on_step)
         with ExitStack() as left_as_found:
             left_as_found.enter_context(process_left_as_found())
+            left_as_found.enter_context(working_directory_kept())
             with clock.step("model preparation") as step:
                 loaded, exporter = load()
                 left_as_found.enter_context(module_left_as_found(loaded.model))

@@ -22,6 +22,7 @@ from winml.modelkit.graph.files.foreign_reading import load_foreign
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.module_parts import ModuleParts
+from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.module_identity import ModuleIdentity
 from winml.modelkit.hierarchy.selector import select
@@ -127,6 +128,7 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
 
 def _tagged_modules(path: Path) -> tuple[OnnxModule, ...]:
     structure = read_structure(path)
+    refuse_cycles(structure, path)
     metadata = {entry.key: entry.value for entry in structure.metadata_props}
     tree = read_tree([node.proto for node in read_contents(structure).nodes], metadata, path.stem)
     if tree.source != "winml tags":

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import MeasureError, UsageError
 from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.carry.carrying import CarryReport, carry_tags
 from winml.modelkit.hierarchy.coverage import all_nodes
@@ -53,6 +54,7 @@ def profile_modules(
         StageError: ONNX Runtime cannot load or run the file, or its provider records no kernel.
     """
     before = read_structure(path)
+    refuse_cycles(before, path)
     tree = _module_tree(before, path)
     with tempfile.TemporaryDirectory(prefix="winml-profile-") as name:
         executed_path = Path(name) / "executed.onnx"

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
 from winml.modelkit.metadata_keys import (
     DEPTH_KEY,
@@ -54,9 +55,10 @@ def read_foreign(path: Path) -> tuple[ir.Model, int]:
 
     Raises:
         ModelPathError: there is no such file.
-        InputError: it is no ONNX model.
+        InputError: it is no ONNX model, or its graph has a cycle.
     """
     structure = read_structure(path)
+    refuse_cycles(structure, path)
     repaired = merge_duplicate_keys(structure)
     try:
         return ir.serde.deserialize_model(structure), repaired

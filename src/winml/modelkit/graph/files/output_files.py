@@ -18,6 +18,7 @@ from types import TracebackType
 
 from winml.modelkit.errors import OutputExistsError, UsageError, WriteError, first_line
 from winml.modelkit.file_names import PARTIAL_PREFIX
+from winml.modelkit.graph.files.committed import interruptions_held, record_committed
 
 __all__ = ["OutputFiles", "refuse_existing", "refuse_inputs", "write_error"]
 
@@ -194,8 +195,8 @@ class OutputFiles:
         Raises:
             WriteError: the directory cannot be created or written to.
         """
-        path = path.absolute()
         try:
+            path = path.absolute()
             if path.parent not in self._folders:
                 self._make_directory(path.parent)
                 self._folders[path.parent] = Path(tempfile.mkdtemp(prefix=PARTIAL_PREFIX, dir=path.parent))
@@ -243,8 +244,10 @@ class OutputFiles:
             except OSError as error:
                 # Leaving the stack undoes the moves, the last one first.
                 raise write_error(target or Path(), error) from error
-            undo.pop_all()
-        self._is_committed = True
+            with interruptions_held():
+                undo.pop_all()
+                self._is_committed = True
+                record_committed(reversed(sizes))  # the model is moved last
         self._remove_leftovers()
         return sizes
 

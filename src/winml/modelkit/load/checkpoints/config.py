@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.errors import CheckpointError, RemoteCodeError, UsageError, first_line
+from winml.modelkit.errors import CheckpointError, RemoteCodeError, UsageError, failed_import, first_line
 from winml.modelkit.load.checkpoints.size_limits import refuse_absurd_sizes
 from winml.modelkit.load.checkpoints.task import tasks_for
 from winml.modelkit.options import nearest
@@ -216,8 +216,10 @@ def own_class(reference: str, root: Path) -> Any:
         return get_class_from_dynamic_module(reference, str(root), local_files_only=True)
     except (OSError, ImportError, AttributeError, ValueError, SyntaxError) as error:
         reason = str(error).strip().partition("\n")[0]
+        package = failed_import(error)
+        broken = f"{package}: " if package not in ("", reference.partition(".")[0], "transformers_modules") else ""
         raise RemoteCodeError(
-            f"{root}: its code {reference} cannot be imported: {reason}",
+            f"{root}: its code {reference} cannot be imported: {broken}{reason}",
             hint="Put the module beside config.json, and install what it imports.",
         ) from error
 

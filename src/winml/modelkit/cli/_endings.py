@@ -1,0 +1,179 @@
+"""How does the command end? Every way out of a verb becomes words on stderr and an exit status."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from winml.modelkit.cli._errors import report_click_error, report_error, report_unexpected
+from winml.modelkit.cli._streams import finish_streams, tell
+from winml.modelkit.errors import InputError, WinMLError, ended_by_foreign_code, failed_import, first_line
+
+__all__ = ["Interrupted", "catch_signals", "end_process", "exit_status"]
+
+_SIGNALS = tuple(name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Ctrl-C; a polite request to end, from a job scheduler or a container; a terminal that is gone."""
+_received: list[int] = []
+"""Signals that were received, in order."""
+_earlier: dict[int, Any] = {}
+"""Signal to what was done before on receiving it."""
+_last: list[int] = []
+"""The signal by which the process ends."""
+
+_DIRECTORY_GONE = InputError(
+    "the working directory was deleted, by code of the model or by another process",
+    hint="Run it in a folder that stays, or give absolute paths.",
+)
+
+
+class Interrupted(KeyboardInterrupt):
+    """An interruption of which a verb says itself what it left behind.
+
+    Attributes:
+        words: What is there now.
+    """
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self.words = words
+
+
+def catch_signals() -> None:
+    """Let a signal that asks the process to end raise KeyboardInterrupt, so that the verb tidies up."""
+    for name in _SIGNALS:
+        number = getattr(signal, name)
+        # A shell that starts a command in the background, or nohup, may have it ignore one.
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            _earlier[number] = signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, _frame: Any) -> None:
+    _received.append(number)
+    raise KeyboardInterrupt
+
+
+def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
+    """Run a command, tell what went wrong, and return the exit status.
+
+    Args:
+        run: Runs the verb, without the exits and messages of click.
+        debug: Show the traceback of an error that nobody foresaw.
+    """
+    try:
+        return run() or 0
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except click.ClickException as error:
+        return report_click_error(error)
+    except (KeyboardInterrupt, click.Abort) as error:
+        # Click turns these two into one.
+        cause = error.__cause__ if isinstance(error, click.Abort) and error.__cause__ is not None else error
+        return _report_interruption(cause) if _received else _report_without_signal(cause, debug=debug)
+    except MemoryError as error:
+        tell(f"error: not enough memory: {first_line(error)}")
+        tell("Ask for smaller inputs (--shape-config, --input-specs), or use a machine with more.")
+        return WinMLError.exit_code
+    except Exception as error:
+        if isinstance(error, OSError) and not _has_working_directory():
+            return report_error(_DIRECTORY_GONE)
+        if package := failed_import(error):
+            return _report_failed_import(package, error, debug=debug)
+        return report_unexpected(error, debug=debug)
+    except BaseException as error:
+        # No ending of ours: only code that is not ours ends the process like that.
+        return _report_foreign_ending(error, debug=debug)
+
+
+def _report_failed_import(package: str, error: Exception, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    words = f"the installed package {package} cannot be imported: {type(error).__name__}: {first_line(error)}"
+    hint = f"Install it again in a version that fits the packages beside it, or remove it: pip uninstall {package}"
+    return report_error(InputError(words, hint=hint))
+
+
+def _report_foreign_ending(error: BaseException, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    return report_error(ended_by_foreign_code(error))
+
+
+def _report_interruption(error: BaseException) -> int:
+    """Say what is there now; the status is that of a process the signal ended."""
+    tell(f"interrupted: {error.words if isinstance(error, Interrupted) else _committed_words()}")
+    return 128 + _received[0]
+
+
+def _report_without_signal(error: BaseException, *, debug: bool) -> int:
+    """Tell what looks like an interruption, but no signal was received."""
+    if isinstance(error, Exception):
+        return report_unexpected(error, debug=debug)
+    return _report_foreign_ending(error, debug=debug)
+
+
+def _committed_words() -> str:
+    from winml.modelkit.graph.files.committed import committed_files
+
+    files = committed_files()
+    if not files:
+        return "no file was changed"
+    others = f" and {len(files) - 1} more file{'' if len(files) == 2 else 's'}" if len(files) > 1 else ""
+    return f"{_shown(files[0])}{others} {'were' if others else 'was'} written before"
+
+
+def _has_working_directory() -> bool:
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def end_process(status: int, *, is_own_process: bool) -> None:
+    """Leave with a status, after the streams are written; an answer that cannot be written is a failure.
+
+    Args:
+        status: What the command ended with.
+        is_own_process: Whether nothing else runs in this process. Then one that a signal asked to end, ends by it, so
+            that a shell's loop ends, too.
+    """
+    from winml.modelkit.graph.files.committed import committed_files
+
+    problem = finish_streams()
+    # Who closes stdout wants no words of a work that was to write files.
+    is_dispensable = problem is not None and problem.errno == errno.EBADF and bool(committed_files())
+    if problem is not None and not is_dispensable:
+        done = f"; {_committed_words()}" if committed_files() else ""
+        tell(f"error: the answer cannot be written to stdout: {problem.strerror}{done}")
+        tell("Redirect it to where there is room, or leave it open.")
+        status = status or WinMLError.exit_code
+    for number, handler in _earlier.items():
+        # Nothing is left to tidy up, and Python would show where it was interrupted.
+        signal.signal(number, signal.SIG_DFL if is_own_process else handler)
+    if _received and status == 128 + _received[0] and is_own_process and os.name == "posix":
+        _last.append(_received[0])
+    sys.exit(status)
+
+
+@atexit.register
+def _end_by_signal() -> None:
+    """End as the signal would have ended the process; registered first, so libraries have tidied up by then."""
+    if _last:
+        signal.signal(_last[0], signal.SIG_DFL)
+        os.kill(os.getpid(), _last[0])

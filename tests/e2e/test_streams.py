@@ -1,0 +1,163 @@
+"""What becomes of stdout, stderr and stdin decides how an answer is told, never whether the work is done."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from e2e.workplace import Workplace
+from graphs import parse
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the shell of this system closes no descriptors")
+
+
+@pytest.fixture(scope="module")
+def place(make_workplace: Callable[[], Workplace]) -> Workplace:
+    """A workplace with an ONNX file whose inspection is longer than a pipe holds."""
+    import onnx_ir as ir
+
+    workplace = make_workplace()
+    lines = "\n".join(f"v{number} = Relu(v{number - 1})" for number in range(1, 1500))
+    model = parse(f"g (float[2] v0) => (float[2] y) {{ {lines} y = Neg(v1499) }}")
+    ir.save(model, workplace.folder / "model.onnx")
+    return workplace
+
+
+def _shell(place: Workplace, command: str, *, unbuffered: bool = False) -> subprocess.CompletedProcess[str]:
+    environment = {**place.environment(), "WINML": f"{sys.executable} -m winml.modelkit"}
+    environment.pop("PYTHONUNBUFFERED", None)
+    if unbuffered:
+        environment["PYTHONUNBUFFERED"] = "1"
+    return subprocess.run(
+        ["/bin/sh", "-c", command], cwd=place.folder, env=environment, capture_output=True, text=True, check=False,
+        timeout=300,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("unbuffered", [False, True], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("arguments", ["inspect model.onnx -H --module '**'", "inspect model.onnx --format json -v"])
+def test_reader_that_leaves_early_is_no_failure(place: Workplace, arguments: str, unbuffered: bool) -> None:
+    """Exit code 0, and not a word."""
+    done = _shell(place, f"{{ $WINML {arguments}; echo $? >&2; }} | true", unbuffered=unbuffered)
+    assert "0\n" == done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")  # noqa: PTH110
+@pytest.mark.parametrize("unbuffered", [False, True], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("arguments", ["sys", "--help", "--version", "inspect model.onnx --format json"])
+def test_answer_that_finds_no_room_is_a_failure_with_its_reason(
+    place: Workplace, arguments: str, unbuffered: bool
+) -> None:
+    """On stderr, exit code 1."""
+    done = _shell(place, f"$WINML {arguments} > /dev/full", unbuffered=unbuffered)
+    assert 1 == done.returncode
+    assert done.stderr.startswith("error: the answer cannot be written to stdout: No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_work_is_done_whatever_is_closed(place: Workplace, closed: str) -> None:
+    """The file is there and whole: nothing that was meant for a stream has found its way into it."""
+    (place.folder / "new.onnx").unlink(missing_ok=True)
+    done = _shell(place, f"$WINML optimize -m model.onnx -o new.onnx {closed}")
+    assert 0 == done.returncode, done.stderr
+    onnx.load(place.folder / "new.onnx")
+    assert ("y" in done.stdout) == (">&-" not in closed.replace("2>&-", ""))
+
+
+@pytest.mark.parametrize("arguments", ["sys", "inspect model.onnx", "--help"])
+def test_answer_for_a_closed_stdout_is_a_failure(place: Workplace, arguments: str) -> None:
+    """It is all that was asked for."""
+    done = _shell(place, f"$WINML {arguments} >&-")
+    assert 1 == done.returncode
+    assert "error: the answer cannot be written to stdout: Bad file descriptor" in done.stderr
+
+
+@pytest.mark.parametrize("place_of_words", ["2>&-", "2>/dev/full"])
+def test_stderr_that_takes_nothing_changes_no_exit_code(place: Workplace, place_of_words: str) -> None:
+    """Of a failure, or of a success whose progress nobody sees."""
+    assert 2 == _shell(place, f"$WINML nosuchverb {place_of_words}").returncode
+    done = _shell(place, f"$WINML optimize -m model.onnx -o new.onnx --overwrite {place_of_words}")
+    assert 0 == done.returncode
+
+
+def test_closed_stdin_is_an_empty_one(place: Workplace) -> None:
+    """A config that is read from there is told to be no JSON."""
+    done = _shell(place, "$WINML config --check - <&-")
+    assert 2 == done.returncode
+    assert "stdin: not valid JSON" in done.stderr
+
+
+_LATE = """
+import signal, sys
+import winml.modelkit.report.optimization_summary as summary
+
+def press_ctrl_c(*_, **__):
+    signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+summary.print_optimization = press_ctrl_c
+from winml.modelkit.cli.main import main
+main()
+"""
+
+
+def test_interruption_after_the_files_are_in_place_says_what_was_written(place: Workplace) -> None:
+    """Nothing is lost and nothing is denied."""
+    command = [
+        sys.executable,
+        "-c",
+        _LATE,
+        "optimize",
+        "-m",
+        "model.onnx",
+        "-o",
+        "late.onnx",
+        "-q",
+        "--format",
+        "table",
+    ]
+    command.remove("-q")
+    done = subprocess.run(
+        command, cwd=place.folder, env=place.environment(), capture_output=True, text=True, check=False, timeout=300
+    )
+    assert -2 == done.returncode
+    assert done.stderr.endswith(f"interrupted: late.onnx was written before{os.linesep}")
+    assert (place.folder / "late.onnx").is_file()
+
+
+_EARLY = """
+import builtins, signal, sys
+real = builtins.__import__
+
+def interrupted_import(name, *arguments):
+    if name == "click":
+        signal.raise_signal(signal.SIGINT)
+    return real(name, *arguments)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from winml.modelkit.__main__ import main
+builtins.__import__ = interrupted_import
+sys.argv = ["winml", "sys"]
+main()
+"""
+
+
+def test_ctrl_c_before_the_command_is_read_shows_no_traceback(place: Workplace) -> None:
+    """The process ends by the signal."""
+    done = subprocess.run(
+        [sys.executable, "-c", _EARLY], cwd=place.folder, env=place.environment(), capture_output=True, text=True,
+        check=False, timeout=300,
+    )  # fmt: skip
+    assert (-2, "", "") == (done.returncode, done.stdout, done.stderr)
+
+
+def test_entry_point_is_the_one_that_expects_an_early_interruption() -> None:
+    """The command as it is installed starts where ``python -m`` starts."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'winml = "winml.modelkit.__main__:main"' in text
