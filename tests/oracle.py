@@ -90,9 +90,16 @@ def observe(model: nn.Module, *tensors: Any, **keywords: Any) -> ForwardOracle:
 
 
 def hierarchy_module(stack: Sequence[str], model: nn.Module) -> str:
-    """Return the innermost module on a stack that is the root or no plain torch.nn class."""
-    modules = dict(model.named_modules())
-    for candidate in reversed(stack):
-        if candidate == "" or not type(modules[candidate]).__module__.startswith("torch.nn."):
-            return candidate
-    raise AssertionError(stack)
+    """Return the innermost module on a stack that stands in the hierarchy of a model by default."""
+    classes = [type(model.get_submodule(path)) for path in stack]
+    has_named_parts = any(base.__name__ == "PreTrainedModel" for base in type(model).__mro__)
+    for position in range(len(stack) - 1, 0, -1):
+        between = classes[1:position]
+        # Of torch.nn: only if the root alone is of another class, and has no classes for its parts.
+        if not _is_plain(classes[position]) or (not has_named_parts and all(map(_is_plain, between))):
+            return stack[position]
+    return ""
+
+
+def _is_plain(cls: type) -> bool:
+    return cls.__module__.startswith("torch.nn.")

@@ -18,7 +18,7 @@ def test_config_defaults_are_those_of_the_issue() -> None:
     config = WinMLExportConfig()
     assert (17, 18) == (config.opset_for("torchscript"), config.opset_for("dynamo"))
     assert (True, True, True) == (config.do_constant_folding, config.hierarchy, config.verify)
-    assert (False, False, ()) == (config.operation_fallback, config.keep_torch_metadata, config.torch_module)
+    assert (False, False, "auto") == (config.operation_fallback, config.keep_torch_metadata, config.torch_module)
 
 
 def test_config_json_reads_nested_specs() -> None:

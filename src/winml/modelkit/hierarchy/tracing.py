@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from winml.modelkit.hierarchy.torch_modules import comes_with_torch, comes_with_transformers
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -37,6 +39,8 @@ class TracedModule:
     calls: int
     stack: tuple[str, ...]
     """Paths of the modules on the call stack of its first call, outermost first, itself excluded."""
+    is_transformers: bool = False
+    """Whether the class comes with transformers, or is derived from one that does."""
 
 
 @dataclass
@@ -102,7 +106,8 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
             TracedModule(
                 path=path,
                 class_name=type(module).__name__,
-                is_torch_nn=_comes_with_torch(type(module)),
+                is_torch_nn=comes_with_torch(type(module).__module__),
+                is_transformers=any(comes_with_transformers(cls.__module__) for cls in type(module).__mro__),
                 parameters={name: tuple(value.shape) for name, value in own_parameters.items()},
                 trainable=frozenset(name for name, value in own_parameters.items() if value.requires_grad),
                 is_leaf=not any(True for _ in module.children()),
@@ -137,7 +142,3 @@ def module_of_error(error: BaseException, model: nn.Module) -> str | None:
         innermost_path = paths.get(id(traceback.tb_frame.f_locals.get("self")), innermost_path)
         traceback = traceback.tb_next
     return innermost_path
-
-
-def _comes_with_torch(cls: type) -> bool:
-    return cls.__module__ == "torch.nn" or cls.__module__.startswith("torch.nn.")

@@ -46,7 +46,12 @@ Examples:
     default=None,
     help="Use torch's dynamo exporter, or TorchScript.  [default: TorchScript, and dynamo for what it cannot do]",
 )
-@click.option("--torch-module", metavar="CLASSES", help="torch.nn classes to show as modules: Linear,LayerNorm or all.")
+@click.option(
+    "--torch-module",
+    metavar="CLASSES",
+    help="torch.nn classes to show as modules: Linear,LayerNorm, all, none; or auto, those that no other class stands "
+    "above but the root's.  [default: auto]",
+)
 @click.option(
     "--hierarchy/--no-hierarchy",
     default=None,
@@ -103,7 +108,8 @@ def _export_config(options: dict[str, Any]) -> WinMLExportConfig:
         config = parse_options(WinMLExportConfig, value, source)
     given: dict[str, Any] = {}
     if options["torch_module"]:
-        given["torch_module"] = tuple(name.strip() for name in options["torch_module"].split(",") if name.strip())
+        selection = parse_options(WinMLExportConfig, {"torch_module": options["torch_module"]}, "--torch-module")
+        given["torch_module"] = selection.torch_module
     if options["hierarchy"] is not None or options["clean_onnx"]:
         given["hierarchy"] = bool(options["hierarchy"]) and not options["clean_onnx"]
     if options["dynamo"] is not None:
