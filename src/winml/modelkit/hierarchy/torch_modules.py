@@ -53,7 +53,7 @@ class CalledModule(Protocol):
 
     @property
     def calls(self) -> int:
-        """How often it was called."""
+        """How often it was called; 0 where that is unknown."""
 
     @property
     def stack(self) -> Sequence[str]:
@@ -133,7 +133,7 @@ def _wrapped_modules(by_path: Mapping[str, CalledModule]) -> set[str]:
         if module.stack:
             callees[module.stack[-1]].append(module)
     wrapped, outer = {""}, ""
-    while len(callees[outer]) == 1 and callees[outer][0].calls == by_path[outer].calls:
+    while outer in by_path and len(callees[outer]) == 1 and callees[outer][0].calls == by_path[outer].calls != 0:
         outer = callees[outer][0].path
         wrapped.add(outer)
     return wrapped
