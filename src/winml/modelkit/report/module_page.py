@@ -13,6 +13,7 @@ from typing import Any
 from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ModuleProfile, ModuleTime
+from winml.modelkit.report.module_times import fused_words
 from winml.modelkit.results.profiled_modules import ProfiledModules
 
 __all__ = ["module_page", "profile_page", "require_page_libraries"]
@@ -152,7 +153,7 @@ def _module_row(module: ModuleTime, kernel_ms: float) -> tuple[Any, ...]:
         module.self_ms,
         module.kernels,
         module.output_bytes,
-        ", ".join(module.operators),
+        ", ".join(module.operators) + fused_words(module),
     )
 
 
