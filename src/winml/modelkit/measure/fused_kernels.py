@@ -45,7 +45,7 @@ def _largest(amounts: Iterable[tuple[str, int | None]]) -> str | None:
     for tag, amount in amounts:
         sums[tag] += amount or 0
         is_known = is_known and amount is not None
-    if len(sums) == 1:
-        return next(iter(sums))
-    (first, most), (_, second) = sums.most_common(2) if len(sums) > 1 else (("", 0), ("", 0))
+    if len(sums) < 2:
+        return next(iter(sums), None)
+    (first, most), (_, second) = sums.most_common(2)
     return first if is_known and most > second else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -35,6 +35,8 @@ def charge_fused_kernels(
     original: ir.Model,
     executed_file: onnx.ModelProto,
     executed: ir.Model,
+    *,
+    modules: Mapping[str, str],
     sizes: Mapping[str, Sequence[int]],
 ) -> dict[str, frozenset[str]]:
     """Give each node that stands for several modules the tag of the one that does the work, in place.
@@ -44,29 +46,39 @@ def charge_fused_kernels(
         original: The same, every node with the tag of its module.
         executed_file: The graph as ONNX Runtime executed it.
         executed: The same, with carried tags; changed in place.
+        modules: Module path → tag.
         sizes: Shape of each input as it was measured.
 
     Returns:
         Node name → tags of the other modules it stands for.
     """
-    shared = [node for node in all_nodes(executed) if MODULES_KEY in node.metadata_props]
-    if not shared:
+    original_nodes = list(all_nodes(original))
+    if not any(MODULES_KEY in node.metadata_props for node in (*original_nodes, *all_nodes(executed))):
         return {}
-    modules = {tag.module: tag.tag for node in all_nodes(original) if (tag := read_tag(node)) is not None}
-    works = _node_works(original, modules, _measured_shapes(measured_file, sizes))
-    sources = _source_positions(original, measured_file, executed_file)
+    works = _node_works(original_nodes, modules, _measured_shapes(measured_file, sizes))
+    sources = _source_positions(original_nodes, measured_file, executed_file)
     others: dict[str, frozenset[str]] = {}
-    for node in shared:
+    for node in all_nodes(executed):
         carried = read_tag(node)
-        if carried is None or not node.name:
+        positions = sources.get(node.name or "", ())
+        paths = [path for holder in (node, *(original_nodes[p] for p in positions)) for path in _listed_modules(holder)]
+        if carried is None or not paths or not node.name:
             continue
-        fused = [work for position in sources.get(node.name, ()) if (work := works[position]) is not None]
+        fused = [work for position in positions if (work := works[position]) is not None]
         tag = working_module(fused) or carried.tag
-        listed = {modules[path] for path in json.loads(node.metadata_props[MODULES_KEY]) if path in modules}
-        others[node.name] = frozenset({*listed, *(work.tag for work in fused)} - {tag})
+        others[node.name] = frozenset(modules[path] for path in paths if path in modules) - {tag}
         path = next((path for path, module_tag in modules.items() if module_tag == tag), carried.module)
         write_tag(node, NodeTag(tag, path, "merged"))
     return others
+
+
+def _listed_modules(node: ir.Node) -> list[str]:
+    """Return the paths of the modules a node stands for, where they are several; none where the list is damaged."""
+    try:
+        paths = json.loads(node.metadata_props.get(MODULES_KEY, "[]"))
+    except (ValueError, RecursionError):
+        return []
+    return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
 
 
 def _measured_shapes(file: onnx.ModelProto, sizes: Mapping[str, Sequence[int]]) -> ShapeTable:
@@ -81,10 +93,10 @@ def _measured_shapes(file: onnx.ModelProto, sizes: Mapping[str, Sequence[int]]) 
     }
 
 
-def _node_works(original: ir.Model, modules: Mapping[str, str], shapes: ShapeTable) -> list[NodeWork | None]:
+def _node_works(nodes: Iterable[ir.Node], modules: Mapping[str, str], shapes: ShapeTable) -> list[NodeWork | None]:
     """Return what each node of the original computes; None for a node of no module."""
     works: list[NodeWork | None] = []
-    for node in all_nodes(original):
+    for node in nodes:
         tag = read_tag(node)
         if tag is None:
             works.append(None)
@@ -107,31 +119,26 @@ def _count_elements(node: ir.Node, shapes: ShapeTable) -> int | None:
 
 
 def _weight_owner(node: ir.Node, modules: Mapping[str, str]) -> str | None:
-    """Return the module whose weight a node of several modules reads, by the name of the weight; None for other nodes.
+    """Return the module whose weight a node of several modules reads first, by its name; None for other nodes.
 
     Tools put words before the name of a weight they change: ``ConvBnFusion_W_conv1.weight``.
     """
-    listed = node.metadata_props.get(MODULES_KEY)
-    if listed is None:
-        return None
-    names = [value.name or "" for value in node.inputs if value is not None and value.is_initializer()]
-    owners = [
-        path
-        for path in json.loads(listed)
-        if path in modules and path and any(re.search(rf"(^|_){re.escape(path)}\.", name) for name in names)
-    ]
-    return modules[max(owners, key=len)] if owners else None
+    listed = sorted((path for path in _listed_modules(node) if path and path in modules), key=len, reverse=True)
+    weights = [value.name or "" for value in node.inputs if value is not None and value.is_initializer()]
+    owners = (path for name in weights for path in listed if re.search(rf"(^|_){re.escape(path)}\.", name))
+    owner = next(owners, None)
+    return None if owner is None else modules[owner]
 
 
 def _source_positions(
-    original: ir.Model, measured_file: onnx.ModelProto, executed_file: onnx.ModelProto
+    original_nodes: Iterable[ir.Node], measured_file: onnx.ModelProto, executed_file: onnx.ModelProto
 ) -> dict[str, tuple[int, ...]]:
     """Return for each executed node, by name, the positions of the original nodes it stands for.
 
     Carrying finds the modules a node stands for. Here every node of a copy of the original is a module of its own.
     """
     labelled, executed = ir.serde.deserialize_model(measured_file), ir.serde.deserialize_model(executed_file)
-    for position, (node, original_node) in enumerate(zip(all_nodes(labelled), all_nodes(original), strict=True)):
+    for position, (node, original_node) in enumerate(zip(all_nodes(labelled), original_nodes, strict=True)):
         tag = read_tag(original_node)
         clear_tag(node)
         if tag is not None:
@@ -143,8 +150,7 @@ def _source_positions(
 
 
 def _labels_of(node: ir.Node) -> tuple[int, ...]:
-    listed = node.metadata_props.get(MODULES_KEY)
-    labels = json.loads(listed) if listed is not None else [node.metadata_props.get(MODULE_KEY, "")]
+    labels = _listed_modules(node) or [node.metadata_props.get(MODULE_KEY, "")]
     if not all(label.startswith(_LABEL) for label in labels):
         return ()
     return tuple(int(label.removeprefix(_LABEL)) for label in labels)

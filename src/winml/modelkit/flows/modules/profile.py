@@ -105,7 +105,9 @@ def _charge_to_modules(
         if tag and read_tag(node) is None:
             write_tag(node, NodeTag(tag, paths[tag], "direct"))
     carried = carry_tags(original, executed)
-    fused = charge_fused_kernels(before, original, executed_proto, executed, result.measured_shapes)
+    modules = {module.path: module.tag for module in reversed(tree.modules)}
+    sizes = result.measured_shapes
+    fused = charge_fused_kernels(before, original, executed_proto, executed, modules=modules, sizes=sizes)
     profile = charge_modules(
         measured,
         _tags_by_name(executed, carried),
