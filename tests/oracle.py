@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -93,17 +93,23 @@ def observe(model: nn.Module, *tensors: Any, **keywords: Any) -> ForwardOracle:
     return oracle
 
 
-def hierarchy_module(stack: Sequence[str], model: nn.Module) -> str:
-    """Return the innermost module on a stack that stands in the hierarchy of a model by default."""
-    classes = [type(model.get_submodule(path)) for path in stack]
+def hierarchy_module(stack: Sequence[str], model: nn.Module, first_stacks: Mapping[str, Sequence[str]]) -> str:
+    """Return the innermost module on a stack that stands in the hierarchy of a model by default.
+
+    Args:
+        stack: Paths, outermost first.
+        model: The root.
+        first_stacks: The stack of the first call of each module, itself included: it decides.
+    """
     has_named_parts = any(base.__name__ == "PreTrainedModel" for base in type(model).__mro__)
-    for position in range(len(stack) - 1, 0, -1):
-        between = classes[1:position]
+    for path in reversed(stack[1:]):
+        between = first_stacks[path][1:-1]
         # Of torch.nn: only if the root alone is of another class, and has no classes for its parts.
-        if not _is_plain(classes[position]) or (not has_named_parts and all(map(_is_plain, between))):
-            return stack[position]
+        is_shown = not has_named_parts and all(_is_plain(model, outer) for outer in between)
+        if not _is_plain(model, path) or is_shown:
+            return path
     return ""
 
 
-def _is_plain(cls: type) -> bool:
-    return cls.__module__.startswith("torch.nn.")
+def _is_plain(model: nn.Module, path: str) -> bool:
+    return type(model.get_submodule(path)).__module__.startswith("torch.nn.")

@@ -59,6 +59,10 @@ class CalledModule(Protocol):
     def stack(self) -> Sequence[str]:
         """Paths of the modules on the call stack of its first call, outermost first, itself excluded."""
 
+    @property
+    def callers(self) -> Iterable[str]:
+        """Paths of the modules that called it, in any of its calls."""
+
 
 def comes_with_torch(package: str) -> bool:
     """Say whether a class of this Python module comes with ``torch.nn``."""
@@ -130,8 +134,8 @@ def _wrapped_modules(by_path: Mapping[str, CalledModule]) -> set[str]:
     """Return the path of the root, and where it is a wrapper, of the modules inside of it that stand for the model."""
     callees: dict[str, list[CalledModule]] = defaultdict(list)
     for module in by_path.values():
-        if module.stack:
-            callees[module.stack[-1]].append(module)
+        for caller in module.callers:
+            callees[caller].append(module)
     wrapped, outer = {""}, ""
     while outer in by_path and len(callees[outer]) == 1 and callees[outer][0].calls == by_path[outer].calls != 0:
         outer = callees[outer][0].path

@@ -41,6 +41,8 @@ class TracedModule:
     """Paths of the modules on the call stack of its first call, outermost first, itself excluded."""
     is_transformers: bool = False
     """Whether the class comes with transformers, or is derived from one that does."""
+    callers: frozenset[str] = frozenset()
+    """Paths of the modules that called it, in any of its calls."""
 
 
 @dataclass
@@ -75,12 +77,14 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
     trace = CallTrace()
     stacks: dict[str, tuple[str, ...]] = {}
     counts: dict[str, int] = {}
+    callers: dict[str, set[str]] = {}
     running: list[str] = []
 
     def watch(path: str, module: nn.Module) -> Iterator[Any]:
         def enter(_module: Any, _args: Any) -> None:
             stacks.setdefault(path, tuple(running))
             counts[path] = counts.get(path, 0) + 1
+            callers.setdefault(path, set()).update(running[-1:])
             running.append(path)
 
         def leave(_module: Any, _args: Any, _output: Any) -> None:
@@ -114,6 +118,7 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
                 execution_order=order.get(path),
                 calls=counts.get(path, 0),
                 stack=stacks.get(path, ()),
+                callers=frozenset(callers.get(path, ())),
             )
         )
 
@@ -129,7 +134,9 @@ def joined_traces(traces: Sequence[CallTrace]) -> CallTrace:
             if earlier is None or earlier.execution_order is None:
                 joined[later.path] = replace(later, execution_order=order)
             else:
-                joined[later.path] = replace(earlier, calls=earlier.calls + later.calls)
+                joined[later.path] = replace(
+                    earlier, calls=earlier.calls + later.calls, callers=earlier.callers | later.callers
+                )
     return CallTrace(list(joined.values()))
 
 

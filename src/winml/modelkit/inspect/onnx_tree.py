@@ -158,6 +158,10 @@ class _ScopedModule:
         return self.qualified_class.rpartition(".")[2]
 
     @property
+    def callers(self) -> tuple[str, ...]:
+        return self.stack[-1:]
+
+    @property
     def is_torch_nn(self) -> bool:
         return comes_with_torch(self.qualified_class.rpartition(".")[0])
 
