@@ -196,7 +196,7 @@ def _scoped_tree(tree_source: TreeSource, scopes: Sequence[Scope], root: str) ->
     modules = tuple(OnnxModule(path, tags[path], class_name) for path, class_name in classes.items())
     node_tags = tuple(tags[scope[-1][0]] if scope else "" for scope in scopes)
     tagged = sum(map(bool, node_tags))
-    sources = {tree_source: tagged} if tagged else {}
+    sources: dict[str, int] = {tree_source: tagged} if tagged else {}
     coverage = Coverage(len(node_tags), tagged, sources, _count_at_root(node_tags))
     return OnnxTree(tree_source, modules, node_tags, coverage)
 
