@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,10 @@ FAMILIES = {
     "conv1d": {"Conv": 1},
     "conv2d": {"Conv": 1},
     "_conv_forward": {},
+    "conv_transpose2d": {"ConvTranspose": 1},
+    "batch_norm": {"BatchNormalization": 1},
+    "gru": {"GRU": 1},
+    "lstm": {"LSTM": 1},
     "tanh": {"Tanh": 1},
     "relu": {"Relu": 1},
     "sigmoid": {"Sigmoid": 1},
@@ -89,10 +93,23 @@ def observe(model: nn.Module, *tensors: Any, **keywords: Any) -> ForwardOracle:
     return oracle
 
 
-def hierarchy_module(stack: Sequence[str], model: nn.Module) -> str:
-    """Return the innermost module on a stack that is the root or no plain torch.nn class."""
-    modules = dict(model.named_modules())
-    for candidate in reversed(stack):
-        if candidate == "" or not type(modules[candidate]).__module__.startswith("torch.nn."):
-            return candidate
-    raise AssertionError(stack)
+def hierarchy_module(stack: Sequence[str], model: nn.Module, first_stacks: Mapping[str, Sequence[str]]) -> str:
+    """Return the innermost module on a stack that stands in the hierarchy of a model by default.
+
+    Args:
+        stack: Paths, outermost first.
+        model: The root.
+        first_stacks: The stack of the first call of each module, itself included: it decides.
+    """
+    has_named_parts = any(base.__name__ == "PreTrainedModel" for base in type(model).__mro__)
+    for path in reversed(stack[1:]):
+        between = first_stacks[path][1:-1]
+        # Of torch.nn: only if the root alone is of another class, and has no classes for its parts.
+        is_shown = not has_named_parts and all(_is_plain(model, outer) for outer in between)
+        if not _is_plain(model, path) or is_shown:
+            return path
+    return ""
+
+
+def _is_plain(model: nn.Module, path: str) -> bool:
+    return type(model.get_submodule(path)).__module__.startswith("torch.nn.")

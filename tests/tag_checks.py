@@ -31,8 +31,8 @@ def check_file(
     onnx.checker.check_model(str(result.model_path), full_check=True)
     nodes = load_nodes(result)
     _check_every_node_is_tagged(result, nodes)
-    called = {hierarchy_module(oracle.stacks[path], model) for path in oracle.called}
-    assert called == {node.path for node in result.tree}, "the tree is the modules that ran and are not plain torch.nn"
+    called = {hierarchy_module(oracle.stacks[path], model, oracle.stacks) for path in oracle.called}
+    assert called == {node.path for node in result.tree}, "the tree is the modules that ran and belong to it"
     assert Counter(events(oracle, model, counted)) == Counter(tagged_operators(nodes, counted))
     _check_parameters_are_read_by_their_owner(nodes, model, oracle)
 
@@ -50,7 +50,7 @@ def load_nodes(result: ExportResult) -> list[ir.Node]:
 
 def events(oracle: ForwardOracle, model: nn.Module, counted: Collection[str]) -> list[tuple[str, str]]:
     """Return ``(hierarchy module, operator)`` of what ran, in order."""
-    return [(hierarchy_module(stack, model), name) for stack, name in oracle.events if name in counted]
+    return [(hierarchy_module(stack, model, oracle.stacks), name) for stack, name in oracle.events if name in counted]
 
 
 def tagged_operators(nodes: Collection[ir.Node], counted: Collection[str]) -> list[tuple[str, str]]:
@@ -79,5 +79,5 @@ def _check_parameters_are_read_by_their_owner(nodes: list[ir.Node], model: nn.Mo
         for value in node.inputs:
             name = (value.name or "").removesuffix(".transposed") if value is not None else ""
             if value is not None and name in owners and owners[name] in oracle.stacks and len(value.uses()) == 1:
-                owner = hierarchy_module(oracle.stacks[owners[name]], model)
+                owner = hierarchy_module(oracle.stacks[owners[name]], model, oracle.stacks)
                 assert owner == node.metadata_props["winml.hierarchy.module"]

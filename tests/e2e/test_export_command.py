@@ -59,15 +59,16 @@ def test_export_shows_eight_steps_with_their_times(told: tuple[Workplace, Outcom
 
 
 def test_verbose_export_prints_the_tree_with_node_counts(told: tuple[Workplace, Outcome]) -> None:
-    """The tree of a bert-tiny has 18 modules, whose counts add up to the nodes of the file; all are tagged."""
+    """The tree of a bert-tiny has 18 modules, whose own nodes add up to the nodes of the file; all are tagged."""
     workplace, outcome = told
     tree, _, summary = outcome.out.partition("\n\n")
-    counts = [int(count) for count in re.findall(r" · (\d+) nodes?$", tree, re.MULTILINE)]
+    counts = re.findall(r" · (\d+) nodes?(?: \((\d+) own\))?(?: ·|$)", tree, re.MULTILINE)
     nodes = len(onnx.load(workplace.folder / "model.onnx").graph.node)
     assert 18 == len(tree.splitlines()) == len(counts)
-    assert nodes == sum(counts)
-    assert "│   │   │   ├── BertSelfAttention encoder.layer.0.attention.self · 24 nodes" in tree
-    assert f"18 modules traced of 48 registered · {nodes} of {nodes} nodes tagged (100 %)" in summary
+    assert nodes == sum(int(own or total) for total, own in counts)
+    assert nodes == int(counts[0][0])
+    assert "│   │   │   ├── BertSelfAttention encoder.layer.0.attention.self · 24 nodes · 49.5 k parameters" in tree
+    assert f"18 modules traced of 48 registered · {nodes} of {nodes} nodes tagged (100 %), 6 at the root" in summary
     assert "task       feature-extraction (from the architecture BertModel in the config)" in summary
     assert "verified   ONNX Runtime equals PyTorch" in summary
 

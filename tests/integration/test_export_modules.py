@@ -185,7 +185,22 @@ BUILDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, str]
         (1, 3, 4),
         {"": "/Siblings", "query": "/Siblings/Leaf.query", "key": "/Siblings/Leaf.key"},
     ),
-    "sequential": (convolutions, (1, 3, 8, 8), {"": "/Sequential"}),
+    "sequential": (
+        convolutions,
+        (1, 3, 8, 8),
+        {
+            "": "/Sequential",
+            "0": "/Sequential/Conv2d.0",
+            "1": "/Sequential/BatchNorm2d.1",
+            "2": "/Sequential/ReLU.2",
+            "3": "/Sequential/Sequential.3",
+            "3.0": "/Sequential/Sequential.3/Conv2d.0",
+            "3.1": "/Sequential/Sequential.3/ReLU.1",
+            "4": "/Sequential/AdaptiveAvgPool2d.4",
+            "5": "/Sequential/Flatten.5",
+            "6": "/Sequential/Linear.6",
+        },
+    ),
     "keys with slashes": (
         KeyedChildren,
         (2, 4),

@@ -20,6 +20,7 @@ import graphs
 from winml.modelkit import WinMLExportConfig, export_pytorch
 from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.modules.profile import profile_modules
+from winml.modelkit.flows.optimize import optimize_onnx
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.measure.latency import LatencyOptions
 from winml.modelkit.report.module_page import module_page
@@ -113,6 +114,43 @@ def test_profile_of_torch_modules_goes_as_deep_as_the_tags(tmp_path: Path) -> No
     export_pytorch(Net(), path, torch.from_numpy(X["x"]), config=config)
     times = {module.path: module.self_ms for module in _profiled(path, 3, **X).profile.modules()}
     assert {"blocks.0.dense", "blocks.0.norm", "blocks.1.dense"} <= set(times)
+
+
+class Convolution(nn.Module):
+    """A convolution whose batch norm and activation are fused into it, of which one is no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.bn1(self.conv1(x))).flatten(1)
+
+
+IMAGE = np.random.default_rng(1).standard_normal((2, 3, 16, 16)).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=["static", "open", "optimized"])
+def convolution(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file in which a convolution stands before a batch norm and an activation, or has taken them in."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("convolution") / "net.onnx"
+    config = WinMLExportConfig(dynamic_axes={"x": {0: "batch"}} if request.param == "open" else {})
+    export_pytorch(Convolution(), path, torch.from_numpy(IMAGE), config=config)
+    if request.param == "optimized":
+        source, path = path, path.with_name("optimized.onnx")
+        optimize_onnx(source, path, level="extended")
+    return path
+
+
+def test_profile_charges_a_fused_kernel_to_the_module_that_does_the_work(convolution: Path) -> None:
+    """It is the convolution's, which has the products; the batch norm and the owner of the activation are named."""
+    profile = _profiled(convolution, 3, x=IMAGE).profile
+    found = {module.path: module for module in profile.modules()}
+    assert found["conv1"].self_ms > 0
+    assert {"/Convolution", "/Convolution/BatchNorm2d"} == set(found["conv1"].fused_with)
+    assert "Conv" not in " ".join(found[""].operators)
+    assert profile.kernel_ms == pytest.approx(sum(module.self_ms for module in profile.modules()))
 
 
 def test_profile_of_untagged_file_reads_node_names_and_says_so(exported: Path, tmp_path: Path) -> None:

@@ -18,7 +18,30 @@ def test_config_defaults_are_those_of_the_issue() -> None:
     config = WinMLExportConfig()
     assert (17, 18) == (config.opset_for("torchscript"), config.opset_for("dynamo"))
     assert (True, True, True) == (config.do_constant_folding, config.hierarchy, config.verify)
-    assert (False, False, ()) == (config.operation_fallback, config.keep_torch_metadata, config.torch_module)
+    assert (False, False, "auto") == (config.operation_fallback, config.keep_torch_metadata, config.torch_module)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("none", "none"),
+        (["all"], "all"),
+        ([], "none"),
+        (["Linear", " LayerNorm "], ("Linear", "LayerNorm")),
+        ("Linear, LayerNorm", ("Linear", "LayerNorm")),
+    ],
+)
+def test_config_torch_module_has_one_form(value: Any, expected: Any) -> None:
+    """A word is a word in a list, too; lists of older files are read, in which none were named."""
+    config = parse_options(WinMLExportConfig, {"torch_module": value}, "--export-config")
+    assert expected == config.torch_module == WinMLExportConfig(torch_module=value).torch_module
+    assert config == WinMLExportConfig.model_validate_json(config.model_dump_json())
+
+
+def test_config_torch_module_word_beside_classes_is_refused() -> None:
+    """``all`` and ``none`` leave nothing to name."""
+    with pytest.raises(ConfigError, match="torch_module: 'all' stands alone; give it, or names of classes"):
+        parse_options(WinMLExportConfig, {"torch_module": ["Linear", "all"]}, "--export-config")
 
 
 def test_config_json_reads_nested_specs() -> None:

@@ -124,7 +124,8 @@ def test_inspect_script_shows_its_tree_and_what_never_ran(tmp_path: Path) -> Non
     (tmp_path / "net.py").write_text(SCRIPT, encoding="utf-8")
     seen = inspect_model(ModelRequest(f"{tmp_path / 'net.py'}:build"), hierarchy=True)
     assert seen.tree is not None
-    assert ["", "layers.0", "layers.1"] == [node.path for node in seen.tree]
+    assert ["", "layers.0", "layers.1", "linear"] == [node.path for node in seen.tree]
+    assert any("Linear" in note for note in seen.notes)
     assert ["spare"] == [module.path for module in seen.never_ran]
     text = printed(seen)
     assert "Scale spare · never ran" in text

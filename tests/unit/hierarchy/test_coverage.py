@@ -32,6 +32,17 @@ def test_coverage_counts_subgraphs_and_functions() -> None:
     assert Coverage(nodes=7, tagged=7, sources={"direct": 7}) == measure_coverage(model)
 
 
+def test_coverage_counts_the_nodes_at_the_root_by_whatever_source() -> None:
+    """Those whose tag is the root's count, and their share is of all nodes."""
+    model = parse(BRANCHES, functions=TWICE, domains=', "local" : 1')
+    for node in all_nodes(model):
+        if node.op_type in ("Exp", "Neg"):
+            write_tag(node, NodeTag("/M", "", "merged"))
+    coverage = measure_coverage(model)
+    assert (2, 28.57) == (coverage.at_root, coverage.as_record()["at_root_percent"])
+    assert 0.0 == Coverage(0, 0, {}).at_root_percent
+
+
 @pytest.mark.parametrize("operator", ["Exp", "Add", "Relu"])
 def test_coverage_notices_one_bare_node_wherever_it_is(operator: str) -> None:
     """One node without a tag, however deep, is no full coverage."""

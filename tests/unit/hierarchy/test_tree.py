@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -100,6 +102,38 @@ def test_build_tree_unknown_torch_module_is_refused_with_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'Linear'") as caught:
         traced(Stack(), "Linaer")
     assert "Linear" in caught.value.hint
+
+
+def test_build_tree_listed_class_of_the_models_own_is_taken_and_told() -> None:
+    """It is a module anyway; a misspelled one is still refused."""
+    tree = traced(Stack(), "Leaf", "Linear")
+    assert "down.0.linear" in {node.path for node in tree}
+    assert ("Leaf is no class of torch.nn: it is a module without --torch-module.",) == tree.notes
+    with pytest.raises(UsageError, match="'Leav' runs in this model"):
+        traced(Stack(), "Leav", "Linear")
+
+
+def test_build_tree_by_default_takes_what_only_the_root_stands_above() -> None:
+    """Modules of torch.nn inside a class of the model's own stay out; a note names the classes that are in."""
+    model = nn.Sequential(nn.Linear(4, 4), Stack())
+    with record_calls(model) as trace:
+        model(torch.ones(1, 4))
+    tree = build_tree(trace)
+    assert ["0"] == [node.path for node in tree if node.class_name == "Linear"]
+    assert tree.notes[0].startswith("Classes of torch.nn are modules here: Linear (no other class stands")
+
+
+def test_build_tree_class_of_transformers_keeps_torch_modules_out() -> None:
+    """A class derived from one of transformers names its parts, also where it is the root."""
+    derived = type("Mine", (Stack,), {"__module__": "transformers.models.mine"})
+    model = type("Yours", (derived,), {})()
+    model.head = nn.Linear(4, 4)
+    model.forward = lambda values: model.head(Stack.forward(model, values))  # type: ignore[method-assign]
+    with record_calls(model) as trace:
+        model(torch.ones(1, 4))
+    assert build_tree(trace, "none").as_record() == build_tree(trace).as_record()
+    trace.modules = [replace(module, is_transformers=False) for module in trace.modules]
+    assert build_tree(trace).get("head") is not None
 
 
 def test_root_of_plain_torch_class_is_in_the_tree() -> None:

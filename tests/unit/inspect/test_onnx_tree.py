@@ -91,6 +91,29 @@ def test_read_tree_torch_metadata_gives_the_tags_an_export_would() -> None:
     assert {"pkg.torch.onnx metadata": 3} == tree.coverage.sources
 
 
+def test_read_tree_of_plain_torch_network_has_its_modules() -> None:
+    """Where only the root is of another class, modules of torch.nn are in the tree, as in an export."""
+    convolution, group = "torch.nn.modules.conv.Conv2d", "torch.nn.modules.container.Sequential"
+    nodes = [
+        _torch_node(["", "stem", "stem.0", "conv2d"], ["models.Net", group, convolution, "aten.conv2d"]),
+        _torch_node(["", "head", "linear"], ["models.Net", "torch.nn.modules.linear.Linear", "aten.linear"]),
+        _torch_node(["", "relu"], ["models.Net", "aten.relu"]),
+    ]
+    tree = read_tree(nodes, {}, "main")
+    assert ("/Net/Sequential/Conv2d.0", "/Net/Linear", "/Net") == tree.tags
+    assert 1 == tree.coverage.at_root
+
+
+def test_read_tree_of_transformers_model_keeps_torch_modules_out() -> None:
+    """Its classes name its parts, also where torch.nn is directly inside of its root."""
+    root, linear = "transformers.models.bert.modeling_bert.BertForMaskedLM", "torch.nn.modules.linear.Linear"
+    nodes = [
+        _torch_node(["", "head", "linear"], [root, linear, "aten.linear"]),
+        _torch_node(["", "tail", "linear"], [root, linear, "aten.linear"]),
+    ]
+    assert ("/BertForMaskedLM", "/BertForMaskedLM") == read_tree(nodes, {}, "main").tags
+
+
 def test_read_tree_malformed_torch_metadata_leaves_the_node_without_module() -> None:
     """Text that is no list, and lists that do not match, are not guessed at."""
     good = _torch_node(["", "a", "relu"], ["M", "A", "aten.relu.default"])
@@ -101,7 +124,7 @@ def test_read_tree_malformed_torch_metadata_leaves_the_node_without_module() -> 
 def test_read_tree_namespace_alone_is_read_in_both_spellings() -> None:
     """Torch's ends in the node itself, ours does not."""
     torch = _make_node(
-        "n", namespace=": models.Net/fc: torch.nn.modules.linear.Linear/act: models.Act/relu: aten.relu.default"
+        "n", namespace=": models.Net/act: models.Act/fc: torch.nn.modules.linear.Linear/relu: aten.relu.default"
     )
     ours = _make_node("n", namespace="Net/act: Act")
     for node in (torch, ours):

@@ -174,13 +174,13 @@ def test_markdown_report_has_the_sections_of_formats(result: ExportResult) -> No
 
 
 def test_markdown_report_draws_the_tree_with_counts(result: ExportResult) -> None:
-    """Each module stands below its parent with its path and its own nodes."""
-    counts = result.node_counts()
+    """Each module stands below its parent with its path, its nodes and those below it, and its parameters."""
+    counts, nodes = result.node_counts(), len(result.nodes)
     expected = [
         "```text",
-        f"Model  ({counts['']} nodes)",
-        f"  Leaf.0  leaves.0  ({counts['leaves.0']} nodes)",
-        f"  Leaf.1  leaves.1  ({counts['leaves.1']} nodes)",
+        f"Model  · {nodes} nodes ({counts['']} own) · 60 parameters",
+        f"  Leaf.0  leaves.0  · {node_words(counts['leaves.0'])} · 20 parameters",
+        f"  Leaf.1  leaves.1  · {node_words(counts['leaves.1'])} · 20 parameters",
         "```",
     ]
     assert expected == _section(export_report(result, result.only_part), "Modules").splitlines()
@@ -204,6 +204,11 @@ def test_markdown_report_tables_are_whole_rows(result: ExportResult) -> None:
     assert widths <= {3, 4, 5}
 
 
+def node_words(count: int) -> str:
+    """Return a number of nodes as a tree writes it."""
+    return f"{count} node{'' if count == 1 else 's'}"
+
+
 def told(print_: Any, result: ExportResult) -> str:
     """Return what a console printer prints into a pipe."""
     stream = io.StringIO()
@@ -216,10 +221,27 @@ def test_console_tree_shows_modules_paths_and_counts(result: ExportResult) -> No
     text = told(print_tree, result)
     counts = result.node_counts()
     lines = [re.sub(r"^[├└─│ ]+", "", line) for line in text.splitlines()]
-    words = [
-        f"{count} node{'' if count == 1 else 's'}" for count in (counts[""], counts["leaves.0"], counts["leaves.1"])
-    ]
-    assert [f"Model · {words[0]}", f"Leaf.0 leaves.0 · {words[1]}", f"Leaf.1 leaves.1 · {words[2]}"] == lines
+    assert [
+        f"Model · {len(result.nodes)} nodes ({counts['']} own) · 60 parameters",
+        f"Leaf.0 leaves.0 · {node_words(counts['leaves.0'])} · 20 parameters",
+        f"Leaf.1 leaves.1 · {node_words(counts['leaves.1'])} · 20 parameters",
+    ] == lines
+
+
+def test_trees_count_nested_modules_into_every_module_above(result: ExportResult) -> None:
+    """The root of a tree stands for all nodes of the file, a module in the middle for those of its own and below."""
+    path, totals = result.tree.nodes[1].path, result.only_part.total_node_counts()
+    assert len(result.nodes) == totals[""]
+    deeper = replace(result.tree.nodes[2], parent=path)
+    changed = copy.copy(result.tree)
+    changed.nodes = (*result.tree.nodes[:2], deeper)
+    counts = with_changed_part(result, tree=changed).only_part.total_node_counts()
+    assert (totals[path] + totals[deeper.path], totals[deeper.path]) == (counts[path], counts[deeper.path])
+
+
+def test_trees_in_a_pipe_have_no_colour(result: ExportResult) -> None:
+    """Codes of a terminal are for terminals."""
+    text = told(print_tree, result)
     assert "\x1b" not in text
 
 
@@ -257,9 +279,14 @@ def test_result_record_is_json(result: ExportResult) -> None:
     assert [{"path": str(file.path), "size_bytes": file.path.stat().st_size} for file in result.files] == record[
         "files"
     ]
-    assert {"tagged": len(result.nodes), "percent": 100.0, "sources": dict(result.coverage.sources)} == record[
-        "coverage"
-    ]
+    nodes, at_root = len(result.nodes), result.node_counts()[""]
+    assert {
+        "tagged": nodes,
+        "percent": 100.0,
+        "at_root": at_root,
+        "at_root_percent": round(100 * at_root / nodes, 2),
+        "sources": dict(result.coverage.sources),
+    } == record["coverage"]
     assert record["verification"]["is_verified"] is True
     for step, timing in zip(record["steps"], result.steps, strict=True):
         assert step["milliseconds"] == pytest.approx(timing.seconds * 1000, abs=0.1)

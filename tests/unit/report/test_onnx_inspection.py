@@ -56,7 +56,7 @@ def test_print_onnx_inspection_says_each_thing_on_its_line(tmp_path: Path) -> No
         "operators MatMul 1",
         "MACs 64",
         "metadata author",
-        "hierarchy from node names · 1 of 1 nodes (100 %)",
+        "hierarchy from node names · 1 of 1 nodes (100 %), none at the root",
         "sources node names 1",
     ] == _print(path)
 

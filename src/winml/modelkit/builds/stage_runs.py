@@ -216,8 +216,10 @@ def _count_nodes(path: Path) -> tuple[int, CoverageRecord]:
     """Count the nodes and tags of a written file."""
     coverage = measure_coverage(ir.serde.deserialize_model(read_structure(path)))
     # A model none of whose nodes has a tag never had a hierarchy, or was told to drop it.
-    percent = round(coverage.percent, 2) if coverage.tagged or not coverage.nodes else None
-    return coverage.nodes, CoverageRecord(tagged=coverage.tagged, percent=percent)
+    if coverage.nodes and not coverage.tagged:
+        return coverage.nodes, CoverageRecord(tagged=0, percent=None)
+    shares = (round(coverage.percent, 2), round(coverage.at_root_percent, 2))
+    return coverage.nodes, CoverageRecord(tagged=coverage.tagged, percent=shares[0], at_root_percent=shares[1])
 
 
 def _changed_keys(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -13,6 +13,7 @@ import pydantic
 
 from winml.modelkit.graph.dimensions import DynamicAxes, DynamicDimension, DynamicRequest
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
+from winml.modelkit.hierarchy.torch_modules import TorchModules, normalized_torch_modules
 from winml.modelkit.options import Options
 
 __all__ = ["ExporterName", "WinMLExportConfig"]
@@ -61,8 +62,9 @@ class WinMLExportConfig(Options):
     """Names of the graph outputs, in order; their shapes and dtypes must be what the model returns. None: its own."""
     hierarchy: bool = True
     """Write the module tags. Without it the file carries none of our keys, nor torch's."""
-    torch_module: tuple[str, ...] = ()
-    """``torch.nn`` classes that become hierarchy modules of their own, or ``all``."""
+    torch_module: Annotated[TorchModules, pydantic.BeforeValidator(normalized_torch_modules)] = "auto"
+    """Which ``torch.nn`` classes become hierarchy modules of their own: ``none``, ``all``, those listed, or ``auto``,
+    those with no other class between them and the root."""
     keep_torch_metadata: bool = False
     """Keep torch's own node metadata that holds local paths or trace names."""
     operation_fallback: bool = False

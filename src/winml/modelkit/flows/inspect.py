@@ -88,6 +88,7 @@ def inspect_model(
         forward = _run_forward(resolved, request, hierarchy=hierarchy)
     weights, weight_notes = _stored_weights(resolved)
     type_name = _model_type(resolved)
+    tree = build_tree(forward.trace) if hierarchy and forward.trace is not None else None
     return InspectedModel(
         info=model_info(resolved, request),
         tasks=tasks_for(type_name) if type_name else {},
@@ -99,10 +100,10 @@ def inspect_model(
         parameters=_parameter_sizes(resolved.model),
         weights=weights,
         modules=sum(1 for _ in resolved.model.modules()),
-        tree=build_tree(forward.trace) if hierarchy and forward.trace is not None else None,
+        tree=tree,
         never_ran=tuple(_never_ran(forward.trace)) if hierarchy and forward.trace is not None else (),
         tree_source=forward.source if hierarchy else "",
-        notes=(*resolved.notes, *weight_notes, *forward.notes),
+        notes=(*resolved.notes, *weight_notes, *forward.notes, *(tree.notes if tree is not None else ())),
     )
 
 

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from winml.modelkit.hierarchy.torch_modules import comes_with_torch, comes_with_transformers
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -37,6 +39,10 @@ class TracedModule:
     calls: int
     stack: tuple[str, ...]
     """Paths of the modules on the call stack of its first call, outermost first, itself excluded."""
+    is_transformers: bool = False
+    """Whether the class comes with transformers, or is derived from one that does."""
+    callers: frozenset[str] = frozenset()
+    """Paths of the modules that called it, in any of its calls."""
 
 
 @dataclass
@@ -71,12 +77,14 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
     trace = CallTrace()
     stacks: dict[str, tuple[str, ...]] = {}
     counts: dict[str, int] = {}
+    callers: dict[str, set[str]] = {}
     running: list[str] = []
 
     def watch(path: str, module: nn.Module) -> Iterator[Any]:
         def enter(_module: Any, _args: Any) -> None:
             stacks.setdefault(path, tuple(running))
             counts[path] = counts.get(path, 0) + 1
+            callers.setdefault(path, set()).update(running[-1:])
             running.append(path)
 
         def leave(_module: Any, _args: Any, _output: Any) -> None:
@@ -102,13 +110,15 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
             TracedModule(
                 path=path,
                 class_name=type(module).__name__,
-                is_torch_nn=_comes_with_torch(type(module)),
+                is_torch_nn=comes_with_torch(type(module).__module__),
+                is_transformers=any(comes_with_transformers(cls.__module__) for cls in type(module).__mro__),
                 parameters={name: tuple(value.shape) for name, value in own_parameters.items()},
                 trainable=frozenset(name for name, value in own_parameters.items() if value.requires_grad),
                 is_leaf=not any(True for _ in module.children()),
                 execution_order=order.get(path),
                 calls=counts.get(path, 0),
                 stack=stacks.get(path, ()),
+                callers=frozenset(callers.get(path, ())),
             )
         )
 
@@ -124,7 +134,9 @@ def joined_traces(traces: Sequence[CallTrace]) -> CallTrace:
             if earlier is None or earlier.execution_order is None:
                 joined[later.path] = replace(later, execution_order=order)
             else:
-                joined[later.path] = replace(earlier, calls=earlier.calls + later.calls)
+                joined[later.path] = replace(
+                    earlier, calls=earlier.calls + later.calls, callers=earlier.callers | later.callers
+                )
     return CallTrace(list(joined.values()))
 
 
@@ -137,7 +149,3 @@ def module_of_error(error: BaseException, model: nn.Module) -> str | None:
         innermost_path = paths.get(id(traceback.tb_frame.f_locals.get("self")), innermost_path)
         traceback = traceback.tb_next
     return innermost_path
-
-
-def _comes_with_torch(cls: type) -> bool:
-    return cls.__module__ == "torch.nn" or cls.__module__.startswith("torch.nn.")

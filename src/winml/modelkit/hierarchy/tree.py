@@ -1,7 +1,7 @@
 """Builds the hierarchy of a model from a recorded forward pass, and assigns the tags.
 
-A hierarchy module executed and is not a plain ``torch.nn`` class, unless that class was requested; the root always is
-one. Pure records: no torch, no graph.
+A hierarchy module executed and is not of a plain ``torch.nn`` class, or ``torch_modules`` selects it; the root always
+is one. Pure records: no torch, no graph.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.torch_modules import (
+    TorchModules,
+    hierarchy_paths,
+    normalized_torch_modules,
+    torch_module_notes,
+)
 from winml.modelkit.hierarchy.tracing import CallTrace, TracedModule
-from winml.modelkit.options import nearest
 
 __all__ = ["ModuleNode", "ModuleTree", "build_tree"]
-
-ALL_CLASSES = "all"
-"""In place of class names: every ``torch.nn`` class becomes part of the hierarchy."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,10 @@ class ModuleNode:
 class ModuleTree:
     """The hierarchy modules of one model, in execution order."""
 
-    def __init__(self, nodes: Iterable[ModuleNode], trace: CallTrace) -> None:
+    def __init__(self, nodes: Iterable[ModuleNode], trace: CallTrace, notes: tuple[str, ...] = ()) -> None:
         self.nodes = tuple(nodes)
+        self.notes = notes
+        """What the user should know of the choice of modules, one sentence each."""
         self.registered = len(trace.modules)
         """Number of modules the model has, whether they ran or not."""
         self.execution_steps = trace.execution_steps
@@ -117,26 +120,29 @@ class ModuleTree:
         ]
 
 
-def build_tree(trace: CallTrace, torch_modules: Iterable[str] = (), all_parts: CallTrace | None = None) -> ModuleTree:
+def build_tree(
+    trace: CallTrace, torch_modules: TorchModules = "auto", all_parts: CallTrace | None = None
+) -> ModuleTree:
     """Build the hierarchy from a recorded forward pass.
 
     Args:
         trace: The calls :func:`~winml.modelkit.hierarchy.tracing.record_calls` recorded, the root's included.
-        torch_modules: ``torch.nn`` class names to include, or ``all``.
-        all_parts: The runs of all parts of the model, where ``trace`` is the run of one of several: tags are decided
-            by it, so that a module has the same tag in each part.
+        torch_modules: Which modules of ``torch.nn`` to include: ``auto``, ``none``, ``all``, or class names.
+        all_parts: The runs of all parts of the model, where ``trace`` is the run of one of several: modules and tags
+            are decided by it, so that a module has the same tag in each part.
 
     Raises:
         UsageError: a class in ``torch_modules`` did not run in this model.
     """
-    torch_classes = frozenset(torch_modules)
-    tag_trace = all_parts or trace
-    _refuse_unknown_classes(tag_trace, torch_classes)
+    selection: TorchModules = normalized_torch_modules(torch_modules)
+    all_called = _called_modules(all_parts or trace)
+    notes = torch_module_notes(all_called, selection)
+    in_hierarchy = hierarchy_paths(all_called, selection)
     modules = trace.by_path()
-    executed = _executed_modules(trace, torch_classes)
+    executed = [module for module in _called_modules(trace) if module.path in in_hierarchy]
     chosen = {module.path for module in executed}
     parents = _calling_modules(executed)
-    tagged = _executed_modules(tag_trace, torch_classes)
+    tagged = [module for module in all_called if module.path in in_hierarchy]
     tags = _assign_tags(tagged, _calling_modules(tagged))
     holders = {path: _nearest_prefix(path, chosen) for path in modules}
     is_leaf = chosen - set(parents.values())
@@ -161,41 +167,19 @@ def build_tree(trace: CallTrace, torch_modules: Iterable[str] = (), all_parts: C
         )
         for order, module in enumerate(executed)
     ]
-    return ModuleTree(nodes, trace)
+    return ModuleTree(nodes, trace, notes)
 
 
-def _executed_modules(trace: CallTrace, torch_classes: frozenset[str]) -> list[TracedModule]:
-    """Return the hierarchy modules that ran, by first call."""
-    return sorted(
-        (
-            module
-            for module in trace.modules
-            if module.execution_order is not None and _is_hierarchy_module(module, torch_classes)
-        ),
-        key=lambda module: module.execution_order or 0,
-    )
+def _called_modules(trace: CallTrace) -> list[TracedModule]:
+    """Return the modules that ran, by first call."""
+    called = (module for module in trace.modules if module.execution_order is not None)
+    return sorted(called, key=lambda module: module.execution_order or 0)
 
 
 def _calling_modules(executed: list[TracedModule]) -> dict[str, str | None]:
     """Return, for the path of each module, the nearest of them that it was first called under."""
     chosen = {module.path for module in executed}
     return {module.path: next((up for up in reversed(module.stack) if up in chosen), None) for module in executed}
-
-
-def _is_hierarchy_module(module: TracedModule, torch_modules: frozenset[str]) -> bool:
-    if module.path == "" or not module.is_torch_nn:
-        return True
-    return ALL_CLASSES in torch_modules or module.class_name in torch_modules
-
-
-def _refuse_unknown_classes(trace: CallTrace, torch_modules: frozenset[str]) -> None:
-    present = sorted({module.class_name for module in trace.modules if module.is_torch_nn and module.calls})
-    for name in sorted(torch_modules - {ALL_CLASSES} - set(present)):
-        guess = nearest(name, present)
-        raise UsageError(
-            f"no torch.nn class {name!r} runs in this model" + (f"; did you mean {guess!r}?" if guess else ""),
-            hint=f"Classes that run: {', '.join(present) or 'none'}.",
-        )
 
 
 def _assign_tags(executed: list[TracedModule], parents: Mapping[str, str | None]) -> dict[str, str]:

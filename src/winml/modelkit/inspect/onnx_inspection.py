@@ -164,11 +164,7 @@ class OnnxInspection:
             "records": dict(self.records),
             "metadata": dict(self.metadata),
             "tree_source": self.tree_source,
-            "coverage": {
-                "tagged": self.coverage.tagged,
-                "percent": round(self.coverage.percent, 2),
-                "sources": dict(self.coverage.sources),
-            },
+            "coverage": self.coverage.as_record(),
             "modules": [module.as_record() for module in self.modules] if with_hierarchy else None,
             "unclaimed": self.unclaimed.as_record(),
             "selector": self.selector,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ import onnx
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.hierarchy.name_scopes import name_scope, scope_path
+from winml.modelkit.hierarchy.torch_modules import comes_with_torch, comes_with_transformers, hierarchy_paths
 from winml.modelkit.metadata_keys import (
     CLASSES_KEY,
     MODULE_KEY,
@@ -35,7 +36,8 @@ TreeSource = Literal["winml tags", "pkg.torch.onnx metadata", "namespace", "node
 
 
 Scope = tuple[tuple[str, str], ...]
-"""Module path and class of the modules a node ran in, outermost first; a class is ``""`` where it is unknown."""
+"""Module path and class of the modules a node ran in, outermost first. A class has its package before its name where
+that is known, and is ``""`` where it is unknown itself."""
 Metadata = Mapping[str, str]
 
 
@@ -83,7 +85,7 @@ def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) ->
     for tree_source, reader in readers:
         scopes = [reader(node, node_metadata) for node, node_metadata in zip(nodes, properties, strict=True)]
         if any(scopes) and (tree_source != "node names" or any(len(scope) > 1 for scope in scopes)):
-            return _scoped_tree(tree_source, scopes, root)
+            return _scoped_tree(tree_source, _hierarchy_scopes(scopes), root)
     return OnnxTree("none", (), ("",) * len(nodes), Coverage(len(nodes), 0, {}))
 
 
@@ -103,7 +105,7 @@ def _tagged_tree(properties: Sequence[Metadata], metadata: Metadata) -> OnnxTree
             _add_module(modules, OnnxModule(node_metadata.get(MODULE_KEY, ""), tag, _class_of(tag)))
     if malformed:
         notes.append(f"{malformed} node(s) carry a text that is no tag; they count as untagged")
-    coverage = Coverage(len(tags), sources.total(), dict(sources))
+    coverage = Coverage(len(tags), sources.total(), dict(sources), _count_at_root(tags))
     return OnnxTree("winml tags", tuple(modules.values()), tuple(tags), coverage, tuple(notes))
 
 
@@ -142,6 +144,43 @@ def _is_tag(text: Any) -> bool:
         return False
 
 
+@dataclass(frozen=True)
+class _ScopedModule:
+    """A module as the scopes of nodes show it."""
+
+    path: str
+    qualified_class: str
+    stack: tuple[str, ...]
+    calls: int = 0
+
+    @property
+    def class_name(self) -> str:
+        return self.qualified_class.rpartition(".")[2]
+
+    @property
+    def callers(self) -> tuple[str, ...]:
+        return self.stack[-1:]
+
+    @property
+    def is_torch_nn(self) -> bool:
+        return comes_with_torch(self.qualified_class.rpartition(".")[0])
+
+    @property
+    def is_transformers(self) -> bool:
+        return comes_with_transformers(self.qualified_class.rpartition(".")[0])
+
+
+def _hierarchy_scopes(scopes: Sequence[Scope]) -> list[Scope]:
+    """Return the scopes without the modules that an export would not take into the hierarchy, and without packages."""
+    modules: dict[str, _ScopedModule] = {}
+    for scope in scopes:
+        for position, (path, qualified_class) in enumerate(scope):
+            stack = tuple(outer for outer, _ in scope[:position])
+            modules.setdefault(path, _ScopedModule(path, qualified_class, stack))
+    chosen = hierarchy_paths(modules.values(), "auto")
+    return [tuple((path, modules[path].class_name) for path, _ in scope if path in chosen) for scope in scopes]
+
+
 def _scoped_tree(tree_source: TreeSource, scopes: Sequence[Scope], root: str) -> OnnxTree:
     """Build the tree from scopes, by the same rules as tags."""
     classes: dict[str, str] = {}
@@ -157,9 +196,13 @@ def _scoped_tree(tree_source: TreeSource, scopes: Sequence[Scope], root: str) ->
     modules = tuple(OnnxModule(path, tags[path], class_name) for path, class_name in classes.items())
     node_tags = tuple(tags[scope[-1][0]] if scope else "" for scope in scopes)
     tagged = sum(map(bool, node_tags))
-    return OnnxTree(
-        tree_source, modules, node_tags, Coverage(len(node_tags), tagged, {tree_source: tagged} if tagged else {})
-    )
+    sources: dict[str, int] = {tree_source: tagged} if tagged else {}
+    coverage = Coverage(len(node_tags), tagged, sources, _count_at_root(node_tags))
+    return OnnxTree(tree_source, modules, node_tags, coverage)
+
+
+def _count_at_root(tags: Iterable[str]) -> int:
+    return sum(address.depth(tag) == 1 for tag in tags if tag)
 
 
 def _assign_tags(classes: Mapping[str, str], parents: Mapping[str, str | None], root: str) -> dict[str, str]:
@@ -184,7 +227,7 @@ def _torch_scope(metadata: Metadata) -> Scope:
     paths, classes = _python_list(metadata.get(SCOPES_KEY, "")), _python_list(metadata.get(CLASSES_KEY, ""))
     if len(paths) != len(classes):
         return ()
-    return _without_plain_torch(list(zip(paths, classes, strict=True))[:-1])
+    return tuple(zip(paths, classes, strict=True))[:-1]
 
 
 def _python_list(text: str) -> list[str]:
@@ -204,16 +247,8 @@ def _namespace_scope(namespace: str) -> Scope:
         (path, class_name) for path, separator, class_name in (level.partition(": ") for level in levels) if separator
     ]
     if levels[0].startswith(": "):
-        return _without_plain_torch(scope[:-1])
-    return _without_plain_torch([("", levels[0]), *scope]) if len(scope) == len(levels) - 1 else ()
-
-
-def _without_plain_torch(scope: Sequence[tuple[str, str]]) -> Scope:
-    return tuple(
-        (path, class_name.rpartition(".")[2])
-        for path, class_name in scope
-        if path == "" or not class_name.startswith("torch.nn.")
-    )
+        return tuple(scope[:-1])
+    return (("", levels[0]), *scope) if len(scope) == len(levels) - 1 else ()
 
 
 def _name_scope(node: onnx.NodeProto) -> Scope:

@@ -39,6 +39,8 @@ class ModuleTime:
     """Size of the outputs of the module's own kernels in one run; None where the profile does not record it."""
     parameter_bytes: int | None
     """Size of the weights its own kernels read in one run; None where the profile does not record it."""
+    fused_with: tuple[str, ...] = ()
+    """Tags of the other modules whose nodes its kernels stand for."""
     children: tuple[ModuleTime, ...] = ()
 
     def walk(self) -> Iterator[ModuleTime]:
@@ -106,8 +108,10 @@ class _TagSum:
     operators: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     output_bytes: int | None = None
     parameter_bytes: int | None = None
+    fused_with: set[str] = field(default_factory=set)
 
-    def add(self, kernel: KernelTime) -> None:
+    def add(self, kernel: KernelTime, others: Iterable[str]) -> None:
+        self.fused_with.update(others)
         self.microseconds += kernel.self_us
         self.kernels += 1
         self.operators[kernel.op_type] += kernel.self_us
@@ -116,7 +120,10 @@ class _TagSum:
 
 
 def charge_modules(
-    profile: RunProfile, tags: Mapping[str, str], modules: Sequence[tuple[str, str, str]]
+    profile: RunProfile,
+    tags: Mapping[str, str],
+    modules: Sequence[tuple[str, str, str]],
+    fused: Mapping[str, Iterable[str]] | None = None,
 ) -> ModuleProfile:
     """Charge every kernel to the module of its node.
 
@@ -124,6 +131,7 @@ def charge_modules(
         profile: The measured kernels.
         tags: Tag of each node of the graph as it was executed, by its name; ``""`` for a node without one.
         modules: Tag, module path and class of the modules, in execution order; missing parents are added.
+        fused: Tags of the other modules that a node stands for, by its name.
 
     Returns:
         The module tree. The self times of its modules and ``unattributed_ms`` add up to ``kernel_ms``.
@@ -134,7 +142,7 @@ def charge_modules(
     for kernel in profile.kernels:
         tag = tags.get(kernel.node, "")
         if tag:
-            sums[tag].add(kernel)
+            sums[tag].add(kernel, (fused or {}).get(kernel.node, ()))
         else:
             untagged_us[kernel.node or kernel.op_type] += kernel.self_us
     unattributed = _longest_first(untagged_us, runs * _MS)
@@ -182,6 +190,7 @@ def _module_time(
         operators=_longest_first(tag_sum.operators, runs * _MS),
         output_bytes=None if tag_sum.output_bytes is None else tag_sum.output_bytes // runs,
         parameter_bytes=None if tag_sum.parameter_bytes is None else tag_sum.parameter_bytes // runs,
+        fused_with=tuple(sorted(tag_sum.fused_with)),
         children=children,
     )
 

@@ -15,14 +15,14 @@ from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.report.dimension_words import dimension_words
 from winml.modelkit.report.terminal import label, print_rows
 from winml.modelkit.results.export_result import ExportedPart, ExportResult
-from winml.modelkit.results.words import verification_words
+from winml.modelkit.results.words import coverage_words, module_size_words, verification_words
 from winml.modelkit.words import count_words, shape_words, size_words
 
 __all__ = ["print_export", "print_tree"]
 
 
 def print_tree(result: ExportResult, console: Console) -> None:
-    """Print the module tree of each part with the nodes of each module, those of deeper modules not included."""
+    """Print the module tree of each part with the nodes and parameters of each module."""
     for part in result.parts:
         if part.description is not None:
             console.print(label((part.name, "bold")))
@@ -30,13 +30,13 @@ def print_tree(result: ExportResult, console: Console) -> None:
 
 
 def _print_part_tree(part: ExportedPart, console: Console) -> None:
-    counts = part.node_counts()
+    counts, totals = part.node_counts(), part.total_node_counts()
 
     def node_label(node: ModuleNode) -> Text:
         segment = node.tag.rpartition("/")[2]
-        count = counts.get(node.path, 0)
         path = f" {node.path}" if node.path else ""
-        return label((segment, "bold"), (path, "dim"), f" · {count} node{'' if count == 1 else 's'}")
+        size = module_size_words(totals.get(node.path, 0), counts.get(node.path, 0), node.parameter_count)
+        return label((segment, "bold"), (path, "dim"), f" · {size}")
 
     def add_children(branch: Tree, node: ModuleNode) -> None:
         for child in part.tree.children(node.path):
@@ -87,4 +87,4 @@ def _part_rows(part: ExportedPart) -> list[tuple[str, str]]:
 def _coverage_words(coverage: Coverage) -> str:
     if coverage.nodes and not coverage.tagged:
         return "not written (--no-hierarchy)"
-    return f"{coverage.tagged} of {coverage.nodes} nodes tagged ({coverage.percent:.0f} %)"
+    return coverage_words(coverage)

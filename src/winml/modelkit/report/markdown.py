@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.report.dimension_words import dimension_words
 from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
-from winml.modelkit.results.words import verification_words
+from winml.modelkit.results.words import coverage_words, module_size_words, verification_words
 from winml.modelkit.words import count_words, printable, shape_words, size_words
 
 __all__ = ["code_span", "export_report", "markdown_text"]
@@ -42,10 +42,7 @@ def _summary_lines(result: ExportResult, part: ExportedPart) -> Iterator[str]:
             ("Parameters", count_words(part.tree.root.parameter_count)),
             ("Exporter", part.exporter_words),
             ("Modules", f"{len(part.tree)} traced of {part.tree.registered} registered"),
-            (
-                "Coverage",
-                f"{part.coverage.tagged} of {part.coverage.nodes} nodes ({part.coverage.percent:.2f} %)",
-            ),
+            ("Coverage", coverage_words(part.coverage)),
             *(("Open", dimension_words(item, part.checked_sizes.get(item.name, ()))) for item in part.dimensions),
             ("Verification", verification_words(part.verification)),
             ("Started", result.started.isoformat(timespec="seconds")),
@@ -78,11 +75,12 @@ def _tensor_lines(part: ExportedPart) -> Iterator[str]:
 
 
 def _tree_lines(part: ExportedPart) -> Iterator[str]:
-    counts = part.node_counts()
+    counts, totals = part.node_counts(), part.total_node_counts()
 
     def lines(node: ModuleNode, indent: str) -> Iterator[str]:
-        path = f"{node.path}  " if node.path else ""
-        yield printable(f"{indent}{node.tag.rpartition('/')[2]}  {path}({counts.get(node.path, 0)} nodes)")
+        size = module_size_words(totals.get(node.path, 0), counts.get(node.path, 0), node.parameter_count)
+        names = filter(None, (node.tag.rpartition("/")[2], node.path))
+        yield printable(f"{indent}{'  '.join(names)}  · {size}")
         for child in part.tree.children(node.path):
             yield from lines(child, indent + "  ")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ModuleProfile, ModuleTime
+from winml.modelkit.report.module_times import fused_words
 from winml.modelkit.results.profiled_modules import ProfiledModules
 from winml.modelkit.words import printable
 
@@ -153,7 +154,7 @@ def _module_row(module: ModuleTime, kernel_ms: float) -> tuple[Any, ...]:
         module.self_ms,
         module.kernels,
         module.output_bytes,
-        ", ".join(module.operators),
+        ", ".join(module.operators) + fused_words(module),
     )
 
 

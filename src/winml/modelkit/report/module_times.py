@@ -13,10 +13,12 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ClassTime, ModuleProfile, ModuleTime
 from winml.modelkit.report.terminal import TextTable, print_rows
 
-__all__ = ["print_module_times"]
+__all__ = ["fused_words", "print_module_times"]
 
 SHOWN_OPERATORS = 3
 """Operators shown per module. Chosen: they fit on one line."""
+SHOWN_FUSED = 3
+"""Modules shown beside the one that a kernel is charged to. Chosen: as for operators."""
 SHOWN_UNATTRIBUTED = 5
 """Nodes without a module that are shown. Chosen: enough to see what they have in common."""
 
@@ -71,9 +73,17 @@ def _module_table(
             "  " * level + segment,
             *_time_cells(module.total_ms, module.self_ms, profile.kernel_ms),
             f"{module.kernels:g}",
-            _operator_words(module.operators, module.self_ms),
+            _operator_words(module.operators, module.self_ms) + fused_words(module),
         )
     return table
+
+
+def fused_words(module: ModuleTime) -> str:
+    """Return which other modules have nodes in its kernels: `` (with BatchNorm2d, ReLU)``."""
+    names = [tag.rpartition(address.SEPARATOR)[2] for tag in module.fused_with]
+    hidden_count = len(names) - SHOWN_FUSED
+    shown = [*names[:SHOWN_FUSED], *([f"{hidden_count} others"] if hidden_count > 0 else [])]
+    return f" (with {', '.join(shown)})" if shown else ""
 
 
 def _class_table(profile: ModuleProfile, top: int | None) -> TextTable:

@@ -15,6 +15,7 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.inspect.module_costs import Cost, ModuleCost
 from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
 from winml.modelkit.report.terminal import TextTable, print_rows
+from winml.modelkit.results.words import at_root_words
 from winml.modelkit.words import count_words, shape_words, size_words
 
 __all__ = ["print_onnx_inspection"]
@@ -122,10 +123,8 @@ def _hierarchy_rows(inspection: OnnxInspection) -> Iterator[Row]:
     if inspection.tree_source == "none":
         yield "hierarchy", "none: no node says which module it came from"
         return
-    yield (
-        "hierarchy",
-        f"from {inspection.tree_source} · {coverage.tagged} of {coverage.nodes} nodes ({coverage.percent:.0f} %)",
-    )
+    found = f"{coverage.tagged} of {coverage.nodes} nodes ({coverage.percent:.0f} %), {at_root_words(coverage)}"
+    yield "hierarchy", f"from {inspection.tree_source} · {found}"
     yield "sources", ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items()))
 
 

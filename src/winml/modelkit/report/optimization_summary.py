@@ -7,6 +7,7 @@ from rich.console import Console
 from winml.modelkit.compare.words import equality_words
 from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.optimized_model import ModuleChange, OptimizedFile
+from winml.modelkit.results.words import coverage_words
 from winml.modelkit.words import size_words
 
 __all__ = ["print_optimization"]
@@ -47,8 +48,7 @@ def _operator_change_words(result: OptimizedFile) -> list[str]:
 def _coverage_words(result: OptimizedFile) -> str:
     if not result.is_tagged:
         return "unknown: the source does not say which module its nodes came from"
-    coverage = result.coverage
-    return f"{coverage.tagged} of {coverage.nodes} nodes tagged ({coverage.percent:.0f} %)"
+    return coverage_words(result.coverage)
 
 
 def _module_table(changes: tuple[ModuleChange, ...]) -> TextTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from winml.modelkit.results.pinned_model import PinnedModel
+from winml.modelkit.results.words import coverage_words
 from winml.modelkit.words import shape_words, size_words
 
 __all__ = ["pinned_lines"]
@@ -24,7 +25,7 @@ def pinned_lines(result: PinnedModel, source: str) -> list[tuple[str, str]]:
         *([("open", ", ".join(result.still_open))] if result.still_open else []),
         ("inputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.inputs)),
         ("outputs", ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in result.outputs)),
-        ("hierarchy", f"{result.coverage.tagged} of {result.coverage.nodes} nodes tagged"),
+        ("hierarchy", coverage_words(result.coverage)),
         ("verified", verified),
         ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),
         *(("note", note) for note in result.notes),

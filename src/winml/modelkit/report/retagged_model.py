@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from winml.modelkit.hierarchy.carry.carrying import Way
 from winml.modelkit.results.retag_result import RetaggedModel
+from winml.modelkit.results.words import coverage_words
 from winml.modelkit.words import size_words
 
 __all__ = ["retagged_lines"]
@@ -24,9 +25,9 @@ WAY_WORDS: Mapping[Way, str] = {
 
 def retagged_lines(result: RetaggedModel) -> list[tuple[str, str]]:
     """Return what was done, as pairs of a heading and a text."""
-    coverage, ways = result.coverage, result.report.by_way
+    ways = result.report.by_way
     return [
-        ("hierarchy", f"{coverage.tagged} of {coverage.nodes} nodes tagged"),
+        ("hierarchy", coverage_words(result.coverage)),
         *(("", f"{ways[way]} {words}") for way, words in WAY_WORDS.items() if ways.get(way)),
         *([("repaired", f"{result.repaired} nodes whose keys stood there twice")] if result.repaired else []),
         ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),

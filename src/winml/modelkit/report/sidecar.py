@@ -98,6 +98,8 @@ def _statistics_record(part: ExportedPart) -> dict[str, Any]:
         "node_count": coverage.nodes,
         "tagged_count": coverage.tagged,
         "coverage_percent": round(coverage.percent, 4),
+        "at_root_count": coverage.at_root,
+        "at_root_percent": round(coverage.at_root_percent, 4),
         "sources": {
             source: {"count": count, "percent": round(100 * count / coverage.nodes, 4)}
             for source, count in coverage.sources.items()

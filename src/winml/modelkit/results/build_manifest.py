@@ -53,6 +53,8 @@ class CoverageRecord(Options):
     tagged: int
     percent: float | None
     """Null where the model came without tags: unknown, then."""
+    at_root_percent: float | None = None
+    """Share of the nodes that only the root stands for; null where it is unknown."""
 
 
 class Origin(Options):

@@ -86,6 +86,15 @@ class ExportedPart:
         """Count the nodes of each module by its path, those of deeper modules not included."""
         return Counter(node.module for node in self.nodes)
 
+    def total_node_counts(self) -> Mapping[str, int]:
+        """Count the nodes of each module by its path, those of deeper modules included."""
+        totals = Counter(self.node_counts())
+        # A module comes after the one it ran in.
+        for module in reversed(self.tree.nodes):
+            if module.parent is not None:
+                totals[module.parent] += totals[module.path]
+        return totals
+
     def as_record(self) -> dict[str, Any]:
         """Return what is told of a graph, JSON-ready; sizes in bytes."""
         return {
@@ -103,11 +112,7 @@ class ExportedPart:
             ],
             "modules_traced": len(self.tree),
             "nodes": self.coverage.nodes,
-            "coverage": {
-                "tagged": self.coverage.tagged,
-                "percent": round(self.coverage.percent, 2),
-                "sources": dict(self.coverage.sources),
-            },
+            "coverage": self.coverage.as_record(),
             "verification": self.verification.as_record() if self.verification else None,
             "steps": [step.as_record() for step in self.steps],
             "notes": list(self.notes),

@@ -100,7 +100,7 @@ class OptimizedFile:
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready summary: sizes in bytes, times in milliseconds."""
-        percent = round(self.coverage.percent, 2) if self.is_tagged else None
+        unknown = {} if self.is_tagged else {"percent": None, "at_root_percent": None}
         return {
             "source": str(self.source),
             "model_path": str(self.model_path),
@@ -115,11 +115,7 @@ class OptimizedFile:
                 for key, graph in (("before", self.before), ("after", self.after))
             },
             "modules": [change.as_record() for change in self.module_changes()],
-            "coverage": {
-                "tagged": self.coverage.tagged,
-                "percent": percent,
-                "sources": dict(self.coverage.sources),
-            },
+            "coverage": {**self.coverage.as_record(), **unknown},
             "verification": self.verification.as_record() if self.verification else None,
             "steps": [step.as_record() for step in self.steps],
             "notes": list(self.notes),

@@ -40,7 +40,7 @@ class PinnedModel:
             "inputs": [spec.as_record() for spec in self.inputs],
             "outputs": [spec.as_record() for spec in self.outputs],
             "nodes": self.coverage.nodes,
-            "coverage": {"tagged": self.coverage.tagged, "percent": round(self.coverage.percent, 2)},
+            "coverage": self.coverage.as_record(),
             "verification": self.verification.as_record() if self.verification else None,
             "notes": list(self.notes),
         }

@@ -85,5 +85,6 @@ def _module_record(module: ModuleTime, kernel_ms: float, depth: int | None) -> d
         "operators_ms": dict(module.operators),
         "output_bytes": module.output_bytes,
         "parameter_bytes": module.parameter_bytes,
+        "fused_with": list(module.fused_with),
         "children": [_module_record(child, kernel_ms, levels_left) for child in children],
     }

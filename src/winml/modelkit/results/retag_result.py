@@ -37,7 +37,7 @@ class RetaggedModel:
             "after": str(self.after),
             "size_bytes": self.size_bytes,
             "nodes": self.coverage.nodes,
-            "coverage": {"tagged": self.coverage.tagged, "percent": round(self.coverage.percent, 2)},
+            "coverage": self.coverage.as_record(),
             "ways": dict(self.report.by_way),
             "sources": dict(self.coverage.sources),
             "repaired_nodes": self.repaired,

@@ -1,11 +1,40 @@
-"""Says in words how a verification ended. Shared by error messages, manifests and reports."""
+"""Says in words how a verification ended, and how far tags reach. Shared by messages, manifests and reports."""
 
 from __future__ import annotations
 
 from winml.modelkit.compare.outputs import CheckedValue, VerificationInfo
+from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.words import count_words
 
-__all__ = ["verification_notes", "verification_words"]
+__all__ = ["at_root_words", "coverage_words", "module_size_words", "verification_notes", "verification_words"]
+
+
+def coverage_words(coverage: Coverage) -> str:
+    """Return how many nodes carry a tag, and how many of them only that of the root.
+
+    >>> coverage_words(Coverage(8, 8, {"direct": 8}, at_root=2))
+    '8 of 8 nodes tagged (100 %), 2 at the root (25 %)'
+    """
+    tagged = f"{coverage.tagged} of {coverage.nodes} nodes tagged ({coverage.percent:.0f} %)"
+    return f"{tagged}, {at_root_words(coverage)}"
+
+
+def at_root_words(coverage: Coverage) -> str:
+    """Return how many nodes only the root stands for: ``2 at the root (25 %)``."""
+    if not coverage.at_root:
+        return "none at the root"
+    return f"{coverage.at_root} at the root ({coverage.at_root_percent:.0f} %)"
+
+
+def module_size_words(nodes: int, own_nodes: int, parameters: int) -> str:
+    """Return the nodes of a module with those below it, how many are its own, and its parameters.
+
+    >>> module_size_words(93, 12, 4_385_920), module_size_words(1, 1, 0)
+    ('93 nodes (12 own) · 4.4 M parameters', '1 node')
+    """
+    own = "" if own_nodes == nodes else f" ({own_nodes} own)"
+    size = f" · {count_words(parameters)} parameters" if parameters else ""
+    return f"{nodes} node{'' if nodes == 1 else 's'}{own}{size}"
 
 _SHOWN_FIXED = 2
 """Inputs named in the outcome; the notes name all."""

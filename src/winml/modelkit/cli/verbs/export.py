@@ -18,6 +18,7 @@ from winml.modelkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.hierarchy.torch_modules import TorchModules
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.export_result import ExportResult
 
@@ -46,7 +47,12 @@ Examples:
     default=None,
     help="Use torch's dynamo exporter, or TorchScript.  [default: TorchScript, and dynamo for what it cannot do]",
 )
-@click.option("--torch-module", metavar="CLASSES", help="torch.nn classes to show as modules: Linear,LayerNorm or all.")
+@click.option(
+    "--torch-module",
+    metavar="CLASSES",
+    help="torch.nn classes to show as modules: Linear,LayerNorm, all, none; or auto, those that no other class stands "
+    "above but the root's.  [default: auto]",
+)
 @click.option(
     "--hierarchy/--no-hierarchy",
     default=None,
@@ -112,7 +118,7 @@ def _export_config(options: dict[str, Any]) -> WinMLExportConfig:
         config = parse_options(WinMLExportConfig, value, source)
     given: dict[str, Any] = {}
     if options["torch_module"]:
-        given["torch_module"] = tuple(name.strip() for name in options["torch_module"].split(",") if name.strip())
+        given["torch_module"] = _torch_modules(options["torch_module"])
     if options["hierarchy"] is not None or options["clean_onnx"]:
         given["hierarchy"] = bool(options["hierarchy"]) and not options["clean_onnx"]
     if options["dynamo"] is not None:
@@ -124,6 +130,16 @@ def _export_config(options: dict[str, Any]) -> WinMLExportConfig:
     if options["ep"] is not None:
         given["ep"] = options["ep"]
     return config.model_copy(update=given)
+
+
+def _torch_modules(text: str) -> TorchModules:
+    from winml.modelkit.hierarchy.torch_modules import normalized_torch_modules
+
+    try:
+        return normalized_torch_modules(text)  # type: ignore[no-any-return]  # a text becomes one of them
+    except ValueError as error:
+        hint = "Give auto, none, all, or names of classes separated by commas."
+        raise ConfigError(f"--torch-module {text}: {error}", hint=hint) from None
 
 
 def _export_model(request: ModelRequest, config: WinMLExportConfig, options: dict[str, Any]) -> ExportResult:

@@ -94,7 +94,7 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         _describe_model(model, run, part, tree, used)
         coverage = measure_coverage(model)
         step.summary = f"normalized to {coverage.nodes} nodes, {coverage.tagged} tagged"
-    notes = (*_capture_notes(capture), *graph_notes, *proof.notes)
+    notes = (*(tree.notes if run.config.hierarchy else ()), *_capture_notes(capture), *graph_notes, *proof.notes)
     return TaggedGraph(model, tree, coverage, draw, proof, used, notes, capture.fixed_choices)
 
 

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit.errors import MeasureError, UsageError
+from winml.modelkit.flows.modules.kernel_work import charge_fused_kernels
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
@@ -66,7 +67,7 @@ def profile_modules(
                 "ONNX Runtime did not write the graph it executed, so its kernels cannot be named",
                 hint="Profile on another execution provider: --ep cpu.",
             )
-        executed = ir.serde.deserialize_model(read_structure(executed_path))
+        executed = read_structure(executed_path)
     return _charge_to_modules(result, before, executed, tree, measured)
 
 
@@ -98,18 +99,22 @@ def _module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
 
 
 def _charge_to_modules(
-    result: PerfResult, before: onnx.ModelProto, executed: ir.Model, tree: OnnxTree, measured: RunProfile
+    result: PerfResult, before: onnx.ModelProto, executed_proto: onnx.ModelProto, tree: OnnxTree, measured: RunProfile
 ) -> ProfiledModules:
-    original = ir.serde.deserialize_model(before)
+    original, executed = ir.serde.deserialize_model(before), ir.serde.deserialize_model(executed_proto)
     paths = {module.tag: module.path for module in tree.modules}
     for node, tag in zip(all_nodes(original), tree.tags, strict=True):
         if tag and read_tag(node) is None:
             write_tag(node, NodeTag(tag, paths[tag], "direct"))
     carried = carry_tags(original, executed)
+    modules = {module.path: module.tag for module in reversed(tree.modules)}
+    sizes = result.measured_shapes
+    fused = charge_fused_kernels(before, original, executed_proto, executed, modules=modules, sizes=sizes)
     profile = charge_modules(
         measured,
         _tags_by_name(executed, carried),
         [(module.tag, module.path, module.class_name) for module in tree.modules],
+        fused,
     )
     profiled_on = "measured with profiling on, which takes time of its own: compare shares, not these times"
     notes = (*result.notes, profiled_on, *tree.notes, *_source_notes(tree), *carried.notes)
