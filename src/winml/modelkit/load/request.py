@@ -29,10 +29,13 @@ from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.load_options import LoadOptions
 from winml.modelkit.options import nearest
 
-__all__ = ["ModelRequest", "ModelSource", "SourceKind", "check_folder", "resolve_source"]
+__all__ = ["CHECKPOINT_KINDS", "ModelRequest", "ModelSource", "SourceKind", "check_folder", "resolve_source"]
 
 SourceKind = Literal["folder", "config", "script", "hub", "type"]
 """``type`` is a model type alone: no checkpoint at all."""
+
+CHECKPOINT_KINDS = frozenset({"folder", "config", "hub", "type"})
+"""Whose modules are classes of transformers; a script may do as it likes."""
 
 # As huggingface_hub validates ids: "name" or "owner/name" of letters, digits, '_', '-' and '.'.
 _HUB_ID = re.compile(r"^\w[\w.-]*(/\w[\w.-]*)?$", re.ASCII)

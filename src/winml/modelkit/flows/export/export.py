@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -22,8 +23,9 @@ from winml.modelkit.flows.export.live_module import ExampleInputs, loaded_from_m
 from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.export.part_export import export_part
 from winml.modelkit.graph.files.output_files import OutputFiles
+from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.parts import LoadedModel
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.load.request import CHECKPOINT_KINDS, ModelRequest
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.export_result import ExportResult
 from winml.modelkit.runtime.execution_providers import refuse_dynamic
@@ -165,7 +167,8 @@ class HTPExporter:
                 self.on_parts(tuple(part.name for part in loaded.parts))
             all_parts = calls_of_all_parts(loaded, self.seed)
         result = ExportResult(loaded.info, (), started, __version__, loaded.model_notes)
-        with OutputFiles() as files:
+        is_checkpoint = loaded.info.source_kind in CHECKPOINT_KINDS
+        with OutputFiles() as files, local_files_only() if is_checkpoint else nullcontext():
             run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts)
             for part in loaded.parts:
                 result = export_part(run, result, part, exporter)
