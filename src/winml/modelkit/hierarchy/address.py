@@ -32,6 +32,18 @@ def parse_tag(tag: str) -> tuple[str, ...]:
     return tuple(segments)
 
 
+def is_tag(text: str) -> bool:
+    """Say whether a text is a tag.
+
+    >>> is_tag("/BertModel/BertLayer.0"), is_tag("BertLayer")
+    (True, False)
+    """
+    try:
+        return bool(parse_tag(text))
+    except ValueError:
+        return False
+
+
 def format_tag(segments: Iterable[str]) -> str:
     """Return the tag made of these segments; the inverse of :func:`parse_tag`."""
     return "".join(SEPARATOR + segment for segment in segments)

@@ -136,10 +136,7 @@ def _class_of(tag: str) -> str:
 
 
 def _is_tag(text: Any) -> bool:
-    try:
-        return isinstance(text, str) and bool(address.parse_tag(text))
-    except ValueError:
-        return False
+    return isinstance(text, str) and address.is_tag(text)
 
 
 def _scoped_tree(tree_source: TreeSource, scopes: Sequence[Scope], root: str) -> OnnxTree:

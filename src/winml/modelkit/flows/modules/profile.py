@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit.errors import MeasureError, UsageError
+from winml.modelkit.graph.files.graph_reading import graph_of, reading_graph
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.carry.carrying import CarryReport, carry_tags
@@ -64,8 +65,8 @@ def profile_modules(
                 "ONNX Runtime did not write the graph it executed, so its kernels cannot be named",
                 hint="Profile on another execution provider: --ep cpu.",
             )
-        executed = ir.serde.deserialize_model(read_structure(executed_path))
-    return _charge_to_modules(result, before, executed, tree, measured)
+        executed = graph_of(read_structure(executed_path), path)
+    return _charge_to_modules(result, graph_of(before, path), executed, tree, measured)
 
 
 def _profiled_run(
@@ -84,9 +85,10 @@ def _profiled_run(
 
 
 def _module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
-    nodes = list(all_nodes(ir.serde.deserialize_model(before)))
+    nodes = list(all_nodes(graph_of(before, model_path)))
     metadata = {entry.key: entry.value for entry in before.metadata_props}
-    tree = read_tree([ir.serde.serialize_node(node) for node in nodes], metadata, model_path.stem)
+    protos = reading_graph(model_path, lambda: [ir.serde.serialize_node(node) for node in nodes])
+    tree = read_tree(protos, metadata, model_path.stem)
     if tree.source == "none":
         raise UsageError(
             f"{model_path}: nothing says which module its nodes came from",
@@ -96,9 +98,8 @@ def _module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
 
 
 def _charge_to_modules(
-    result: PerfResult, before: onnx.ModelProto, executed: ir.Model, tree: OnnxTree, measured: RunProfile
+    result: PerfResult, original: ir.Model, executed: ir.Model, tree: OnnxTree, measured: RunProfile
 ) -> ProfiledModules:
-    original = ir.serde.deserialize_model(before)
     paths = {module.tag: module.path for module in tree.modules}
     for node, tag in zip(all_nodes(original), tree.tags, strict=True):
         if tag and read_tag(node) is None:
@@ -116,7 +117,7 @@ def _charge_to_modules(
         profile=profile,
         tree_source=tree.source,
         carried=carried,
-        graph_name=before.graph.name,
+        graph_name=original.graph.name or "",
         node_ms=_node_times(original, executed, profile),
     )
 
