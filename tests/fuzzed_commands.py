@@ -9,11 +9,11 @@ import contextlib
 import io
 import json
 import os
-import resource
-import select
+import queue
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,20 +47,24 @@ class CommandProcess:
     def __init__(self) -> None:
         """Start nothing yet."""
         self._process: subprocess.Popen[str] | None = None
+        self._answers: queue.Queue[str] = queue.Queue()
 
     def run(self, *arguments: str, seconds: float = SECONDS) -> Ending:
         """Run ``winml`` with these arguments and return how it ended."""
         process = self._started()
         assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(json.dumps(arguments) + "\n")
         process.stdin.flush()
-        ready = select.select([process.stdout], [], [], seconds)[0]
-        line = process.stdout.readline() if ready else ""
-        if line:
-            return Ending(**json.loads(line))
-        self.close()
-        return Ending(None, f"crashed: {process.returncode}" if ready else f"still running after {seconds} seconds")
+        try:
+            line = self._answers.get(timeout=seconds)
+        except queue.Empty:
+            self.close()
+            return Ending(None, f"still running after {seconds} seconds")
+        if not line:
+            code = process.wait()
+            self.close()
+            return Ending(None, f"crashed: {code}")
+        return Ending(**json.loads(line))
 
     def close(self) -> None:
         """End the process, if one runs."""
@@ -82,7 +86,18 @@ class CommandProcess:
                 stderr=subprocess.DEVNULL,
                 encoding="utf-8",
             )
+            self._answers = queue.Queue()
+            threading.Thread(target=_read_answers, args=(self._process, self._answers), daemon=True).start()
         return self._process
+
+
+def _read_answers(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
+    """Pass on each answer, and an empty one when the process has ended."""
+    assert process.stdout is not None
+    with contextlib.suppress(ValueError):  # closed meanwhile
+        for line in process.stdout:
+            answers.put(line)
+    answers.put("")
 
 
 def _run(arguments: Sequence[str]) -> Ending:
@@ -101,7 +116,10 @@ def _run(arguments: Sequence[str]) -> Ending:
 
 
 def _serve() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    with contextlib.suppress(ImportError):  # Windows has no such limits
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # What a library writes to descriptor 1 is no answer.

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from winml.modelkit.cli._errors import report_click_error, report_unexpected
-from winml.modelkit.errors import first_line
+from winml.modelkit.cli._errors import is_out_of_memory, report_click_error, report_out_of_memory, report_unexpected
 
 __all__ = ["main"]
 
@@ -91,14 +90,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted: no file was changed", err=True)
         code = EXIT_FAILED
-    except MemoryError as error:
-        click.echo(f"error: not enough memory: {first_line(error)}", err=True)
-        click.echo("Ask for smaller inputs (--shape-config, --input-specs), or use a machine with more.", err=True)
-        code = EXIT_FAILED
     except BrokenPipeError:
         # Whoever read our output has left; what they had is all they is_requested.
         sys.stderr.close()
         code = EXIT_FAILED
     except Exception as error:
-        code = report_unexpected(error, debug="--debug" in (argv if argv is not None else sys.argv))
+        if is_out_of_memory(error):
+            code = report_out_of_memory(error)
+        else:
+            code = report_unexpected(error, debug="--debug" in (argv if argv is not None else sys.argv))
     sys.exit(code or 0)

@@ -7,6 +7,7 @@ never opened. Does not interpret the model.
 
 from __future__ import annotations
 
+import errno
 import functools
 import mmap
 import os
@@ -66,9 +67,11 @@ def read_structure(path: Path) -> onnx.ModelProto:
         InputError: it is empty, cut off, or not an ONNX file.
     """
     try:
-        if not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
             # Opening a pipe would wait for a writer.
-            raise ModelPathError(f"{path} is no regular file", hint="Give the path of an ONNX file.")
+            problem = "is a directory, not an ONNX file" if stat.S_ISDIR(mode) else "is no regular file"
+            raise ModelPathError(f"{path} {problem}", hint="Give the path of an ONNX file.")
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise InputError(f"{path} is empty: an ONNX file was expected", hint="Export or download it again.")
@@ -77,8 +80,11 @@ def read_structure(path: Path) -> onnx.ModelProto:
     except FileNotFoundError:
         raise ModelPathError(f"{path}: no such file", hint="Give the path of an ONNX file.") from None
     except OSError as error:
-        reason = "is a directory, not an ONNX file" if path.is_dir() else f"cannot be read: {error.strerror}"
-        raise ModelPathError(f"{path} {reason}", hint="Give the path of an ONNX file.") from None
+        if error.errno == errno.ENOMEM:
+            raise MemoryError(f"{path} cannot be mapped") from error
+        raise ModelPathError(
+            f"{path} cannot be read: {error.strerror}", hint="Give the path of an ONNX file."
+        ) from None
 
 
 def _parse_structure(data: mmap.mmap, path: Path) -> onnx.ModelProto:
