@@ -6,8 +6,8 @@ ends with an exit code of ours and never as an internal error, a crash or a hang
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,10 +22,14 @@ from checkpoints import build_model
 from damage import Damage, json_damages, onnx_damages
 from fuzzed_commands import CommandProcess
 from graphs import parse
+from winml.modelkit.errors import WinMLError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.flows.export.export import export_pytorch
+from winml.modelkit.load.checkpoints.processor_files import read_processor_files
+from winml.modelkit.load.request import check_folder
 
 EXAMPLES = 500
+_QUICK = ("--iterations", "1", "--warmup", "0")
 bounded = settings(
     max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -92,8 +96,8 @@ def _reads(model: Path, original: Path) -> Mapping[str, tuple[str, ...]]:
         "optimize": ("optimize", "-m", str(model), "-o", written, "--overwrite"),
         "export": ("export", "-m", str(model), "-o", written, "--overwrite", "--shape-config", '{"N": 1}'),
         "extract": ("extract", str(model), "--module", "**", "-o", str(folder / "parts"), "--overwrite"),
-        "perf": ("perf", str(model), "--iterations", "1", "--warmup", "0"),
-        "perf by module": ("perf", str(model), "--iterations", "1", "--warmup", "0", "--by-module"),
+        "perf": ("perf", str(model), *_QUICK),
+        "perf by module": ("perf", str(model), *_QUICK, "--by-module"),
         "build": ("build", "-m", str(model), "-o", str(folder / "build"), "--rebuild"),
     }
 
@@ -146,53 +150,78 @@ def _header(damage: Damage, content: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header + content[8 + length :]
 
 
-_QUICK = ("--iterations", "1", "--warmup", "0")
+def _restored(path: Path, content: bytes) -> contextlib.AbstractContextManager[None]:
+    """Let a file have other content for the block."""
+
+    @contextlib.contextmanager
+    def replaced() -> Iterator[None]:
+        kept = path.read_bytes()
+        path.write_bytes(content)
+        try:
+            yield
+        finally:
+            path.write_bytes(kept)
+
+    return replaced()
 
 
-def _commands_for(
-    root: Path, model: Path
-) -> Mapping[str, tuple[Path, Callable[[Damage, bytes], bytes], list[tuple[str, ...]]]]:
-    """Return by kind the file that is damaged, how, and the commands that read it."""
-    checkpoint, sharded, build = (root / name for name in ("checkpoint", "sharded", "build"))
-    written = ("-o", str(root / "out.onnx"), "--overwrite", "--no-verify")
-    look, load = ("inspect", "-m", str(checkpoint)), ("export", "-m", str(checkpoint), *written)
-    return {
-        "config": (checkpoint / "config.json", _whole, [look, ("config", "-m", str(checkpoint)), load]),
-        "tokenizer": (checkpoint / "tokenizer_config.json", _whole, [look]),
-        "processor": (checkpoint / "preprocessor_config.json", _whole, [look]),
-        "safetensors": (checkpoint / "model.safetensors", _header, [look, load]),
-        "index": (
-            sharded / "model.safetensors.index.json", _whole,
-            [("inspect", "-m", str(sharded)), ("export", "-m", str(sharded), *written)],
-        ),
-        "manifest": (
-            build / "build_manifest.json", _whole,
-            [("build", "-m", str(model), "-o", str(build)), ("perf", str(build), *_QUICK)],
-        ),
-        "build config": (
-            root / "config.json", _whole,
-            [("config", "--check", str(root / "config.json")),
-             ("build", "-m", str(model), "-c", str(root / "config.json"), "-o", str(root / "other"))],
-        ),
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "wrap"),
+    [
+        ("checkpoint/model.safetensors", _header),
+        ("sharded/model.safetensors.index.json", _whole),
+        ("checkpoint/tokenizer_config.json", _whole),
+        ("checkpoint/preprocessor_config.json", _whole),
+    ],
+)
+@given(damage=json_damages)
+@bounded
+def test_damaged_checkpoint_file_is_refused_or_read(
+    folders: Path, file: str, wrap: Callable[[Damage, bytes], bytes], damage: Damage
+) -> None:
+    """Headers, indexes and the files of processors are read before any library: each error is one of ours."""
+    path = folders / file
+    with _restored(path, wrap(damage, path.read_bytes())), contextlib.suppress(WinMLError):
+        check_folder(path.parent, needs_weights=True)
+        read_processor_files(path.parent)
 
 
-@pytest.mark.parametrize("kind", _commands_for(Path(), Path()))
+@pytest.mark.parametrize("kind", ["config", "manifest", "build config"])
 @given(data=st.data(), damage=json_damages)
 @bounded
 def test_damaged_json_ends_every_verb_in_words(
     commands: CommandProcess, folders: Path, models: Sequence[Path], kind: str, data: st.DataObject, damage: Damage
 ) -> None:
-    """Config, header, index, manifest: what is wrong with them is said, or does not matter."""
-    path, wrap, reads = _commands_for(folders, models[0])[kind]
-    kept = path.with_name(f"{path.name}.kept")
-    if not kept.exists():
-        shutil.copy(path, kept)
-    path.write_bytes(wrap(damage, kept.read_bytes()))
-    # Whole again afterwards: the next kind reads the same folder.
-    try:
-        arguments = data.draw(st.sampled_from(reads))
+    """What is wrong with a config or a manifest is said, or does not matter."""
+    checkpoint, build, other = (str(folders / name) for name in ("checkpoint", "build", "other"))
+    path, reads = {
+        "config": (
+            folders / "checkpoint" / "config.json",
+            [("inspect", "-m", checkpoint), ("config", "-m", checkpoint)],
+        ),
+        "manifest": (folders / "build" / "build_manifest.json", [("build", "-m", str(models[0]), "-o", build)]),
+        "build config": (
+            folders / "config.json",
+            [("config", "--check", str(folders / "config.json")),
+             ("build", "-m", str(models[0]), "-c", str(folders / "config.json"), "-o", other)],
+        ),
+    }[kind]  # fmt: skip
+    arguments = data.draw(st.sampled_from(reads))
+    with _restored(path, damage(path.read_bytes())):
         ending = commands.run(*arguments)
-    finally:
-        shutil.copy(kept, path)
+    assert ending.is_foreseen, (arguments, ending)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+@given(damage=json_damages)
+@settings(bounded, max_examples=15)
+def test_damaged_checkpoint_ends_its_export_in_words(
+    commands: CommandProcess, folders: Path, file: str, damage: Damage
+) -> None:
+    """What was not refused before reaches torch and transformers."""
+    path = folders / "checkpoint" / file
+    wrap = _header if path.suffix == ".safetensors" else _whole
+    arguments = ("export", "-m", str(path.parent), "-o", str(folders / "out.onnx"), "--overwrite", "--no-verify")
+    with _restored(path, wrap(damage, path.read_bytes())):
+        ending = commands.run(*arguments)
     assert ending.is_foreseen, (arguments, ending)

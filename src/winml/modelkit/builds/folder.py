@@ -22,6 +22,7 @@ from winml.modelkit.builds.cache import write_atomically
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME, PARTIAL_PREFIX
 from winml.modelkit.graph.files.output_files import refuse_existing, write_error
+from winml.modelkit.options import read_json_file
 from winml.modelkit.results.build_manifest import (
     MANIFEST_VERSION,
     READABLE_VERSIONS,
@@ -93,7 +94,7 @@ class BuildFolder:
             )
         self._owned = {BUILD_MANIFEST_NAME, *files} if version is not None else set(self._names)
         if version in READABLE_VERSIONS:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, OSError):
                 self.manifest = read_manifest(path.read_bytes())
         if self.manifest is None:
             problem = (
@@ -154,14 +155,22 @@ class BuildFolder:
 def _version_and_files(path: Path) -> tuple[int | None, tuple[str, ...]]:
     """Return what every version of a manifest tells; no version where it is damaged."""
     try:
-        value: Any = json.loads(path.read_text(encoding="utf-8"))
+        value: Any = read_json_file(path)
         version, files = value["manifest_version"], value["files"]
     except (OSError, ValueError, KeyError, TypeError):
         return None, ()
     if not isinstance(version, int) or not isinstance(files, list) or not all(isinstance(name, str) for name in files):
         return None, ()
     # Names with a folder in them would lead out of this one; no build writes such.
-    return version, tuple(name for name in files if name and Path(name).name == name)
+    return version, tuple(name for name in files if _is_plain_name(name))
+
+
+_LONGEST_NAME = 255
+"""Bytes: the longest name of a file on every usual file system."""
+
+
+def _is_plain_name(name: str) -> bool:
+    return bool(name) and Path(name).name == name and "\0" not in name and len(name.encode()) <= _LONGEST_NAME
 
 
 def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable[str]) -> None:
