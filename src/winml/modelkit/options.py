@@ -1,8 +1,8 @@
-"""Reads JSON files, and parses and validates the JSON that users pass as options.
+"""Parses and validates the JSON that users pass as options.
 
-Syntax errors name line and column, unknown keys the nearest known key, and wrong values the field. A file is read up to
-a limit, and text that only looks like JSON to Python (nested too deeply, half of a character) is refused. Does not know
-what the options mean.
+Syntax errors name line and column, unknown keys the nearest known key, and wrong values the field. Other JSON files are
+read here as well: up to a limit, and without what only looks like JSON to Python (nested too deeply, half of a
+character). Does not know what the options mean.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-__all__ = ["common_ancestor", "depth", "format_tag", "is_within", "parse_tag", "sibling_segments"]
+__all__ = ["common_ancestor", "depth", "format_tag", "is_tag", "is_within", "parse_tag", "sibling_segments"]
 
 SEPARATOR = "/"
 
