@@ -11,7 +11,7 @@ import difflib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -36,6 +36,8 @@ JSON_LIMIT_BYTES = 100_000_000
 """Chosen: the limit that the safetensors format sets for its header, and ten times the largest index of weights."""
 _DEEPEST = 100
 """Chosen: configs nest a handful of levels; Python follows a thousand and then fails wherever it happens to be."""
+_PIECE_BYTES = 1 << 20
+"""Chosen: larger than nearly every config."""
 _INHERITED = ("/dev/fd/", "/dev/stdin", "/proc/")
 """Where the open files of a process stand: a pipe from there has a writer, as in ``--shape-config <(command)``."""
 
@@ -128,7 +130,7 @@ class JsonError(ValueError):
         self.hint = hint
 
 
-def read_json_file(path: Path, *, may_be_pipe: bool = False, **hooks: Callable[[Any], Any]) -> Any:
+def read_json_file(path: Path, *, may_be_pipe: bool = False, **hooks: Any) -> Any:
     """Read a JSON file of at most ``JSON_LIMIT_BYTES``.
 
     Args:
@@ -147,7 +149,10 @@ def read_json_file(path: Path, *, may_be_pipe: bool = False, **hooks: Callable[[
         if not stat.S_ISREG(mode) and (stat.S_ISDIR(mode) or not is_inherited):
             raise JsonError("is a directory" if stat.S_ISDIR(mode) else "is no regular file", hint=_GIVE_FILE)
         with path.open("rb") as file:
-            content = file.read(JSON_LIMIT_BYTES + 1)
+            content = b""
+            # In pieces: asked for all at once, Python sets the limit aside in memory.
+            while len(content) <= JSON_LIMIT_BYTES and (piece := file.read(_PIECE_BYTES)):
+                content += piece
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -164,7 +169,7 @@ def read_json_file(path: Path, *, may_be_pipe: bool = False, **hooks: Callable[[
     return load_json(text, **hooks)
 
 
-def load_json(text: str, **hooks: Callable[[Any], Any]) -> Any:
+def load_json(text: str, **hooks: Any) -> Any:
     """Parse JSON text; ``hooks`` are those of :func:`json.loads`.
 
     Raises:
@@ -237,7 +242,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON value")
 
 
-_STRICT: dict[str, Callable[[Any], Any]] = {
+_STRICT: dict[str, Any] = {
     "object_pairs_hook": _without_duplicates,
     "parse_constant": _refuse_constant,
 }
