@@ -1,7 +1,8 @@
 """Parses and validates the JSON that users pass as options.
 
-Syntax errors name line and column, unknown keys the nearest known key, and wrong values the field. Does not know what
-the options mean.
+Syntax errors name line and column, unknown keys the nearest known key, and wrong values the field. Other JSON files are
+read here as well: up to a limit, and without what only looks like JSON to Python (nested too deeply, half of a
+character). Does not know what the options mean.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -17,7 +19,27 @@ import pydantic
 
 from winml.modelkit.errors import ConfigError
 
-__all__ = ["Options", "nearest", "parse_json", "parse_options", "read_json", "unknown_key_message"]
+__all__ = [
+    "JSON_LIMIT_BYTES",
+    "JsonError",
+    "Options",
+    "load_json",
+    "nearest",
+    "parse_json",
+    "parse_options",
+    "read_json",
+    "read_json_file",
+    "unknown_key_message",
+]
+
+JSON_LIMIT_BYTES = 100_000_000
+"""Chosen: the limit that the safetensors format sets for its header, and ten times the largest index of weights."""
+_DEEPEST = 100
+"""Chosen: configs nest a handful of levels; Python follows a thousand and then fails wherever it happens to be."""
+_PIECE_BYTES = 1 << 20
+"""Chosen: larger than nearly every config."""
+_INHERITED = ("/dev/fd/", "/dev/stdin", "/proc/")
+"""Where the open files of a process stand: a pipe from there has a writer, as in ``--shape-config <(command)``."""
 
 
 class Options(pydantic.BaseModel):
@@ -65,16 +87,16 @@ def read_json(text_or_path: str | os.PathLike[str], option: str) -> tuple[Any, s
     label = option
     if not text.strip():
         raise ConfigError(f"{option}: the text is empty", hint="Give the path of a JSON file, or JSON text.")
-    if not text.lstrip().startswith(("{", "[")):
-        label = f"{option} {text}"
-        try:
-            text = Path(text).read_text(encoding="utf-8-sig")
-        except FileNotFoundError:
-            raise ConfigError(f"{label}: no such file", hint="Give the path of a JSON file, or JSON text.") from None
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise ConfigError(f"{label}: cannot be read: {reason}") from error
-    return parse_json(text, label)
+    if text.lstrip().startswith(("{", "[")):
+        return parse_json(text, option)
+    label = f"{option} {text}"
+    try:
+        value = read_json_file(Path(text), may_be_pipe=True, **_STRICT)
+    except FileNotFoundError:
+        raise ConfigError(f"{label}: no such file", hint="Give the path of a JSON file, or JSON text.") from None
+    except JsonError as error:
+        raise ConfigError(f"{label}: {error}", hint=error.hint) from None
+    return value, label
 
 
 def parse_json(text: str, label: str) -> tuple[Any, str]:
@@ -91,18 +113,115 @@ def parse_json(text: str, label: str) -> tuple[Any, str]:
         ConfigError: it is not JSON (names line and column), or an object has a key twice.
     """
     try:
-        return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant), label
+        return load_json(text, **_STRICT), label
+    except JsonError as error:
+        raise ConfigError(f"{label}: {error}", hint=error.hint) from None
+
+
+class JsonError(ValueError):
+    """A file cannot be read, or holds no JSON; the message says why, without the name of the file.
+
+    Attributes:
+        hint: What to do next, or an empty string.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def read_json_file(path: Path, *, may_be_pipe: bool = False, **hooks: Any) -> Any:
+    """Read a JSON file of at most ``JSON_LIMIT_BYTES``.
+
+    Args:
+        path: The file.
+        may_be_pipe: Whether a pipe that this process was started with, or a device, will do as well.
+        hooks: As for :func:`json.loads`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        JsonError: it is no regular file, too large, not UTF-8 or not JSON.
+    """
+    try:
+        mode = path.stat().st_mode
+        is_inherited = may_be_pipe and (not stat.S_ISFIFO(mode) or os.fspath(path).startswith(_INHERITED))
+        # Opening a pipe that nobody writes to would wait for ever.
+        if not stat.S_ISREG(mode) and (stat.S_ISDIR(mode) or not is_inherited):
+            raise JsonError("is a directory" if stat.S_ISDIR(mode) else "is no regular file", hint=_GIVE_FILE)
+        with path.open("rb") as file:
+            content = b""
+            # In pieces: asked for all at once, Python sets the limit aside in memory.
+            while len(content) <= JSON_LIMIT_BYTES and (piece := file.read(_PIECE_BYTES)):
+                content += piece
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise JsonError(f"cannot be read: {error.strerror or error}", hint=_GIVE_FILE) from error
+    except ValueError as error:
+        # The name holds what no file system takes.
+        raise JsonError(f"cannot be read: {error}", hint=_GIVE_FILE) from error
+    if len(content) > JSON_LIMIT_BYTES:
+        raise JsonError(f"is larger than the {JSON_LIMIT_BYTES} bytes that are read of a JSON file", hint=_GIVE_FILE)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise JsonError(f"cannot be read: byte {error.start} is not UTF-8 text", hint="Save it as UTF-8.") from error
+    return load_json(text, **hooks)
+
+
+def load_json(text: str, **hooks: Any) -> Any:
+    """Parse JSON text; ``hooks`` are those of :func:`json.loads`.
+
+    Raises:
+        JsonError: it is not JSON (names line and column), nested too deeply, or holds half of a character.
+    """
+    try:
+        value = json.loads(text, **hooks)
     except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{label}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}",
+        raise JsonError(
+            f"not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}",
             hint="Mend it there. Where a shell takes the quotes out of JSON text, give it as a file.",
         ) from None
     except _DuplicateKeyError as error:
-        raise ConfigError(f"{label}: key {error.args[0]!r} stands twice in one object") from None
+        raise JsonError(f"key {error.args[0]!r} stands twice in one object") from None
     except RecursionError:
-        raise ConfigError(f"{label}: its values are nested too deeply") from None
+        raise _too_deep() from None
     except ValueError as error:
-        raise ConfigError(f"{label}: not valid JSON: {error}") from None
+        # Such as a number of more digits than Python reads.
+        raise JsonError(f"not valid JSON: {error}") from None
+    _refuse_unusable(value)
+    return value
+
+
+def _refuse_unusable(value: Any) -> None:
+    """Refuse what Python parses and fails at later: deep nesting, and texts that no UTF-8 file can hold."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += [*item, *item.values()]
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, str) and not item.isascii():
+                _refuse_half_characters(item)
+        if not below:
+            return
+        level = below
+    raise _too_deep()
+
+
+def _refuse_half_characters(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise JsonError(
+            f"not valid JSON: a text holds {error.object[error.start]!a}, which is half of a character"
+        ) from None
+
+
+def _too_deep() -> JsonError:
+    return JsonError("its values are nested too deeply", hint=f"At most {_DEEPEST} levels are read.")
 
 
 class _DuplicateKeyError(ValueError):
@@ -121,6 +240,14 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _refuse_constant(name: str) -> None:
     # Python accepts NaN and infinities, which JSON does not have and no option needs.
     raise ValueError(f"{name} is not a JSON value")
+
+
+_STRICT: dict[str, Any] = {
+    "object_pairs_hook": _without_duplicates,
+    "parse_constant": _refuse_constant,
+}
+"""What is refused in the JSON of users beside what is no JSON."""
+_GIVE_FILE = "Give the path of a JSON file."
 
 
 def parse_options(options: type[_OptionsT], value: Any, label: str) -> _OptionsT:

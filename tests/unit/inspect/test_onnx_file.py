@@ -264,3 +264,36 @@ def test_inspect_onnx_sizes_follow_from_type_and_shape(
     tensor = onnx.TensorProto(dims=[count], data_type=data_type, name="w")
     graph = helper.make_graph([], "main", [], [], [tensor])
     assert expected == _inspect_model(helper.make_model(graph), tmp_path).weights[0].size_bytes
+
+
+def test_inspect_onnx_constants_that_hold_weights_are_parameters_of_the_module_that_reads_them(tmp_path: Path) -> None:
+    """In a graph, a branch and a function; a shape, a scalar and an epsilon in a constant are none."""
+
+    def constant(name: str, values: Any, tag: str) -> onnx.NodeProto:
+        array = np.asarray(values)
+        return _with_tag(helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array, name)), tag)
+
+    branch = helper.make_graph(
+        [
+            constant("kernel", np.ones((4, 4), np.float32), "/M/Inner"),
+            _with_tag(helper.make_node("MatMul", ["x", "kernel"], ["inner"]), "/M/Inner"),
+        ],
+        "then", [], [_make_value("inner", None)],
+    )  # fmt: skip
+    held = constant("held", np.ones((2, 4), np.float32), "/M/Other")
+    direct = helper.make_graph([held], "else", [], [_make_value("held", None)])
+    nodes = [
+        constant("scale", np.ones(4, np.float32), "/M"),
+        constant("epsilon", np.float32(1e-5), "/M"),
+        constant("shape", np.asarray([2, 4], np.int64), "/M"),
+        _with_tag(helper.make_node("If", ["c"], ["chosen"], then_branch=branch, else_branch=direct), "/M"),
+        _with_tag(helper.make_node("Mul", ["chosen", "scale"], ["scaled"]), "/M/Scale"),
+        _with_tag(helper.make_node("Reshape", ["scaled", "shape"], ["y"]), "/M"),
+    ]  # fmt: skip
+    inputs = [_make_value("x", [2, 4]), _make_value("c", [], TensorProto.BOOL)]
+    graph = helper.make_graph(nodes, "g", inputs, [_make_value("y", [2, 4])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    inspection = _inspect_model(model, tmp_path)
+    assert 16 + 8 + 4 == inspection.total.parameters
+    own = {module.tag: module.own.parameters for module in inspection.modules}
+    assert {"/M/Inner": 16, "/M/Other": 8, "/M/Scale": 4} == {tag: own[tag] for tag in own if own[tag]}

@@ -20,6 +20,7 @@ from typing import Any
 import platformdirs
 
 from winml.modelkit.file_names import PARTIAL_PREFIX
+from winml.modelkit.options import read_json_file
 
 __all__ = ["CACHE_VARIABLE", "cache_root", "digest", "file_digest", "hash_file", "library_versions", "write_atomically"]
 
@@ -60,7 +61,7 @@ def file_digest(path: Path) -> str:
     state = _file_state(path)
     note = cache_root() / "digests" / f"{digest(str(path))}.json"
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        remembered = json.loads(note.read_text(encoding="utf-8"))
+        remembered = read_json_file(note)
         if remembered["state"] == state:
             return str(remembered["sha256"])
     content_digest = hash_file(path)

@@ -38,7 +38,7 @@ class FileRecords:
             path = self._folder / record.name
             try:
                 is_same = path.stat().st_size == record.size_bytes and self._read_digest(path) == record.sha256
-            except OSError:
+            except (OSError, ValueError):  # a name that no file has
                 is_same = False
             if not is_same:
                 return record.name

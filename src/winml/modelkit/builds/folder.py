@@ -22,6 +22,7 @@ from winml.modelkit.builds.cache import write_atomically
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME, PARTIAL_PREFIX
 from winml.modelkit.graph.files.output_files import refuse_existing, write_error
+from winml.modelkit.options import read_json_file
 from winml.modelkit.results.build_manifest import (
     MANIFEST_VERSION,
     READABLE_VERSIONS,
@@ -93,7 +94,7 @@ class BuildFolder:
             )
         self._owned = {BUILD_MANIFEST_NAME, *files} if version is not None else set(self._names)
         if version in READABLE_VERSIONS:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, OSError):
                 self.manifest = read_manifest(path.read_bytes())
         if self.manifest is None:
             problem = (
@@ -158,7 +159,7 @@ class BuildFolder:
 def _version_and_files(path: Path) -> tuple[int | None, tuple[str, ...]]:
     """Return what every version of a manifest tells; no version where it is damaged."""
     try:
-        value: Any = json.loads(path.read_text(encoding="utf-8"))
+        value: Any = read_json_file(path)
         version, files = value["manifest_version"], value["files"]
     except (OSError, ValueError, KeyError, TypeError):
         return None, ()
@@ -167,11 +168,16 @@ def _version_and_files(path: Path) -> tuple[int | None, tuple[str, ...]]:
     return version, tuple(name for name in files if _stays_inside(name))
 
 
+_LONGEST_NAME = 255
+"""Bytes: the longest name of a file on every usual file system."""
+
+
 def _stays_inside(name: str) -> bool:
-    """Say whether the name of a file, ``/`` between parts, does not lead out of the folder it is relative to."""
+    """Say whether the name of a file, ``/`` between parts, is one, and does not lead out of the folder it is in."""
     path = PurePosixPath(name)
     is_plain = name == path.as_posix() and path.parts and not path.is_absolute() and ".." not in path.parts
-    return bool(is_plain) and not PureWindowsPath(name).drive and "\\" not in name
+    is_foreign = PureWindowsPath(name).drive or "\\" in name or "\0" in name
+    return bool(is_plain and not is_foreign) and all(len(part.encode()) <= _LONGEST_NAME for part in path.parts)
 
 
 def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from winml.modelkit.errors import CheckpointError, ModelPathError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, BUILT_MODEL_NAME
+from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.progress import StepEvent
@@ -62,13 +63,14 @@ def onnx_file(name: str) -> Path | None:
     Raises:
         ModelPathError: there is no such file, or a folder of a build lacks its model.
     """
-    path = Path(name.strip()).expanduser()
+    path = named_path(name.strip())
     if path.is_dir():
         return _built_model(path)
     if path.suffix.lower() != ".onnx":
         return None
     if not path.is_file():
-        raise ModelPathError(f"{path}: no such file", hint="Give the path of an ONNX file.")
+        problem = "is no regular file" if path.exists() else "no such file"
+        raise ModelPathError(f"{path}: {problem}", hint="Give the path of an ONNX file.")
     return path
 
 

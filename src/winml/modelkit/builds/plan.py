@@ -13,6 +13,7 @@ from typing import Any
 
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
+from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 
@@ -72,9 +73,10 @@ def plan_build(
     sections_off = dict(switched_off or {})
     config = config.model_copy(update={"loader": loader_section(request), **dict.fromkeys(sections_off)})
     if is_onnx_path(request.model):
-        path = Path(request.model.strip()).expanduser()
+        path = named_path(request.model.strip())
         if not path.is_file():
-            raise ModelPathError(f"{path}: no such file", hint="Give the path of an ONNX file.")
+            problem = "is no regular file" if path.exists() else "no such file"
+            raise ModelPathError(f"{path}: {problem}", hint="Give the path of an ONNX file.")
         _refuse_torch_options(request)
         return BuildPlan(
             config.model_copy(update={"export": None}), request, path, sections_off, skip_pre_normalization, verify

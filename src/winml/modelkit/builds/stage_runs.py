@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
 from winml.modelkit.builds.cache import library_versions
 from winml.modelkit.builds.file_records import FileRecords
 from winml.modelkit.builds.folder import BuildFolder
@@ -23,6 +21,7 @@ from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, names_of
 from winml.modelkit.file_names import SIDECAR_SUFFIX, part_path
+from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.hierarchy.coverage import measure_coverage
 from winml.modelkit.progress import StepEvent
@@ -214,7 +213,7 @@ def _as_reused(records: Mapping[str, StageRecord], reason: str) -> dict[str, Sta
 
 def _count_nodes(path: Path) -> tuple[int, CoverageRecord]:
     """Count the nodes and tags of a written file."""
-    coverage = measure_coverage(ir.serde.deserialize_model(read_structure(path)))
+    coverage = measure_coverage(graph_of(read_structure(path), path))
     # A model none of whose nodes has a tag never had a hierarchy, or was told to drop it.
     if coverage.nodes and not coverage.tagged:
         return coverage.nodes, CoverageRecord(tagged=0, percent=None)

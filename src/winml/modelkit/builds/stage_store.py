@@ -19,6 +19,7 @@ from winml.modelkit.builds.file_records import FileRecords
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import link_or_copy
+from winml.modelkit.options import read_json_file
 from winml.modelkit.results.build_manifest import Origin, StageRecord
 
 __all__ = ["StageStore"]
@@ -67,7 +68,7 @@ class StageStore:
             Name of the part → its record; empty where there is no result.
         """
         try:
-            note = json.loads(self._note_path(origin).read_text(encoding="utf-8"))
+            note = read_json_file(self._note_path(origin))
             noted = note["parts"] if "parts" in note else {ONLY_PART: note["record"]}
             records = {name: StageRecord.model_validate_json(json.dumps(record)) for name, record in noted.items()}
             place = Path(note["folder"])

@@ -14,7 +14,13 @@ from typing import Any
 
 import click
 
-from winml.modelkit.cli._errors import report_click_error, report_error, report_unexpected
+from winml.modelkit.cli._errors import (
+    is_out_of_memory,
+    report_click_error,
+    report_error,
+    report_out_of_memory,
+    report_unexpected,
+)
 from winml.modelkit.cli._streams import finish_streams, tell
 from winml.modelkit.errors import InputError, WinMLError, ended_by_foreign_code, failed_import, first_line
 
@@ -78,11 +84,9 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
         # Click turns these two into one.
         cause = error.__cause__ if isinstance(error, click.Abort) and error.__cause__ is not None else error
         return _report_interruption(cause) if _received else _report_without_signal(cause, debug=debug)
-    except MemoryError as error:
-        tell(f"error: not enough memory: {first_line(error)}")
-        tell("Ask for smaller inputs (--shape-config, --input-specs), or use a machine with more.")
-        return WinMLError.exit_code
     except Exception as error:
+        if is_out_of_memory(error):
+            return report_out_of_memory(error)
         if isinstance(error, OSError) and not _has_working_directory():
             return report_error(_DIRECTORY_GONE)
         if package := failed_import(error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 from typing import Any
 
@@ -10,7 +11,23 @@ import click
 from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import WinMLError, first_line
 
-__all__ = ["WinMLCommand", "report_click_error", "report_error", "report_unexpected"]
+__all__ = [
+    "WinMLCommand",
+    "is_out_of_memory",
+    "report_click_error",
+    "report_error",
+    "report_out_of_memory",
+    "report_unexpected",
+]
+
+_MEMORY_HINT = (
+    "Ask for smaller inputs (--shape-config, --input-specs), raise the limit of the process (ulimit -v), or use a "
+    "machine with more."
+)
+_MEMORY_WORDS = ("bad_alloc", "bad allocation", "failed to map segment", "allocate memory", "out of memory")
+"""How loaders of libraries, C++ and torch say it, none of them as a MemoryError."""
+_LOST_ERROR = "error return without exception set"
+"""What is left of an error in a C extension for which there was no memory either."""
 
 
 class WinMLCommand(click.Command):
@@ -43,8 +60,10 @@ def report_error(error: WinMLError) -> int:
     """Tell an error that we name: its sentence, and what to do next; returns the exit status."""
     where = f" ({error.step})" if error.step else ""
     tell(f"error{where}: {error.message}")
-    if error.hint:
-        tell(error.hint)
+    # Whatever could not be read or run for lack of memory, no advice about files helps.
+    hint = _MEMORY_HINT if is_out_of_memory(error.__cause__) else error.hint
+    if hint:
+        tell(hint)
     return error.exit_code
 
 
@@ -55,6 +74,28 @@ def report_click_error(error: click.ClickException) -> int:
     if context is not None:
         tell(f"'{context.command_path} --help' shows what it takes.")
     return error.exit_code
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Say whether an error, or one that it came of, is that of a process which gets no more memory."""
+    while error is not None:
+        words = str(error)
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            return True
+        if isinstance(error, (ImportError, OSError, RuntimeError)) and any(word in words for word in _MEMORY_WORDS):
+            return True
+        if isinstance(error, SystemError) and _LOST_ERROR in words:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def report_out_of_memory(error: BaseException) -> int:
+    """Tell that there is no more memory, with what the failing step says of it."""
+    reason = first_line(error)
+    tell(f"error: not enough memory{'' if reason == type(error).__name__ else f': {reason}'}")
+    tell(_MEMORY_HINT)
+    return WinMLError.exit_code
 
 
 def report_unexpected(error: Exception, *, debug: bool) -> int:

@@ -9,6 +9,8 @@ from typing import Any, TypeVar, get_args
 
 import click
 
+from winml.modelkit.errors import ModelPathError
+from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import Group, LoadOption, declared_options
 
 __all__ = [
@@ -42,6 +44,10 @@ class NonEmptyPath(click.Path):
         """Refuse the empty text, which would mean the current folder."""
         if not os.fspath(value).strip():
             self.fail("the path is empty.", param, ctx)
+        try:
+            named_path(value)
+        except ModelPathError as error:
+            self.fail(f"{error.message}.", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import UsageError
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.words import size_words
@@ -85,7 +86,7 @@ def exported_path(model: FoundModel, on_step: Callable[[StepEvent], None] | None
         from winml.modelkit.builds.cache_contents import stored_bytes
 
         size = stored_bytes(file for file in path.parent.iterdir() if file.is_file())
-        click.echo(f"kept in the cache for the next time: {size_words(size)} (winml cache ls)", err=True)
+        tell(f"kept in the cache for the next time: {size_words(size)} (winml cache ls)")
     return path
 
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import equality_words
-from winml.modelkit.errors import InputError, first_line
+from winml.modelkit.graph.files.graph_reading import graph_of, load_graph
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_inputs
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.graph.files.placing import external_files, place_copy
@@ -255,25 +255,16 @@ def _read_source(task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock
         # The structure only: a copy by reference never reads the weights.
         structure = read_structure(source)
         refuse_invalid(structure, source)
-        model = _read_graph(source, lambda: ir.serde.deserialize_model(structure))
+        model = graph_of(structure, source)
         summary = summarize_graph(model, sum(file.stat().st_size for file in (source, *data)))
         is_plain = is_normalized(model)
         may_be_copied = (task.copying.of_any_form and task.skip_normalization) or (
             is_plain and task.external_data is None and structure.ir_version <= newest_ir_version()
         )
         if work.may_be_requested or not may_be_copied:
-            model = _read_graph(source, lambda: ir.load(source))
+            model = load_graph(source)
         step.summary = f"{summary.nodes} nodes, opset {summary.opset}"
     return _OpenedSource(model, summary, is_plain, may_be_copied)
-
-
-def _read_graph(source: Path, read: Callable[[], ir.Model]) -> ir.Model:
-    try:
-        return read()
-    except (OSError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
-        raise InputError(
-            f"{source}: cannot be read as a graph: {first_line(error)}", hint="Export it again."
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -349,7 +340,7 @@ def _write_result(
             verification = work.compare(task.source, staged, task.seed) if task.verify else None
             step.summary = equality_words(verification)
         # Counted in the file that ships, not in the graph it was written from.
-        shipped = ir.serde.deserialize_model(read_structure(staged))
+        shipped = graph_of(read_structure(staged), staged)
         coverage, summary = measure_coverage(shipped), summarize_graph(shipped, sum(files.written_sizes().values()))
         written = files.commit(overwrite=task.overwrite)
     model_path = paths.model.absolute()

@@ -34,7 +34,7 @@ from winml.modelkit.load.checkpoints.weight_files import (
     find_weights,
     stored_sizes,
 )
-from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.load.library_access import local_libraries
 from winml.modelkit.load.model import load_resolved, model_info
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import ResolvedModel, resolve_checkpoint, resolve_model
@@ -84,7 +84,7 @@ def inspect_model(
     """
     resolved = resolve_model(request, model_type=model_type)
     defaults = WinMLExportConfig()
-    with quiet_libraries() if resolved.checkpoint is not None else nullcontext():
+    with local_libraries() if resolved.checkpoint is not None else nullcontext():
         forward = _run_forward(resolved, request, hierarchy=hierarchy)
     weights, weight_notes = _stored_weights(resolved)
     type_name = _model_type(resolved)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-__all__ = ["common_ancestor", "depth", "format_tag", "is_within", "parse_tag", "sibling_segments"]
+__all__ = ["common_ancestor", "depth", "format_tag", "is_tag", "is_within", "parse_tag", "sibling_segments"]
 
 SEPARATOR = "/"
 
@@ -30,6 +30,18 @@ def parse_tag(tag: str) -> tuple[str, ...]:
     if head or not segments or not all(segments):
         raise ValueError(f"not a tag: {tag!r}; expected something like '/BertModel/BertLayer.0'")
     return tuple(segments)
+
+
+def is_tag(text: str) -> bool:
+    """Say whether a text is a tag.
+
+    >>> is_tag("/BertModel/BertLayer.0"), is_tag("BertLayer")
+    (True, False)
+    """
+    try:
+        return bool(parse_tag(text))
+    except ValueError:
+        return False
 
 
 def format_tag(segments: Iterable[str]) -> str:

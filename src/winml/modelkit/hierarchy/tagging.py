@@ -6,7 +6,7 @@ spelled in ``metadata_keys``.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -22,7 +22,7 @@ from winml.modelkit.metadata_keys import (
     TORCH_PREFIX,
 )
 
-__all__ = ["HasMetadata", "NodeTag", "Source", "clear_tag", "read_tag", "write_tag"]
+__all__ = ["HasMetadata", "NodeTag", "Source", "clear_tag", "drop_damaged_tags", "read_tag", "write_tag"]
 
 
 Source = Literal["direct", "parent", "operation", "root", "merged", "inherited"]
@@ -71,6 +71,28 @@ def read_tag(node: HasMetadata) -> NodeTag | None:
         if source == known_source:
             return NodeTag(props[TAG_KEY], props.get(MODULE_KEY, ""), known_source)
     raise ValueError(f"unknown tag source {source!r}; expected one of {', '.join(SOURCES)}")
+
+
+def drop_damaged_tags(nodes: Iterable[HasMetadata]) -> int:
+    """Take tags that are none off nodes of a file, in place: nothing can be said of the module they mean.
+
+    Returns:
+        The number of nodes that lost one.
+    """
+    known: dict[str, bool] = {}
+    dropped = 0
+    for node in nodes:
+        props = node.metadata_props
+        tag = props.get(TAG_KEY)
+        if tag is None:
+            continue
+        if tag not in known:
+            known[tag] = not tag or address.is_tag(tag)
+        if not known[tag] or props.get(SOURCE_KEY, "inherited") not in SOURCES:
+            for key in (TAG_KEY, DEPTH_KEY, MODULE_KEY, MODULES_KEY, SOURCE_KEY):
+                props.pop(key, None)
+            dropped += 1
+    return dropped
 
 
 def clear_tag(node: HasMetadata) -> None:

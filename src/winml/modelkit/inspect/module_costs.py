@@ -26,7 +26,7 @@ class Cost:
 
     nodes: int = 0
     parameters: int = 0
-    """Elements of the initializers, shapes and indices included."""
+    """Elements of the initializers, shapes and indices included, and of constants that are weights."""
     size_bytes: int = 0
     macs: int | None = 0
     """Multiply-accumulate operations of one run; None where those of any node are unknown."""
@@ -143,6 +143,10 @@ def _weight_owners(tree: OnnxTree, contents: Contents) -> list[str]:
         for index in node.weights:
             if tag:
                 readers[index].add(tag)
+    for node, tag in zip(contents.nodes, tree.tags, strict=True):
+        # What leaves a subgraph right away has no reader there; the constant itself says where it belongs.
+        if node.held_weight is not None and tag and not readers[node.held_weight]:
+            readers[node.held_weight].add(tag)
     return [address.common_ancestor(tags) for tags in readers]
 
 

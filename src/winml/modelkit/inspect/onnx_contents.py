@@ -1,15 +1,15 @@
 """Lists the nodes and the weights of an ONNX file.
 
-Walks the graph, its subgraphs and the functions once, and resolves the input names of nodes to weights. Reads sizes
-from headers only. Does not know modules.
+Walks the graph, its subgraphs and the functions once, and resolves the input names of nodes to weights: initializers,
+and constants that hold weights. Reads sizes from headers only. Does not know modules.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import onnx
@@ -21,6 +21,10 @@ Place = Literal["graph", "subgraph", "function"]
 
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
 """ONNX's names of two types → numpy's, which FORMATS uses; the other names are equal."""
+
+
+_NUMBERS_OF_WEIGHTS = ("float", "bfloat", "complex", "int4", "uint4", "int2", "uint2", "int8", "uint8")
+"""How the names of the types begin in which weights are kept. Constants of other types are shapes, axes and masks."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,10 @@ class DataLocation:
 
 @dataclass(frozen=True)
 class Weight:
-    """One initializer, as its header describes it."""
+    """One initializer or constant, as its header describes it."""
 
     name: str
+    """Of a constant: that of the value its node makes."""
     dtype: str
     shape: tuple[int, ...]
     elements: int
@@ -66,7 +71,9 @@ class PlacedNode:
     proto: onnx.NodeProto
     place: Place
     weights: tuple[int, ...]
-    """Positions in ``Contents.weights`` of the initializers among its inputs."""
+    """Positions in ``Contents.weights`` of the weights among its inputs."""
+    held_weight: int | None = None
+    """Position of the weight that this node holds, which is a ``Constant`` then."""
     function: tuple[str, str] | None = None
     """Domain and name of the function that contains it, if any."""
 
@@ -94,8 +101,9 @@ def read_contents(model: onnx.ModelProto) -> Contents:
     contents = Contents()
     _add_graph(contents, model.graph, {}, "graph")
     for function in model.functions:
+        visible = _add_constants(contents, function.node)
         for node in function.node:
-            _add_node(contents, node, {}, "function", (function.domain, function.name))
+            _add_node(contents, node, visible, "function", (function.domain, function.name))
     return contents
 
 
@@ -110,6 +118,7 @@ def _add_graph(
     for weight in _read_weights(graph):
         visible[weight.name] = len(contents.weights)
         contents.weights.append(weight)
+    visible.update(_add_constants(contents, graph.node))
     for node in graph.node:
         _add_node(contents, node, visible, place, function)
 
@@ -122,10 +131,43 @@ def _add_node(
     function: tuple[str, str] | None = None,
 ) -> None:
     weight_indices = tuple(visible[name] for name in node.input if name in visible)
-    contents.nodes.append(PlacedNode(node, place, weight_indices, function))
+    held = visible.get(node.output[0]) if _is_constant(node) else None
+    contents.nodes.append(PlacedNode(node, place, weight_indices, held, function))
     for attribute in node.attribute:
         for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
             _add_graph(contents, graph, visible, "function" if function else "subgraph", function)
+
+
+def _add_constants(contents: Contents, nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
+    """Add the constants among nodes that are weights; return their positions by name."""
+    added: dict[str, int] = {}
+    for node in nodes:
+        weight = _held_weight(node) if _is_constant(node) else None
+        if weight is not None:
+            added[weight.name] = len(contents.weights)
+            contents.weights.append(weight)
+    return added
+
+
+def _is_constant(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.output) > 0
+
+
+def _held_weight(node: onnx.NodeProto) -> Weight | None:
+    """Return what a ``Constant`` holds where that is a weight: more than one value, in a type that weights have."""
+    weight = None
+    for attribute in node.attribute:
+        if attribute.name == "value_floats":
+            count = len(attribute.floats)
+            weight = Weight(node.output[0], "float32", (count,), count, 4 * count, None)
+        elif attribute.name == "value":
+            tensor = attribute.t
+            weight = _read_weight(tensor, tuple(tensor.dims), _size_bytes(tensor))
+        elif attribute.name == "sparse_value":
+            weight = _read_sparse(attribute.sparse_tensor)
+    if weight is None or weight.elements < 2 or not weight.dtype.startswith(_NUMBERS_OF_WEIGHTS):
+        return None
+    return replace(weight, name=node.output[0])
 
 
 def _read_weights(graph: onnx.GraphProto) -> Iterator[Weight]:
@@ -133,9 +175,13 @@ def _read_weights(graph: onnx.GraphProto) -> Iterator[Weight]:
         size = _size_bytes(tensor)
         yield _read_weight(tensor, tuple(tensor.dims), size)
     for sparse in graph.sparse_initializer:
-        sizes = (_size_bytes(sparse.values), _size_bytes(sparse.indices))
-        size = None if sizes[0] is None or sizes[1] is None else sizes[0] + sizes[1]
-        yield _read_weight(sparse.values, tuple(sparse.dims), size)
+        yield _read_sparse(sparse)
+
+
+def _read_sparse(sparse: onnx.SparseTensorProto) -> Weight:
+    sizes = (_size_bytes(sparse.values), _size_bytes(sparse.indices))
+    size = None if sizes[0] is None or sizes[1] is None else sizes[0] + sizes[1]
+    return _read_weight(sparse.values, tuple(sparse.dims), size)
 
 
 def _read_weight(tensor: onnx.TensorProto, shape: tuple[int, ...], size_bytes: int | None) -> Weight:

@@ -49,7 +49,7 @@ class ValueInfo:
 
 @dataclass(frozen=True)
 class WeightSummary:
-    """The initializers of one element type."""
+    """The weights of one element type."""
 
     count: int
     parameters: int

@@ -138,10 +138,7 @@ def _class_of(tag: str) -> str:
 
 
 def _is_tag(text: Any) -> bool:
-    try:
-        return isinstance(text, str) and bool(address.parse_tag(text))
-    except ValueError:
-        return False
+    return isinstance(text, str) and address.is_tag(text)
 
 
 @dataclass(frozen=True)

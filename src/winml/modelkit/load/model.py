@@ -16,7 +16,7 @@ from winml.modelkit.load.checkpoints.companion_files import companion_files
 from winml.modelkit.load.checkpoints.random_weights import build_random_model, calibrate_batch_norms
 from winml.modelkit.load.checkpoints.weights import load_checkpoint
 from winml.modelkit.load.inputs.examples import refuse_without_values
-from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.load.library_access import local_libraries
 from winml.modelkit.load.parts import LoadedModel, ModelInfo, ModelPart
 from winml.modelkit.load.request import ModelRequest, ModelSource
 from winml.modelkit.load.resolution import ResolvedModel, asked_dtype, input_decision, resolve_model, with_plain_outputs
@@ -57,7 +57,7 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
         refuse_without_values(resolved.model, resolved.source.name)
         part = replace(unweighted_part(resolved), example=resolved.example)
         return LoadedModel(model_info(resolved, request), (part,))
-    with quiet_libraries():
+    with local_libraries():
         if request.random_weights:
             part, weight_notes = _randomly_weighted_part(resolved, request, progress)
         else:

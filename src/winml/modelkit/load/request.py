@@ -16,6 +16,7 @@ from typing import Literal
 from winml.modelkit.errors import ModelPathError, UsageError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.graph.dimensions import DynamicRequest
+from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.specs import InputTensorSpec, is_open
 from winml.modelkit.load.checkpoints.task import canonical_task
 from winml.modelkit.load.checkpoints.weight_files import (
@@ -30,13 +31,18 @@ from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.load_options import LoadOptions
 from winml.modelkit.options import nearest
 
-__all__ = ["ModelRequest", "ModelSource", "SourceKind", "check_folder", "resolve_source"]
+__all__ = ["CHECKPOINT_KINDS", "ModelRequest", "ModelSource", "SourceKind", "check_folder", "resolve_source"]
 
 SourceKind = Literal["folder", "config", "script", "hub", "type"]
 """``type`` is a model type alone: no checkpoint at all."""
 
-# As huggingface_hub validates ids: "name" or "owner/name" of letters, digits, '_', '-' and '.'.
-_HUB_ID = re.compile(r"^\w[\w.-]*(/\w[\w.-]*)?$", re.ASCII)
+CHECKPOINT_KINDS = frozenset({"folder", "config", "hub", "type"})
+"""Whose modules are classes of transformers; a script may do as it likes."""
+
+# As huggingface_hub validates ids: "name" or "owner/name" of letters, digits, '_', '-' and '.', which end in neither of
+# the last two.
+_HUB_ID = re.compile(r"^(\w([\w.-]*\w)?/)?\w([\w.-]{0,94}\w)?$", re.ASCII)
+_NEVER_IN_HUB_IDS = ("--", "..")
 _DOTTED_NAME = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
 _DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
 
@@ -132,18 +138,18 @@ def _factory_source(name: str) -> ModelSource | None:
     if not colon or not _DOTTED_NAME.match(factory):
         return None
     if place.endswith(".py"):
-        path = Path(place).expanduser()
+        path = named_path(place)
         if not path.is_file():
             raise ModelPathError(f"{place}: no such file", hint="Give an existing script as file.py:factory.")
         return ModelSource("script", name, path=path, factory=factory)
-    if _DOTTED_NAME.match(place) and not Path(name).exists():
+    if _DOTTED_NAME.match(place) and not named_path(name).exists():
         return ModelSource("script", name, module=place, factory=factory)
     return None
 
 
 def _path_source(name: str, needs_weights: bool) -> ModelSource | None:
     """Return the source of something on disk, or None if the name cannot be a path."""
-    path = Path(name).expanduser()
+    path = named_path(name)
     if path.is_dir():
         return ModelSource("folder", name, path=path, weights=check_folder(path, needs_weights=needs_weights))
     if path.suffix == ".onnx":
@@ -154,6 +160,10 @@ def _path_source(name: str, needs_weights: bool) -> ModelSource | None:
         )
     if path.is_file():
         return _file_source(name, path, needs_weights)
+    if path.exists():
+        raise ModelPathError(
+            f"{name}: is neither a file nor a folder", hint="Give a checkpoint folder, config.json or file.py:factory."
+        )
     if _looks_like_path(name):
         raise ModelPathError(f"{name}: no such file or folder", hint=_missing_path_hint(path))
     return None
@@ -178,7 +188,7 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
 
 
 def _hub_source(name: str) -> ModelSource:
-    if not _HUB_ID.match(name):
+    if not _HUB_ID.match(name) or any(part in name for part in _NEVER_IN_HUB_IDS) or name.endswith(".git"):
         raise ModelPathError(
             f"{name}: neither a path that exists nor a Hub id",
             hint="Give a checkpoint folder, config.json, owner/name, file.py:factory or package.module:factory.",

@@ -22,6 +22,7 @@ from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.graph.dimensions import DynamicDimension, OutputAxis
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.checkpoints.config import CheckpointConfig, build_error, default_config, load_config, own_class
+from winml.modelkit.load.checkpoints.foreign_references import refuse_foreign_weights
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
 from winml.modelkit.load.checkpoints.task import TaskDecision, resolve_custom_task, resolve_task
 from winml.modelkit.load.checkpoints.weight_files import find_weights, stored_sizes
@@ -38,6 +39,7 @@ from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
 from winml.modelkit.load.inputs.input_names import SEPARATOR
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 from winml.modelkit.load.inputs.options import INPUT_SPECS_OPTION
+from winml.modelkit.load.library_access import local_libraries
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.load_options import Dtype
 from winml.modelkit.load.request import ModelRequest, ModelSource, check_folder, resolve_source
@@ -61,7 +63,7 @@ _DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.flo
 
 _BUILD_ERRORS = (
     ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
-    MemoryError,
+    MemoryError, OSError,
 )  # fmt: skip
 """What a model class raises when its config makes no sense."""
 
@@ -128,11 +130,14 @@ def resolve_model(
         return _resolve_script(source, request, tell)
     with quiet_libraries():
         source = _on_disk(source, request, needs_weights, progress)
+    with local_libraries():
         tell("reading the config")
         checkpoint = _read_config(source, request)
         decision = _decide_task_and_class(checkpoint, request.task)
         model_class = _model_class(checkpoint, decision)
         has_weights = source.kind in ("folder", "hub") and not request.random_weights
+        if has_weights and source.path is not None:
+            refuse_foreign_weights(checkpoint.config, source.path)
         dtype = _floating_dtype(checkpoint.config, source.path if has_weights else None, asked_dtype(request))
         model = _build_without_storage(model_class, checkpoint.config, dtype)
         unknown_dtype = dtype is None and has_weights
@@ -172,7 +177,9 @@ def resolve_checkpoint(request: ModelRequest, *, model_type: str | None = None) 
     if source.kind == "script":
         return None
     with quiet_libraries():
-        return _read_config(_on_disk(source, request, False, None), request)
+        source = _on_disk(source, request, False, None)
+    with local_libraries():
+        return _read_config(source, request)
 
 
 def input_decision(

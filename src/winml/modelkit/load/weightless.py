@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from winml.modelkit.load.checkpoints.deferred_tensors import DeferredTensor, NotDeferrableError, deferred_entries
 from winml.modelkit.load.checkpoints.weight_files import stored_entries
 from winml.modelkit.load.checkpoints.weights import load_checkpoint
-from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.load.library_access import local_libraries
 from winml.modelkit.load.model import dtype_notes, load_resolved, model_info, unweighted_part
 from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.load.request import ModelRequest
@@ -50,7 +50,7 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
     if resolved.checkpoint is None or request.random_weights or weights is None or weights.format != "safetensors":
         return load_resolved(resolved, request, progress)
     try:
-        with quiet_libraries():
+        with local_libraries():
             model, weight_notes = _load_weights(resolved, request, deferred=True)
             stored = _stored_entries(model)
             _take_values_out(model)
@@ -60,7 +60,7 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
         return dataclasses.replace(loaded, model_notes=(*loaded.model_notes, note))
 
     def with_weights() -> nn.Module:
-        with quiet_libraries():
+        with local_libraries():
             return _load_weights(resolved, request, deferred=False)[0]
 
     part = dataclasses.replace(unweighted_part(resolved), model=model, stored=stored, with_weights=with_weights)

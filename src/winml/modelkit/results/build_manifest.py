@@ -14,7 +14,7 @@ import pydantic
 
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.bundle import only_part
-from winml.modelkit.options import Options
+from winml.modelkit.options import Options, load_json
 
 __all__ = [
     "MANIFEST_VERSION",
@@ -172,7 +172,7 @@ def read_manifest(content: bytes | str) -> BuildManifest:
     Raises:
         ValueError: it is of another version, or damaged.
     """
-    record = json.loads(content)
+    record = load_json(content if isinstance(content, str) else content.decode())
     if isinstance(record, dict) and record.get("manifest_version") == 1:
         model, stages = record.pop("model", []), record.pop("stages", [])
         parts = [{"name": ONLY_PART, "model": model, "stages": stages}] if model or stages else []

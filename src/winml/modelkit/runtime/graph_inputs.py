@@ -7,6 +7,7 @@ What the file says about the values that make sense (``winml.io.inputs``) is hon
 from __future__ import annotations
 
 import json
+import stat
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -298,6 +299,8 @@ def load_feeds(path: Path, inputs: Sequence[GraphInput]) -> dict[str, Array]:
 
 def _read_npz(path: Path) -> dict[str, Array]:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UsageError(f"--input-data {path}: is no regular file", hint="Give a file that numpy.savez wrote.")
         with path.open("rb") as file:
             content = np.load(file, allow_pickle=False)
             if isinstance(content, np.lib.npyio.NpzFile):

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +20,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from winml.modelkit.errors import StageError, UsageError, first_line
+from winml.modelkit.errors import InputError, StageError, UsageError, first_line
 
 __all__ = [
     "CPU",
@@ -37,6 +37,7 @@ __all__ = [
 ort.disable_telemetry_events()
 
 Array = NDArray[Any]
+_T = TypeVar("_T")
 Shape = tuple[int | str | None, ...]
 """Sizes of a value; an open dimension is its name, or None without one."""
 
@@ -111,7 +112,7 @@ class Session:
         except ORT_ERRORS as error:
             raise StageError(f"ONNX Runtime cannot load {self.name}: {ort_reason(error)}") from error
         _refuse_inactive(providers[0], self._session)
-        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        inputs, outputs = self._described(lambda: (self._session.get_inputs(), self._session.get_outputs()))
         self.inputs: dict[str, str] = {value.name: value.type for value in inputs}
         """Input name → type as ONNX Runtime writes it (``tensor(float)``), in order."""
         self.input_shapes: dict[str, Shape] = {value.name: tuple(value.shape) for value in inputs}
@@ -124,7 +125,20 @@ class Session:
     @property
     def metadata(self) -> dict[str, str]:
         """The custom metadata of the file, by key."""
-        return dict(self._session.get_modelmeta().custom_metadata_map)
+        return self._described(lambda: dict(self._session.get_modelmeta().custom_metadata_map))
+
+    def _described(self, read: Callable[[], _T]) -> _T:
+        """Return what a file says of itself.
+
+        Raises:
+            InputError: it is no UTF-8 text.
+        """
+        try:
+            return read()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{self.name} is damaged: a name or its metadata is not UTF-8 text", hint="Export or download it again."
+            ) from error
 
     def run(self, feeds: Mapping[str, Array], output_names: Sequence[str] | None = None) -> dict[str, Array]:
         """Run the graph once.

@@ -107,7 +107,7 @@ def command(**options: Any) -> None:
 
 def _tell(options: Mapping[str, Any]) -> Callable[[str], None] | None:
     """Return what says on stderr how the baseline comes along; None where nothing is to be said."""
-    return None if options["quiet"] else lambda words: click.echo(f"baseline: {words}", err=True)
+    return None if options["quiet"] else lambda words: tell(f"baseline: {words}")
 
 
 def _refuse_early(options: dict[str, Any]) -> tuple[FoundModel, dict[str, Any]]:

@@ -26,8 +26,9 @@ from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.export.part_export import export_part
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.working_directory import working_directory_kept
+from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.parts import LoadedModel
-from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.load.request import CHECKPOINT_KINDS, ModelRequest
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.export_result import ExportResult
 from winml.modelkit.runtime.execution_providers import refuse_dynamic
@@ -181,6 +182,8 @@ class HTPExporter:
                     self.on_parts(tuple(part.name for part in loaded.parts))
                 all_parts = calls_of_all_parts(loaded, self.seed)
             result = ExportResult(loaded.info, (), started, __version__, loaded.model_notes)
+            if loaded.info.source_kind in CHECKPOINT_KINDS:
+                left_as_found.enter_context(local_files_only())
             with OutputFiles() as files:
                 run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts)
                 for part in loaded.parts:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.exporter_choice import ExporterUse, first_choice, parameter_bytes
+from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.model import load_resolved
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.load.request import ModelRequest
@@ -56,7 +57,7 @@ def load_for_export(request: ModelRequest, config: WinMLExportConfig) -> tuple[L
 
 def _refusal_without_values(part: ModelPart) -> ExportError | None:
     """Return why a part cannot run without values, such as a forward that reads them; None where it can."""
-    with prepared_part(part) as prepared:
+    with local_files_only(), prepared_part(part) as prepared:
         try:
             run_reference(prepared, InputDraws(part, seed=0).draw(0))
         except ExportError as error:

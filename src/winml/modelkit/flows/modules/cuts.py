@@ -16,9 +16,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
-from winml.modelkit.errors import InputError, first_line
+from winml.modelkit.errors import InputError
 from winml.modelkit.graph.cutting import Cut, Refusal, cut_model
 from winml.modelkit.graph.files.foreign_reading import load_foreign
+from winml.modelkit.graph.files.graph_reading import reading_graph
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.module_parts import ModuleParts
@@ -106,11 +107,8 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
         InputError: the file is no ONNX file, or bears no tags.
     """
     modules = select(_tagged_modules(path), selector)
-    try:
-        # Other tools may have written it; what they broke in the metadata of nodes would be written again.
-        model = load_foreign(path)
-    except (OSError, ValueError, KeyError, AttributeError, NotImplementedError, ir.serde.SerdeError) as error:
-        raise InputError(f"{path}: cannot be read as a graph: {first_line(error)}", hint="Export it again.") from error
+    # Other tools may have written it; what they broke in the metadata of nodes would be written again.
+    model = reading_graph(path, lambda: load_foreign(path))
     parts = ModuleParts(model)
     calls, refused, without_nodes = [], [], []
     for module in modules:

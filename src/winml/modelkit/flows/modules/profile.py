@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import MeasureError, UsageError
 from winml.modelkit.flows.modules.kernel_work import charge_fused_kernels
+from winml.modelkit.graph.files.graph_reading import graph_of, reading_graph
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
@@ -68,7 +69,7 @@ def profile_modules(
                 hint="Profile on another execution provider: --ep cpu.",
             )
         executed = read_structure(executed_path)
-    return _charge_to_modules(result, before, executed, tree, measured)
+    return _charge_to_modules(result, (before, executed), path, tree, measured)
 
 
 def _profiled_run(
@@ -87,9 +88,10 @@ def _profiled_run(
 
 
 def _module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
-    nodes = list(all_nodes(ir.serde.deserialize_model(before)))
+    nodes = list(all_nodes(graph_of(before, model_path)))
     metadata = {entry.key: entry.value for entry in before.metadata_props}
-    tree = read_tree([ir.serde.serialize_node(node) for node in nodes], metadata, model_path.stem)
+    protos = reading_graph(model_path, lambda: [ir.serde.serialize_node(node) for node in nodes])
+    tree = read_tree(protos, metadata, model_path.stem)
     if tree.source == "none":
         raise UsageError(
             f"{model_path}: nothing says which module its nodes came from",
@@ -99,9 +101,15 @@ def _module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
 
 
 def _charge_to_modules(
-    result: PerfResult, before: onnx.ModelProto, executed_proto: onnx.ModelProto, tree: OnnxTree, measured: RunProfile
+    result: PerfResult,
+    structures: tuple[onnx.ModelProto, onnx.ModelProto],
+    path: Path,
+    tree: OnnxTree,
+    measured: RunProfile,
 ) -> ProfiledModules:
-    original, executed = ir.serde.deserialize_model(before), ir.serde.deserialize_model(executed_proto)
+    """Charge the kernels of the executed graph to the modules of the measured one; ``structures`` are the two."""
+    before, executed_proto = structures
+    original, executed = graph_of(before, path), graph_of(executed_proto, path)
     paths = {module.tag: module.path for module in tree.modules}
     for node, tag in zip(all_nodes(original), tree.tags, strict=True):
         if tag and read_tag(node) is None:
@@ -123,7 +131,7 @@ def _charge_to_modules(
         profile=profile,
         tree_source=tree.source,
         carried=carried,
-        graph_name=before.graph.name,
+        graph_name=original.graph.name or "",
         node_ms=_node_times(original, executed, profile),
     )
 

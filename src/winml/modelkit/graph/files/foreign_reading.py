@@ -16,7 +16,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from winml.modelkit.errors import InputError
+from winml.modelkit.graph.files.graph_reading import checked_graph, graph_of
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
@@ -42,7 +42,7 @@ def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
     """
     proto = onnx.load(path, load_external_data=False)
     merge_duplicate_keys(proto)
-    model = ir.serde.deserialize_model(proto)
+    model = checked_graph(ir.serde.deserialize_model(proto))
     ir.external_data.set_base_dir(model.graph, Path(path).parent)
     return model
 
@@ -60,12 +60,7 @@ def read_foreign(path: Path) -> tuple[ir.Model, int]:
     structure = read_structure(path)
     refuse_cycles(structure, path)
     repaired = merge_duplicate_keys(structure)
-    try:
-        return ir.serde.deserialize_model(structure), repaired
-    except (ValueError, KeyError, AttributeError, NotImplementedError, ir.serde.SerdeError) as error:
-        raise InputError(
-            f"{path}: cannot be read as a graph: {error}", hint="Write it again with the tool it comes from."
-        ) from error
+    return graph_of(structure, path), repaired
 
 
 def merge_duplicate_keys(model: onnx.ModelProto) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.file_names import BUILT_MODEL_NAME, data_path, report_path, sidecar_path
+from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.files.output_files import refuse_existing
 
 __all__ = ["ExportPaths", "files_of_model"]
@@ -31,9 +32,10 @@ class ExportPaths:
         """Name the files that go with a model path.
 
         Raises:
-            UsageError: the path is a directory, or does not end in ``.onnx``.
+            UsageError: the path is a directory, is none at all, or does not end in ``.onnx``.
         """
         model = Path(output)
+        named_path(model)
         if model.is_dir():
             raise UsageError(f"output {model} is a directory", hint=f"Name the file: {model / BUILT_MODEL_NAME}")
         if model.suffix != ".onnx":

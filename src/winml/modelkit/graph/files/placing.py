@@ -113,15 +113,20 @@ def _existing_data_file(model: Path, name: str) -> Path:
 
 
 def _refuse_cut_off(model: Path, name: str, tensor: onnx.TensorProto, entries: Mapping[str, str]) -> None:
-    """Refuse a data file that ends before a tensor does."""
+    """Refuse a data file that ends before a tensor does, and a place that is none."""
+    needed = _size_bytes(tensor)
     try:
         start = int(entries.get(_OFFSET, 0))
-        end = start + int(entries.get(_LENGTH, _size_bytes(tensor)))
+        length = int(entries.get(_LENGTH, needed))
     except ValueError:
+        start = length = -1
+    if start < 0 or length < needed:
         raise InputError(
-            f"{model}: does not say where tensor {tensor.name!r} lies in {model.parent / name}: {dict(entries)}",
+            f"{model}: does not say where the {needed} bytes of tensor {tensor.name!r} lie in {model.parent / name}: "
+            f"{dict(entries)}",
             hint="Export the model again.",
-        ) from None
+        )
+    end = start + length
     file = check_data_file(model.parent, name, end)
     if file.problem == "cut off":
         raise InputError(

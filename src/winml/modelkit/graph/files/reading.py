@@ -7,9 +7,11 @@ never opened. Does not interpret the model.
 
 from __future__ import annotations
 
+import errno
 import functools
 import mmap
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _DEEPEST = 100
 """Specified: protobuf's own limit on nested messages."""
+_SHOWN_CHARACTERS = 60
+"""Chosen: as much of a damaged text as finds it."""
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -63,6 +67,11 @@ def read_structure(path: Path) -> onnx.ModelProto:
         InputError: it is empty, cut off, or not an ONNX file.
     """
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            # Opening a pipe would wait for a writer.
+            problem = "is a directory, not an ONNX file" if stat.S_ISDIR(mode) else "is no regular file"
+            raise ModelPathError(f"{path} {problem}", hint="Give the path of an ONNX file.")
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise InputError(f"{path} is empty: an ONNX file was expected", hint="Export or download it again.")
@@ -71,8 +80,11 @@ def read_structure(path: Path) -> onnx.ModelProto:
     except FileNotFoundError:
         raise ModelPathError(f"{path}: no such file", hint="Give the path of an ONNX file.") from None
     except OSError as error:
-        reason = "is a directory, not an ONNX file" if path.is_dir() else f"cannot be read: {error.strerror}"
-        raise ModelPathError(f"{path} {reason}", hint="Give the path of an ONNX file.") from None
+        if error.errno == errno.ENOMEM:
+            raise MemoryError(f"{path} cannot be mapped") from error
+        raise ModelPathError(
+            f"{path} cannot be read: {error.strerror}", hint="Give the path of an ONNX file."
+        ) from None
 
 
 def _parse_structure(data: mmap.mmap, path: Path) -> onnx.ModelProto:
@@ -89,7 +101,24 @@ def _parse_structure(data: mmap.mmap, path: Path) -> onnx.ModelProto:
         raise _not_onnx(data, path) from None
     if not model.HasField("graph"):
         raise _not_onnx(data, path)
+    if unreadable := next(_unreadable_texts(model), None):
+        raise InputError(
+            f"{path} is damaged: a field {unreadable[0]!r} holds {unreadable[1]!r:.{_SHOWN_CHARACTERS}}, which is not "
+            "UTF-8 text",
+            hint="Export or download it again.",
+        )
     return model
+
+
+def _unreadable_texts(message: Any) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of every field of text that is none: protobuf hands it over as bytes."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_STRING:
+            texts = value if field.is_repeated else (value,)
+            yield from ((field.name, text) for text in texts if isinstance(text, bytes))
+        elif field.type == field.TYPE_MESSAGE:
+            for inner in value if field.is_repeated else (value,):
+                yield from _unreadable_texts(inner)
 
 
 def _not_onnx(data: mmap.mmap, path: Path) -> InputError:

@@ -165,7 +165,7 @@ def _surviving_original(matching: _Matching, node: ir.Node) -> ir.Node | None:
     if original is None or original.op_type != node.op_type or original.domain != node.domain:
         return None
     outputs = node.outputs
-    if len(outputs) == 1 and outputs[0].name and outputs[0].name == original.outputs[0].name:
+    if len(outputs) == 1 and outputs[0].name and outputs[0].name in {value.name for value in original.outputs[:1]}:
         return original
     shares_output = False
     for value in outputs:

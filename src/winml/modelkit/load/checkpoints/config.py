@@ -6,7 +6,6 @@ transformers config. Everything is read from the disk; nothing is fetched. Does 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import CheckpointError, RemoteCodeError, UsageError, failed_import, first_line
+from winml.modelkit.load.checkpoints.foreign_references import without_foreign_references
 from winml.modelkit.load.checkpoints.size_limits import refuse_absurd_sizes
 from winml.modelkit.load.checkpoints.task import tasks_for
-from winml.modelkit.options import nearest
+from winml.modelkit.options import JsonError, nearest, read_json_file
 
 __all__ = ["CheckpointConfig", "build_error", "default_config", "load_config", "own_class"]
 
@@ -29,6 +29,7 @@ _SPECIAL_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan
 
 _CONFIG_ERRORS = (
     ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
+    OSError,
 )  # fmt: skip
 """What config classes raise for values that make no sense to them."""
 
@@ -75,6 +76,8 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
     if references and trust_remote_code:
         own = references
         notes.append(f"running code of {name}, as --trust-remote-code allows: {', '.join(sorted(set(own.values())))}")
+    content, dropped = without_foreign_references(content, path)
+    notes += dropped
     config = _build_config(path, content, model_type, own.get(_AUTO_CONFIG))
     models = {key: reference for key, reference in own.items() if key != _AUTO_CONFIG}
     return CheckpointConfig(config, path.parent, models, tuple(notes))
@@ -100,17 +103,11 @@ def default_config(model_type: str) -> CheckpointConfig:
 
 def _read_content(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_plain_value)
-    except json.JSONDecodeError as error:
-        raise CheckpointError(
-            f"{path}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}",
-            hint="Mend that line, or fetch the checkpoint again.",
-        ) from None
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        # A plain ValueError is a number of more digits than Python reads.
-        raise CheckpointError(f"{path}: cannot be read: {error}", hint="Fetch the checkpoint again.") from error
-    except RecursionError:
-        raise CheckpointError(f"{path}: its objects lie too deep in one another", hint="Mend the config.") from None
+        content = read_json_file(path, object_hook=_plain_value)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such file", hint="Fetch the checkpoint again.") from error
+    except JsonError as error:
+        raise CheckpointError(f"{path}: {error}", hint="Mend the config, or fetch the checkpoint again.") from error
     if not isinstance(content, dict):
         raise CheckpointError(
             f"{path}: expected a JSON object, got {type(content).__name__}", hint="Give a transformers config."
@@ -187,15 +184,25 @@ def _build_config(path: Path, content: dict[str, Any], model_type: str, referenc
 
 
 def _built_or_refused(build: Callable[[], Any], subject: str) -> Any:
-    from huggingface_hub.errors import StrictDataclassError
+    from huggingface_hub.errors import OfflineModeIsEnabled, StrictDataclassError
 
     try:
         return build()
+    except OfflineModeIsEnabled as error:
+        raise CheckpointError(
+            f"{subject} looks for a part of the config on the Hub ({_asked_address(error)}), and nothing but the "
+            "folder is read",
+            hint="Write that part into the config itself, such as a backbone as backbone_config.",
+        ) from error
     except (StrictDataclassError, *_CONFIG_ERRORS) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(
             f"{subject} refuses the config: {reason}", hint="Mend the value, or fetch the checkpoint again."
         ) from error
+
+
+def _asked_address(error: Exception) -> str:
+    return next((word.rstrip(":") for word in str(error).split() if "://" in word), first_line(error))
 
 
 def own_class(reference: str, root: Path) -> Any:

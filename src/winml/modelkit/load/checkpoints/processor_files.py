@@ -6,12 +6,12 @@ processor is built: they may need packages that are not here, and nothing but a 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import CheckpointError
+from winml.modelkit.options import JsonError, read_json_file
 
 __all__ = ["ProcessorInfo", "read_json_object", "read_processor_files"]
 
@@ -67,16 +67,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
         CheckpointError: it is there and is not a JSON object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json_file(path)
     except FileNotFoundError:
         return {}
-    except json.JSONDecodeError as error:
+    except JsonError as error:
         raise CheckpointError(
-            f"{path}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}",
-            hint="Mend the file, or delete it to decide the inputs from the config alone.",
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}", hint="Mend or delete the file.") from error
+            f"{path}: {error}", hint="Mend the file, or delete it to decide the inputs from the config alone."
+        ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(content).__name__}", hint="Mend the file.")
     return content

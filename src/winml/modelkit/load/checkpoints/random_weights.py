@@ -18,6 +18,7 @@ __all__ = ["build_random_model", "calibrate_batch_norms"]
 
 _MODEL_ERRORS = (
     ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
+    OSError,
 )  # fmt: skip
 """What model classes raise when a config makes no sense to them, or their inputs do not."""
 _CONSTANT_SPREAD = 0.02

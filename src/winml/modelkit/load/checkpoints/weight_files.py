@@ -6,14 +6,15 @@ Whether the tensors fit the model is found out by ``weights.py``.
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from winml.modelkit.errors import CheckpointError
+from winml.modelkit.errors import CheckpointError, first_line
+from winml.modelkit.options import JsonError, load_json, read_json_file
 
 __all__ = [
     "FORMATS",
@@ -123,26 +124,32 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _index_entries(index: Path) -> dict[str, str]:
     try:
-        return {
-            str(name): str(file) for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
-        }
-    except json.JSONDecodeError as error:
-        raise CheckpointError(
-            f"{index}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}", hint=_RESAVE
-        ) from None
-    except (KeyError, TypeError, AttributeError, UnicodeDecodeError):
-        raise CheckpointError(f"{index}: has no weight_map from tensors to files", hint=_RESAVE) from None
+        content = read_json_file(index)
+    except (JsonError, FileNotFoundError) as error:
+        raise CheckpointError(f"{index}: {error}", hint=_RESAVE) from None
+    entries = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(entries, dict) or not all(isinstance(file, str) for file in entries.values()):
+        raise CheckpointError(f"{index}: has no weight_map from tensors to files", hint=_RESAVE)
+    return entries
 
 
 def _complete_shards(index: Path) -> tuple[Path, ...]:
     shards = tuple(index.parent / name for name in sorted(set(_weight_map(index).values())))
-    missing = [shard.name for shard in shards if not shard.is_file()]
+    missing = [shard.name for shard in shards if not _is_file(shard)]
     if missing:
         raise CheckpointError(
             f"{index}: names {len(shards)} shards, of which {len(missing)} missing: {', '.join(missing[:3])}",
             hint="Put the missing file beside the others, or fetch the checkpoint again.",
         )
     return shards
+
+
+def _is_file(path: Path) -> bool:
+    """Say whether a file is there; a name that no file system takes names none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def check_safetensors(path: Path) -> None:
@@ -235,22 +242,41 @@ def _dtype_name(name: str) -> str:
 
 def _read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
     """Return the header without its ``__metadata__``, and the byte at which the data starts."""
-    with path.open("rb") as stream:
-        prefix = stream.read(8)
-        length = int.from_bytes(prefix, "little")
-        size_bytes = path.stat().st_size
-        if len(prefix) < 8 or length > _MAX_HEADER_BYTES or 8 + length > size_bytes:
-            raise CheckpointError(
-                f"{path}: truncated or not a safetensors file: {size_bytes} bytes cannot hold its header", hint=_RESAVE
-            )
-        text = stream.read(length)
     try:
-        header = json.loads(text)
-        header.pop("__metadata__", None)
-        for entry in header.values():
-            begin, end = entry["data_offsets"]
-            if not (isinstance(entry["dtype"], str) and all(isinstance(n, int) for n in (begin, end, *entry["shape"]))):
-                raise TypeError
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{path}: not a safetensors file: its header is malformed", hint=_RESAVE) from None
+        with path.open("rb") as stream:
+            size_bytes = os.fstat(stream.fileno()).st_size
+            prefix = stream.read(8)
+            length = int.from_bytes(prefix, "little")
+            if len(prefix) < 8 or length > _MAX_HEADER_BYTES or 8 + length > size_bytes:
+                raise CheckpointError(
+                    f"{path}: truncated or not a safetensors file: {size_bytes} bytes cannot hold its header",
+                    hint=_RESAVE,
+                )
+            content = stream.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}", hint=_RESAVE) from error
+    try:
+        header = load_json(content.decode())
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path}: not a safetensors file: its header is malformed: {first_line(error)}", hint=_RESAVE
+        ) from None
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path}: not a safetensors file: its header is malformed: no JSON object", hint=_RESAVE)
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        if not _is_header_entry(entry):
+            raise CheckpointError(
+                f"{path}: not a safetensors file: its header is malformed at {name!r}, which is no tensor's entry",
+                hint=_RESAVE,
+            )
     return header, 8 + length
+
+
+def _is_header_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        return False
+    offsets, shape = entry.get("data_offsets"), entry.get("shape")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not isinstance(shape, list):
+        return False
+    return all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in offsets + shape)

@@ -1,0 +1,38 @@
+"""Turns the text a user gave into a path, and refuses text that no file system takes.
+
+Too long, with a zero byte, of an unknown user, behind a folder that may not be looked into: pathlib raises a different
+error for each, at the first question about the path. Does not ask whether something is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from winml.modelkit.errors import ModelPathError
+
+__all__ = ["named_path"]
+
+_SHOWN_CHARACTERS = 80
+"""Chosen: enough of a name to find it in a command."""
+
+
+def named_path(text: str | os.PathLike[str]) -> Path:
+    """Return the path a text names, with ``~`` resolved.
+
+    Raises:
+        ModelPathError: nothing can be there, whatever the file system holds; names the reason.
+    """
+    try:
+        path = Path(text).expanduser()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+        return path
+    except (OSError, RuntimeError, ValueError) as error:
+        shown = os.fspath(text)
+        shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise ModelPathError(
+            f"{shown}: cannot be a path: {reason}", hint="Give the path of a file or folder."
+        ) from None

@@ -1,0 +1,100 @@
+"""What does the command say of a model or a file that it cannot read at all?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fuzzed_commands import CommandProcess
+from winml.modelkit.options import JSON_LIMIT_BYTES
+
+LONG = "a" * 300
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[CommandProcess]:
+    """A process with a bound on time: what waits for a pipe is a failure."""
+    process = CommandProcess()
+    yield process
+    process.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("inspect", "-m", "a..b"), "a..b: neither a path that exists nor a Hub id"),
+        (("export", "-m", "a--b", "-o", "x.onnx"), "a--b: neither a path that exists nor a Hub id"),
+        (("inspect", "-m", "owner/name.git"), "owner/name.git: neither"),
+        (("inspect", "-m", LONG), "cannot be a path"),
+        (("inspect", f"{LONG}.onnx"), "cannot be read"),
+        (("perf", f"{LONG}.onnx"), "cannot be a path"),
+        (("optimize", "-m", "x.onnx", "-o", f"{LONG}.onnx"), "cannot be a path"),
+        (("export", "-m", f"{LONG}.py:model", "-o", "x.onnx"), "cannot be a path"),
+        (("inspect", "-m", "~nobody-of-this-name/x"), "cannot be a path"),
+        (("inspect", "-m", "nul\0"), "cannot be a path"),
+        (("config", "--check", LONG), "cannot be read"),
+    ],
+    ids=lambda value: "-".join(value)[:30] if isinstance(value, tuple) else None,
+)
+def test_name_that_is_none_is_wrong_usage(commands: CommandProcess, arguments: tuple[str, ...], words: str) -> None:
+    """Whatever library would trip over it, the name is refused before."""
+    ending = commands.run(*arguments)
+    assert 2 == ending.code
+    assert words in ending.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a file system with pipes")
+@pytest.mark.parametrize("verb", ["inspect", "export", "build", "perf", "optimize", "config"])
+@pytest.mark.parametrize("name", ["pipe", "pipe.onnx", "pipe.json"])
+def test_pipe_is_no_model(commands: CommandProcess, verb: str, name: str, tmp_path: Path) -> None:
+    """Nobody writes to it: opening it would wait for ever."""
+    os.mkfifo(tmp_path / name)
+    written = {"export": tmp_path / "o.onnx", "build": tmp_path / "o", "optimize": tmp_path / "o.onnx"}
+    output = ("-o", str(written[verb])) if verb in written else ()
+    ending = commands.run(verb, "-m", str(tmp_path / name), *output, seconds=20)
+    assert 2 == ending.code
+
+
+def test_endless_json_is_refused_at_the_limit(commands: CommandProcess, tmp_path: Path) -> None:
+    """Not read until memory ends."""
+    large = tmp_path / "large.json"
+    with large.open("wb") as file:
+        file.truncate(JSON_LIMIT_BYTES + 1)
+    ending = commands.run("config", "--check", str(large))
+    assert 2 == ending.code
+    assert f"is larger than the {JSON_LIMIT_BYTES} bytes" in ending.stderr
+
+
+def test_deep_config_is_refused(commands: CommandProcess, tmp_path: Path) -> None:
+    """A config whose values nest a hundredfold is no recursion error."""
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "a": ' + "[" * 5000 + "]" * 5000 + "}")
+    ending = commands.run("inspect", "-m", str(tmp_path))
+    assert 1 == ending.code
+    assert "nested too deeply" in ending.stderr
+
+
+_LITTLE_MEMORY = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (400_000_000, 400_000_000))
+from winml.modelkit.cli.main import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on the address space of a process")
+def test_too_little_memory_is_told_of_as_that(tmp_path: Path) -> None:
+    """The libraries do not even load, each in its own words; advice on the file would mislead."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    arguments = ("inspect", "-m", str(tmp_path))
+    ran = subprocess.run(
+        [sys.executable, "-c", _LITTLE_MEMORY, *arguments], capture_output=True, text=True, check=False
+    )
+    assert 1 == ran.returncode
+    assert ran.stderr.startswith("error: not enough memory")
+    assert "ulimit" in ran.stderr

@@ -1,0 +1,227 @@
+"""Is a damaged file always told of in words, whichever command reads it?
+
+Files are damaged byte by byte and field by field. The commands run in a process with bounds on memory and time: each
+ends with an exit code of ours and never as an internal error, a crash or a hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from checkpoints import build_model
+from damage import Damage, json_damages, onnx_damages
+from fuzzed_commands import CommandProcess
+from graphs import parse
+from winml.modelkit.errors import WinMLError
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.flows.export.export import export_pytorch
+from winml.modelkit.load.checkpoints.processor_files import read_processor_files
+from winml.modelkit.load.request import check_folder
+
+EXAMPLES = 500
+_QUICK = ("--iterations", "1", "--warmup", "0")
+bounded = settings(
+    max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+BRANCHES = """g (float[N,8] x, bool c) => (float[N,8] y) <float[8,8] w1 = {0}, int64[2] shape = {-1, 8}> {
+  h = MatMul(x, w1)
+  k = Constant <value = float[8] {1, 2, 3, 4, 5, 6, 7, 8}> ()
+  s = Add(h, k)
+  r = If (c) <then_branch = t () => (float[N,8] a) { a = Relu(s) },
+              else_branch = e () => (float[N,8] b) { k2 = Constant <value_float = 2.0> () b = Mul(s, k2) }>
+  f = local.twice(r)
+  y = Reshape(f, shape)
+}"""
+FUNCTION = '<domain: "local", opset_import: ["" : 17]> twice (x) => (y) { y = Add(x, x) }'
+
+
+class _Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x))
+
+
+class _Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = _Inner(), _Inner()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x)).softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[CommandProcess]:
+    """The process that runs the commands; a crash starts another."""
+    process = CommandProcess()
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
+    """An export, the same with its weights in a data file, and a graph with branches, a function and constants."""
+    folder = tmp_path_factory.mktemp("models")
+    export_pytorch(
+        _Outer(), folder / "exported.onnx", {"x": torch.randn(2, 8)},
+        config=WinMLExportConfig(dynamic_axes={"x": {0: "N"}}),
+    )  # fmt: skip
+    data = "external.onnx.data"
+    ir.save(ir.load(folder / "exported.onnx"), folder / "external.onnx", external_data=data, size_threshold_bytes=0)
+    ir.save(parse(BRANCHES, functions=FUNCTION, domains=', "local" : 1'), folder / "branches.onnx")
+    return tuple(folder / f"{name}.onnx" for name in ("exported", "external", "branches"))
+
+
+def _reads(model: Path, original: Path) -> Mapping[str, tuple[str, ...]]:
+    """Return every command that reads an ONNX file, by its verb."""
+    folder, written = model.parent, str(model.parent / "out.onnx")
+    return {
+        "inspect": ("inspect", str(model), "-H", "-v"),
+        "retag": ("retag", str(original), str(model), "-o", written, "--overwrite"),
+        "retag of it": ("retag", str(model), str(original), "-o", written, "--overwrite"),
+        "optimize": ("optimize", "-m", str(model), "-o", written, "--overwrite"),
+        "export": ("export", "-m", str(model), "-o", written, "--overwrite", "--shape-config", '{"N": 1}'),
+        "extract": ("extract", str(model), "--module", "**", "-o", str(folder / "parts"), "--overwrite"),
+        "perf": ("perf", str(model), *_QUICK),
+        "perf by module": ("perf", str(model), *_QUICK, "--by-module"),
+        "build": ("build", "-m", str(model), "-o", str(folder / "build"), "--rebuild"),
+    }
+
+
+VERBS = tuple(_reads(Path(), Path()))
+
+
+@given(damage=onnx_damages, which=st.integers(0, 2), verb=st.sampled_from(VERBS[1:]))
+@bounded
+def test_damaged_model_ends_every_verb_in_words(
+    commands: CommandProcess, models: Sequence[Path], damage: Damage, which: int, verb: str
+) -> None:
+    """What parses is inspected and read by one other verb, what does not is refused."""
+    model = models[0].parent / "damaged.onnx"
+    model.write_bytes(damage(models[which].read_bytes()))
+    reads = _reads(model, models[0])
+    for arguments in (reads["inspect"], reads[verb]):
+        ending = commands.run(*arguments)
+        assert ending.is_foreseen, (arguments, ending)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, models: Sequence[Path], commands: CommandProcess) -> Path:
+    """A checkpoint, a sharded one, and the folder of a build with its config beside it."""
+    root = tmp_path_factory.mktemp("folders")
+    model = build_model("bert")
+    model.save_pretrained(root / "checkpoint")
+    model.save_pretrained(root / "sharded", max_shard_size="40KB")
+    tokenizer = {"tokenizer_class": "BertTokenizer", "model_max_length": 64, "model_input_names": ["input_ids"]}
+    (root / "checkpoint" / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    image = {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": 32, "width": 32},
+        "crop_size": {"height": 32},
+    }
+    (root / "checkpoint" / "preprocessor_config.json").write_text(json.dumps(image))
+    assert commands.run("build", "-m", str(models[0]), "-o", str(root / "build")).code == 0
+    assert commands.run("config", "-m", str(root / "checkpoint"), "-o", str(root / "config.json")).code == 0
+    return root
+
+
+def _whole(damage: Damage, content: bytes) -> bytes:
+    return damage(content)
+
+
+def _header(damage: Damage, content: bytes) -> bytes:
+    """Damage the header of a safetensors file, and let its length fit."""
+    length = int.from_bytes(content[:8], "little")
+    header = damage(content[8 : 8 + length])
+    return len(header).to_bytes(8, "little") + header + content[8 + length :]
+
+
+def _restored(path: Path, content: bytes) -> contextlib.AbstractContextManager[None]:
+    """Let a file have other content for the block."""
+
+    @contextlib.contextmanager
+    def replaced() -> Iterator[None]:
+        kept = path.read_bytes()
+        path.write_bytes(content)
+        try:
+            yield
+        finally:
+            path.write_bytes(kept)
+
+    return replaced()
+
+
+@pytest.mark.parametrize(
+    ("file", "wrap"),
+    [
+        ("checkpoint/model.safetensors", _header),
+        ("sharded/model.safetensors.index.json", _whole),
+        ("checkpoint/tokenizer_config.json", _whole),
+        ("checkpoint/preprocessor_config.json", _whole),
+    ],
+)
+@given(damage=json_damages)
+@bounded
+def test_damaged_checkpoint_file_is_refused_or_read(
+    folders: Path, file: str, wrap: Callable[[Damage, bytes], bytes], damage: Damage
+) -> None:
+    """Headers, indexes and the files of processors are read before any library: each error is one of ours."""
+    path = folders / file
+    with _restored(path, wrap(damage, path.read_bytes())), contextlib.suppress(WinMLError):
+        check_folder(path.parent, needs_weights=True)
+        read_processor_files(path.parent)
+
+
+@pytest.mark.parametrize("kind", ["config", "manifest", "build config"])
+@given(data=st.data(), damage=json_damages)
+@bounded
+def test_damaged_json_ends_every_verb_in_words(
+    commands: CommandProcess, folders: Path, models: Sequence[Path], kind: str, data: st.DataObject, damage: Damage
+) -> None:
+    """What is wrong with a config or a manifest is said, or does not matter."""
+    checkpoint, build, other = (str(folders / name) for name in ("checkpoint", "build", "other"))
+    path, reads = {
+        "config": (
+            folders / "checkpoint" / "config.json",
+            [("inspect", "-m", checkpoint), ("config", "-m", checkpoint)],
+        ),
+        "manifest": (folders / "build" / "build_manifest.json", [("build", "-m", str(models[0]), "-o", build)]),
+        "build config": (
+            folders / "config.json",
+            [("config", "--check", str(folders / "config.json")),
+             ("build", "-m", str(models[0]), "-c", str(folders / "config.json"), "-o", other)],
+        ),
+    }[kind]  # fmt: skip
+    arguments = data.draw(st.sampled_from(reads))
+    with _restored(path, damage(path.read_bytes())):
+        ending = commands.run(*arguments)
+    assert ending.is_foreseen, (arguments, ending)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+@given(damage=json_damages)
+@settings(bounded, max_examples=15)
+def test_damaged_checkpoint_ends_its_export_in_words(
+    commands: CommandProcess, folders: Path, file: str, damage: Damage
+) -> None:
+    """What was not refused before reaches torch and transformers."""
+    path = folders / "checkpoint" / file
+    wrap = _header if path.suffix == ".safetensors" else _whole
+    arguments = ("export", "-m", str(path.parent), "-o", str(folders / "out.onnx"), "--overwrite", "--no-verify")
+    with _restored(path, wrap(damage, path.read_bytes())):
+        ending = commands.run(*arguments)
+    assert ending.is_foreseen, (arguments, ending)
