@@ -27,6 +27,9 @@ no library; ``cli/_errors.py`` turns these types into text on stderr.
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 
@@ -153,3 +156,22 @@ def first_line(error: BaseException) -> str:
     """Return the first line of a library's error message, or its type where it is empty; for use in our messages."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def told_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors of the block name what was given, where they name the option of the command that says the same.
+
+    Args:
+        names: Option of the command → what was given in its place: ``--dtype`` → ``loader.dtype``.
+    """
+    try:
+        yield
+    except WinMLError as error:
+        error.message, error.hint = _renamed(error.message, names), _renamed(error.hint, names)
+        raise
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    options = "|".join(map(re.escape, names))
+    return re.sub(rf"(?<![\w-])({options})(?![\w-])", lambda found: names[found[1]], text) if names else text

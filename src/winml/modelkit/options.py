@@ -20,8 +20,22 @@ from winml.modelkit.errors import ConfigError
 __all__ = ["Options", "nearest", "parse_json", "parse_options", "read_json", "unknown_key_message"]
 
 
-class Options(pydantic.BaseModel):
-    """Base of every options record: frozen, strict, unknown keys are errors."""
+class _NamedErrors(type(pydantic.BaseModel)):  # type: ignore[misc]  # pydantic's own metaclass has no public name
+    """Tells a caller in Python what is wrong with a value as it is told to a user of the command."""
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        try:
+            return super().__call__(*args, **values)
+        except pydantic.ValidationError as error:
+            raise ConfigError(_validation_message(cls, error, cls.__name__)) from None
+
+
+class Options(pydantic.BaseModel, metaclass=_NamedErrors):
+    """Base of every options record: frozen, strict, unknown keys are errors.
+
+    Raises:
+        ConfigError: an unknown key (names the nearest known one) or a value of the wrong kind (names the field).
+    """
 
     # Descriptions in JSON Schemas are the docstrings of the fields.
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)

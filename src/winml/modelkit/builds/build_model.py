@@ -17,7 +17,9 @@ from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, check_load_
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, told_as
+from winml.modelkit.export.config import COMMAND_OPTIONS, PYTHON_WORDS
+from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import read_json
 from winml.modelkit.results.build_result import BuildResult
@@ -33,7 +35,7 @@ _SLUG_LENGTH = 40
 
 
 def build_hf_model(
-    model: str,
+    model: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
     *,
     config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
@@ -65,8 +67,9 @@ def build_hf_model(
         VerificationError: a stage's result does not answer as its input does.
     """
     check_load_keywords(load, "build_hf_model")
-    plan = plan_build(_parsed_config(config), ModelRequest(model, **load), verify=verify)
-    return _build_plan(plan, output, rebuild=rebuild, listener=listener)
+    with told_as(_python_words()):
+        plan = plan_build(_parsed_config(config), ModelRequest(model, **load), verify=verify)
+        return _build_plan(plan, output, rebuild=rebuild, listener=listener)
 
 
 def build_onnx_model(
@@ -131,6 +134,11 @@ def _build_plan(
     if output is None:
         return build_in_cache(plan, rebuild=rebuild, listener=listener)
     return run_build(plan, Path(output), rebuild=rebuild, listener=listener)
+
+
+def _python_words() -> dict[str, str]:
+    sections = {flag: f"export.{key}" for key, flag in COMMAND_OPTIONS.items()}
+    return {**PYTHON_WORDS, **sections, **{option.flag: option.name for option in declared_options()}}
 
 
 def _parsed_config(config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> WinMLBuildConfig:

@@ -14,7 +14,7 @@ from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
 from winml.modelkit.results.inspected_model import InspectedModel
 from winml.modelkit.words import count_words, shape_words, size_words
 
-__all__ = ["print_model_inspection", "print_tasks"]
+__all__ = ["print_model_inspection"]
 
 Row = tuple[str, str]
 
@@ -41,13 +41,6 @@ def print_model_inspection(record: InspectedModel, console: Console, *, verbose:
     if record.tree is not None:
         console.print()
         console.print(_module_tree(record.tree, record.never_ran))
-
-
-def print_tasks(tasks: Mapping[str, tuple[str, ...]], console: Console) -> None:
-    """Print the tasks with the classes that implement them."""
-    width = max(map(len, tasks), default=0)
-    for task, classes in tasks.items():
-        console.print(f"[bold]{task:<{width}}[/bold]  {escape(', '.join(classes))}", highlight=False)
 
 
 def _model_rows(record: InspectedModel, *, verbose: bool) -> Iterator[Row]:

@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 
 from torch import nn
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.errors import UsageError, told_as
+from winml.modelkit.export.config import PYTHON_WORDS, WinMLExportConfig
 from winml.modelkit.export.exporter_choice import ExporterUse, first_choice, parameter_bytes
 from winml.modelkit.flows.export.export_run import ExportRun, ExportTarget
 from winml.modelkit.flows.export.graph_making import calls_of_all_parts
@@ -118,7 +118,8 @@ class HTPExporter:
             loaded = loaded_from_module(model, inputs, self.config)
             return loaded, first_choice(self.config, parameter_bytes(model))
 
-        return self._export_parts(describe, self._target(output, overwrite=overwrite, with_report=with_report))
+        with told_as(PYTHON_WORDS):
+            return self._export_parts(describe, self._target(output, overwrite=overwrite, with_report=with_report))
 
     def export_checkpoint(
         self,
