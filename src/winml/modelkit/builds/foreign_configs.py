@@ -84,8 +84,8 @@ def _read_loader(loader: Section, source: str) -> list[str]:
         "user_script": "Write a function that returns the model, and give it as file.py:function.",
     }
     for key, hint in hints.items():
-        if loader.pop(key, None) is not None:
-            _refuse(source, f"loader.{key}", key, hint)
+        if (value := loader.pop(key, None)) is not None:
+            _refuse(source, f"loader.{key}", value, hint)
     model_type = loader.pop("model_type", None)
     return [] if model_type is None else [f"model_type {model_type}: not used, the checkpoint says it"]
 
@@ -95,7 +95,8 @@ def _read_export(export: Section, source: str) -> list[str]:
     if export.pop("dynamo", False):
         export["exporter"] = "dynamo"
     if "enable_hierarchy_tags" in export or "clean_onnx" in export:
-        export["hierarchy"] = export.pop("enable_hierarchy_tags", True) and not export.pop("clean_onnx", False)
+        is_clean = export.pop("clean_onnx", False)
+        export["hierarchy"] = export.pop("enable_hierarchy_tags", True) and not is_clean
     if not export.pop("export_params", True):
         _refuse(source, "export.export_params", False, "Weights are always part of the file; leave it out.")
     if (tags := export.pop("hierarchy_tag_format", "full")) != "full":
@@ -145,19 +146,24 @@ def _read_optim(optim: Section, source: str) -> list[str]:
 
 
 def _read_quant(quant: Section, source: str) -> list[str]:  # noqa: ARG001  # as the others
-    precision = _precision(quant)
+    read, precision = _precision(quant)
+    for key in read:
+        quant.pop(key, None)
     return _unread(quant, _QUANT_KEYS, {"precision": precision} if precision else {})
 
 
-def _precision(quant: Mapping[str, Any]) -> str | None:
-    """Return the precision that a section of winml-cli describes, where ours has a word for it."""
-    mode = quant.get("algorithm", quant.get("mode"))
-    if mode == "fp16":
-        return "fp16"
-    if mode == "rtn":
-        return f"int{quant.get('rtn_bits', 4)}" if quant.get("rtn_bits", 4) in (4, 8) else None
-    bits = [_BITS.match(str(quant.get(key, "uint8"))) for key in ("weight_type", "activation_type")]
-    return "w{}a{}".format(*(found[1] for found in bits if found)) if all(bits) else None
+def _precision(quant: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:
+    """Return the keys that describe the precision in winml-cli, and it in our words; None where there is no word."""
+    method = "algorithm" if "algorithm" in quant else "mode"
+    if quant.get(method) == "fp16":
+        return (method,), "fp16"
+    if quant.get(method) == "rtn" and (width := quant.get("rtn_bits", 4)) in (4, 8):
+        return (method, "rtn_bits"), f"int{width}"
+    types = ("weight_type", "activation_type")
+    bits = [_BITS.match(str(quant.get(key, "uint8"))) for key in types]
+    if quant.get(method) in ("rtn", "dynamic") or not all(bits):
+        return (), None
+    return types, "w{}a{}".format(*(found[1] for found in bits if found))
 
 
 def _read_compile(section: Section, source: str) -> list[str]:  # noqa: ARG001  # as the others

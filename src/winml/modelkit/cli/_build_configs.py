@@ -100,10 +100,29 @@ def told_sections(export: WinMLExportConfig | None, options: Mapping[str, Any], 
 
 
 def with_sizes(export: WinMLExportConfig, options: Mapping[str, Any]) -> WinMLExportConfig:
-    """Return an export section without its inputs where the command line gives sizes: they are decided anew."""
+    """Return an export section whose inputs are decided anew where the command line gives sizes.
+
+    What the inputs left open stays open, but for the sizes that are given.
+    """
     if export.input_tensors is None or not (options["shape_config"] or options["batch_size"]) or options["input_specs"]:
         return export
-    return export.model_copy(update={"input_tensors": None, "dynamic_dimensions": ()})
+    from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES
+    from winml.modelkit.load.inputs.options import parse_shape_config
+
+    sizes = parse_shape_config(options["shape_config"]) if options["shape_config"] else None
+    keys = {*(sizes.given() if sizes is not None else ()), *(["batch_size"] if options["batch_size"] else ())}
+    fixed = {CONVENTIONAL_NAMES.get(key, key) for key in keys}
+    axes = {
+        spec.name: {axis: size for axis, size in enumerate(spec.shape) if isinstance(size, str) and size not in fixed}
+        for spec in export.input_tensors
+    }
+    open_axes = {name: {**named, **export.dynamic_axes.get(name, {})} for name, named in axes.items()}
+    decided_anew = {
+        "input_tensors": None,
+        "dynamic_axes": {name: named for name, named in open_axes.items() if named},
+        "dynamic_dimensions": tuple(bounds for bounds in export.dynamic_dimensions if bounds.name not in fixed),
+    }
+    return export.model_copy(update=decided_anew)
 
 
 def export_section(config: WinMLBuildConfig, source: str) -> WinMLExportConfig:
