@@ -64,7 +64,7 @@ class _Trial:
         try:
             self._session.run(draw_feeds(self._inputs, {**self._small, **sizes}, self._seed))
         except StageError as error:
-            return error.message
+            return error.message.partition(f"{self._session.name}: ")[2] or error.message
         return None
 
     def limit(self, name: str, size: int) -> int | None:

@@ -119,9 +119,12 @@ def select(modules: Iterable[_AddressT], selector: str) -> list[_AddressT]:
     if selected:
         return selected
     guesses = _nearest_addresses(selector, modules)
-    nearest = f"Nearest: {', '.join(guesses)}. " if guesses else ""
-    classes = _class_words(selector, modules)
-    raise UsageError(f"no module matches {selector!r}", hint=f"{nearest}{classes or _SELECTOR_HINT}")
+    hints = (
+        f"Nearest: {', '.join(guesses)}." if guesses else "",
+        _class_words(selector, modules),
+        "" if guesses else _SELECTOR_HINT,
+    )
+    raise UsageError(f"no module matches {selector!r}", hint=" ".join(filter(None, hints)))
 
 
 def escape(text: str) -> str:
