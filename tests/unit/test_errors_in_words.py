@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from winml.modelkit import ConfigError, UsageError, WinMLExportConfig, build_hf_model, export_pytorch
+from winml.modelkit.builds.build import BuildListener
 from winml.modelkit.errors import WinMLError, told_as
 from winml.modelkit.load.request import ModelRequest
 
@@ -43,6 +44,15 @@ def test_error_names_the_keyword_that_was_given(tmp_path: Path) -> None:
     config = WinMLExportConfig(dynamic_axes={"inputs": {0: "batch"}})
     with pytest.raises(UsageError, match=r"^dynamic_axes: the model has no input 'inputs'"):
         export_pytorch(torch.nn.Linear(2, 2), tmp_path / "m.onnx", torch.zeros(1, 2), config=config)
+
+
+def test_what_a_config_says_in_vain_is_told_to_the_listener(tmp_path: Path) -> None:
+    """As the command tells it on stderr."""
+    told: list[str] = []
+    config = {"export": {"dynamo": False}, "loader": {"model_type": "bert"}}
+    with pytest.raises(UsageError):
+        build_hf_model("missing/folder/", tmp_path / "out", config=config, listener=BuildListener(tell=told.append))
+    assert ["note: loader.model_type bert: not used, the checkpoint says it"] == told
 
 
 def test_told_as_renames_whole_options_only() -> None:

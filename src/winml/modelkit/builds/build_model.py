@@ -68,7 +68,7 @@ def build_hf_model(
     """
     check_load_keywords(load, "build_hf_model")
     with told_as(_python_words()):
-        plan = plan_build(_parsed_config(config), ModelRequest(model, **load), verify=verify)
+        plan = plan_build(_parsed_config(config, listener), ModelRequest(model, **load), verify=verify)
         return _build_plan(plan, output, rebuild=rebuild, listener=listener)
 
 
@@ -86,7 +86,7 @@ def build_onnx_model(
     if Path(request.model).suffix.lower() != ".onnx":
         raise UsageError(f"{request.model}: does not end in .onnx", hint="build_hf_model builds PyTorch models.")
     return _build_plan(
-        plan_build(_parsed_config(config), request, verify=verify), output, rebuild=rebuild, listener=listener
+        plan_build(_parsed_config(config, listener), request, verify=verify), output, rebuild=rebuild, listener=listener
     )
 
 
@@ -141,14 +141,20 @@ def _python_words() -> dict[str, str]:
     return {**PYTHON_WORDS, **sections, **{option.flag: option.name for option in declared_options()}}
 
 
-def _parsed_config(config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> WinMLBuildConfig:
+def _parsed_config(
+    config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None, listener: BuildListener
+) -> WinMLBuildConfig:
     if config is None:
         return WinMLBuildConfig()
     if isinstance(config, WinMLBuildConfig):
         return config
     if isinstance(config, Mapping):
-        return parse_build_config(dict(config), "config")[0]
-    return read_build_config(config, "config")[0]
+        parsed, notes = parse_build_config(dict(config), "config")
+    else:
+        parsed, notes = read_build_config(config, "config")
+    for note in notes:
+        listener.tell(f"note: {note}")
+    return parsed
 
 
 def _name_slug(name: str) -> str:

@@ -133,7 +133,7 @@ class WinMLBuildConfig(Options):
     loader: LoaderSection | None = LoaderSection()
     """Which model it is."""
     export: WinMLExportConfig | None = WinMLExportConfig()
-    """How the ONNX graph is made; also understood by `winml export --export-config`."""
+    """How the ONNX graph is made; alone, `winml export` reads it with `-c` or `--export-config`."""
     optim: OptimSection | None = OptimSection()
     """What the optimizer does."""
     quant: QuantSection | None = QuantSection()

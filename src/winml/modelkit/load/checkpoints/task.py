@@ -334,7 +334,7 @@ def _decide_by_class(
     if not serving:
         _refuse_foreign_class(model_class, model_type, offered)
         # In no table, as a class that was made for one checkpoint.
-        serving = dict.fromkeys(offered if task is not None else ["feature-extraction"], (model_class,))
+        serving = {"feature-extraction" if task is None else canonical_task(task): (model_class,)}
     if task is not None and canonical_task(task) not in serving:
         raise UsageError(
             f"--model-class {model_class}: does not serve --task {task}",
