@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import pydantic
 
@@ -30,7 +30,15 @@ class _NamedErrors(type(pydantic.BaseModel)):  # type: ignore[misc]  # pydantic'
             raise ConfigError(_validation_message(cls, error, cls.__name__)) from None
 
 
-class Options(pydantic.BaseModel, metaclass=_NamedErrors):
+if TYPE_CHECKING:
+    _Checked = pydantic.BaseModel
+else:
+    # Of a metaclass without a public name mypy cannot tell that this one derives from it.
+    class _Checked(pydantic.BaseModel, metaclass=_NamedErrors):
+        pass
+
+
+class Options(_Checked):
     """Base of every options record: frozen, strict, unknown keys are errors.
 
     Raises:

@@ -68,7 +68,11 @@ def build_hf_model(
     """
     check_load_keywords(load, "build_hf_model")
     with told_as(_python_words()):
-        plan = plan_build(_parsed_config(config, listener), ModelRequest(model, **load), verify=verify)
+        plan = plan_build(
+            _parsed_config(config, listener),
+            ModelRequest(os.fspath(model) if isinstance(model, os.PathLike) else model, **load),
+            verify=verify,
+        )
         return _build_plan(plan, output, rebuild=rebuild, listener=listener)
 
 
