@@ -48,3 +48,33 @@ def checkpoint(bert_tiny: Path, tmp_path: Path) -> Path:
 def nets() -> Path:
     """A script with factories of models that go well and wrong."""
     return Path(__file__).with_name("nets.py")
+
+
+@pytest.fixture(scope="session")
+def small_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder of a BERT with 64 positions, exported in about a second."""
+    from checkpoints import save_checkpoint
+
+    return save_checkpoint("bert", tmp_path_factory.mktemp("checkpoints") / "small-bert")
+
+
+@pytest.fixture(scope="session")
+def small_file(small_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The export of that BERT, with batch and sequence left open."""
+    from winml.modelkit import HTPExporter, WinMLExportConfig
+    from winml.modelkit.load.request import ModelRequest
+
+    path = tmp_path_factory.mktemp("exported") / "small.onnx"
+    config = WinMLExportConfig(dynamic_batch=True, dynamic_sequence=True, verify=False)
+    HTPExporter(config).export_checkpoint(ModelRequest(str(small_bert)), path)
+    return path
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory, with a cache beside it, for commands that run in this process."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("WINML_CACHE", str(tmp_path / "cache"))
+    return folder

@@ -86,7 +86,7 @@ def test_inspect_unknown_selector_lists_the_nearest(exported: Path) -> None:
     """A wrong name is wrong usage, and stdout stays clean in JSON mode."""
     code, text, words = _run("inspect", exported, "--module", "Blokc", "--format", "json")
     assert (2, "") == (code, text)
-    assert "error: no module matches 'Blokc'\nNearest: Block, blocks.1, blocks.0.\n" == words
+    assert "error: no module matches 'Blokc'\nNearest: Block, blocks.1, blocks.0. Classes: Block, Net.\n" == words
 
 
 def test_inspect_of_an_onnx_file_imports_no_model_library(exported: Path) -> None:

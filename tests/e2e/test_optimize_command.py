@@ -101,7 +101,6 @@ def test_list_shows_what_is_on_where(workplace: Workplace) -> None:
         (["-o", "out.onnx", "--config", '{"optim": {"gelu_fuson": true}}'], 2, "did you mean 'gelu_fusion'"),
         (["-o", "model.onnx", "--level", "full"], 2, "--overwrite"),
         (["-o", "out.txt", "--level", "full"], 2, "out.txt"),
-        ([], 2, "no output was given"),
         (["-o", "out.onnx", "--opset", "13"], 1, "opset 17 to 13"),
     ],
 )

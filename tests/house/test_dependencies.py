@@ -16,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-DISTRIBUTIONS = {"google": "protobuf", "onnx_ir": "onnx-ir"}
+DISTRIBUTIONS = {"google": "protobuf", "onnx_ir": "onnx-ir", "yaml": "PyYAML"}
 """Import name to distribution, where they differ by more than spelling."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["built_part_name", "data_path", "part_path", "report_path", "sidecar_path"]
+__all__ = ["built_part_name", "data_path", "optimized_path", "part_path", "report_path", "sidecar_path"]
 
 BUILT_MODEL_NAME = "model.onnx"
 """The result of the last stage of a build of one part."""
@@ -26,6 +26,9 @@ PARTIAL_PREFIX = ".winml-partial-"
 """Start of the name of a hidden folder of files being written; one that a killed process left can be deleted."""
 CHECKPOINT_CONFIG_NAME = "config.json"
 """The name transformers gives the config of a checkpoint."""
+MODEL_CARD_NAME = "README.md"
+"""The name the Hub gives the card of a model."""
+OPTIMIZED_SUFFIX = "_opt"
 
 
 def part_path(model: Path, part: str, *, of_several: bool) -> Path:
@@ -44,6 +47,11 @@ def built_part_name(part: str, *, of_several: bool) -> str:
 def data_path(model: Path) -> Path:
     """Return where the weights of a model go when they are kept outside: ``<name>.onnx.data`` beside it."""
     return model.with_name(f"{model.name}.data")
+
+
+def optimized_path(model: Path) -> Path:
+    """Return where a model goes that was optimized outside of a build: ``<stem>_opt.onnx`` beside it."""
+    return model.with_name(f"{model.stem}{OPTIMIZED_SUFFIX}{model.suffix}")
 
 
 def sidecar_path(model: Path) -> Path:

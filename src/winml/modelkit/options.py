@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import pydantic
 
@@ -42,8 +42,30 @@ _INHERITED = ("/dev/fd/", "/dev/stdin", "/proc/")
 """Where the open files of a process stand: a pipe from there has a writer, as in ``--shape-config <(command)``."""
 
 
-class Options(pydantic.BaseModel):
-    """Base of every options record: frozen, strict, unknown keys are errors."""
+class _NamedErrors(type(pydantic.BaseModel)):  # type: ignore[misc]  # pydantic's own metaclass has no public name
+    """Tells a caller in Python what is wrong with a value as it is told to a user of the command."""
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        try:
+            return super().__call__(*args, **values)
+        except pydantic.ValidationError as error:
+            raise ConfigError(_validation_message(cls, error, cls.__name__)) from None
+
+
+if TYPE_CHECKING:
+    _Checked = pydantic.BaseModel
+else:
+    # Of a metaclass without a public name mypy cannot tell that this one derives from it.
+    class _Checked(pydantic.BaseModel, metaclass=_NamedErrors):
+        pass
+
+
+class Options(_Checked):
+    """Base of every options record: frozen, strict, unknown keys are errors.
+
+    Raises:
+        ConfigError: an unknown key (names the nearest known one) or a value of the wrong kind (names the field).
+    """
 
     # Descriptions in JSON Schemas are the docstrings of the fields.
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)

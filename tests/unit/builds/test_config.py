@@ -134,7 +134,7 @@ def test_config_schema_describes_every_key() -> None:
     ("load", "words"),
     [
         ({"tusk": "fill-mask"}, "unknown key 'tusk'; did you mean 'task'"),
-        ({"model_class": "BertModel"}, "unknown key 'model_class'"),
+        ({"model": "bert"}, "unknown key 'model'"),
         ({"rebuild": True}, "unknown key 'rebuild'"),
         ({"seed": "zero"}, "seed"),
         ({"dtype": object()}, "dtype: expected text"),

@@ -52,7 +52,7 @@ class BuildListener:
     on_kept: Callable[[str], None] | None = None
     """The result of a stage is in the folder, by name of the stage, and stays there if the build is stopped."""
     tell: Callable[[str], None] = lambda _words: None
-    """Something is waited for."""
+    """Something is waited for, or something in the config is not used."""
 
 
 @dataclass(frozen=True)

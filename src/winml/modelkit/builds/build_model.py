@@ -18,7 +18,9 @@ from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, told_as
+from winml.modelkit.export.config import COMMAND_OPTIONS, PYTHON_WORDS
+from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import read_json
 from winml.modelkit.results.build_result import BuildResult
@@ -41,7 +43,7 @@ _SLUG_LENGTH = 40
 
 
 def build_hf_model(
-    model: str,
+    model: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
     *,
     config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
@@ -73,8 +75,13 @@ def build_hf_model(
         VerificationError: a stage's result does not answer as its input does.
     """
     check_load_keywords(load, "build_hf_model")
-    plan = plan_build(given_build_config(config), ModelRequest(model, **load), verify=verify)
-    return _build_plan(plan, output, rebuild=rebuild, listener=listener)
+    with told_as(_python_words()):
+        plan = plan_build(
+            given_build_config(config, listener),
+            ModelRequest(os.fspath(model) if isinstance(model, os.PathLike) else model, **load),
+            verify=verify,
+        )
+        return _build_plan(plan, output, rebuild=rebuild, listener=listener)
 
 
 def build_onnx_model(
@@ -91,7 +98,10 @@ def build_onnx_model(
     if Path(request.model).suffix.lower() != ".onnx":
         raise UsageError(f"{request.model}: does not end in .onnx", hint="build_hf_model builds PyTorch models.")
     return _build_plan(
-        plan_build(given_build_config(config), request, verify=verify), output, rebuild=rebuild, listener=listener
+        plan_build(given_build_config(config, listener), request, verify=verify),
+        output,
+        rebuild=rebuild,
+        listener=listener,
     )
 
 
@@ -141,8 +151,9 @@ def read_build_config(text_or_path: str | os.PathLike[str], option: str) -> tupl
 
 def given_build_config(
     config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
+    listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
 ) -> WinMLBuildConfig:
-    """Return the config that a caller gave in one of the ways :func:`build_hf_model` takes.
+    """Return the config that a caller gave in one of the ways :func:`build_hf_model` takes; notes on it are told.
 
     Raises:
         ConfigError: it cannot be read, or is no valid config.
@@ -152,8 +163,12 @@ def given_build_config(
     if isinstance(config, WinMLBuildConfig):
         return config
     if isinstance(config, Mapping):
-        return parse_build_config(dict(config), "config")[0]
-    return read_build_config(config, "config")[0]
+        parsed, notes = parse_build_config(dict(config), "config")
+    else:
+        parsed, notes = read_build_config(config, "config")
+    for note in notes:
+        listener.tell(f"note: {note}")
+    return parsed
 
 
 def _build_plan(
@@ -162,6 +177,11 @@ def _build_plan(
     if output is None:
         return build_in_cache(plan, rebuild=rebuild, listener=listener)
     return run_build(plan, Path(output), rebuild=rebuild, listener=listener)
+
+
+def _python_words() -> dict[str, str]:
+    sections = {flag: f"export.{key}" for key, flag in COMMAND_OPTIONS.items()}
+    return {**PYTHON_WORDS, **sections, **{option.flag: option.name for option in declared_options()}}
 
 
 def _name_slug(name: str) -> str:

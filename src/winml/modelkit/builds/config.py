@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import pydantic
 
+from winml.modelkit.builds.foreign_configs import read_winml_cli_config
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.load.load_options import declared_options
@@ -64,10 +65,6 @@ else:
             option.name: (option.annotation, pydantic.Field(option.default, description=option.help))
             for option in declared_options()
         },
-        model_class=(
-            str | None,
-            pydantic.Field(None, description="Class that was found for the task when this was written."),
-        ),
     )
 
 
@@ -136,7 +133,7 @@ class WinMLBuildConfig(Options):
     loader: LoaderSection | None = LoaderSection()
     """Which model it is."""
     export: WinMLExportConfig | None = WinMLExportConfig()
-    """How the ONNX graph is made; also understood by `winml export --export-config`."""
+    """How the ONNX graph is made; alone, `winml export` reads it with `-c` or `--export-config`."""
     optim: OptimSection | None = OptimSection()
     """What the optimizer does."""
     quant: QuantSection | None = QuantSection()
@@ -160,20 +157,21 @@ class WinMLBuildConfig(Options):
 
 
 def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
-    """Validate parsed JSON, of this version or an earlier one.
+    """Validate parsed JSON, of this version or an earlier one, or as winml-cli writes it.
 
     Args:
         value: As read.
         source: Where it was read from, for messages.
 
     Returns:
-        The config, and what was changed in it to be of this version, one sentence each.
+        The config, and what was changed in it to be of this version or is not used, one sentence each.
 
     Raises:
         ConfigError: an unknown key (names the nearest), a value of the wrong kind, or a version newer than this.
     """
+    value, foreign = read_winml_cli_config(value, source) if isinstance(value, dict) else (value, [])
     migrated, notes = _migrate_to_current(value, source)
-    return parse_options(WinMLBuildConfig, migrated, source), notes
+    return parse_options(WinMLBuildConfig, migrated, source), (*foreign, *notes)
 
 
 def _optimize_becomes_optim(config: dict[str, Any]) -> list[str]:

@@ -5,19 +5,26 @@ Task, class and inputs are decided by ``load/resolution.py``, where an export be
 
 from __future__ import annotations
 
+import dataclasses
+
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
+from winml.modelkit.builds.stages import without_idle_stages
+from winml.modelkit.export.exporter_choice import first_choice, parameter_bytes
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
 
 __all__ = ["resolve_build_config"]
 
 
-def resolve_build_config(config: WinMLBuildConfig, request: ModelRequest) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
-    """Return the config with everything that the model decides written into it.
+def resolve_build_config(
+    config: WinMLBuildConfig, request: ModelRequest, *, model_type: str | None = None
+) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
+    """Return the config with everything that the model decides written into it, and null for stages that will not run.
 
     Args:
-        config: What is known already; its ``loader`` and the inputs of its ``export`` are replaced.
+        config: What is known already; its ``loader`` is replaced, and inputs in its ``export`` are completed.
         request: The model, as the user asked for it.
+        model_type: transformers' model type, in place of a model; the config then names none.
 
     Returns:
         The config, and sentences for the user.
@@ -26,14 +33,29 @@ def resolve_build_config(config: WinMLBuildConfig, request: ModelRequest) -> tup
         UsageError: the request is wrong, or asks for a size or task this model does not have.
         InputError: config files, the Hub, or the user's code did not deliver.
     """
-    resolved = resolve_model(request)
-    task = resolved.decision.task if resolved.decision else None
-    loader = loader_section(request, task=task, model_class=type(resolved.model).__name__)
-    decided = {"input_tensors": resolved.inputs, "dynamic_dimensions": resolved.dimensions}
-    export = config.export and config.export.model_copy(update=decided)
+    if config.export is not None:
+        if request.input_specs is None:
+            request = dataclasses.replace(request, input_specs=config.export.input_tensors)
+        request = dataclasses.replace(request, dynamic=request.dynamic.joined(config.export.dynamic))
+    resolved = resolve_model(request, model_type=model_type)
+    decision = resolved.decision
+    decided_class = type(resolved.model).__name__ if decision is not None else None
+    loader = loader_section(
+        request, model=request.model or None, task=decision and decision.task, model_class=decided_class
+    )
+    export = config.export
+    if export is not None:
+        exporter = first_choice(export, parameter_bytes(resolved.model)).name
+        decided = {
+            "input_tensors": resolved.inputs,
+            "dynamic_dimensions": resolved.dimensions,
+            "opset_version": export.opset_for(exporter),
+        }
+        export = export.model_copy(update=decided)
     notes = list(resolved.notes)
     if resolved.source.kind == "config" and not request.random_weights:
         notes.append(f"{request.model} holds no weights: an export needs --random-weights, or the checkpoint folder")
     origins = {item.output: item.given_by for item in resolved.output_axes}
     notes += [f"{origin}: {name} is no input; axes of outputs are not written" for name, origin in origins.items()]
-    return config.model_copy(update={"loader": loader, "export": export}), tuple(notes)
+    config, idle = without_idle_stages(config.model_copy(update={"loader": loader, "export": export}))
+    return config, (*notes, *idle)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from winml.modelkit.errors import CheckpointError, ModelPathError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.file_names import BUILD_MANIFEST_NAME, BUILT_MODEL_NAME
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, BUILT_MODEL_NAME, CHECKPOINT_CONFIG_NAME
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, resolve_source
@@ -61,7 +61,8 @@ def onnx_file(name: str) -> Path | None:
     """Return the ONNX file a name means; None where it means a model that is still to be exported.
 
     Raises:
-        ModelPathError: there is no such file, or a folder of a build lacks its model.
+        ModelPathError: there is no such file, a folder of a build lacks its model, or a folder is neither a build nor a
+            checkpoint.
     """
     path = named_path(name.strip())
     if path.is_dir():
@@ -83,6 +84,16 @@ def _built_model(folder: Path) -> Path | None:
         raise ModelPathError(
             f"{folder}: is the folder of a build and has no {BUILT_MODEL_NAME}", hint="Build it again: winml build."
         )
+    if not any((folder / pattern).is_file() for pattern in _OF_CHECKPOINTS) and not any(
+        folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}")
+    ):
+        models = sorted(path.name for path in folder.glob("*.onnx"))
+        raise ModelPathError(
+            f"{folder}: is neither a checkpoint (no {CHECKPOINT_CONFIG_NAME}) nor a build (no {BUILD_MANIFEST_NAME})",
+            hint=f"Give one of the files in it: {', '.join(models[:5])}."
+            if models
+            else "Give an ONNX file, the folder of a build, or the folder of a checkpoint.",
+        )
     return None
 
 
@@ -91,6 +102,10 @@ def _holds_weights(folder: Path) -> bool:
         return find_weights(folder) is not None
     except CheckpointError:
         return True  # damaged ones: whoever loads them says what is wrong
+
+
+_OF_CHECKPOINTS = (CHECKPOINT_CONFIG_NAME, "adapter_config.json")
+"""Files of which a folder has one where it is a checkpoint; what is missing there is said when it is loaded."""
 
 
 def exported_model(

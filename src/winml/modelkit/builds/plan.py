@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
@@ -17,7 +17,7 @@ from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["BuildPlan", "is_onnx_path", "plan_build", "request_record"]
+__all__ = ["BuildPlan", "is_onnx_path", "plan_build", "refuse_sizes", "request_record"]
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,14 @@ def request_record(request: ModelRequest) -> dict[str, Any]:
 
 
 def _refuse_torch_options(request: ModelRequest) -> None:
+    dynamic = request.dynamic
     given = {
         **{option.flag: getattr(request, option.name) for option in declared_options() if not option.is_for_onnx},
         "--input-specs": request.input_specs,
-        "--shape-config": request.shape_config,
-        "--batch-size": request.batch_size,
-        "--dynamic-batch and the like": not request.dynamic.is_empty,
+        "--dynamic-batch": dynamic.batch,
+        "--dynamic-seq-len": dynamic.sequence,
+        "--dynamic-image-size": dynamic.image_size,
+        "--dynamic-axes": dynamic.axes,
     }
     for option, value in given.items():
         if value:
@@ -126,3 +128,18 @@ def _refuse_torch_options(request: ModelRequest) -> None:
                 f"{option} has no meaning for {request.model}, which is an ONNX file",
                 hint="Leave it out, or build from the PyTorch model.",
             )
+    for option, size in {"--shape-config": request.shape_config, "--batch-size": request.batch_size}.items():
+        if size is not None:
+            refuse_sizes(request.model, option)
+
+
+def refuse_sizes(model: str, option: str) -> NoReturn:
+    """Refuse sizes for a build of an ONNX file, whose stages keep open dimensions open.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        f"{option}: a build keeps the sizes of an ONNX file, and {model} is one",
+        hint=f"Fix them first: winml export -m {model} -o fixed.onnx {option} …; then build fixed.onnx.",
+    )

@@ -27,13 +27,15 @@ from winml.modelkit.file_names import (
     sidecar_path,
 )
 from winml.modelkit.results.build_manifest import StageName, StageRecord
+from winml.modelkit.version import __version__
 
 if TYPE_CHECKING:
+    from winml.modelkit.builds.config import WinMLBuildConfig
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.export_result import ExportedPart, ExportResult
     from winml.modelkit.results.optimized_model import OptimizedFile
 
-__all__ = ["STAGES", "Stage", "StageOutcome", "StageTask", "export_outcomes", "names_of"]
+__all__ = ["STAGES", "Stage", "StageOutcome", "StageTask", "export_outcomes", "names_of", "without_idle_stages"]
 
 _GRAPH_LIBRARIES = ("onnx", "onnx-ir", "onnxruntime", "onnxscript")
 
@@ -112,8 +114,9 @@ def _undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> di
     for key, value in export.items():
         if value is not None and value == written[key] and key in before["export"]:
             export[key] = before["export"][key]
-    if "task" in request and request["task"] == earlier.resolved["loader"].get("task"):
-        _put_back(request, before["request"], "task")
+    for key in ("task", "model_class"):
+        if key in request and request[key] == earlier.resolved["loader"].get(key):
+            _put_back(request, before["request"], key)
     inputs = [spec.model_dump(mode="json", exclude_none=True) for spec in decided.input_tensors or ()]
     if request.get("input_specs") == inputs and _is_implied(request["dynamic"], before["request"]["dynamic"], written):
         _put_back(request, before["request"], *_INPUT_KEYS)
@@ -288,6 +291,18 @@ STAGES: tuple[Stage, ...] = (
         work=None,
     ),
 )
+
+
+def without_idle_stages(config: WinMLBuildConfig) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
+    """Return a config with null for stages that this version lacks; one that is asked for something keeps its section.
+
+    Returns:
+        The config, and a sentence for each section that is kept and not read.
+    """
+    idle = [stage.section for stage in STAGES if stage.work is None and getattr(config, stage.section) is not None]
+    asked = [name for name in idle if getattr(config, name).model_dump(exclude_none=True)]
+    unread = tuple(f"winml {__version__} has no stage that reads {name} yet" for name in asked)
+    return config.model_copy(update=dict.fromkeys(name for name in idle if name not in asked)), unread
 
 
 def names_of(stages: Sequence[Stage], parts: Sequence[str] = (ONLY_PART,)) -> tuple[str, ...]:

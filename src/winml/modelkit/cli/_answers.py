@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml.modelkit.words import json_printable
 
-__all__ = ["json_text", "print_json"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["json_text", "print_json", "refuse_outputs", "show_answer", "write_answer"]
 
 
 def print_json(record: Mapping[str, Any]) -> None:
@@ -22,3 +27,52 @@ def json_text(record: Mapping[str, Any]) -> str:
     import json
 
     return json_printable(json.dumps(record, indent=2, ensure_ascii=False))
+
+
+def refuse_outputs(paths: Iterable[Path], inputs: Iterable[Path], *, overwrite: bool) -> None:
+    """Refuse files that may not be written, before anything is done.
+
+    Raises:
+        UsageError: one is among what is read.
+        OutputExistsError: one is there already.
+    """
+    from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
+
+    if paths := list(paths):
+        refuse_inputs(paths, inputs)
+        refuse_existing(paths, overwrite=overwrite)
+
+
+def show_answer(record: Mapping[str, Any], options: Mapping[str, Any], render: Callable[[Console], None]) -> None:
+    """Write a record to the file of ``--output``, if one is named, and to stdout in the form that is asked for.
+
+    Args:
+        record: The answer.
+        options: Those of the verb: ``output``, ``overwrite`` and ``format_``.
+        render: Prints the answer for people.
+    """
+    output: Path | None = options["output"]
+    if output is not None:
+        write_answer(output, record, overwrite=options["overwrite"])
+    if options["format_"] == "json":
+        print_json(record)
+        return
+    from winml.modelkit.report.terminal import console_for, print_rows
+
+    console = console_for(sys.stdout)
+    render(console)
+    if output is not None:
+        print_rows([("wrote", str(output))], console)
+
+
+def write_answer(path: Path, record: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Write a record to a file.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    from winml.modelkit.graph.files.output_files import OutputFiles
+
+    with OutputFiles() as files:
+        files.reserve(path).write_text(f"{json_text(record)}\n", encoding="utf-8")
+        files.commit(overwrite=overwrite)

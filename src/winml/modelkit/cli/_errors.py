@@ -39,12 +39,23 @@ class WinMLCommand(click.Command):
         An empty text, as an unset variable of a shell leaves it, is no value of any option: who wrote it meant one.
         """
         remaining = super().parse_args(ctx, args)
+        self._take_from_group(ctx)
         for param in self.params:
             value = ctx.params.get(param.name or "")
             texts = value if isinstance(value, tuple) else (value,)
             if any(isinstance(text, str) and not text.strip() for text in texts):
                 raise click.BadParameter("the text is empty.", ctx, param)
         return remaining
+
+    @staticmethod
+    def _take_from_group(ctx: click.Context) -> None:
+        """Take the options that stood before the verb as if they stood behind it."""
+        given = ctx.parent.params if ctx.parent is not None else {}
+        for name in ("quiet", "verbose"):
+            if given.get(name) and name not in ctx.params:
+                raise click.NoSuchOption(f"--{name}", ctx=ctx)
+            if given.get(name):
+                ctx.params[name] = True
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb."""

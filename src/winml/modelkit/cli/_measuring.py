@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from winml.modelkit.cli._options import device_option
 from winml.modelkit.cli._streams import own_stderr
 from winml.modelkit.errors import UsageError
 
@@ -48,7 +49,7 @@ def provider_options(command: _F) -> _F:
     for option in reversed(
         (
             click.option("--ep", metavar="NAME", help="Execution provider, such as openvino; cpu without --device."),
-            click.option("--device", type=click.Choice(["cpu", "gpu", "npu"]), help="Kind of processor."),
+            device_option("Kind of processor."),
             click.option(
                 "--ep-options", multiple=True, metavar="KEY=VALUE", help="Option of the provider; repeatable."
             ),

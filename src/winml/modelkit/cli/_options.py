@@ -16,11 +16,11 @@ from winml.modelkit.load.load_options import Group, LoadOption, declared_options
 __all__ = [
     "NonEmptyPath",
     "debug_option",
+    "device_option",
     "dynamic_options",
     "format_option",
     "input_options",
     "model_option",
-    "model_options",
     "output_options",
     "random_options",
     "source_options",
@@ -72,13 +72,14 @@ def _load_options(group: Group) -> Callable[[_F], _F]:
 
 def _declared_option(option: LoadOption) -> Callable[[_F], _F]:
     settings: dict[str, Any] = {"default": option.default, "help": option.help}
+    names = (option.short, option.flag) if option.short else (option.flag,)
     if option.annotation is bool:
-        return click.option(option.flag, is_flag=True, **settings)
+        return click.option(*names, is_flag=True, **settings)
     if option.choices:
         settings["type"] = click.Choice(option.choices)
     elif int in (option.annotation, *get_args(option.annotation)):
         settings["type"] = click.IntRange(option.minimum, option.maximum)
-    return click.option(option.flag, show_default=option.default is not None, **settings)
+    return click.option(*names, show_default=option.default is not None, **settings)
 
 
 def source_options(command: _F) -> _F:
@@ -102,18 +103,6 @@ def input_options(command: _F) -> _F:
 def random_options(command: _F) -> _F:
     """Add the options that say what is drawn at random."""
     return _load_options("random")(command)
-
-
-def model_options(command: _F) -> _F:
-    """Add the options that say which model, with which weights, and which inputs."""
-    return _all_of(
-        model_option(
-            required=True, help="Hub id, checkpoint folder, config.json, file.py:factory or package.module:factory."
-        ),
-        source_options,
-        random_options,
-        input_options,
-    )(command)
 
 
 def weight_options(command: _F) -> _F:
@@ -151,6 +140,7 @@ def verbose_option(help: str) -> Callable[[_F], _F]:
 def format_option(command: _F) -> _F:
     """Add the option that says in which form the answer comes."""
     return click.option(
+        "-f",
         "--format",
         "format_",
         type=click.Choice(["table", "json"]),
@@ -158,6 +148,11 @@ def format_option(command: _F) -> _F:
         show_default=True,
         help="Form of the answer on stdout.",
     )(command)
+
+
+def device_option(help: str) -> Callable[[_F], _F]:
+    """Return the option that says on which kind of processor a model runs."""
+    return click.option("-d", "--device", type=click.Choice(["cpu", "gpu", "npu"]), help=help)
 
 
 def debug_option(command: _F) -> _F:

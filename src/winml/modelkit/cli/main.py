@@ -46,6 +46,18 @@ class _LazyGroup(click.Group):
         command: click.Command = importlib.import_module(f"winml.modelkit.cli.verbs.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        from winml.modelkit.options import nearest
+
+        guess = nearest(name, COMMANDS)
+        ending = f"Did you mean {guess!r}?" if guess else f"Verbs: {', '.join(self.list_commands(ctx))}."
+        raise click.UsageError(f"No such verb {name!r}. {ending}", ctx)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
@@ -63,7 +75,9 @@ def _print_version(ctx: click.Context, _param: click.Parameter, is_requested: bo
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
-def _winml() -> None:
+@click.option("-q", "--quiet", is_flag=True, help="As behind the verb: print nothing but errors.")
+@click.option("-v", "--verbose", is_flag=True, help="As behind the verb: tell more.")
+def _winml(**_given: bool) -> None:
     """PyTorch models to deployable ONNX, with every node's module remembered."""
 
 

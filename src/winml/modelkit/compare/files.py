@@ -24,7 +24,7 @@ from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_in
 from winml.modelkit.runtime.ir_versions import runnable
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["refuse_different"]
+__all__ = ["LARGE_DIMENSIONS", "open_session", "refuse_different"]
 
 Feeds = dict[str, NDArray[Any]]
 
@@ -115,7 +115,8 @@ _TEXT = "USO"
 """Kinds of arrays that hold no numbers."""
 
 
-def _open_session(path: Path, *, as_written: bool) -> Session:
+def open_session(path: Path, *, as_written: bool) -> Session:
+    """Open a file, to run it node by node as it is written or as ONNX Runtime does by default."""
     model = runnable(path)
     folder = path.absolute().parent if isinstance(model, bytes) else None
     return Session(model, optimize=not as_written, data_folder=folder, name=str(path))
@@ -137,7 +138,7 @@ def _draws_and_answers(path: Path, seed: int, given: Mapping[str, int]) -> tuple
     draws: list[Feeds] = []
     answers: list[Feeds] = []
     refusal: StageError | UsageError = StageError("no sizes were tried")
-    session = _open_session(path, as_written=True)
+    session = open_session(path, as_written=True)
     inputs = graph_inputs(session)
     for sizes in _sizes_to_try(inputs, given):
         try:
@@ -161,7 +162,7 @@ def _sizes_to_try(inputs: Sequence[GraphInput], given: Mapping[str, int]) -> Ite
     """Yield sizes of the open dimensions, the likeliest to be accepted first; twice the same where none is open."""
     names = list(dict.fromkeys(key for item in inputs for key in item.keys if isinstance(key, str)))
     given = sizes_by_key(inputs, given)
-    known = {**{name: DEFAULT_SIZES[name] for name in names if name in _LARGE}, **given}
+    known = {**{name: DEFAULT_SIZES[name] for name in names if name in LARGE_DIMENSIONS}, **given}
     yield {**{name: position for position, name in enumerate(names, start=2)}, **known}
     yield {**{name: position for position, name in enumerate(names, start=5)}, **known}
     # Sizes that a graph ties together without saying so.
@@ -170,7 +171,7 @@ def _sizes_to_try(inputs: Sequence[GraphInput], given: Mapping[str, int]) -> Ite
     yield {**{name: DEFAULT_SIZES.get(name, 1) for name in names}, **given}
 
 
-_LARGE = frozenset({"height", "width", "samples", "frames", "channels", "mel_bins"})
+LARGE_DIMENSIONS = frozenset({"height", "width", "samples", "frames", "channels", "mel_bins"})
 """Dimensions that models refuse small sizes of."""
 
 
@@ -197,5 +198,5 @@ def _candidate_answers(candidate: Path, draws: Sequence[Feeds], *, as_written: b
 
 
 def _run_draws(path: Path, draws: Sequence[Feeds], *, as_written: bool) -> list[Feeds]:
-    session = _open_session(path, as_written=as_written)
+    session = open_session(path, as_written=as_written)
     return [session.run(draw) for draw in draws]

@@ -16,7 +16,7 @@ from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.hierarchy.torch_modules import TorchModules, normalized_torch_modules
 from winml.modelkit.options import Options
 
-__all__ = ["ExporterName", "WinMLExportConfig"]
+__all__ = ["COMMAND_OPTIONS", "PYTHON_WORDS", "ExporterName", "WinMLExportConfig"]
 
 ExporterName = Literal["torchscript", "dynamo"]
 
@@ -31,6 +31,25 @@ DYNAMO_OPSET = 18
 """Specified: the oldest opset torch's dynamo exporter has operators for."""
 DEFAULT_OPSETS: Mapping[ExporterName, int] = {"torchscript": 17, "dynamo": DYNAMO_OPSET}
 """Chosen: the first with LayerNormalization, and the oldest that needs no conversion."""
+
+COMMAND_OPTIONS: Mapping[str, str] = {
+    "input_tensors": "--input-specs",
+    "dynamic_batch": "--dynamic-batch",
+    "dynamic_sequence": "--dynamic-seq-len",
+    "dynamic_image_size": "--dynamic-image-size",
+    "dynamic_axes": "--dynamic-axes",
+    "ep": "--ep",
+}
+"""Key → the option of the command that says the same and that messages name."""
+PYTHON_WORDS: Mapping[str, str] = {
+    **{flag: key for key, flag in COMMAND_OPTIONS.items()},
+    "--allow-dynamic": "allow_dynamic=True",
+    "--dynamo": "exporter='dynamo'",
+    "--no-dynamo": "exporter='torchscript'",
+    "--no-verify": "verify=False",
+    "--overwrite": "overwrite=True",
+}
+"""Option of the command, as messages name it → what says the same in Python."""
 
 
 class WinMLExportConfig(Options):

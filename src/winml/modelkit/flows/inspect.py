@@ -26,7 +26,7 @@ from winml.modelkit.hierarchy.tracing import CallTrace, TracedModule, module_of_
 from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.inspect.weightless import WeightlessRun, run_weightless
 from winml.modelkit.load.checkpoints.processor_classes import ProcessorClass, find_processor_classes
-from winml.modelkit.load.checkpoints.task import inference_class, tasks_for
+from winml.modelkit.load.checkpoints.task import inference_class, tasks_and_variants_for
 from winml.modelkit.load.checkpoints.weight_files import (
     StoredSize,
     WeightFiles,
@@ -91,7 +91,7 @@ def inspect_model(
     tree = build_tree(forward.trace) if hierarchy and forward.trace is not None else None
     return InspectedModel(
         info=model_info(resolved, request),
-        tasks=tasks_for(type_name) if type_name else {},
+        tasks=tasks_and_variants_for(type_name) if type_name else {},
         inference_class=_inference_class(resolved),
         processors=_processor_classes(resolved),
         inputs=resolved.inputs,
@@ -115,7 +115,7 @@ def list_tasks(request: ModelRequest, *, model_type: str | None = None) -> Mappi
         InputError: config files or the Hub did not deliver.
     """
     checkpoint = resolve_checkpoint(request, model_type=model_type)
-    return {} if checkpoint is None else tasks_for(checkpoint.config.model_type)
+    return {} if checkpoint is None else tasks_and_variants_for(checkpoint.config.model_type)
 
 
 def _model_type(resolved: ResolvedModel) -> str | None:

@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 import pydantic
 
+from winml.modelkit.compare.accepted_sizes import refused_sizes
 from winml.modelkit.compare.files import refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.errors import InputError, StageError, VerificationError, WinMLError
+from winml.modelkit.errors import InputError, StageError, UsageError, VerificationError, WinMLError
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.model_metadata import output_specs
 from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
@@ -132,14 +133,36 @@ class _Pinning(GraphWork[_PinResult]):
         """Compare both files at the sizes that were fixed.
 
         Raises:
+            UsageError: ``source`` does not run at these sizes.
             VerificationError: they differ, or one cannot be run at these sizes.
         """
         try:
             return refuse_different(source, written, seed, has_fixed_sizes=True)
         except StageError as error:
-            raise VerificationError(
-                error.message, hint="Give sizes the model takes, or skip the comparison with --no-verify."
-            ) from error
+            self._refuse_sizes(source, seed)
+            raise VerificationError(error.message, hint="Skip the comparison with --no-verify.") from error
+
+    def _refuse_sizes(self, source: Path, seed: int) -> None:
+        """Refuse sizes that the source itself does not run at.
+
+        Raises:
+            UsageError: names the size, and the largest the model takes.
+        """
+        refused = refused_sizes(source, self.sizes, seed)
+        if refused is None:
+            return
+        asked = refused.asked
+        words = [f"{name} {asked[name]}: {source.name} takes {limit} at most" for name, limit in refused.limits.items()]
+        raise UsageError(
+            f"--shape-config: {'; '.join(words)}"
+            if words
+            else f"--shape-config: {source.name} does not run at {_size_words(asked)}: {refused.reason}",
+            hint="Give sizes the model takes.",
+        )
+
+
+def _size_words(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
 def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:

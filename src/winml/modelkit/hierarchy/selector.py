@@ -24,6 +24,8 @@ LEAST_SIMILAR = 0.4
 """Chosen: below this share of common characters (difflib's ratio), an address is no likely meaning of a selector."""
 NEAREST = 5
 """Chosen: how many addresses the error for a selector that matches nothing lists."""
+MOST_CLASSES = 12
+"""Chosen: how many classes it lists; a transformer has about that many."""
 
 
 class HasAddress(Protocol):
@@ -129,8 +131,12 @@ def select(modules: Iterable[_AddressT], selector: str) -> list[_AddressT]:
     if selected:
         return selected
     guesses = _nearest_addresses(selector, modules)
-    hint = f"Nearest: {', '.join(guesses)}." if guesses else f"The model has {len(modules)} modules. {_SELECTOR_HINT}"
-    raise UsageError(f"no module matches {selector!r}", hint=hint)
+    hints = (
+        f"Nearest: {', '.join(guesses)}." if guesses else "",
+        _class_words(selector, modules),
+        "" if guesses else _SELECTOR_HINT,
+    )
+    raise UsageError(f"no module matches {selector!r}", hint=" ".join(filter(None, hints)))
 
 
 def escape(text: str) -> str:
@@ -193,6 +199,15 @@ def _set_expression(characters: str, *, negated: bool) -> str:
         # Every range runs backwards and holds no character.
         return "." if negated else r"(?!)"
     return f"[{'^' if negated else ''}{''.join(members)}]"
+
+
+def _class_words(selector: str, modules: Sequence[HasAddress]) -> str:
+    """Return the classes there are, those most similar to the selector first; empty where none is known."""
+    classes = list(dict.fromkeys(module.class_name for module in modules if module.class_name))
+    last = re.split(r"[/.]", selector)[-1].lower()
+    classes.sort(key=lambda name: -difflib.SequenceMatcher(None, last, name.lower()).ratio())
+    more = f" and {len(classes) - MOST_CLASSES} others" if len(classes) > MOST_CLASSES else ""
+    return f"Classes: {', '.join(classes[:MOST_CLASSES])}{more}." if classes else ""
 
 
 def _nearest_addresses(selector: str, modules: Sequence[HasAddress]) -> list[str]:

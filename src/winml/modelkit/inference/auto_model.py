@@ -84,12 +84,12 @@ class _BuiltModel(WinMLModel):
             raise TaskError(
                 f"{cls.__name__} is for {cls.main_task}, not {task}", hint="Use WinMLAutoModel, or leave task out."
             )
-        return cls.main_task
+        return task
 
     @classmethod
     def _open_file(cls, path: Path, **options: Any) -> WinMLModel:
         task = described_model(path).get("task")
-        if task is not None and task != cls.main_task:
+        if task is not None and canonical_task(task) != cls.main_task:
             raise TaskError(
                 f"{cls.__name__} is for {cls.main_task}, and the model was exported for {task}",
                 hint="Use WinMLAutoModel, which takes the class for it.",

@@ -33,7 +33,13 @@ class LoadOptions:
     task: str | None = field(
         default=None,
         metadata=_declared(
-            "What the model is for, such as feature-extraction; else decided from its config.", "source"
+            "What the model is for, such as feature-extraction; else decided from its config.", "source", short="-t"
+        ),
+    )
+    model_class: str | None = field(
+        default=None,
+        metadata=_declared(
+            "Class to load it with, such as BertForMaskedLM; decides the task where none is given.", "source"
         ),
     )
     revision: str | None = field(default=None, metadata=_declared("Branch, tag or commit of a Hub id.", "source"))
@@ -70,6 +76,8 @@ class LoadOption:
     group: Group
     minimum: int | None = None
     maximum: int | None = None
+    short: str = ""
+    """Its short spelling on the command line, if it has one."""
     is_for_onnx: bool = False
     """Whether it also has a meaning where the model is an ONNX file already."""
 

@@ -8,6 +8,7 @@ files around it is told here, before torch or transformers is imported. Does not
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,6 +67,19 @@ class ModelRequest(LoadOptions):
     """Rows of every input; None is 1."""
     dynamic: DynamicRequest = field(default_factory=DynamicRequest)
     """Dimensions to leave open, besides those named in ``input_specs`` and ``shape_config``."""
+
+    def __post_init__(self) -> None:
+        """Take a path as the text it is.
+
+        Raises:
+            UsageError: the model is neither text nor a path.
+        """
+        if not isinstance(self.model, (str, os.PathLike)):
+            raise UsageError(
+                f"model: expected a name or a path, got {self.model!r} ({type(self.model).__name__})",
+                hint="Give a checkpoint folder, a Hub id or file.py:factory.",
+            )
+        object.__setattr__(self, "model", os.fsdecode(self.model))
 
     @property
     def is_dynamic(self) -> bool:

@@ -21,10 +21,18 @@ from winml.modelkit.errors import CheckpointError, UsageError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.graph.dimensions import DynamicDimension, OutputAxis
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.checkpoints.config import CheckpointConfig, build_error, default_config, load_config, own_class
+from winml.modelkit.load.checkpoints.config import (
+    CheckpointConfig,
+    build_error,
+    default_config,
+    load_config,
+    model_type_of_class,
+    own_class,
+)
 from winml.modelkit.load.checkpoints.foreign_references import refuse_foreign_weights
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
-from winml.modelkit.load.checkpoints.task import TaskDecision, resolve_custom_task, resolve_task
+from winml.modelkit.load.checkpoints.model_card import card_task
+from winml.modelkit.load.checkpoints.task import TaskDecision, canonical_task, resolve_custom_task, resolve_task
 from winml.modelkit.load.checkpoints.weight_files import find_weights, stored_sizes
 from winml.modelkit.load.inputs.alike_axes import accepts_shapes
 from winml.modelkit.load.inputs.argument_names import arguments_of_names
@@ -117,7 +125,8 @@ def resolve_model(
     Args:
         request: What the user asked for.
         needs_weights: Whether something without weight files will not do.
-        model_type: transformers' model type, in place of ``request.model``: its default config is taken.
+        model_type: transformers' model type, in place of ``request.model``: its default config is taken. Without model
+            and type, that of the class asked for is taken.
         progress: Told in words which step is being done.
 
     Raises:
@@ -125,7 +134,7 @@ def resolve_model(
         InputError: config files, the Hub, or the user's code did not deliver.
     """
     tell = progress or (lambda _words: None)
-    source = resolve_source(request, needs_weights=needs_weights) if model_type is None else _source_of_type(model_type)
+    source = _source_of(request, model_type, needs_weights)
     if source.kind == "script":
         return _resolve_script(source, request, tell)
     with quiet_libraries():
@@ -133,7 +142,7 @@ def resolve_model(
     with local_libraries():
         tell("reading the config")
         checkpoint = _read_config(source, request)
-        decision = _decide_task_and_class(checkpoint, request.task)
+        decision = _decide_task_and_class(checkpoint, request)
         model_class = _model_class(checkpoint, decision)
         has_weights = source.kind in ("folder", "hub") and not request.random_weights
         if has_weights and source.path is not None:
@@ -173,7 +182,7 @@ def resolve_checkpoint(request: ModelRequest, *, model_type: str | None = None) 
         UsageError: the request is wrong.
         InputError: config files or the Hub did not deliver.
     """
-    source = resolve_source(request, needs_weights=False) if model_type is None else _source_of_type(model_type)
+    source = _source_of(request, model_type, needs_weights=False)
     if source.kind == "script":
         return None
     with quiet_libraries():
@@ -186,6 +195,7 @@ def input_decision(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> InputDecision:
     """Return the inputs of a transformers model, with or without storage: the user's manifest, else decided."""
+    task = canonical_task(task)
     if request.input_specs is None:
         decision = decide_inputs(
             model,
@@ -219,8 +229,15 @@ def with_plain_outputs(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def _source_of_type(model_type: str) -> ModelSource:
-    return ModelSource("type", model_type)
+def _source_of(request: ModelRequest, model_type: str | None, needs_weights: bool) -> ModelSource:
+    """Return where the model is; where there is none, a class says its type."""
+    if model_type is None and not request.model and request.model_class is not None:
+        model_type = model_type_of_class(request.model_class)
+    return (
+        ModelSource("type", model_type)
+        if model_type is not None
+        else resolve_source(request, needs_weights=needs_weights)
+    )
 
 
 def _on_disk(source: ModelSource, request: ModelRequest, needs_weights: bool, progress: Progress | None) -> ModelSource:
@@ -245,10 +262,12 @@ def _read_config(source: ModelSource, request: ModelRequest) -> CheckpointConfig
     return load_config(path, source.name, trust_remote_code=request.trust_remote_code)
 
 
-def _decide_task_and_class(checkpoint: CheckpointConfig, task: str | None) -> TaskDecision:
+def _decide_task_and_class(checkpoint: CheckpointConfig, request: ModelRequest) -> TaskDecision:
+    task, model_class = request.task, request.model_class
     if checkpoint.custom_models:
-        return resolve_custom_task(checkpoint.custom_models, tuple(checkpoint.config.architectures or ()), task)
-    return resolve_task(checkpoint.config, task)
+        architectures = tuple(checkpoint.config.architectures or ())
+        return resolve_custom_task(checkpoint.custom_models, architectures, task, model_class=model_class)
+    return resolve_task(checkpoint.config, task, model_class=model_class, card_task=card_task(checkpoint.root))
 
 
 def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
@@ -312,6 +331,11 @@ def _build_without_storage(model_class: Any, config: Any, dtype: torch.dtype | N
 def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) -> ResolvedModel:
     tell(f"calling {source.name}")
     script = load_script(source, is_example_needed=request.input_specs is None)
+    if request.model_class not in (None, type(script.model).__name__):
+        raise UsageError(
+            f"--model-class {request.model_class}: {source.name} makes a {type(script.model).__name__}",
+            hint="Leave --model-class out: a factory decides what it returns.",
+        )
     example = script.example
     if request.input_specs is not None:
         specs, arguments, notes = _described_script_inputs(script, request.input_specs, request)

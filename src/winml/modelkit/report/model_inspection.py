@@ -15,7 +15,7 @@ from winml.modelkit.report.terminal import label, print_rows
 from winml.modelkit.results.inspected_model import InspectedModel
 from winml.modelkit.words import count_words, shape_words, size_words
 
-__all__ = ["print_model_inspection", "print_tasks"]
+__all__ = ["print_model_inspection"]
 
 Row = tuple[str, str]
 
@@ -40,11 +40,6 @@ def print_model_inspection(record: InspectedModel, console: Console, *, verbose:
     if record.tree is not None:
         console.print()
         console.print(_module_tree(record.tree, record.never_ran))
-
-
-def print_tasks(tasks: Mapping[str, tuple[str, ...]], console: Console) -> None:
-    """Print the tasks with the classes that implement them."""
-    print_rows(((task, ", ".join(classes)) for task, classes in tasks.items()), console)
 
 
 def _model_rows(record: InspectedModel, *, verbose: bool) -> Iterator[Row]:

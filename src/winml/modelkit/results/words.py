@@ -36,6 +36,7 @@ def module_size_words(nodes: int, own_nodes: int, parameters: int) -> str:
     size = f" · {count_words(parameters)} parameters" if parameters else ""
     return f"{nodes} node{'' if nodes == 1 else 's'}{own}{size}"
 
+
 _SHOWN_FIXED = 2
 """Inputs named in the outcome; the notes name all."""
 

@@ -123,8 +123,9 @@ def _hash(file: Path) -> str:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallHub]:
     """A Hub with one model in many formats, and an empty cache."""
     folder = save_checkpoint("bert", tmp_path / "hub" / "tiny")
-    for name in ("pytorch_model.bin", "tf_model.h5", "README.md", "modeling_own.py"):
+    for name in ("pytorch_model.bin", "tf_model.h5", "modeling_own.py"):
         (folder / name).write_bytes(b"large")
+    (folder / "README.md").write_text("---\npipeline_tag: fill-mask\n---\n", encoding="utf-8")
     (folder / "onnx").mkdir()
     (folder / "onnx" / "config.json").write_text("{}", encoding="utf-8")
     (folder / "tokenizer_config.json").write_text("{}", encoding="utf-8")
@@ -148,7 +149,7 @@ def test_hub_id_is_fetched_once_then_read_from_the_cache(hub: SmallHub) -> None:
     request = ModelRequest("owner/bert-tiny")
     told: list[str] = []
     first = load_model(request, told.append)
-    assert "fetching 3 files of owner/bert-tiny" in told
+    assert "fetching 4 files of owner/bert-tiny" in told
     assert ("owner/bert-tiny", "hub") == (first.info.name_or_path, first.info.source_kind)
     before = hub.requests
     again = load_model(request)
@@ -159,7 +160,7 @@ def test_hub_id_is_fetched_once_then_read_from_the_cache(hub: SmallHub) -> None:
 def test_hub_fetches_small_files_and_one_format_of_weights(hub: SmallHub) -> None:
     """Other formats, other folders and code stay where they are."""
     _snapshot()
-    assert ["config.json", "model.safetensors", "tokenizer_config.json"] == sorted(hub.asked)
+    assert ["README.md", "config.json", "model.safetensors", "tokenizer_config.json"] == sorted(hub.asked)
 
 
 def test_hub_fetches_the_pickle_where_there_is_nothing_else(hub: SmallHub) -> None:
@@ -180,7 +181,7 @@ def test_hub_random_weights_fetch_no_weights(hub: SmallHub) -> None:
 def test_hub_id_is_resolved_without_its_weights(hub: SmallHub) -> None:
     """What is decided from the small files is what loading finds."""
     resolved = resolve_model(ModelRequest("owner/bert-tiny"))
-    assert ["config.json", "tokenizer_config.json"] == sorted(hub.asked)
+    assert ["README.md", "config.json", "tokenizer_config.json"] == sorted(hub.asked)
     loaded = load_model(ModelRequest("owner/bert-tiny"))
     assert loaded.only_part.inputs == resolved.inputs
     assert type(loaded.model) is type(resolved.model)

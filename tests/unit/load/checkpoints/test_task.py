@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from winml.modelkit.errors import TaskError
+from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.load.checkpoints.task import (
     TASK_ALIASES,
+    TASK_VARIANTS,
     TASKS,
     canonical_task,
     resolve_custom_task,
@@ -49,7 +50,7 @@ def test_task_names_cover_the_pipelines_of_transformers() -> None:
     """What a pipeline is called is understood here, except those that drive a chat or need another model."""
     from transformers.pipelines import SUPPORTED_TASKS
 
-    known = {*TASKS, *TASK_ALIASES}
+    known = {*TASKS, *TASK_ALIASES, *TASK_VARIANTS}
     assert {"any-to-any", "decision", "zero-shot-audio-classification"} >= set(SUPPORTED_TASKS) - known
 
 
@@ -98,6 +99,36 @@ def test_task_asked_for_decides_the_class(asked: str, class_name: str) -> None:
     decision = resolve_task(_config("bert", "BertForMaskedLM"), asked)
     assert class_name == decision.model_class_name
     assert "--task" in decision.rule
+
+
+@pytest.mark.parametrize(
+    ("config", "model_class", "task", "expected"),
+    [
+        (_config("bert", "BertModel"), "BertForMaskedLM", None, ("fill-mask", "BertForMaskedLM")),
+        (_config("bert", "BertModel"), "AutoModelForMaskedLM", None, ("fill-mask", "BertForMaskedLM")),
+        (_config("t5", "T5EncoderModel"), "AutoModelForSeq2SeqLM", "summarization",
+         ("summarization", "T5ForConditionalGeneration")),
+        (_config("clip_vision_model"), "CLIPVisionModelWithProjection", None,
+         ("feature-extraction", "CLIPVisionModelWithProjection")),
+        (_config("clip_vision_model"), "CLIPVisionModelWithProjection", "image-classification",
+         ("image-classification", "CLIPVisionModelWithProjection")),
+    ],
+)  # fmt: skip
+def test_class_asked_for_decides_the_task(
+    config: Any, model_class: str, task: str | None, expected: tuple[str, str]
+) -> None:
+    """A task beside it has to be one that it serves, which of a class in no table nobody knows better."""
+    decision = resolve_task(config, task, model_class=model_class)
+    assert expected == (decision.task, decision.model_class_name)
+
+
+def test_class_of_the_checkpoints_own_code_is_found_by_its_name() -> None:
+    """Or by the auto class it is registered for."""
+    references = {"AutoModel": "modeling.Own", "AutoModelForMaskedLM": "modeling.OwnForMaskedLM"}
+    for name in ("OwnForMaskedLM", "AutoModelForMaskedLM"):
+        assert "modeling.OwnForMaskedLM" == resolve_custom_task(references, (), model_class=name).model_class_name
+    with pytest.raises(UsageError, match="has no such class"):
+        resolve_custom_task(references, (), model_class="BertModel")
 
 
 def test_task_asked_for_keeps_the_checkpoints_own_class() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._answers import show_answer
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._runnable_models import exported_path
 from winml.modelkit.cli._streams import library_output_to_stderr, tell
@@ -53,22 +52,21 @@ def check_module(options: Mapping[str, Any]) -> None:
 def show_module_perf(
     model: FoundModel, run_options: RunOptions, latency: LatencyOptions, options: Mapping[str, Any]
 ) -> None:
-    """Measure, show the tables, and leave with exit code 1 where an instance failed."""
+    """Measure, show the tables, and leave with exit code 1 where an instance failed.
+
+    Raises:
+        UsageError: the file to write is what is measured, or there already.
+    """
     from winml.modelkit.cli._progress import show_step
     from winml.modelkit.flows.modules.perf import measure_modules
+    from winml.modelkit.report.module_perf import print_module_perf
 
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         on_step = None if options["quiet"] else show_step
         result = measure_modules(
             exported_path(model, on_step), options["module"], run_options, latency, on_step=on_step, progress=progress
         )
-    if options["format_"] == "json":
-        print_json(result.as_record())
-    else:
-        from winml.modelkit.report.module_perf import print_module_perf
-        from winml.modelkit.report.terminal import console_for
-
-        print_module_perf(result, console_for(sys.stdout))
+    show_answer(result.as_record(), options, lambda console: print_module_perf(result, console))
     if result.failed or not result.instances:
         count = len(result.failed)
         what = f"{count} of {len(result.instances)} instances could not be measured" if count else "nothing to measure"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import NonEmptyPath
 from winml.modelkit.cli._runnable_models import exported_path, files_read
@@ -26,9 +26,10 @@ __all__ = ["by_module_options", "check_by_module", "show_by_module"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-FILES = ("report", "node_data", "trace")
+_PAGES = ("report", "node_data", "trace")
+FILES = ("output", *_PAGES)
 """Options that name a file to write."""
-_ONLY_BY_MODULE = ("depth", "top", "group", *FILES, "overwrite")
+_ONLY_BY_MODULE = ("depth", "top", "group", *_PAGES)
 
 
 def by_module_options(command: _F) -> _F:
@@ -45,7 +46,6 @@ def by_module_options(command: _F) -> _F:
             click.option("--report", type=path, help="Also write a page with chart and table, to open in a browser."),
             click.option("--node-data", type=path, help="Also write node data for Model Explorer (JSON)."),
             click.option("--trace", type=path, help="Also write a Chrome trace with module frames (JSON)."),
-            click.option("--overwrite", is_flag=True, help="Replace files that are there already."),
         )
     ):
         command = option(command)
@@ -79,22 +79,9 @@ def check_by_module(options: Mapping[str, Any]) -> None:
             )
     paths = [options[name] for name in FILES if options[name]]
     if len({path.absolute() for path in paths}) < len(paths):
-        raise UsageError("two of --report, --node-data and --trace name one file", hint="Give each a file of its own.")
-
-
-def _refuse_outputs(model: FoundModel, options: Mapping[str, Any]) -> None:
-    """Refuse files that may not be written, before anything is measured.
-
-    Raises:
-        UsageError: one is what is measured, or what is fed to it.
-        OutputExistsError: one is there already.
-    """
-    from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
-
-    paths = [options[name] for name in FILES if options[name]]
-    if paths:
-        refuse_inputs(paths, files_read(model, options))
-        refuse_existing(paths, overwrite=options["overwrite"])
+        raise UsageError(
+            "two of --output, --report, --node-data and --trace name one file", hint="Give each a file of its own."
+        )
 
 
 def show_by_module(
@@ -108,7 +95,8 @@ def show_by_module(
     from winml.modelkit.cli._progress import show_step
     from winml.modelkit.flows.modules.profile import profile_modules
 
-    _refuse_outputs(model, options)
+    outputs = [options[name] for name in FILES if options[name]]
+    refuse_outputs(outputs, files_read(model, options) if outputs else (), overwrite=options["overwrite"])
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         path = exported_path(model, None if options["quiet"] else show_step)
         measured = profile_modules(path, run_options, latency, progress=progress)
@@ -134,7 +122,10 @@ def _write_files(measured: ProfiledModules, options: Mapping[str, Any]) -> list[
     from winml.modelkit.report.model_explorer import node_data_json
     from winml.modelkit.report.module_page import profile_page
 
-    renderers = {"report": profile_page, "node_data": node_data_json, "trace": chrome_trace_json}
+    def answer_json(measured: ProfiledModules) -> str:
+        return f"{json_text(measured.as_record(depth=options['depth']))}\n"
+
+    renderers = {"output": answer_json, "report": profile_page, "node_data": node_data_json, "trace": chrome_trace_json}
     with OutputFiles() as files:
         for name, render in renderers.items():
             if options[name]:

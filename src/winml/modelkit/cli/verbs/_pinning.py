@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import silence_library_warnings
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import ModelPathError, UsageError, told_as
 from winml.modelkit.load.load_options import declared_options
 
 if TYPE_CHECKING:
@@ -20,16 +21,16 @@ __all__ = ["is_pinning", "pin"]
 _FOR_PYTORCH_MODELS = (
     *(option.name for option in declared_options() if not option.is_for_onnx),
     "input_specs", "dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_axes", "allow_dynamic",
-    "export_config", "torch_module", "hierarchy", "clean_onnx", "keep_torch_metadata", "operation_fallback",
-    "with_report", "ep",
+    "config", "export_config", "opset", "torch_module", "hierarchy", "clean_onnx", "keep_torch_metadata",
+    "operation_fallback", "with_report", "ep",
 )  # fmt: skip
 """Options that say how a graph is made from a PyTorch model."""
 
 
 def is_pinning(options: Mapping[str, Any]) -> bool:
-    """Say whether sizes are given for a model that is an ONNX file."""
-    sizes = options["shape_config"] or options["batch_size"]
-    return str(options["model"]).strip().endswith(".onnx") and bool(sizes)
+    """Say whether the model is an ONNX file, whose sizes can be fixed."""
+    path = Path(str(options["model"] or "").strip()).expanduser()
+    return path.suffix.lower() == ".onnx" and not path.is_dir()
 
 
 def pin(options: Mapping[str, Any]) -> None:
@@ -44,18 +45,27 @@ def pin(options: Mapping[str, Any]) -> None:
                 f"--{name.replace('_', '-')} has no meaning for an ONNX file, whose sizes alone can be fixed",
                 hint="Leave it out, or export the PyTorch model anew.",
             )
+    if not Path(options["model"].strip()).expanduser().is_file():
+        raise ModelPathError(f"{options['model']}: no such file", hint="Give the path of an ONNX file.")
+    if not (options["shape_config"] or options["batch_size"]):
+        raise UsageError(
+            f"{options['model']}: is an ONNX file, and no size of it is to be fixed",
+            hint="Give sizes of its open dimensions with --shape-config '{\"batch\": 1}', or export what it was made "
+            "from: a checkpoint folder, config.json, Hub id or file.py:factory.",
+        )
     sizes = sizes_by_name(options)
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.flows.pin import pin_model
 
-    result = pin_model(
-        options["model"].strip(),
-        options["output"],
-        sizes,
-        overwrite=options["overwrite"],
-        verify=options["verify"] is not False,
-        seed=options["seed"],
-    )
+    with told_as({} if options["shape_config"] else {"--shape-config": "--batch-size"}):
+        result = pin_model(
+            options["model"].strip(),
+            options["output"],
+            sizes,
+            overwrite=options["overwrite"],
+            verify=options["verify"] is not False,
+            seed=options["seed"],
+        )
     _show_result(result, options)
 
 

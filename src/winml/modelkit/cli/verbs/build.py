@@ -7,9 +7,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._build_configs import (
+    config_option,
+    configured_options,
+    read_build_config,
+    told_sections,
+    with_sizes,
+)
 from winml.modelkit.cli._endings import Interrupted
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
@@ -24,7 +30,7 @@ from winml.modelkit.cli._options import (
 )
 from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, told_as
 from winml.modelkit.optimize.capabilities import LEVELS
 
 if TYPE_CHECKING:
@@ -52,7 +58,7 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
     required=False,
     help="Hub id, checkpoint folder, config.json, file.py:factory, package.module:factory, or an .onnx file.",
 )
-@click.option("-c", "--config", metavar="JSON", help="What to do, as winml config writes it; a file or text.")
+@config_option("What to do, as winml config writes it; a file or text. Options win over it.")
 @click.option("-o", "--output", type=NonEmptyPath(), help="The folder to build in.")
 @click.option("--use-cache", is_flag=True, help="Build in the cache: one folder for each model and config.")
 @click.option("--rebuild", is_flag=True, help="Run every stage again; files no build wrote stay.")
@@ -92,60 +98,46 @@ def command(context: click.Context, /, **options: Any) -> None:
     Stages whose result is there already are not run again. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a stage's
     result does not answer as its input does.
     """
-    plan = _plan_build(context, options)
-    _refuse_early(plan, options)
+    plan, words = _plan_build(context, options)
     kept: list[str] = []
     try:
-        result = _run_build(plan, options, kept)
+        with told_as(words):
+            result = _run_build(plan, options, kept)
     except KeyboardInterrupt:
         ending = f"kept: {', '.join(kept)}; the same command goes on from there" if kept else "no stage had ended"
         raise Interrupted(ending) from None
     _show_result(result, options)
 
 
-def _plan_build(context: click.Context, options: dict[str, Any]) -> BuildPlan:
-    from winml.modelkit.builds.plan import plan_build
+def _plan_build(context: click.Context, options: dict[str, Any]) -> tuple[BuildPlan, dict[str, str]]:
+    """Return what is to be built, and for messages which keys of the config stand in place of options."""
+    from winml.modelkit.builds.plan import is_onnx_path, plan_build, refuse_sizes
 
     if (options["output"] is None) == (not options["use_cache"]):
         both = "-o and --use-cache name two places" if options["use_cache"] else "nothing says where to build"
         raise UsageError(both, hint="Give a folder with -o, or --use-cache.")
-    config = _read_config(options)
-    request = model_request(_with_loader(context, options, config))
-    sections_off = {section: f"--no-{name}" for name, section in SWITCHES.items() if not options[name]}
-    return plan_build(
-        _with_flags(config, options, sections_off),
-        request,
-        switched_off=sections_off,
-        skip_pre_normalization=options["skip_pre_normalization"],
-        verify=options["verify"],
-        with_companions=options["tokenizer"],
-    )
-
-
-def _read_config(options: Mapping[str, Any]) -> WinMLBuildConfig:
-    from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
-    from winml.modelkit.options import read_json
-
-    if options["config"] is None:
-        return WinMLBuildConfig()
-    config, notes = parse_build_config(*read_json(options["config"], "--config"))
-    for note in notes:
-        tell(f"note: {note}")
-    return config
-
-
-def _with_loader(context: click.Context, options: dict[str, Any], config: WinMLBuildConfig) -> dict[str, Any]:
-    """Return the options, with what the command line leaves open taken from the config.
-
-    Raises:
-        UsageError: neither says which model.
-    """
-    loader = config.loader.model_dump() if config.loader is not None else {}
-    undecided = [name for name in loader if context.get_parameter_source(name) is ParameterSource.DEFAULT]
-    merged = {**options, **{name: loader[name] for name in undecided}}
-    if not merged["model"]:
+    config = read_build_config(options["config"])
+    given = configured_options(context, options, config)
+    model = given.options["model"]
+    if not model:
         raise UsageError("no model was given", hint="Give one with -m, or a config whose loader names one.")
-    return merged
+    # Before its text is read: the names of an ONNX file are not the keys of a checkpoint.
+    for option in ("shape_config", "batch_size"):
+        if is_onnx_path(model) and options[option]:
+            refuse_sizes(model, f"--{option.replace('_', '-')}")
+    sections_off = {section: f"--no-{name}" for name, section in SWITCHES.items() if not options[name]}
+    words = {**given.words, **told_sections(config.export, options, "export.{}")}
+    with told_as(words):
+        plan = plan_build(
+            _with_flags(config, options, sections_off),
+            model_request(given.options),
+            switched_off=sections_off,
+            skip_pre_normalization=options["skip_pre_normalization"],
+            verify=options["verify"],
+            with_companions=options["tokenizer"],
+        )
+        _refuse_early(plan, options)
+    return plan, words
 
 
 def _with_flags(
@@ -171,9 +163,9 @@ def _with_flags(
         sections["export"]["exporter"] = "dynamo" if options["dynamo"] else "torchscript"
     if options["allow_dynamic"]:
         sections["export"]["allow_dynamic"] = True
-    changed = {}
+    changed: dict[str, Any] = {"export": with_sizes(config.export, options)} if config.export is not None else {}
     for name, given in sections.items():
-        section = getattr(config, name)
+        section = changed.get(name, getattr(config, name))
         if given and section is not None:
             # Not made anew: what was left out of the config is to stay left out.
             changed[name] = section.model_copy(update=given)

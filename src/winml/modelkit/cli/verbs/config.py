@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import json_text, print_json
+from winml.modelkit.cli._answers import print_json, refuse_outputs, write_answer
+from winml.modelkit.cli._build_configs import (
+    config_option,
+    configured_options,
+    read_build_config,
+    told_sections,
+    with_sizes,
+)
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     NonEmptyPath,
     debug_option,
+    device_option,
     dynamic_options,
     input_options,
     model_option,
@@ -22,7 +30,7 @@ from winml.modelkit.cli._options import (
 )
 from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, told_as
 from winml.modelkit.words import printable
 
 if TYPE_CHECKING:
@@ -35,6 +43,7 @@ EPILOG = """\b
 Examples:
   winml config -m sentence-transformers/all-MiniLM-L6-v2 -o config.json
   winml config -m ./checkpoint --task text-classification --no-quant
+  winml config -c config.json --batch-size 4 -o config4.json
   winml config -m ./checkpoint | winml config --check -
   winml config --schema
 """
@@ -43,15 +52,20 @@ STDIN = "-"
 
 
 @click.command(name="config", cls=WinMLCommand, epilog=EPILOG)
-@model_option(required=False, help="Hub id, checkpoint folder, config.json, file.py:factory or package.module:factory.")
+@model_option(
+    required=False,
+    help="Hub id, checkpoint folder, config.json, file.py:factory, package.module:factory, or an .onnx file.",
+)
+@click.option("--model-type", help="Architecture such as bert, in place of a model.")
+@config_option("A config to begin with, whose model may stand for -m; a file or text. Options win over it.")
 @source_options
 @weight_options
 @random_options
 @input_options
 @dynamic_options
-@click.option("--device", type=click.Choice(["cpu", "gpu", "npu"]), help="Kind of device it will run on.")
+@device_option("Kind of device it will run on.")
 @click.option("--ep", metavar="NAME", help="Execution provider it will run on.")
-@click.option("--precision", metavar="NAME", help="fp32, fp16, bf16, int8, int4, w8a16 and the like, or auto.")
+@click.option("-p", "--precision", metavar="NAME", help="fp32, fp16, bf16, int8, int4, w8a16 and the like, or auto.")
 @click.option("--no-quant", is_flag=True, help="Skip quantization.")
 @click.option("--no-compile", is_flag=True, help="Skip compilation.")
 @click.option("-o", "--output", type=NonEmptyPath(), help="File to write; stdout where it is left out.")
@@ -59,27 +73,32 @@ STDIN = "-"
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of the config instead.")
 @click.option("--check", metavar="FILE", help="Check a config instead; - reads stdin.")
 @debug_option
-def command(**options: Any) -> None:
+@click.pass_context
+def command(context: click.Context, /, **options: Any) -> None:
     """Write what a build of a model will do, as JSON; no weight is read.
 
-    Task, class and inputs are those that winml export decides. Exit codes: 0 done, 1 the files are wrong, 2 wrong usage
-    or an invalid config.
+    Task, class, inputs and opset are those that winml export decides. Exit codes: 0 done, 1 the files are wrong, 2
+    wrong usage or an invalid config.
     """
-    exclusive = [name for name in ("model", "check", "schema") if options[name]]
-    if len(exclusive) > 1:
-        raise UsageError(f"--{exclusive[0]} and --{exclusive[1]} ask for different answers", hint="Give one of them.")
-    if options["output"] is not None and options["model"] is None:
+    makes_config = any(options[name] for name in ("model", "model_type", "config"))
+    exclusive = [name for name in ("model", "model_type", "check", "schema") if options[name]]
+    if len(exclusive) > 1 or (options["config"] and (options["check"] or options["schema"])):
+        first, second = [*(["config"] if options["config"] else []), *exclusive][:2]
+        flags = [f"--{name.replace('_', '-')}" for name in (first, second)]
+        raise UsageError(f"{flags[0]} and {flags[1]} ask for different answers", hint="Give one of them.")
+    if options["output"] is not None and not makes_config:
         raise UsageError("--output is for the config of a model", hint="Give the model with -m, or leave -o out.")
     if options["schema"]:
         print_json(_json_schema())
     elif options["check"] is not None:
         _check_config(options["check"])
-    elif options["model"] is None:
+    elif not makes_config:
         raise UsageError(
-            "no model was given", hint="Give one with -m; or --check FILE to check a config, --schema for its schema."
+            "no model was given",
+            hint="Give one with -m, or --model-type; or --check FILE to check a config, --schema for its schema.",
         )
     else:
-        _write_config(options)
+        _write_config(context, options)
 
 
 def _json_schema() -> dict[str, Any]:
@@ -102,44 +121,70 @@ def _check_config(place: str) -> None:
     click.echo(f"skipped: {', '.join(skipped) or 'none'}")
 
 
-def _write_config(options: dict[str, Any]) -> None:
-    config = _config_of_options(options)
-    request = model_request(options)
-    output: Path | None = options["output"]
-    _refuse_early(request, options)
-    silence_library_warnings(debug=options["debug"])
-    from winml.modelkit.builds.config_resolution import resolve_build_config
-
-    with library_output_to_stderr():
-        resolved, notes = resolve_build_config(config, request)
+def _write_config(context: click.Context, options: dict[str, Any]) -> None:
+    base = read_build_config(options["config"])
+    given = configured_options(context, options, base)
+    if options["model_type"]:
+        given.options["model"] = None
+    elif not given.options["model"]:
+        raise UsageError("no model was given", hint="Give one with -m, or --model-type; the config names none.")
+    words = {**given.words, **told_sections(base.export, options, "export.{}")}
+    with told_as(words):
+        config = _config_of_options(base, given.options)
+        request = model_request({**given.options, "model": given.options["model"] or ""})
+        _refuse_early(config, request, given.options)
+        silence_library_warnings(debug=options["debug"])
+        resolved, notes = _resolved_config(config, request, options["model_type"])
     for note in notes:
         tell(f"note: {note}")
+    _put_config(resolved, options)
+
+
+def _resolved_config(
+    config: WinMLBuildConfig, request: ModelRequest, model_type: str | None
+) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
+    from winml.modelkit.builds.plan import is_onnx_path, plan_build
+
+    if is_onnx_path(request.model):
+        from winml.modelkit.builds.stages import without_idle_stages
+
+        # Decided by the file alone: nothing of it has to be read.
+        return without_idle_stages(plan_build(config, request).config)
+    with library_output_to_stderr():
+        from winml.modelkit.builds.config_resolution import resolve_build_config
+
+        return resolve_build_config(config, request, model_type=model_type)
+
+
+def _put_config(resolved: WinMLBuildConfig, options: dict[str, Any]) -> None:
+    output: Path | None = options["output"]
     if output is None:
         print_json(resolved.as_record())
         return
-    from winml.modelkit.graph.files.output_files import OutputFiles
-
-    with OutputFiles() as files:
-        files.reserve(output).write_text(f"{json_text(resolved.as_record())}\n", encoding="utf-8")
-        files.commit()
+    write_answer(output, resolved.as_record(), overwrite=True)
     tell(f"wrote {output}")
 
 
-def _refuse_early(request: ModelRequest, options: dict[str, Any]) -> None:
+def _refuse_early(config: WinMLBuildConfig, request: ModelRequest, options: dict[str, Any]) -> None:
     """Refuse what names and paths show to be wrong, before torch is imported, which takes seconds."""
-    from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
+    from winml.modelkit.builds.plan import is_onnx_path, plan_build
     from winml.modelkit.load.request import resolve_source
     from winml.modelkit.runtime.execution_providers import refuse_dynamic
 
-    refuse_dynamic(options["ep"], is_dynamic=request.is_dynamic, allow_dynamic=options["allow_dynamic"])
-    source = resolve_source(request, needs_weights=False)
+    files: tuple[Path, ...] = ()
+    if is_onnx_path(request.model):
+        plan = plan_build(config, request)
+        files = (plan.onnx_path,) if plan.onnx_path is not None else ()
+    else:
+        is_dynamic = request.is_dynamic or (config.export is not None and not config.export.dynamic.is_empty)
+        refuse_dynamic(options["ep"], is_dynamic=is_dynamic, allow_dynamic=options["allow_dynamic"])
+        files = () if options["model_type"] else resolve_source(request, needs_weights=False).files
     if options["output"] is not None:
-        refuse_inputs([options["output"]], source.files)
-        refuse_existing([options["output"]], overwrite=options["overwrite"])
+        refuse_outputs([options["output"]], files, overwrite=options["overwrite"])
 
 
-def _config_of_options(options: dict[str, Any]) -> WinMLBuildConfig:
-    """Return the config as far as the options say it.
+def _config_of_options(base: WinMLBuildConfig, options: dict[str, Any]) -> WinMLBuildConfig:
+    """Return the config with what the options say; an option wins.
 
     Raises:
         UsageError: an option asks for something of a stage that is skipped.
@@ -156,9 +201,17 @@ def _config_of_options(options: dict[str, Any]) -> WinMLBuildConfig:
             f"--{next(iter(place))} has no meaning with both --no-quant and --no-compile: no stage is left to read it",
             hint="Leave it out.",
         )
-    given = {
-        "quant": None if options["no_quant"] else {**precision, **place},
-        "compile": None if options["no_compile"] else place,
-    }
-    config: WinMLBuildConfig = parse_build_config(given, "options")[0]
+    given = {"quant": {**precision, **place}, "compile": place}
+    asked = parse_build_config({name: values for name, values in given.items() if values}, "options")[0]
+    changed: dict[str, Any] = {}
+    for name, values in given.items():
+        if options[f"no_{name}"]:
+            changed[name] = None
+        elif values:
+            section = getattr(base, name) or getattr(asked, name)
+            changed[name] = section.model_copy(update=values)
+    if base.export is not None:
+        export = with_sizes(base.export, options)
+        changed["export"] = export.model_copy(update={"allow_dynamic": True}) if options["allow_dynamic"] else export
+    config: WinMLBuildConfig = base.model_copy(update=changed)
     return config

@@ -9,12 +9,29 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._build_configs import (
+    config_option,
+    configured_options,
+    export_section,
+    read_build_config,
+    told_sections,
+    with_sizes,
+)
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._options import NonEmptyPath, dynamic_options, model_options, output_options, weight_options
+from winml.modelkit.cli._options import (
+    NonEmptyPath,
+    dynamic_options,
+    input_options,
+    model_option,
+    output_options,
+    random_options,
+    source_options,
+    weight_options,
+)
 from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.cli.verbs._pinning import is_pinning, pin
-from winml.modelkit.errors import ConfigError
+from winml.modelkit.errors import ConfigError, UsageError, told_as
 
 if TYPE_CHECKING:
     from winml.modelkit.export.config import WinMLExportConfig
@@ -30,18 +47,28 @@ Examples:
   winml export -m ./checkpoint -o model.onnx --shape-config '{"sequence_length": 64}' --with-report
   winml export -m ./checkpoint -o model.onnx --dynamic-batch --dynamic-seq-len
   winml export -m model.py:build -o model.onnx --input-specs inputs.json
+  winml export -c config.json -o model.onnx --opset 18
   winml export -m dynamic.onnx -o static.onnx --shape-config '{"batch": 1, "sequence": 128}'
 """
 
 
 @click.command(name="export", cls=WinMLCommand, epilog=EPILOG)
-@model_options
+@model_option(
+    required=False,
+    help="Hub id, checkpoint folder, config.json, file.py:factory or package.module:factory; "
+    "an .onnx file, to fix its open sizes.",
+)
+@config_option("A build config, or its export section; its loader may name the model. Options win over it.")
+@source_options
+@random_options
+@input_options
 @weight_options
 @dynamic_options
 @click.option("--ep", metavar="NAME", help="Execution provider the file is for, such as qnn.")
 @click.option("-o", "--output", required=True, type=NonEmptyPath(), help="The .onnx file to write.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
 @click.option("--export-config", metavar="JSON", help='Options such as {"opset_version": 17}; a file or text.')
+@click.option("--opset", type=int, help="Version of ONNX's operators, 11 to 20.  [default: 17, or 18 with dynamo]")
 @click.option(
     "--dynamo/--no-dynamo",
     default=None,
@@ -71,7 +98,8 @@ Examples:
 )
 @click.option("--with-report", is_flag=True, help="Also write a Markdown report.")
 @output_options
-def command(**options: Any) -> None:
+@click.pass_context
+def command(context: click.Context, /, **options: Any) -> None:
     """Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.
 
     The file is compared with PyTorch in ONNX Runtime before it is put in place; every node names the module it came
@@ -80,17 +108,42 @@ def command(**options: Any) -> None:
     if is_pinning(options):
         pin(options)
         return
-    config = _export_config(options)
-    request = model_request(options)
-    dynamic = request.dynamic.joined(config.dynamic.given_by("{} of --export-config"))
-    request = dataclasses.replace(request, dynamic=dynamic)
-    if config.input_tensors is not None and request.input_specs is None:
-        origin = "input_tensors of --export-config"
-        request = dataclasses.replace(request, input_specs=config.input_tensors, specs_origin=origin)
-    _refuse_early(request, config, options)
-    if options["clean_onnx"] and not options["quiet"]:
-        tell("warning: --clean-onnx is deprecated; use --no-hierarchy")
-    _show_result(_export_model(request, config, options), options)
+    config, options, words = _configured(context, options)
+    with told_as(words):
+        origin = "{} in --export-config" if options["export_config"] else "export.{}"
+        request = model_request(options)
+        dynamic = request.dynamic.joined(config.dynamic.given_by(origin))
+        request = dataclasses.replace(request, dynamic=dynamic)
+        if config.input_tensors is not None and request.input_specs is None:
+            origin = origin.format("input_tensors")
+            request = dataclasses.replace(request, input_specs=config.input_tensors, specs_origin=origin)
+        _refuse_early(request, config, options)
+        if options["clean_onnx"] and not options["quiet"]:
+            tell("warning: --clean-onnx is deprecated; use --no-hierarchy")
+        result = _export_model(request, config, options)
+    _show_result(result, options)
+
+
+def _configured(
+    context: click.Context, options: dict[str, Any]
+) -> tuple[WinMLExportConfig, dict[str, Any], dict[str, str]]:
+    """Return the options of the export and of the verb, and for messages the keys that stand in place of options.
+
+    Raises:
+        UsageError: nothing names a model.
+        ConfigError: a config is wrong.
+    """
+    build_config = read_build_config(options["config"], section="export")
+    given = configured_options(context, options, build_config)
+    if not given.options["model"]:
+        raise UsageError("no model was given", hint="Give one with -m, or a config whose loader names one.")
+    config = export_section(build_config, "--config")
+    words = {**given.words, **told_sections(config, options, "export.{}")}
+    if options["export_config"]:
+        alone = _export_config(options["export_config"])
+        words.update(told_sections(alone, options, "{} in --export-config"))
+        config = config.model_copy(update={name: getattr(alone, name) for name in alone.model_fields_set})
+    return _with_flags(with_sizes(config, options), options), given.options, words
 
 
 def _refuse_early(request: ModelRequest, config: WinMLExportConfig, options: dict[str, Any]) -> None:
@@ -105,17 +158,18 @@ def _refuse_early(request: ModelRequest, config: WinMLExportConfig, options: dic
     resolve_source(request)
 
 
-def _export_config(options: dict[str, Any]) -> WinMLExportConfig:
-    """Merge the JSON config with the flags; a flag wins."""
+def _export_config(place: str) -> WinMLExportConfig:
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.options import parse_options, read_json
 
-    config = WinMLExportConfig()
-    if options["export_config"]:
-        value, source = read_json(options["export_config"], "--export-config")
-        if isinstance(value, dict) and "export" in value:
-            raise ConfigError(f"{source}: a whole build config", hint='Give its "export" section alone.')
-        config = parse_options(WinMLExportConfig, value, source)
+    value, source = read_json(place, "--export-config")
+    if isinstance(value, dict) and "export" in value:
+        raise ConfigError(f"{source}: a whole build config", hint="Give it with -c.")
+    return parse_options(WinMLExportConfig, value, source)
+
+
+def _with_flags(config: WinMLExportConfig, options: dict[str, Any]) -> WinMLExportConfig:
+    """Return the config with what the flags say; a flag wins."""
     given: dict[str, Any] = {}
     if options["torch_module"]:
         given["torch_module"] = _torch_modules(options["torch_module"])
@@ -129,6 +183,11 @@ def _export_config(options: dict[str, Any]) -> WinMLExportConfig:
     given.update({name: True for name in flags if options[name]})
     if options["ep"] is not None:
         given["ep"] = options["ep"]
+    if options["opset"] is not None:
+        from winml.modelkit.options import parse_options
+
+        asked = parse_options(type(config), {"opset_version": options["opset"]}, f"--opset {options['opset']}")
+        given["opset_version"] = asked.opset_version
     return config.model_copy(update=given)
 
 

@@ -32,6 +32,7 @@ Examples:
   winml inspect model.onnx --module 'encoder.layer.0.**'
   winml inspect -m sentence-transformers/all-MiniLM-L6-v2 --hierarchy
   winml inspect --model-type bert --list-tasks
+  winml inspect --model-class BertForMaskedLM
 """
 
 FOR_CHECKPOINTS = (
@@ -52,7 +53,7 @@ FOR_CHECKPOINTS = (
 )
 @click.option("--model-type", help="Architecture such as bert, in place of a model.")
 @source_options
-@click.option("--list-tasks", is_flag=True, help="List the tasks the architecture can be exported for.")
+@click.option("--list-tasks", is_flag=True, help="List the tasks of the architecture; without one, all.")
 @click.option("-H", "--hierarchy", is_flag=True, help="Show the module tree.")
 @click.option("--module", metavar="SELECTOR", help="Show the modules it names, and their nodes. ONNX files only.")
 @input_options
@@ -68,6 +69,8 @@ def command(**options: Any) -> None:
     model = _refuse_early(options)
     if model is not None and model.lower().endswith(".onnx"):
         _inspect_file(Path(model), options)
+    elif model is None and options["list_tasks"] and not (options["model_type"] or options["model_class"]):
+        _list_all_tasks(options)
     else:
         _inspect_model(model, options)
 
@@ -86,10 +89,11 @@ def _refuse_early(options: dict[str, Any]) -> str | None:
             f"--model-type {options['model_type']} stands in place of a model, and {given[0]!r} is one",
             hint="Give one of them.",
         )
-    if not given and not options["model_type"]:
+    if not given and not any(options[name] for name in ("model_type", "model_class", "list_tasks")):
         raise UsageError(
             "no model was given",
-            hint="Give an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:factory; or --model-type.",
+            hint="Give an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:factory; or --model-type "
+            "or --model-class.",
         )
     model: str | None = given[0] if given else None
     is_file = model is not None and model.lower().endswith(".onnx")
@@ -120,11 +124,24 @@ def _inspect_file(path: Path, options: dict[str, Any]) -> None:
     )
 
 
+def _list_all_tasks(options: dict[str, Any]) -> None:
+    from winml.modelkit.load.checkpoints.task import TASK_ALIASES, all_tasks
+
+    if options["format_"] == "json":
+        print_json({"kind": "tasks", "tasks": all_tasks(), "aliases": TASK_ALIASES})
+        return
+    from winml.modelkit.report.tasks import print_tasks
+    from winml.modelkit.report.terminal import console_for
+
+    print_tasks(all_tasks(), console_for(sys.stdout), aliases=TASK_ALIASES)
+
+
 def _inspect_model(model: str | None, options: dict[str, Any]) -> None:
     request = model_request({**options, "model": model or ""})
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.flows.inspect import inspect_model, list_tasks
-    from winml.modelkit.report.model_inspection import print_model_inspection, print_tasks
+    from winml.modelkit.report.model_inspection import print_model_inspection
+    from winml.modelkit.report.tasks import print_tasks
     from winml.modelkit.report.terminal import console_for
 
     if options["list_tasks"]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._build_configs import config_option, read_build_config
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import sizes_by_name
-from winml.modelkit.cli._streams import silence_library_warnings, tell
+from winml.modelkit.cli._streams import silence_library_warnings
 from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import OPTIMIZED_SUFFIX, optimized_path
 from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVEL_WORDS, LEVELS
 
 if TYPE_CHECKING:
@@ -33,6 +36,9 @@ Examples:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+_NO_FLAGS: dict[str, None] = dict.fromkeys(CAPABILITIES)
+"""Every capability as its level says."""
+
 
 def _capability_options(command: _F) -> _F:
     """Add a pair of options per capability, in the order of the registry."""
@@ -46,7 +52,12 @@ def _capability_options(command: _F) -> _F:
 
 @click.command(name="optimize", cls=WinMLCommand, epilog=EPILOG)
 @click.option("-m", "--model", type=NonEmptyPath(), help="ONNX file; it stays as it is.")
-@click.option("-o", "--output", type=NonEmptyPath(), help="File to write.")
+@click.option(
+    "-o",
+    "--output",
+    type=NonEmptyPath(),
+    help=f"File to write.  [default: <stem>{OPTIMIZED_SUFFIX}.onnx beside the input]",
+)
 @click.option(
     "--level",
     type=click.Choice(LEVELS),
@@ -54,7 +65,7 @@ def _capability_options(command: _F) -> _F:
 )
 @click.option("--ep", metavar="NAME", help="Execution provider it is for: leaves out what it has no operators for.")
 @click.option("--opset", type=click.IntRange(min=7), help="Convert to this version of ONNX's operators first.")
-@click.option("-c", "--config", metavar="JSON", help="A build config, or its optim section; options win over it.")
+@config_option("A build config, or its optim section; options win over it.")
 @click.option("--list", "list_", is_flag=True, help="List the capabilities, with what they do and where they are on.")
 @_capability_options
 @click.option(
@@ -84,8 +95,7 @@ def command(**options: Any) -> None:
     if options["list_"]:
         _list_capabilities(requested, options)
         return
-    _refuse_early(options)
-    _optimize_file(requested, options)
+    _optimize_file(requested, {**options, "output": _refuse_early(options)})
 
 
 def _optimize_options(options: dict[str, Any]) -> OptimizeOptions:
@@ -99,32 +109,25 @@ def _optimize_options(options: dict[str, Any]) -> OptimizeOptions:
     from winml.modelkit.options import parse_options
 
     given = {name: options[name] for name in ("level", "ep", "opset", *CAPABILITIES) if options[name] is not None}
-    section = _config_section(options["config"]) if options["config"] is not None else {}
+    optim = read_build_config(options["config"], section="optim").optim if options["config"] is not None else None
+    section = optim.model_dump(exclude_none=True) if optim is not None else {}
     requested = parse_options(OptimizeOptions, {**section, **given}, "options")
     list(requested.enabled())
     return requested
 
 
-def _config_section(place: str) -> dict[str, Any]:
-    from winml.modelkit.builds.config import SECTIONS, parse_build_config
-    from winml.modelkit.options import read_json
-
-    value, source = read_json(place, "--config")
-    if isinstance(value, dict) and not {"schema_version", *SECTIONS} & set(value):
-        value = {"optim": value}
-    config, notes = parse_build_config(value, source)
-    for note in notes:
-        tell(f"note: {note}")
-    return config.optim.model_dump(exclude_none=True) if config.optim is not None else {}
-
-
 def _list_capabilities(requested: OptimizeOptions, options: dict[str, Any]) -> None:
+    by_level = {level: requested.model_copy(update={**_NO_FLAGS, "level": level}) for level in LEVELS}
+    defaults = {
+        entry.name: {level: by_level[level].is_enabled(entry) for level in LEVELS} for entry in CAPABILITIES.values()
+    }
     if options["format_"] == "json":
         rows = [
             {
                 "name": entry.name,
                 "does": entry.words,
                 "on_from": entry.level,
+                "defaults": defaults[entry.name],
                 "execution_providers": list(entry.providers),
                 "standard_operators": bool(entry.transformers),
                 "engine": entry.engine,
@@ -136,29 +139,32 @@ def _list_capabilities(requested: OptimizeOptions, options: dict[str, Any]) -> N
         return
     from winml.modelkit.report.terminal import TextTable, console_for
 
-    table = TextTable(("capability", "on", "on from", "suits", "does"))
+    # At the level none nothing is on that is not enabled by name.
+    levels = LEVELS[1:]
+    table = TextTable(("capability", "on", *levels, "suits", "does"))
     for entry in CAPABILITIES.values():
         suits = ", ".join(entry.providers) or "any"
         suits += " (others: with operators of ONNX)" if entry.providers and entry.transformers else ""
-        table.add(
-            entry.name, "yes" if requested.is_enabled(entry) else "", entry.level or "by name", suits, entry.words
-        )
+        on = ["on" if defaults[entry.name][level] else "off" for level in levels]
+        table.add(entry.name, "yes" if requested.is_enabled(entry) else "", *on, suits, entry.words)
     table.print(console_for(sys.stdout))
 
 
-def _refuse_early(options: dict[str, Any]) -> None:
-    """Refuse what paths show to be wrong, before a model library is imported."""
+def _refuse_early(options: dict[str, Any]) -> Path:
+    """Return the file to write; refuse what paths show to be wrong, before a model library is imported."""
     from winml.modelkit.graph.files.output_files import refuse_existing
     from winml.modelkit.graph.files.output_paths import ExportPaths
 
-    for name in ("model", "output"):
-        if options[name] is None:
-            raise UsageError(f"no {name} was given", hint=f"Give one with --{name}; --list shows what can be done.")
-    paths = ExportPaths.for_output(options["output"], with_sidecar=False, with_report=False)
+    model: Path | None = options["model"]
+    if model is None:
+        raise UsageError("no model was given", hint="Give one with --model; --list shows what can be done.")
+    output: Path = options["output"] or optimized_path(model)
+    paths = ExportPaths.for_output(output, with_sidecar=False, with_report=False)
     refuse_existing([paths.model, paths.data], overwrite=options["overwrite"])
-    if not options["model"].is_file():
-        raise UsageError(f"{options['model']}: no such file", hint="Give the path of an ONNX file.")
+    if not model.is_file():
+        raise UsageError(f"{model}: no such file", hint="Give the path of an ONNX file.")
     sizes_by_name({**options, "batch_size": None})
+    return output
 
 
 def _optimize_file(requested: OptimizeOptions, options: dict[str, Any]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._answers import refuse_outputs, show_answer
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._measuring import (
     latency_options,
@@ -19,6 +18,7 @@ from winml.modelkit.cli._measuring import (
     refuse_unknown_ep,
 )
 from winml.modelkit.cli._options import (
+    NonEmptyPath,
     debug_option,
     format_option,
     input_options,
@@ -26,8 +26,8 @@ from winml.modelkit.cli._options import (
     random_options,
     source_options,
 )
-from winml.modelkit.cli._runnable_models import exported_path, runnable_model
-from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
+from winml.modelkit.cli._runnable_models import exported_path, files_read, runnable_model
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.cli.verbs._module_perf import check_module, module_option, show_module_perf
 from winml.modelkit.cli.verbs._module_times import by_module_options, check_by_module, show_by_module
 from winml.modelkit.errors import UsageError
@@ -43,6 +43,7 @@ _PYTORCH = "pytorch"
 EPILOG = """\b
 Examples:
   winml perf model.onnx
+  winml perf model.onnx -o latency.json
   winml perf model.onnx --shape-config '{"batch": 8, "sequence": 128}' --duration 10
   winml perf model.onnx --by-module --depth 4 --report time.html
   winml perf model.onnx --module 'encoder.layer.*' --iterations 50
@@ -65,6 +66,8 @@ Examples:
 @by_module_options
 @module_option
 @click.option("--baseline", metavar="pytorch|FILE", help="Measure this too, in turns, and compare.")
+@click.option("-o", "--output", type=NonEmptyPath(), help="Also write the answer to this file, as JSON.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @format_option
 @debug_option
@@ -90,19 +93,14 @@ def command(**options: Any) -> None:
         return
     from winml.modelkit.cli._progress import show_step
     from winml.modelkit.flows.perf.whole_model import PerfOptions, measure_model
+    from winml.modelkit.report.perf import print_perf
 
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         path = exported_path(model, None if options["quiet"] else show_step)
         result = measure_model(
             path, PerfOptions(run_options, latency, baseline), progress=progress, tell=_tell(options)
         )
-    if options["format_"] == "json":
-        print_json(result.as_record())
-        return
-    from winml.modelkit.report.perf import print_perf
-    from winml.modelkit.report.terminal import console_for
-
-    print_perf(result, console_for(sys.stdout))
+    show_answer(result.as_record(), options, lambda console: print_perf(result, console))
 
 
 def _tell(options: Mapping[str, Any]) -> Callable[[str], None] | None:
@@ -116,6 +114,12 @@ def _refuse_early(options: dict[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
     check_by_module(options)
     model, run_options = runnable_model(options)
     refuse_unknown_ep(options["ep"])
+    if options["output"]:
+        refuse_outputs([options["output"]], files_read(model, options), overwrite=options["overwrite"])
+    elif options["overwrite"] and not options["by_module"]:
+        raise UsageError(
+            "--overwrite replaces a file, and none is to be written", hint="Name one with -o, or leave it out."
+        )
     return model, run_options
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from torch import nn
 
-from winml.modelkit.errors import UsageError
-from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.errors import UsageError, told_as
+from winml.modelkit.export.config import PYTHON_WORDS, WinMLExportConfig
 from winml.modelkit.export.exporter_choice import ExporterUse, first_choice, parameter_bytes
 from winml.modelkit.export.left_as_found import module_left_as_found, process_left_as_found
 from winml.modelkit.flows.export.export_run import ExportRun, ExportTarget
@@ -124,7 +124,7 @@ class HTPExporter:
             return loaded, first_choice(self.config, parameter_bytes(model))
 
         # Deciding the inputs may run the module as well.
-        with module_left_as_found(model):
+        with told_as(PYTHON_WORDS), module_left_as_found(model):
             return self._export_parts(describe, self._target(output, overwrite=overwrite, with_report=with_report))
 
     def export_checkpoint(

@@ -18,7 +18,7 @@ from winml.modelkit.load.checkpoints.size_limits import refuse_absurd_sizes
 from winml.modelkit.load.checkpoints.task import tasks_for
 from winml.modelkit.options import JsonError, nearest, read_json_file
 
-__all__ = ["CheckpointConfig", "build_error", "default_config", "load_config", "own_class"]
+__all__ = ["CheckpointConfig", "build_error", "default_config", "load_config", "model_type_of_class", "own_class"]
 
 _AUTO_CONFIG = "AutoConfig"
 _AUTO_MODEL_PREFIX = "AutoModel"
@@ -99,6 +99,28 @@ def default_config(model_type: str) -> CheckpointConfig:
             hint=f"Did you mean {guess!r}?" if guess else "Give a model type such as bert, vit or whisper.",
         )
     return CheckpointConfig(_built_or_refused(CONFIG_MAPPING[model_type], f"--model-type {model_type}"), None, {})
+
+
+def model_type_of_class(name: str) -> str:
+    """Return the model type of a transformers class.
+
+    Raises:
+        UsageError: transformers has no model class of this name, or it is one of every type.
+    """
+    import transformers
+
+    if name.startswith("Auto") and hasattr(transformers, name):
+        raise UsageError(
+            f"--model-class {name}: is a class of every architecture", hint="Give --model-type beside it, or a model."
+        )
+    model_type = getattr(getattr(getattr(transformers, name, None), "config_class", None), "model_type", None)
+    if not isinstance(model_type, str):
+        guess = nearest(name, dir(transformers))
+        raise UsageError(
+            f"--model-class {name}: transformers {transformers.__version__} has no model class of this name",
+            hint=f"Did you mean {guess!r}?" if guess else "Give a class such as BertForMaskedLM.",
+        )
+    return model_type
 
 
 def _read_content(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from winml.modelkit.errors import CheckpointError, HubError
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, MODEL_CARD_NAME
 from winml.modelkit.load.checkpoints.companion_files import COMPANION_SUFFIXES
 from winml.modelkit.load.checkpoints.weight_files import FORMATS, find_weights
 
@@ -132,7 +132,8 @@ def _files_to_fetch(names: Iterable[str], needs_weights: bool, needs_code: bool)
     indexes = {index for _, _, index in FORMATS}
     small = [name for name in top if PurePosixPath(name).suffix in COMPANION_SUFFIXES and name not in indexes]
     code = [name for name in names if name.endswith(".py")] if needs_code else []
-    return [*small, *code, *weights]
+    card = [MODEL_CARD_NAME] if MODEL_CARD_NAME in top else []
+    return [*small, *card, *code, *weights]
 
 
 def _first_line(error: BaseException) -> str:

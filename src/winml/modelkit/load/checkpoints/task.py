@@ -1,28 +1,33 @@
 """Decides the task of a model and the class that serves it.
 
 The task decides the model class; both come from transformers' own auto-model tables. The task is the user's, else that
-of the architecture the config names, else that of the model type's base model; which rule decided is said in words.
-Loads nothing and imports no model code: the tables hold names.
+of the architecture the config names, else that of the model card, else that of the model type's base model; which rule
+decided is said in words. Loads nothing and imports no model code: the tables hold names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from winml.modelkit.errors import TaskError
+from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.options import nearest
 
 __all__ = [
     "TASKS",
     "TASK_ALIASES",
+    "TASK_VARIANTS",
     "TaskDecision",
+    "all_tasks",
+    "auto_classes",
     "canonical_task",
+    "canonical_word",
     "inference_class",
     "inference_classes",
     "resolve_custom_task",
     "resolve_task",
+    "tasks_and_variants_for",
     "tasks_for",
 ]
 
@@ -74,13 +79,10 @@ TASK_ALIASES: Mapping[str, str] = {
     "sentence-embedding": "feature-extraction",
     "sentence-transformers": "feature-extraction",
     "embeddings": "feature-extraction",
-    "image-feature-extraction": "feature-extraction",
     "masked-lm": "fill-mask",
     "causal-lm": "text-generation",
     "conversational": "text-generation",
     "seq2seq-lm": "text2text-generation",
-    "summarization": "text2text-generation",
-    "translation": "text2text-generation",
     "sequence-classification": "text-classification",
     "sentiment-analysis": "text-classification",
     "zero-shot-classification": "text-classification",
@@ -99,6 +101,14 @@ TASK_ALIASES: Mapping[str, str] = {
     "text-to-speech": "text-to-audio",
 }
 """Other names people and tools use → task."""
+
+TASK_VARIANTS: Mapping[str, tuple[str, str]] = {
+    "image-feature-extraction": ("feature-extraction", "IMAGE"),
+    "summarization": ("text2text-generation", "SEQ_TO_SEQ_CAUSAL_LM"),
+    "translation": ("text2text-generation", "SEQ_TO_SEQ_CAUSAL_LM"),
+}
+"""Task of the Hub that classes of another task serve → that task, and the table that says which models it is for. Who
+asks for one gets that class, and the name stays."""
 
 _INFERENCE_PREFIX = "WinMLModelFor"
 
@@ -123,7 +133,7 @@ class TaskDecision:
     """The task, its class, and why."""
 
     task: str
-    """Canonical name, a key of :data:`TASKS`."""
+    """A key of :data:`TASKS` or of :data:`TASK_VARIANTS`."""
     rule: str
     """The rule that decided, as a sentence."""
     model_class_name: str
@@ -133,21 +143,26 @@ class TaskDecision:
 
 
 def canonical_task(name: str) -> str:
-    """Return the task behind a name or alias, in any case and with ``_`` or spaces for ``-``.
+    """Return the task behind a name, alias or variant, in any case and with ``_`` or spaces for ``-``.
 
     Raises:
         TaskError: unknown; names the nearest and lists all.
     """
-    word = name.strip().lower().replace("_", "-").replace(" ", "-")
-    task = TASK_ALIASES.get(word, word)
+    word = canonical_word(name)
+    task = TASK_VARIANTS[word][0] if word in TASK_VARIANTS else TASK_ALIASES.get(word, word)
     if task in TASKS:
         return task
-    task_names = tuple(sorted(TASKS))
-    guess = nearest(word, [*TASKS, *TASK_ALIASES])
+    task_names = tuple(sorted({*TASKS, *TASK_VARIANTS}))
+    guess = nearest(word, [*task_names, *TASK_ALIASES])
     hint = f"Did you mean {guess!r}? " if guess else ""
     raise TaskError(
         f"--task {name}: unknown task", hint=f"{hint}Tasks: {', '.join(task_names)}.", candidates=task_names
     )
+
+
+def canonical_word(name: str) -> str:
+    """Return the name of a task as tables spell it."""
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
 def tasks_for(model_type: str) -> dict[str, tuple[str, ...]]:
@@ -156,26 +171,62 @@ def tasks_for(model_type: str) -> dict[str, tuple[str, ...]]:
     return {task: classes for task, classes in classes_by_task.items() if classes}
 
 
-def resolve_task(config: Any, task: str | None = None) -> TaskDecision:
+def tasks_and_variants_for(model_type: str) -> dict[str, tuple[str, ...]]:
+    """Return every name that ``--task`` takes for a model type, with its classes; a variant follows its task."""
+    offered = tasks_for(model_type)
+    return _with_variants(
+        offered, [name for name, (_, part) in TASK_VARIANTS.items() if _table_entries(part, model_type)]
+    )
+
+
+def all_tasks() -> dict[str, tuple[str, ...]]:
+    """Return every task and variant with its auto classes, as :func:`tasks_and_variants_for` does of one model type."""
+    return _with_variants({task: tuple(auto_classes(task)) for task in TASKS}, tuple(TASK_VARIANTS))
+
+
+def _with_variants(offered: Mapping[str, tuple[str, ...]], variants: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    listed: dict[str, tuple[str, ...]] = {}
+    for task, classes in offered.items():
+        listed[task] = classes
+        listed.update({name: classes for name in variants if TASK_VARIANTS[name][0] == task})
+    return listed
+
+
+def resolve_task(
+    config: Any, task: str | None = None, *, model_class: str | None = None, card_task: str | None = None
+) -> TaskDecision:
     """Decide task and class of a model whose type transformers knows.
 
     Args:
         config: The transformers config.
         task: The user's task or alias, or None.
+        model_class: The user's class, or auto class, or None.
+        card_task: The task the model card names; counts where the config names no architecture.
 
     Raises:
         TaskError: unknown, not offered by the architecture, or nothing decides between several.
+        UsageError: the class is none of this model type, or does not serve the task.
     """
     offered = tasks_for(config.model_type)
     architectures = tuple(config.architectures or ())
+    if model_class is not None:
+        return _decide_by_class(model_class, task, config.model_type, architectures)
     if task is not None:
-        return _requested_decision(canonical_task(task), task, config.model_type, architectures, offered)
+        return _requested_decision(task, config.model_type, architectures, tasks_and_variants_for(config.model_type))
     by_architecture = _decide_by_architecture(architectures, config.model_type, offered)
-    return by_architecture or _decide_by_model_type(config.model_type, offered)
+    return (
+        by_architecture
+        or _decide_by_card(card_task, config.model_type)
+        or _decide_by_model_type(config.model_type, offered)
+    )
 
 
 def resolve_custom_task(
-    references: Mapping[str, str], architectures: tuple[str, ...], task: str | None = None
+    references: Mapping[str, str],
+    architectures: tuple[str, ...],
+    task: str | None = None,
+    *,
+    model_class: str | None = None,
 ) -> TaskDecision:
     """Decide task and class of a checkpoint that brings its own code.
 
@@ -183,17 +234,30 @@ def resolve_custom_task(
         references: Auto class → ``module.Class``, as in the config's ``auto_map``.
         architectures: The config's ``architectures``.
         task: The user's task or alias, or None.
+        model_class: The user's class, or auto class, or None.
 
     Returns:
         A decision whose class name is the reference.
 
     Raises:
         TaskError: unknown, not among the references, or nothing decides between several.
+        UsageError: the class is not among the references.
     """
-    offered = {name: tuple(references[auto] for auto in _auto_classes(name) if auto in references) for name in TASKS}
+    if model_class is not None:
+        own = ", ".join(sorted({reference.rpartition(".")[2] for reference in references.values()}))
+        references = {
+            auto: reference
+            for auto, reference in references.items()
+            if model_class in (auto, reference.rpartition(".")[2])
+        }
+        if not references:
+            raise UsageError(
+                f"--model-class {model_class}: the config's own code has no such class", hint=f"It has: {own}."
+            )
+    offered = {name: tuple(references[auto] for auto in auto_classes(name) if auto in references) for name in TASKS}
     offered = {name: classes for name, classes in offered.items() if classes}
     if task is not None:
-        return _requested_decision(canonical_task(task), task, "these custom", (), offered)
+        return _requested_decision(task, "these custom", (), _with_variants(offered, tuple(TASK_VARIANTS)))
     for reference in references.values():
         name = reference.rpartition(".")[2]
         tasks = [name for name, classes in offered.items() if reference in classes]
@@ -213,14 +277,15 @@ def inference_class(task: str, class_name: str = "", model_type: str = "") -> st
     """Return the class that runs an exported model of a task: transformers' auto class, said of ours.
 
     Args:
-        task: Canonical task.
+        task: Task, or variant of one.
         class_name: Class of the model; tells which of several auto classes of the task it is.
         model_type: Its model type.
 
     >>> inference_class("fill-mask"), inference_class("feature-extraction")
     ('WinMLModelForMaskedLM', 'WinMLModelForFeatureExtraction')
     """
-    autos = dict(zip(TASKS[task], _auto_classes(task), strict=True))
+    task = canonical_task(task)
+    autos = dict(zip(TASKS[task], auto_classes(task), strict=True))
     part = next((part for part in autos if class_name in _table_entries(part, model_type)), TASKS[task][0])
     auto = autos[part]
     return f"{_INFERENCE_PREFIX}{'FeatureExtraction' if task == 'feature-extraction' else _after_for(auto)}"
@@ -234,7 +299,7 @@ def inference_classes() -> dict[str, str]:
     """
     names_by_task = {"feature-extraction": [f"{_INFERENCE_PREFIX}FeatureExtraction"]}
     for task in TASKS:
-        names_by_task.setdefault(task, [f"{_INFERENCE_PREFIX}{_after_for(auto)}" for auto in _auto_classes(task)])
+        names_by_task.setdefault(task, [f"{_INFERENCE_PREFIX}{_after_for(auto)}" for auto in auto_classes(task)])
     return {name: task for task, names in names_by_task.items() for name in names}
 
 
@@ -243,18 +308,68 @@ def _after_for(auto_class: str) -> str:
 
 
 def _requested_decision(
-    task: str, name: str, model_type: str, architectures: tuple[str, ...], offered: Mapping[str, tuple[str, ...]]
+    name: str, model_type: str, architectures: tuple[str, ...], accepted: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision:
-    if task not in offered:
+    word = canonical_word(name)
+    task = word if word in TASK_VARIANTS else canonical_task(name)
+    if task not in accepted:
         raise TaskError(
             f"--task {name}: {model_type} models have no {task} task",
-            hint=f"This architecture has: {', '.join(offered) or 'none'}.",
-            candidates=tuple(offered),
+            hint=f"This architecture has: {', '.join(accepted) or 'none'}.",
+            candidates=tuple(accepted),
         )
     alias = "" if name == task else f" ({name!r} is {task!r})"
     # The checkpoint's own class first: a task may have several, and its weights fit that one.
-    own = [name for name in architectures if name in offered[task]]
-    return TaskDecision(task, f"given by --task{alias}", (own or offered[task])[0], tuple(offered))
+    own = [name for name in architectures if name in accepted[task]]
+    return TaskDecision(task, f"given by --task{alias}", (own or accepted[task])[0], tuple(accepted))
+
+
+def _decide_by_class(
+    model_class: str, task: str | None, model_type: str, architectures: tuple[str, ...]
+) -> TaskDecision:
+    """Return the decision of a class the user names, or of an auto class, which is a class of each model type."""
+    offered = tasks_for(model_type)
+    serving = {name: tuple(_classes_called(model_class, name, model_type)) for name in offered}
+    serving = {name: classes for name, classes in serving.items() if classes}
+    if not serving:
+        _refuse_foreign_class(model_class, model_type, offered)
+        # In no table, as a class that was made for one checkpoint.
+        serving = {"feature-extraction" if task is None else canonical_task(task): (model_class,)}
+    if task is not None and canonical_task(task) not in serving:
+        raise UsageError(
+            f"--model-class {model_class}: does not serve --task {task}",
+            hint=f"It serves: {', '.join(serving)}. Leave one of the two out.",
+        )
+    word = canonical_word(task) if task is not None else next(iter(serving))
+    name = word if word in TASK_VARIANTS else canonical_task(word)
+    classes = serving[canonical_task(word)]
+    own = [architecture for architecture in architectures if architecture in classes]
+    given = "--model-class" if task is None else "--task and --model-class"
+    return TaskDecision(name, f"given by {given}", (own or classes)[0], tuple(offered))
+
+
+def _classes_called(model_class: str, task: str, model_type: str) -> Iterator[str]:
+    for part, auto in zip(TASKS[task], auto_classes(task), strict=True):
+        yield from (name for name in _table_entries(part, model_type) if model_class in (name, auto))
+
+
+def _refuse_foreign_class(model_class: str, model_type: str, offered: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse a class that is none of this model type.
+
+    Raises:
+        UsageError: names the nearest.
+    """
+    import transformers
+
+    found = getattr(transformers, model_class, None)
+    if getattr(getattr(found, "config_class", None), "model_type", None) == model_type:
+        return
+    names = sorted({name for classes in offered.values() for name in classes})
+    guess = nearest(model_class, names)
+    raise UsageError(
+        f"--model-class {model_class}: {model_type} models have no such class",
+        hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Their classes: {', '.join(names) or 'none'}.",
+    )
 
 
 def _decide_by_architecture(
@@ -296,6 +411,16 @@ def _decide_outside_the_tables(
     )
 
 
+def _decide_by_card(task: str | None, model_type: str) -> TaskDecision | None:
+    """Return the decision of the model card, or None if it names no task that this model type has."""
+    accepted = tasks_and_variants_for(model_type)
+    try:
+        decision = None if task is None else _requested_decision(task, model_type, (), accepted)
+    except TaskError:
+        return None
+    return decision and replace(decision, rule=f"from the pipeline_tag {task} of the model card")
+
+
 def _decide_by_model_type(model_type: str, offered: Mapping[str, tuple[str, ...]]) -> TaskDecision:
     """Return the base model's task, or the only one there is."""
     rule = f"from the model type {model_type!r}: the config names no architecture"
@@ -313,8 +438,8 @@ def _decide_by_model_type(model_type: str, offered: Mapping[str, tuple[str, ...]
     )
 
 
-def _auto_classes(task: str) -> Iterator[str]:
-    """Yield the auto classes under which custom code registers models of a task."""
+def auto_classes(task: str) -> Iterator[str]:
+    """Yield transformers' auto classes of a task, in the order of its tables."""
     for part in TASKS[task]:
         words = part.replace("_", " ").title().replace(" ", "")
         yield _AUTO_CLASS_PARTS.get(part) or f"AutoModelFor{words}"

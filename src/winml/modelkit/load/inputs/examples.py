@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pydantic
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import ConfigError, InputError, UsageError
 from winml.modelkit.graph.specs import DTYPES, InputTensorSpec
 from winml.modelkit.load.inputs.decision import forward_parameters
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments, flatten_arguments
@@ -107,10 +106,10 @@ def spec_of_example(name: str, value: torch.Tensor, given_by: str) -> InputTenso
         value_range = (0.0, 1.0)
     try:
         return InputTensorSpec(name=name, shape=tuple(value.shape), dtype=dtype, value_range=value_range)
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
+    except ConfigError as error:
+        reason = error.message.removeprefix(f"{InputTensorSpec.__name__}: ")
         raise UsageError(
-            f"{given_by}: {name!r} of shape {list(value.shape)} and dtype {dtype} cannot be an input: {first['msg']}",
+            f"{given_by}: {name!r} of shape {list(value.shape)} and dtype {dtype} cannot be an input: {reason}",
             hint=f"Give tensors without empty dimensions, of one of: {', '.join(DTYPES)}.",
         ) from error
 

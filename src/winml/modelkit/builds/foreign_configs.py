@@ -1,0 +1,180 @@
+"""What does a config that winml-cli wrote say in the words of ours?
+
+Its files have the same sections and no ``schema_version``. A key that means the same is read; one that changes nothing
+here is named in a note; one that would change the result, and has no counterpart, is refused by its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from winml.modelkit.errors import ConfigError
+
+__all__ = ["read_winml_cli_config"]
+
+Section = dict[str, Any]
+
+_EXPORT_KEYS = {
+    "batch_size", "export_params", "verbose", "dynamo", "enable_hierarchy_tags", "clean_onnx", "hierarchy_tag_format",
+    "compatibility",
+}  # fmt: skip
+_LOADER_KEYS = {"model_type", "module_path", "user_script"}
+_QUANT_KEYS = {"precision", "device", "ep"}
+_COMPILE_KEYS = {"device", "ep"}
+_BITS = re.compile(r"^u?int(\d+)$")
+
+
+def read_winml_cli_config(value: dict[str, Any], source: str) -> tuple[dict[str, Any], list[str]]:
+    """Return a config in our words, and sentences on what in it counts for nothing here.
+
+    A config that holds nothing of winml-cli's own is returned as it is.
+
+    Args:
+        value: The JSON object; it stays as it is.
+        source: Where it was read from, for messages.
+
+    Raises:
+        ConfigError: a key would change the result, and nothing here means the same.
+    """
+    config = {name: dict(section) if isinstance(section, dict) else section for name, section in value.items()}
+    if "schema_version" in config or not _is_of_winml_cli(config):
+        return value, []
+    notes: list[str] = []
+    readers: Mapping[str, Callable[[Section, str], list[str]]] = {
+        "loader": _read_loader, "export": _read_export, "optim": _read_optim, "quant": _read_quant,
+        "compile": _read_compile,
+    }  # fmt: skip
+    for name, read in readers.items():
+        if isinstance(config.get(name), dict):
+            notes += [f"{name}.{words}" for words in read(config[name], source)]
+        elif name in ("quant", "compile"):
+            config[name] = None  # left out, winml-cli skips these
+    if config.pop("skip_optimize", False):
+        config["optim"] = None
+    if config.get("eval"):
+        notes.append("eval: not used, nothing is evaluated yet")
+    return {**config, "eval": None}, notes
+
+
+def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
+    def keys(name: str) -> set[str]:
+        section = config.get(name)
+        return set(section) if isinstance(section, dict) else set()
+
+    specs = [spec for spec in _specs(config.get("export"), "output_tensors") if "shape" not in spec]
+    own = keys("export") & _EXPORT_KEYS or keys("loader") & _LOADER_KEYS
+    later = keys("quant") & {"mode", "algorithm", "weight_type", "samples"} or "execution_provider" in keys("compile")
+    return bool(own or later or specs or "skip_optimize" in config)
+
+
+def _specs(section: Any, key: str) -> list[dict[str, Any]]:
+    specs = section.get(key) if isinstance(section, dict) else None
+    return [spec for spec in specs if isinstance(spec, dict)] if isinstance(specs, list) else []
+
+
+def _refuse(source: str, place: str, value: Any, hint: str) -> None:
+    raise ConfigError(f"{source}: {place}: {value!r} has no counterpart here, and would change the result", hint=hint)
+
+
+def _read_loader(loader: Section, source: str) -> list[str]:
+    hints = {
+        "module_path": "Export the whole model, then cut the module out: winml extract.",
+        "user_script": "Write a function that returns the model, and give it as file.py:function.",
+    }
+    for key, hint in hints.items():
+        if (value := loader.pop(key, None)) is not None:
+            _refuse(source, f"loader.{key}", value, hint)
+    model_type = loader.pop("model_type", None)
+    return [] if model_type is None else [f"model_type {model_type}: not used, the checkpoint says it"]
+
+
+def _read_export(export: Section, source: str) -> list[str]:
+    notes = []
+    if export.pop("dynamo", False):
+        export["exporter"] = "dynamo"
+    if "enable_hierarchy_tags" in export or "clean_onnx" in export:
+        is_clean = export.pop("clean_onnx", False)
+        export["hierarchy"] = export.pop("enable_hierarchy_tags", True) and not is_clean
+    if not export.pop("export_params", True):
+        _refuse(source, "export.export_params", False, "Weights are always part of the file; leave it out.")
+    if (tags := export.pop("hierarchy_tag_format", "full")) != "full":
+        _refuse(source, "export.hierarchy_tag_format", tags, "Tags hold the whole address of a module; leave it out.")
+    if compatibility := export.pop("compatibility", None):
+        _refuse(source, "export.compatibility", compatibility, "Leave it out.")
+    if export.pop("verbose", False):
+        notes.append("verbose: not used, give -v")
+    specs = _specs(export, "input_tensors")
+    if (batch := export.pop("batch_size", 1)) != 1 and not specs:
+        _refuse(source, "export.batch_size", batch, "Leave it out, and give --batch-size.")
+    for spec in specs:
+        _read_input(spec, source)
+    export["input_tensors"] = specs or None
+    outputs = _specs(export, "output_tensors")
+    if any("shape" not in spec for spec in outputs):
+        names = ", ".join(str(spec.get("name")) for spec in outputs)
+        notes.append(f"output_tensors {names}: not used, outputs have the names the model gives them")
+        del export["output_tensors"]
+    return notes
+
+
+def _read_input(spec: Section, source: str) -> None:
+    """Read the description of an input: its range of integers ends before the second number, ours with it."""
+    bounds, is_float = spec.get("value_range"), "float" in str(spec.get("dtype"))
+    if isinstance(bounds, list) and len(bounds) == 2 and not is_float:
+        spec["value_range"] = [bounds[0], bounds[1] - 1]
+    if runs := spec.pop("dummy_value_runs", None):
+        place = f"export.input_tensors: {spec.get('name')}.dummy_value_runs"
+        _refuse(source, place, runs, "Give the values each row begins with as first_values, [[value, count], …].")
+
+
+def _read_optim(optim: Section, source: str) -> list[str]:
+    from winml.modelkit.builds.config import OptimSection
+
+    unknown = []
+    for key, value in tuple(optim.items()):
+        name = key.replace("-", "_")
+        if name in OptimSection.model_fields:
+            optim[name] = optim.pop(key)
+        elif value in (False, None):
+            unknown.append(key)
+            del optim[key]
+        else:
+            _refuse(source, f"optim.{key}", value, "Leave it out; winml optimize --list shows what can be done.")
+    return [f"{', '.join(unknown)}: not used, and off"] if unknown else []
+
+
+def _read_quant(quant: Section, source: str) -> list[str]:  # noqa: ARG001  # as the others
+    read, precision = _precision(quant)
+    for key in read:
+        quant.pop(key, None)
+    return _unread(quant, _QUANT_KEYS, {"precision": precision} if precision else {})
+
+
+def _precision(quant: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:
+    """Return the keys that describe the precision in winml-cli, and it in our words; None where there is no word."""
+    method = "algorithm" if "algorithm" in quant else "mode"
+    if quant.get(method) == "fp16":
+        return (method,), "fp16"
+    if quant.get(method) == "rtn" and (width := quant.get("rtn_bits", 4)) in (4, 8):
+        return (method, "rtn_bits"), f"int{width}"
+    types = ("weight_type", "activation_type")
+    bits = [_BITS.match(str(quant.get(key, "uint8"))) for key in types]
+    if quant.get(method) in ("rtn", "dynamic") or not all(bits):
+        return (), None
+    return types, "w{}a{}".format(*(found[1] for found in bits if found))
+
+
+def _read_compile(section: Section, source: str) -> list[str]:  # noqa: ARG001  # as the others
+    provider = section.pop("execution_provider", None)
+    return _unread(section, _COMPILE_KEYS, {"ep": provider} if provider else {})
+
+
+def _unread(section: Section, known: set[str], read: Section) -> list[str]:
+    """Keep the known keys and those read; return a note that names the rest, which no stage would read."""
+    rest = [key for key in section if key not in known]
+    for key in rest:
+        del section[key]
+    section.update(read)
+    return [f"{', '.join(rest)}: not used, no stage reads them yet"] if rest else []

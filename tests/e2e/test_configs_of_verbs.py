@@ -1,0 +1,245 @@
+"""Do configs and options of verbs go together: a config to begin with, an option that wins, words for the given?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.in_process import run_here
+from winml.modelkit.builds.stages import STAGES
+
+IDLE = [stage.section for stage in STAGES if stage.work is None]
+WINML_CLI: dict[str, Any] = {
+    "export": {
+        "opset_version": 16,
+        "batch_size": 2,
+        "export_params": True,
+        "do_constant_folding": True,
+        "verbose": True,
+        "dynamo": False,
+        "enable_hierarchy_tags": False,
+        "clean_onnx": False,
+        "hierarchy_tag_format": "full",
+        "input_tensors": [
+            {"name": "input_ids", "dtype": "int64", "shape": [2, 16], "value_range": [0, 120]},
+            {"name": "attention_mask", "dtype": "int64", "shape": [2, 16], "value_range": [0, 2]},
+        ],
+        "output_tensors": [{"name": "last_hidden_state"}, {"name": "pooler_output"}],
+    },
+    "optim": {"gelu_fusion": True, "clamp_values": False},
+    "quant": {"mode": "static", "weight_type": "uint8", "activation_type": "uint16", "samples": 10},
+    "compile": None,
+    "loader": {"task": "feature-extraction", "model_class": "AutoModel", "model_type": "bert"},
+}
+"""As winml-cli writes it: numbers of ``value_range`` end before the second, outputs are names."""
+
+
+def _config(*arguments: str | Path) -> tuple[dict[str, Any], str]:
+    written = run_here("config", *arguments)
+    assert 0 == written.code, written.err
+    return json.loads(written.out), written.err
+
+
+def _refused(*arguments: str | Path, words: str) -> None:
+    refused = run_here(*arguments)
+    assert (2, "") == (refused.code, refused.out), refused.err
+    assert words in refused.err
+
+
+def test_config_says_the_opset_and_null_for_stages_that_will_not_run(here: Path, small_bert: Path) -> None:
+    """What the export then does; a section that is asked for something stays, and that no stage reads it is said."""
+    record, told = _config("-m", small_bert)
+    assert "" == told
+    assert dict.fromkeys(IDLE) == {name: record[name] for name in IDLE}
+    assert record["optim"] is not None
+    assert 18 == _config("-m", small_bert, "-c", '{"export": {"exporter": "dynamo"}}')[0]["export"]["opset_version"]
+    exported = run_here("export", "-m", small_bert, "-o", "m.onnx", "--no-verify", "-f", "json")
+    assert record["export"]["opset_version"] == json.loads(exported.out)["opset_produced"]
+    asked, told = _config("-m", small_bert, "-p", "w8a16")
+    assert ({"precision": "w8a16"}, None) == (asked["quant"], asked["compile"])
+    assert "no stage that reads quant yet" in told
+
+
+def test_config_of_an_onnx_file_is_what_build_takes(here: Path, small_file: Path) -> None:
+    """It skips the export; nothing of a PyTorch model means anything there."""
+    assert 0 == run_here("config", "-m", small_file, "-o", "config.json").code
+    record = json.loads((here / "config.json").read_text(encoding="utf-8"))
+    assert (str(small_file), None) == (record["loader"]["model"], record["export"])
+    built = run_here("build", "-c", "config.json", "-o", "out")
+    assert 0 == built.code, built.err
+    assert (here / "out" / "model.onnx").is_file()
+    _refused("config", "-m", small_file, "--dtype", "fp16", words="--dtype has no meaning")
+    _refused("config", "-m", small_file, "-o", small_file, "--overwrite", words="which must stay as it is")
+
+
+def test_config_of_a_model_type_is_for_any_checkpoint_of_it(here: Path, small_bert: Path) -> None:
+    """It names no model: ``-m`` of the build does."""
+    sizes = ("--shape-config", '{"sequence_length": 8}')
+    record, _ = _config("--model-type", "bert", *sizes)
+    assert "model" not in record["loader"]
+    assert "BertModel" == record["loader"]["model_class"]
+    assert [1, 8] == record["export"]["input_tensors"][0]["shape"]
+    _refused("config", "--model-type", "bret", words="Did you mean 'bert'?")
+    _refused("config", "--model-type", "bert", "-m", small_bert, words="ask for different answers")
+    _refused("config", "-c", "{}", words="the config names none")
+
+
+def test_config_merges_with_one_that_is_given(here: Path, small_bert: Path) -> None:
+    """The given config is the base, an option wins; sizes on the command line replace the inputs that were written."""
+    base, _ = _config("-m", small_bert, "--dynamic-batch", "--no-quant")
+    base["optim"] = {"level": "full"}
+    base["export"]["opset_version"] = 18
+    (here / "base.json").write_text(json.dumps(base), encoding="utf-8")
+    same, _ = _config("-c", "base.json")
+    assert base == same
+    merged, _ = _config("-c", "base.json", "--shape-config", '{"sequence_length": 8}', "-t", "fill-mask", "-d", "npu")
+    assert ("fill-mask", "BertForMaskedLM") == (merged["loader"]["task"], merged["loader"]["model_class"])
+    assert {("batch", 8)} == {tuple(spec["shape"]) for spec in merged["export"]["input_tensors"]}
+    closed, _ = _config("-c", "base.json", "--batch-size", "3")
+    assert {(3, 64)} == {tuple(spec["shape"]) for spec in closed["export"]["input_tensors"]}
+    assert (18, "full", {"device": "npu"}) == (
+        merged["export"]["opset_version"],
+        merged["optim"]["level"],
+        merged["compile"],
+    )
+
+
+def test_export_takes_a_whole_config_or_its_section_and_options_win(here: Path, small_bert: Path) -> None:
+    """Model, task and open sizes come from it; of two opsets that of the option is produced."""
+    config = {
+        "schema_version": 1,
+        "loader": {"model": str(small_bert), "task": "fill-mask", "random_weights": True},
+        "export": {"opset_version": 16, "dynamic_batch": True},
+        "optim": {"level": "full"},
+    }
+    (here / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    common = ("--no-verify", "-f", "json", "--overwrite", "-o", "m.onnx")
+
+    def exported(*arguments: str | Path) -> dict[str, Any]:
+        outcome = run_here("export", *arguments, *common)
+        assert 0 == outcome.code, outcome.err
+        return json.loads(outcome.out)
+
+    whole = exported("-c", "config.json")
+    assert ("BertForMaskedLM", 16) == (whole["model"]["class"], whole["opset_produced"])
+    assert ["batch", 64] == whole["inputs"][0]["shape"]
+    wins = exported("-c", "config.json", "--opset", "14", "-t", "feature-extraction")
+    assert ("BertModel", 14) == (wins["model"]["class"], wins["opset_produced"])
+    section = exported("-m", small_bert, "-c", '{"opset_version": 15}', "--export-config", '{"dynamic_sequence": true}')
+    assert (15, [1, "sequence"]) == (section["opset_produced"], section["inputs"][0]["shape"])
+    inputs = {"name": "input_ids", "shape": [1, 8], "dtype": "int64"}
+    sized = exported("-m", small_bert, "-c", json.dumps({"input_tensors": [inputs]}), "--batch-size", "3")
+    assert [3, 64] == sized["inputs"][0]["shape"]
+    _refused("export", "-o", "n.onnx", words="no model was given")
+    _refused("export", "-m", small_bert, "-c", '{"export": null}', "-o", "n.onnx", words="null skips the export")
+    _refused("export", "-m", small_bert, "--opset", "3", "-o", "n.onnx", words="--opset 3: ")
+
+
+def test_config_of_winml_cli_is_read_where_it_means_the_same(here: Path, small_bert: Path) -> None:
+    """The rest is named; inputs have the values that were meant, and the export has what the config says."""
+    (here / "theirs.json").write_text(json.dumps(WINML_CLI), encoding="utf-8")
+    record, told = _config("-c", "theirs.json", "-m", small_bert)
+    assert [[0, 119], [0, 1]] == [spec["value_range"] for spec in record["export"]["input_tensors"]]
+    assert (16, False, "auto") == tuple(record["export"][key] for key in ("opset_version", "hierarchy", "exporter"))
+    assert (True, "none") == (record["optim"]["gelu_fusion"], record["optim"]["level"])
+    assert ({"precision": "w8a16"}, None) == (record["quant"], record["compile"])
+    for words in ("loader.model_type bert", "export.output_tensors", "export.verbose", "optim.clamp_values", "samples"):
+        assert words in told
+    exported = run_here("export", "-c", "theirs.json", "-m", small_bert, "-o", "m.onnx", "-f", "json")
+    assert 0 == exported.code, exported.err
+    assert [2, 16] == json.loads(exported.out)["inputs"][0]["shape"]
+    assert "note: export.verbose" in exported.err
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("export", "export_params", False),
+        ("export", "hierarchy_tag_format", "module_only"),
+        ("export", "compatibility", {"mode": "x"}),
+        ("loader", "module_path", "encoder.layer.0"),
+        ("loader", "user_script", "model.py"),
+        ("optim", "clamp_values", True),
+    ],
+)
+def test_config_of_winml_cli_that_would_give_another_result_is_refused(section: str, key: str, value: Any) -> None:
+    """By the name of the key, with what to do instead."""
+    theirs = {**WINML_CLI, section: {**WINML_CLI[section], key: value}}
+    _refused("config", "--check", json.dumps(theirs), words=f"{section}.{key}: {value!r} has no counterpart")
+
+
+def test_config_of_winml_cli_with_values_of_an_input_is_refused() -> None:
+    """And a batch size that no input says."""
+    given = {**WINML_CLI["export"], "input_tensors": [{"name": "a", "shape": [1], "dtype": "int64"}]}
+    given["input_tensors"][0]["dummy_value_runs"] = [[1, 5]]
+    _refused("config", "--check", json.dumps({"export": given}), words="a.dummy_value_runs")
+    _refused("config", "--check", '{"export": {"batch_size": 2}}', words="--batch-size")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"loader": {"dtype": "fp16"}}, "error: loader.dtype has no meaning"),
+        ({"loader": {"task": "fill-mask"}}, "error: loader.task has no meaning"),
+    ],
+)
+def test_build_of_a_file_names_the_key_of_the_config(here: Path, small_file: Path, config: Any, words: str) -> None:
+    """Nobody wrote an option."""
+    _refused("build", "-m", small_file, "-o", "out", "-c", json.dumps(config), words=words)
+    _refused("build", "-m", small_file, "-o", "out", "--dynamic-seq-len", words="--dynamic-seq-len has no meaning")
+
+
+def test_error_names_where_dynamic_axes_were_given(here: Path, small_bert: Path) -> None:
+    """An option, the section of a config, or the JSON of the export."""
+    axes = {"dynamic_axes": {"inputs": {"0": "b"}}}
+    common = ("-m", small_bert, "-o", "out.onnx")
+    _refused("export", *common, "--dynamic-axes", "inputs:0=b", words="--dynamic-axes: the model has no input 'inputs'")
+    _refused("export", *common, "--export-config", json.dumps(axes), words="dynamic_axes in --export-config: the model")
+    _refused("export", *common, "-c", json.dumps({"export": axes}), words="export.dynamic_axes: the model has no")
+    built = ("build", "-m", small_bert, "-o", "out")
+    _refused(*built, "-c", json.dumps({"export": axes}), words="export.dynamic_axes: the model has no input")
+
+
+def test_build_of_a_file_leads_to_where_its_sizes_are_fixed(here: Path, small_file: Path) -> None:
+    """The command of the hint, with the sizes that were given, does it."""
+    sizes = '{"sequence": 16}'
+    _refused("build", "-m", small_file, "-o", "out", "--shape-config", sizes, words=f"winml export -m {small_file} -o")
+    _refused("build", "-m", small_file, "-o", "out", "--batch-size", "2", words="--batch-size: a build keeps the sizes")
+    assert 0 == run_here("export", "-m", small_file, "-o", "fixed.onnx", "--shape-config", sizes).code
+    assert 0 == run_here("build", "-m", "fixed.onnx", "-o", "out", "-q").code
+
+
+def test_size_above_what_a_file_takes_is_named_with_its_limit(here: Path, small_file: Path) -> None:
+    """The file is at fault for nothing: exit code 2, and no file."""
+    at_most = "sequence 65: small.onnx takes 64 at most"
+    asked = '{"sequence_length": 65, "batch": 3}'
+    _refused("export", "-m", small_file, "-o", "s.onnx", "--shape-config", asked, words=at_most)
+    assert [] == list(here.iterdir())
+    assert 0 == run_here("export", "-m", small_file, "-o", "s.onnx", "--shape-config", '{"sequence": 64}').code
+    _refused(
+        "export", "-m", "s.onnx", "-o", "t.onnx", "--shape-config", '{"sequence": 3}', words="open dimensions: batch"
+    )
+    assert 0 == run_here("export", "-m", "s.onnx", "-o", "t.onnx", "--batch-size", "2").code
+    _refused(
+        "export", "-m", "t.onnx", "-o", "u.onnx", "--batch-size", "2", words="error: --batch-size: the graph has no"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--dtype", "fp16"), "--dtype has no meaning for an ONNX file"),
+        (("--opset", "18"), "--opset has no meaning"),
+        (("-c", "{}"), "--config has no meaning"),
+        ((), "no size of it is to be fixed"),
+    ],
+)
+def test_export_of_a_file_names_what_means_nothing_there(
+    here: Path, small_file: Path, options: tuple[str, ...], words: str
+) -> None:
+    """With sizes and without."""
+    _refused("export", "-m", small_file, "-o", "s.onnx", *options, words=words)
+    _refused("export", "-m", "missing.onnx", "-o", "s.onnx", words="missing.onnx: no such file")

@@ -1,0 +1,75 @@
+"""Is what people type by habit understood: short flags, options before the verb, a verb with a typo?"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import click
+import pytest
+
+from e2e.in_process import run_here
+from winml.modelkit.cli.main import COMMANDS
+
+SHORT = {"--task": "-t", "--format": "-f", "--device": "-d", "--precision": "-p", "--model": "-m", "--output": "-o"}
+
+
+def _options(verb: str) -> list[click.Parameter]:
+    command: click.Command = importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command
+    return [option for option in command.params if isinstance(option, click.Option)]
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_short_flags_mean_the_same_in_every_verb(verb: str) -> None:
+    """Each long option that has a short form has it everywhere, and the form means nothing else."""
+    for option in _options(verb):
+        for long, short in SHORT.items():
+            assert (long in option.opts) == (short in option.opts), option.opts
+
+
+def test_short_flags_are_read() -> None:
+    """The help shows them, and the values arrive."""
+    assert "-p, --precision NAME" in run_here("config", "--help").out
+    refused = run_here("config", "-m", "x", "-p", "int3", "-d", "tpu")
+    assert "'-d' / '--device': 'tpu' is not one of" in refused.err
+    assert '"kind": "tasks"' in run_here("inspect", "--list-tasks", "-f", "json").out
+    assert "--task fill-maks: unknown task" in run_here("inspect", "-m", "owner/name", "-t", "fill-maks").err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("exprt", "-m", "x"), "No such verb 'exprt'. Did you mean 'export'?"),
+        (("qqq",), "No such verb 'qqq'. Verbs: build, config, "),
+        (("export", "--modle", "x"), "'--model'"),
+        (("-x",), "No such option '-x'"),
+    ],
+)
+def test_verb_or_option_with_a_typo_is_met_with_the_nearest(arguments: tuple[str, ...], words: str) -> None:
+    """Exit code 2, one sentence, and the help that shows the right one."""
+    refused = run_here(*arguments)
+    assert (2, "") == (refused.code, refused.out)
+    assert words in refused.err
+    assert "--help' shows what it takes." in refused.err
+
+
+def test_quiet_and_verbose_before_the_verb_mean_what_they_mean_behind_it(tmp_path: Path, small_file: Path) -> None:
+    """A verb that lacks the option says so."""
+    quiet = run_here("-q", "optimize", "-m", small_file, "-o", tmp_path / "quiet.onnx")
+    assert (0, "", "") == (quiet.code, quiet.out, quiet.err)
+    assert run_here("-v", "inspect", small_file).out == run_here("inspect", small_file, "-v").out
+    assert run_here("-v", "inspect", small_file).out != run_here("inspect", small_file).out
+    refused = run_here("-q", "sys")
+    assert (2, "") == (refused.code, refused.out)
+    assert "No such option '--quiet'" in refused.err
+
+
+def test_completion_offers_verbs_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a shell asks for is answered in its form."""
+    monkeypatch.setenv("_WINML_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "winml ex")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert "plain,export\nplain,extract\n" == run_here().out
+    monkeypatch.setenv("COMP_WORDS", "winml perf --by")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert "plain,--by-module\n" == run_here().out

@@ -1,0 +1,64 @@
+"""Do errors speak to a caller in Python in the words of Python?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from winml.modelkit import ConfigError, UsageError, WinMLExportConfig, build_hf_model, export_pytorch
+from winml.modelkit.builds.build import BuildListener
+from winml.modelkit.errors import WinMLError, told_as
+from winml.modelkit.load.request import ModelRequest
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"opset": 3}, "WinMLExportConfig: unknown key 'opset'; did you mean 'opset_version'?"),
+        ({"opset_version": 3}, "opset_version: Input should be greater than or equal to 11 (got 3)"),
+        ({"torch_module": ["Linear"]}, "torch_module: Input should be a valid tuple"),
+    ],
+)
+def test_config_with_a_wrong_value_is_refused_in_one_sentence(values: dict[str, Any], words: str) -> None:
+    """As the command refuses it."""
+    with pytest.raises(ConfigError) as caught:
+        WinMLExportConfig(**values)
+    assert words in caught.value.message
+
+
+def test_model_that_is_no_name_is_refused_and_a_path_is_taken() -> None:
+    """Wherever a model is asked for."""
+    with pytest.raises(UsageError, match="expected a name or a path, got None"):
+        build_hf_model(None)  # type: ignore[arg-type]
+    assert str(Path("folder") / "model") == ModelRequest(Path("folder") / "model").model  # type: ignore[arg-type]
+
+
+def test_error_names_the_keyword_that_was_given(tmp_path: Path) -> None:
+    """And not an option of a command that nobody called."""
+    (tmp_path / "model.onnx").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"^dtype has no meaning for"):
+        build_hf_model(str(tmp_path / "model.onnx"), tmp_path / "out", dtype="fp16")
+    config = WinMLExportConfig(dynamic_axes={"inputs": {0: "batch"}})
+    with pytest.raises(UsageError, match=r"^dynamic_axes: the model has no input 'inputs'"):
+        export_pytorch(torch.nn.Linear(2, 2), tmp_path / "m.onnx", torch.zeros(1, 2), config=config)
+
+
+def test_what_a_config_says_in_vain_is_told_to_the_listener(tmp_path: Path) -> None:
+    """As the command tells it on stderr."""
+    told: list[str] = []
+    config = {"export": {"dynamo": False}, "loader": {"model_type": "bert"}}
+    with pytest.raises(UsageError):
+        build_hf_model("missing/folder/", tmp_path / "out", config=config, listener=BuildListener(tell=told.append))
+    assert ["note: loader.model_type bert: not used, the checkpoint says it"] == told
+
+
+def test_told_as_renames_whole_options_only() -> None:
+    """``--dynamo`` is no part of ``--no-dynamo``, and other errors pass as they are."""
+    with pytest.raises(WinMLError) as caught, told_as({"--dynamo": "exporter", "--task": "loader.task"}):
+        raise WinMLError("--task x and --no-dynamo and --dynamo", hint="Leave --task out.")
+    assert "loader.task x and --no-dynamo and exporter\nLeave loader.task out." == str(caught.value)
+    with pytest.raises(ValueError, match="--task"), told_as({"--task": "task"}):
+        raise ValueError("--task")
