@@ -28,7 +28,6 @@ from winml.modelkit.file_names import (
     BUILD_MANIFEST_NAME,
     ONLY_PART,
     built_part_name,
-    data_path,
 )
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import external_files, place_copy
@@ -181,12 +180,11 @@ class _Build:
         """Return what is there by now; ``models`` are the finished parts."""
         job = self._job
         parts = tuple(self._part_record(part, status, models.get(part.name, ())) for part in self._parts)
-        names = job.folder.owned_names()
-        if status == "done":
-            stage_files = (file for part in parts for record in part.stages for file in record.files)
-            model_files = (file for part in parts for file in part.model)
-            written = {file.name for file in (*stage_files, *model_files)}
-            names = tuple(sorted({*written, BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME}))
+        stage_files = (file for part in parts for record in part.stages for file in record.files)
+        model_files = (file for part in parts for file in part.model)
+        written = {file.name for file in (*stage_files, *model_files)}
+        others = (BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME) if status == "done" else job.folder.owned_names()
+        names = tuple(sorted({*written, *others}))
         libraries = dict.fromkeys(name for stage in job.stages for name in stage.libraries)
         return BuildManifest(
             status=status,
@@ -220,7 +218,6 @@ class _Build:
                 if kept[part.name]:
                     continue
                 path = folder / built_part_name(part.name, of_several=part.of_several)
-                files.drop(data_path(path))
                 # A stage's result is ours and stays beside it; the model a build starts from is neither.
                 is_ours = bool(part.current_files)
                 place_copy(part.current, files.reserve(path), share_data=is_ours, may_link=is_ours)

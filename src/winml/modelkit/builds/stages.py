@@ -22,7 +22,6 @@ from winml.modelkit.file_names import (
     OPTIMIZED_NAME,
     QUANTIZED_NAME,
     built_part_name,
-    data_path,
     part_path,
     sidecar_path,
 )
@@ -289,7 +288,10 @@ STAGES: tuple[Stage, ...] = (
 
 
 def names_of(stages: Sequence[Stage], parts: Sequence[str] = (ONLY_PART,)) -> tuple[str, ...]:
-    """Return every name a build of these stages and parts may write, the manifest apart."""
+    """Return every name a build of these stages and parts may write, besides the manifest and the data of models.
+
+    Data files are called after their content, so theirs are nobody else's.
+    """
     of_several = len(parts) > 1
     models, sidecars = [], []
     for part in parts:
@@ -298,5 +300,4 @@ def names_of(stages: Sequence[Stage], parts: Sequence[str] = (ONLY_PART,)) -> tu
             if stage.makes_graph:
                 sidecars.append(sidecar_path(models[-1]))
         models.append(Path(built_part_name(part, of_several=of_several)))
-    paths = (*models, *(data_path(path) for path in models), *sidecars)
-    return (*(str(path) for path in paths), BUILD_CONFIG_NAME)
+    return (*(str(path) for path in (*models, *sidecars)), BUILD_CONFIG_NAME)

@@ -155,7 +155,7 @@ def _refuse_early(options: dict[str, Any]) -> None:
         if options[name] is None:
             raise UsageError(f"no {name} was given", hint=f"Give one with --{name}; --list shows what can be done.")
     paths = ExportPaths.for_output(options["output"], with_sidecar=False, with_report=False)
-    refuse_existing([paths.model, paths.data], overwrite=options["overwrite"])
+    refuse_existing([paths.model], overwrite=options["overwrite"])
     if not options["model"].is_file():
         raise UsageError(f"{options['model']}: no such file", hint="Give the path of an ONNX file.")
 
