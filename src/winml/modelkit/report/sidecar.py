@@ -33,6 +33,7 @@ def sidecar_schema() -> dict[str, Any]:
 def _sidecar_record(result: ExportResult, part: ExportedPart) -> dict[str, Any]:
     return {
         "schema_version": SIDECAR_VERSION,
+        "model_sha256": part.model_sha256,
         "export_context": {
             "timestamp": result.started.isoformat(timespec="seconds"),
             "tool_version": result.tool_version,

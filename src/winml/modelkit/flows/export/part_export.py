@@ -13,6 +13,7 @@ from winml.modelkit.errors import InternalError, VerificationError
 from winml.modelkit.export.exporter_choice import ExporterUse, second_choice
 from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
 from winml.modelkit.flows.export.graph_making import make_tagged_graph
+from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.model_metadata import output_specs
@@ -97,6 +98,7 @@ def _write_part(
             raise
         step.summary = verification_words(verification)
         exported = _exported_part(run, part, paths, tagged_graph, verification)
+        exported = replace(exported, model_sha256=hash_file(staged) if paths.sidecar or paths.report else "")
         exported = replace(exported, files=_written_files(paths, written, run.files.written_sizes()))
         told = _with_part(result, exported, run)
         if paths.report:
