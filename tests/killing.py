@@ -256,6 +256,17 @@ class Judge:
         return "new" if not wrong else f"mixed: {', '.join(sorted(wrong))}"
 
 
+def run_next(verb: Verb, place: Path, folder: Path) -> None:
+    """Run what finds the folder after the kill: the same build again, or a command that merely writes there as well."""
+    if verb.name == "build":
+        verb.run(place, folder, "new")
+        return
+    other = folder / "other.onnx"
+    run_winml("optimize", "-m", place / "new" / "in.onnx", "-o", other, "--level", "basic", "--no-verify", "-q")
+    for path in folder.glob(f"{other.name}*"):
+        path.unlink()
+
+
 def judge_verb(verb: Verb, place: Path) -> Iterator[dict[str, Any]]:
     """Kill a verb before every operation, and yield what was found after each kill."""
     folder, before, after = place / "out", place / f"{verb.name}-before", place / f"{verb.name}-after"
@@ -273,11 +284,7 @@ def judge_verb(verb: Verb, place: Path) -> Iterator[dict[str, Any]]:
         shutil.copytree(before, folder)
         was_killed = kill_before(number, (folder, temporary), lambda: verb.run(place, folder, "new"))
         at_once = judge.models(folder)
-        # An ordinary run that writes into this folder, and has nothing to do with what was killed.
-        other = folder / "other.onnx"
-        run_winml("optimize", "-m", place / "new" / "in.onnx", "-o", other, "--level", "basic", "--no-verify", "-q")
-        for path in folder.glob(f"{other.name}*"):
-            path.unlink()
+        run_next(verb, place, folder)
         left = [path.name for path in temporary.iterdir()]
         yield {
             "verb": verb.name,
