@@ -1,15 +1,16 @@
 """Kills a command before each of its file operations, and says what is in the folder afterwards.
 
-Run as a program: ``python killing.py FOLDER VERB...`` prints one JSON object per kill. The verbs are warmed up once; each
-kill is a fork of that process, which ends itself with SIGKILL by an audit hook. What the hook sees are the operations
-Python makes: open for writing, rename, link, remove, mkdir, rmdir. It does not see single writes into an open file, nor
-what native code writes; both happen in hidden folders only.
+Run as a program: ``python killing.py FOLDER VERB...`` prints one JSON object per kill. The verbs are warmed up once;
+each kill is a fork of that process, which ends itself with SIGKILL by an audit hook. What the hook sees are the
+operations Python makes: open for writing, rename, link, remove, mkdir, rmdir. It does not see single writes into an
+open file, nor what native code writes; both happen in hidden folders only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -25,7 +26,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 MOVING = {"os.rename", "os.link", "os.symlink"}
 CHANGING = {"os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod"}
 
-MODULES = '''
+MODULES = """
 import torch
 from torch import nn
 
@@ -55,7 +56,7 @@ def new():
 
 def example_inputs():
     return torch.linspace(-1, 1, 48).reshape(3, 16)
-'''
+"""
 """Two models of one shape and different weights; linear layers become one hierarchy module each, ``Block``."""
 
 
@@ -67,12 +68,13 @@ def run_winml(*arguments: str | Path) -> None:
     """
     from winml.modelkit.cli.main import main
 
-    with open(os.devnull, "w") as silence, contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+    silence = io.StringIO()
+    with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
         try:
             main([str(argument) for argument in arguments])
         except SystemExit as leave:
             if leave.code:
-                raise RuntimeError(f"winml {arguments[0]} ended with {leave.code}") from None
+                raise RuntimeError(f"winml {arguments[0]} ended with {leave.code}: {silence.getvalue()}") from None
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,9 @@ class KillBefore:
             return ""
         path = os.fsdecode(path)
         if isinstance(folder, int) and folder >= 0:
-            path = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), path)
-        return os.path.abspath(path)
+            path = f"/proc/self/fd/{folder}/{path}"
+        # The folder without its links; a link in the last place is what is changed.
+        return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
 
 
 def kill_before(number: int, folders: Sequence[Path], work: Callable[[], None]) -> bool:
@@ -233,7 +236,7 @@ class Judge:
                 name = session.get_inputs()[0].name
                 values = session.run(None, {name: np.linspace(-1, 1, 48, dtype=np.float32).reshape(3, 16)})
                 answers[path.name] = hashlib.sha256(values[0].tobytes()).hexdigest()
-            except Exception as error:
+            except Exception as error:  # noqa: PERF203 - one of a few files
                 answers[path.name] = str(error)
         return answers
 

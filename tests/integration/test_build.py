@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -27,9 +28,11 @@ from winml.modelkit.builds.found_models import exported_model
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.errors import ConfigError, InputError, OutputExistsError, StageError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.file_names import is_data_of
 from winml.modelkit.graph.dimensions import DynamicRequest
 from winml.modelkit.load.inputs.options import parse_shape_config
 from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.report.sidecar import sidecar_schema
 from winml.modelkit.results.build_manifest import manifest_schema
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.sessions import run_onnx
@@ -110,6 +113,37 @@ def test_build_leaves_a_model_per_stage_the_config_and_a_manifest(first: BuildRe
         assert 100.0 == stage["coverage"]["percent"]
 
 
+def test_sidecar_of_the_result_describes_its_nodes_and_says_so(first: BuildResult) -> None:
+    """It satisfies the schema, names every node of model.onnx and the digest of that file."""
+    sidecar = json.loads((first.folder / "model_htp_metadata.json").read_text(encoding="utf-8"))
+    jsonschema.validate(sidecar, sidecar_schema())
+    model = onnx.load(first.folder / "model.onnx")
+    assert sorted(node.name for node in model.graph.node) == sorted(sidecar["nodes"])
+    assert len(model.graph.node) == sidecar["statistics"]["node_count"]
+    assert hashlib.sha256((first.folder / "model.onnx").read_bytes()).hexdigest() == sidecar["model_sha256"]
+    assert "model.onnx" == sidecar["outputs"]["files"][0]["name"]
+    exported = json.loads((first.folder / "export_htp_metadata.json").read_text(encoding="utf-8"))
+    assert exported["model_sha256"] != sidecar["model_sha256"]
+    assert exported["modules"] == sidecar["modules"]
+
+
+def test_sidecar_of_another_model_is_not_used(bert: Path, out: Path) -> None:
+    """Nothing is described by what belongs to another file, and that is said."""
+    sidecar = json.loads((out / "export_htp_metadata.json").read_text(encoding="utf-8"))
+    text = json.dumps({**sidecar, "model_sha256": "0" * 64})
+    (out / "export_htp_metadata.json").write_text(text, encoding="utf-8")
+    # The manifest vouches for it, as it would where someone made both.
+    manifest = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
+    record = manifest["parts"][0]["stages"][0]["files"][1]
+    assert "export_htp_metadata.json" == record["name"]
+    record.update(size_bytes=len(text.encode()), sha256=hashlib.sha256(text.encode()).hexdigest())
+    manifest["parts"][0]["sidecar"] = None
+    (out / "build_manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    result = build_hf_model(str(bert), out, config=FUSIONS)
+    assert any("does not describe export.onnx" in note for note in result.notes)
+    assert not (out / "model_htp_metadata.json").exists()
+
+
 def test_build_of_the_shape_of_bert_large_fuses_and_keeps_one_tag_per_node(tmp_path: Path) -> None:
     """Gelu and MatMul + Add fire, onnx accepts every file, and weights in a file of their own go along."""
     sizes = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 1}
@@ -119,7 +153,9 @@ def test_build_of_the_shape_of_bert_large_fuses_and_keeps_one_tag_per_node(tmp_p
     assert operators["model.onnx"] == operators["optimized.onnx"]
     assert (1, 0) == (operators["model.onnx"]["Gelu"], operators["export.onnx"]["Gelu"])
     assert operators["model.onnx"]["Gemm"] > operators["export.onnx"]["Gemm"]
-    assert [file.name for file in result.manifest.model] == ["model.onnx", "optimized.onnx.data"]
+    model, data, *_ = (file.name for file in result.manifest.model)
+    assert "model.onnx" == model
+    assert is_data_of("optimized.onnx", data)
     feeds = make_feeds([InputTensorSpec.model_validate(spec) for spec in _inputs(result)], seed=5)
     expected, actual = (run_onnx(result.folder / name, feeds) for name in ("export.onnx", "model.onnx"))
     assert all(np.allclose(expected[name], actual[name], atol=1e-4) for name in expected)

@@ -300,4 +300,5 @@ def names_of(stages: Sequence[Stage], parts: Sequence[str] = (ONLY_PART,)) -> tu
             if stage.makes_graph:
                 sidecars.append(sidecar_path(models[-1]))
         models.append(Path(built_part_name(part, of_several=of_several)))
+        sidecars.append(sidecar_path(models[-1]))
     return (*(str(path) for path in (*models, *sidecars)), BUILD_CONFIG_NAME)

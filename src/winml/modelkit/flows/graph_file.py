@@ -334,7 +334,8 @@ def _write_result(
     paths = task.paths
     with clock.step(_WRITING) as step, OutputFiles() as files:
         staged = files.reserve(paths.model)
-        files.keep(external_files(task.source))
+        if paths.model.resolve() != task.source.resolve():
+            files.keep(external_files(task.source))
         verification = None
         if model is None:
             rules = task.copying

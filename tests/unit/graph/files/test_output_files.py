@@ -74,8 +74,6 @@ def test_commit_failing_midway_puts_earlier_files_back(
     targets = [tmp_path / name for name in ("first", "second", "third")]
     for target in targets[:2]:
         target.write_text(f"earlier {target.name}")
-    dropped = tmp_path / "dropped"
-    dropped.write_text("earlier dropped")
     replace = os.replace
 
     def failing(source: Path, target: Path) -> None:
@@ -87,16 +85,14 @@ def test_commit_failing_midway_puts_earlier_files_back(
 
     def commit_all() -> None:
         with OutputFiles() as files:
-            files.drop(dropped)
             for target in targets:
                 files.reserve(target).write_text("new")
             files.commit()
 
     with pytest.raises(WriteError if isinstance(error, OSError) else KeyboardInterrupt) as raised:
         commit_all()
-    assert ["dropped", "first", "second"] == _file_names(tmp_path)
+    assert ["first", "second"] == _file_names(tmp_path)
     assert ["earlier first", "earlier second"] == [target.read_text() for target in targets[:2]]
-    assert "earlier dropped" == dropped.read_text()
     if isinstance(error, OSError):
         assert f"cannot write {targets[1]}: Permission denied" in str(raised.value)
 
@@ -116,19 +112,6 @@ def test_commit_on_a_file_system_without_links_replaces_and_rolls_back(
         files.commit()
     assert "new" == (tmp_path / "model.onnx").read_text()
     assert ["model.onnx"] == _file_names(tmp_path)
-
-
-def test_dropped_file_goes_at_the_commit_unless_it_is_written_again(tmp_path: Path) -> None:
-    """The data file of a replaced model does not stay behind; one that is written anew does."""
-    (tmp_path / "old.data").write_text("earlier")
-    (tmp_path / "kept.data").write_text("earlier")
-    with OutputFiles() as files:
-        files.drop(tmp_path / "old.data")
-        files.drop(tmp_path / "kept.data")
-        files.drop(tmp_path / "never.data")
-        files.reserve(tmp_path / "kept.data").write_text("new")
-        files.commit()
-    assert ["kept.data"] == _file_names(tmp_path)
 
 
 def test_full_disk_while_writing_becomes_a_write_error_naming_the_output(tmp_path: Path) -> None:

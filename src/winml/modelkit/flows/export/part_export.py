@@ -175,9 +175,7 @@ def _node_records(model: ir.Model) -> tuple[NodeRecord, ...]:
     return tuple(map(record, all_nodes(model)))
 
 
-def _written_files(
-    paths: ExportPaths, written: Sequence[Path], sizes: Mapping[Path, int]
-) -> tuple[WrittenFile, ...]:
+def _written_files(paths: ExportPaths, written: Sequence[Path], sizes: Mapping[Path, int]) -> tuple[WrittenFile, ...]:
     """Return the files of a part as the user named them, the model first."""
     names = {path.name for path in (*written, paths.sidecar, paths.report) if path is not None}
     files = [WrittenFile(paths.model.with_name(path.name), size) for path, size in sizes.items() if path.name in names]

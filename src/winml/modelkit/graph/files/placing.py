@@ -121,9 +121,7 @@ def place_copy(original: Path, target: Path, *, share_data: bool = False, may_li
     copies = place_data(data, target)
     # Small: the large tensors are in the data files.
     model = onnx.load(original, load_external_data=False)
-    rename_locations(
-        model, {name: copies[_existing_data_file(original, name)].name for name in data_names(original)}
-    )
+    rename_locations(model, {name: copies[_existing_data_file(original, name)].name for name in data_names(original)})
     target.write_bytes(model.SerializeToString())
     return (target, *dict.fromkeys(copies.values()))
 

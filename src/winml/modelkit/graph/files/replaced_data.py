@@ -15,6 +15,7 @@ from winml.modelkit.graph.files.placing import data_names
 
 __all__ = ["remove_unused", "replaceable_data"]
 
+
 def replaceable_data(model: Path) -> tuple[str, ...]:
     """Return the names of the data files in its folder that may go when a file is replaced or removed, there or not.
 

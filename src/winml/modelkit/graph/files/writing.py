@@ -84,8 +84,9 @@ def write_model(
 def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
     unfinished = unfinished_data_path(path)
     ir.save(model, path, external_data=unfinished.name, alignment=ALIGNMENT_BYTES, align_threshold=ALIGNED_BYTES)
-    if not unfinished.exists():
-        return (path,)  # no tensor was large enough
+    if not unfinished.exists() or not unfinished.stat().st_size:
+        unfinished.unlink(missing_ok=True)
+        return (path,)  # no tensor was large enough to be outside
     data = name_data(unfinished, path)
     # Small: the large tensors are in the data file.
     proto = onnx.load(path, load_external_data=False)
