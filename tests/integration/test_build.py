@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -26,6 +27,7 @@ from winml.modelkit.builds.build import run_build
 from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
 from winml.modelkit.builds.found_models import exported_model
 from winml.modelkit.builds.plan import BuildPlan, plan_build
+from winml.modelkit.builds.stages import STAGES, StageOutcome, StageTask
 from winml.modelkit.errors import ConfigError, InputError, OutputExistsError, StageError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import is_data_of
@@ -339,6 +341,68 @@ def test_killed_build_goes_on_where_it_ended(bert: Path, tmp_path: Path, stage: 
     result = build_hf_model(str(bert), out, config=FUSIONS)
     assert (kept, "run") == (statuses(result)["export"], statuses(result)["optimize"])
     assert {path.name for path in out.iterdir()} == set(result.manifest.files)
+
+
+def test_interruption_after_the_export_is_in_place_leaves_a_folder_to_build_in(
+    bert: Path, tmp_path: Path
+) -> None:
+    """Ctrl-C may come before the build has heard of them; they are still those of a build."""
+
+    def interrupted(task: StageTask) -> tuple[StageOutcome, ...]:
+        assert STAGES[0].work is not None
+        STAGES[0].work(task)
+        raise KeyboardInterrupt
+
+    plan = plan_build(parse_build_config(PLAIN, "")[0], ModelRequest(str(bert)))
+    stages = (dataclasses.replace(STAGES[0], work=interrupted), *STAGES[1:])
+    with pytest.raises(KeyboardInterrupt):
+        run_build(plan, tmp_path / "out", stages=stages)
+    assert (tmp_path / "out" / "export.onnx").exists()
+    result = run_build(plan, tmp_path / "out")
+    assert "done" == result.manifest.status
+    assert {path.name for path in (tmp_path / "out").iterdir()} == set(result.manifest.files)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_pipe_in_the_folder_is_refused(bert: Path, first: BuildResult, out: Path) -> None:
+    """A pipe of one of our names is not replaced, even where the manifest lists the name."""
+    assert "model.onnx" in first.manifest.files
+    (out / "model.onnx").unlink()
+    os.mkfifo(out / "model.onnx")
+    with pytest.raises(UsageError, match=r"model\.onnx is a named pipe"):
+        build_hf_model(str(bert), out, config=FUSIONS)
+    assert (out / "model.onnx").is_fifo()
+
+
+def test_folder_of_a_build_with_data_of_an_earlier_version_is_built_upon(bert: Path, out: Path) -> None:
+    """Weights called ``<name>.onnx.data`` are reused while they are right, and go when they are replaced."""
+    model = onnx.load(out / "optimized.onnx")
+    for name in ("optimized.onnx", "model.onnx"):
+        (out / name).unlink()
+    # As the version before wrote it: both names are one file.
+    onnx.save(model, out / "optimized.onnx", save_as_external_data=True, location="optimized.onnx.data")
+    os.link(out / "optimized.onnx", out / "model.onnx")
+    manifest = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
+    part = manifest["parts"][0]
+    names = ("optimized.onnx", "optimized.onnx.data")
+    records = [{"name": name, **_size_and_digest(out / name)} for name in names]
+    part["stages"][1]["files"] = records
+    part["model"] = [{**records[0], "name": "model.onnx"}, records[1]]
+    part["sidecar"] = None
+    manifest["files"] = sorted({*manifest["files"], *names})
+    (out / "build_manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    again = build_hf_model(str(bert), out, config=FUSIONS)
+    assert "reused" == statuses(again)["optimize"]
+    assert (out / "optimized.onnx.data").exists()
+    changed = build_hf_model(str(bert), out, config=PLAIN)
+    assert "run" == statuses(changed)["optimize"]
+    assert {path.name for path in out.iterdir()} == set(changed.manifest.files)
+    assert not (out / "optimized.onnx.data").exists()
+
+
+def _size_and_digest(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    return {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def test_failed_stage_keeps_what_is_finished(bert: Path, tmp_path: Path) -> None:

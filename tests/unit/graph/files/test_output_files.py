@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -151,6 +154,52 @@ def test_refuse_existing_finds_an_unwritable_place_and_makes_nothing(tmp_path: P
         refuse_existing([tmp_path / "file" / "model.onnx"], overwrite=False)
     refuse_existing([tmp_path / "new" / "deep" / "model.onnx"], overwrite=False)
     assert ["file"] == _file_names(tmp_path)
+
+
+def _make_special(path: Path, kind: str) -> None:
+    """Put something at a path that is no regular file."""
+    if kind == "a named pipe":
+        os.mkfifo(path)
+    elif kind == "a socket":
+        # Paths of sockets are short; the socket may be made under another name.
+        with socket.socket(socket.AF_UNIX) as server, tempfile.TemporaryDirectory(dir="/tmp") as folder:
+            server.bind(f"{folder}/s")
+            Path(folder, "s").rename(path)
+    elif kind == "a device":
+        try:
+            os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("only root makes devices")
+    else:
+        targets = {"to a file": "file", "to nothing": "missing", "to itself": path.name, "to a device": "/dev/null"}
+        path.with_name("file").write_text("mine")
+        path.symlink_to(targets[kind])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no such files")
+@pytest.mark.parametrize(
+    "kind", ["a named pipe", "a socket", "a device", "to a file", "to nothing", "to itself", "to a device"]
+)
+def test_only_regular_files_are_replaced(tmp_path: Path, kind: str) -> None:
+    """Early where it is there already, and at the commit where it came meanwhile; it stays what it was."""
+    target = tmp_path / "out"
+    words = kind if kind.startswith("a ") else "a symbolic link to "
+
+    def commit_late() -> None:
+        with OutputFiles() as files:
+            files.reserve(target).write_text("new")
+            _make_special(target, kind)
+            files.commit()
+
+    with pytest.raises(UsageError, match=rf"out is {words}"):
+        commit_late()
+    mode = target.lstat().st_mode
+    with pytest.raises(UsageError, match=rf"output .*out is {words}"):
+        refuse_existing([target], overwrite=True)
+    assert mode == target.lstat().st_mode
+    assert [] == [name for name in _file_names(tmp_path) if name not in ("out", "file")]
+    if kind == "to a file":
+        assert "mine" == (tmp_path / "file").read_text()
 
 
 def test_files_module_imports_the_standard_library_only() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from winml.modelkit.file_names import OWNER_LOCK_NAME, TEMPORARY_PREFIX
 from winml.modelkit.graph.files.owned_folders import OwnedFolder, abandoned_folders
-from winml.modelkit.graph.files.temporary import temporary_folder
 
 PREFIX = ".unfinished-"
 
@@ -86,33 +85,23 @@ def test_link_to_a_folder_is_never_followed(tmp_path: Path) -> None:
     assert (tmp_path / "precious" / OWNER_LOCK_NAME).exists()
 
 
+_TEMPORARY = """
+import os, signal, sys
+from winml.modelkit.graph.files.temporary import temporary_folder
+with temporary_folder() as folder:
+    (folder / "copy").write_bytes(b"weights")
+    if sys.argv[1:]:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no such signal")
 def test_temporary_folder_removes_what_a_killed_command_left(tmp_path: Path) -> None:
     """The full copies of a killed optimization do not stay for ever."""
-    code = "\n".join(
-        [
-            "import os, signal",
-            "from winml.modelkit.graph.files.temporary import temporary_folder",
-            "with temporary_folder() as folder:",
-            "    (folder / 'copy').write_bytes(b'weights')",
-            "    os.kill(os.getpid(), signal.SIGKILL)",
-        ]
-    )
     variables = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(tmp_path))}
-    killed = subprocess.run([sys.executable, "-c", code], env=variables, check=False)
+    killed = subprocess.run([sys.executable, "-c", _TEMPORARY, "kill"], env=variables, check=False)
     assert -signal.SIGKILL == killed.returncode
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(TEMPORARY_PREFIX)
-    next_one = code.splitlines()[:-1]
-    subprocess.run([sys.executable, "-c", "\n".join(next_one)], env=variables, check=True)
+    subprocess.run([sys.executable, "-c", _TEMPORARY], env=variables, check=True)
     assert [] == _names(tmp_path)
-
-
-def test_temporary_folder_is_gone_after_its_block() -> None:
-    """With what was written into it, whatever went wrong."""
-    folder = None
-    with pytest.raises(RuntimeError), temporary_folder() as folder:
-        (folder / "file").touch()
-        raise RuntimeError
-    assert folder is not None
-    assert not folder.exists()
