@@ -343,9 +343,7 @@ def test_killed_build_goes_on_where_it_ended(bert: Path, tmp_path: Path, stage: 
     assert {path.name for path in out.iterdir()} == set(result.manifest.files)
 
 
-def test_interruption_after_the_export_is_in_place_leaves_a_folder_to_build_in(
-    bert: Path, tmp_path: Path
-) -> None:
+def test_interruption_after_the_export_is_in_place_leaves_a_folder_to_build_in(bert: Path, tmp_path: Path) -> None:
     """Ctrl-C may come before the build has heard of them; they are still those of a build."""
 
     def interrupted(task: StageTask) -> tuple[StageOutcome, ...]:

@@ -21,8 +21,8 @@ from winml.modelkit.builds.cache import write_atomically
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.graph.files.interrupted import settle_interrupted
+from winml.modelkit.graph.files.orphaned_data import remove_unused, replaceable_data
 from winml.modelkit.graph.files.output_files import refuse_existing, refuse_special, write_error
-from winml.modelkit.graph.files.replaced_data import remove_unused, replaceable_data
 from winml.modelkit.results.build_manifest import (
     MANIFEST_VERSION,
     READABLE_VERSIONS,

@@ -93,14 +93,14 @@ def complete_journal(folder: Path, staged: Path, directory: Path) -> tuple[str, 
     except ValueError:
         return None
     waiting = {name: entry for name, entry in journal.moves.items() if os.path.lexists(staged / name)}
-    for name, (size_bytes, replaced) in waiting.items():
-        if _file_state(directory / name) != replaced or (staged / name).stat().st_size != size_bytes:
+    for name, (size_bytes, earlier) in waiting.items():
+        if _file_state(directory / name) != earlier or (staged / name).stat().st_size != size_bytes:
             return ()
     for name in waiting:
         (staged / name).replace(directory / name)
     unchanged = [name for name, state in journal.removals.items() if state == _file_state(directory / name)]
     if unchanged:
-        from winml.modelkit.graph.files.replaced_data import remove_unused
+        from winml.modelkit.graph.files.orphaned_data import remove_unused
 
         remove_unused(directory, unchanged)
     remove_journal(folder)

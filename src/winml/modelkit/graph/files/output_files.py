@@ -25,7 +25,7 @@ from winml.modelkit.graph.files.owned_folders import OwnedFolder
 
 __all__ = ["OutputFiles", "refuse_existing", "refuse_inputs", "refuse_special", "write_error"]
 
-REPLACED = "replaced"
+EARLIER = "earlier"
 """Subfolder of the hidden folder that keeps the earlier files until all new ones are in place."""
 
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
@@ -277,7 +277,7 @@ class OutputFiles:
         if not overwrite:
             _refuse_files(path for path in reserved_places if path in self._reserved)
         sizes = self.written_sizes()
-        unused = self._data_of_replaced(reserved_places)
+        unused = self._orphaned_data(reserved_places)
         with contextlib.ExitStack() as undo:
             target = None
             try:
@@ -302,7 +302,7 @@ class OutputFiles:
         """Move a file to its place, and register what takes that back."""
         is_there = os.path.lexists(target)
         if is_there and target in self._reserved:
-            aside = self._folders[target.parent].path / REPLACED / target.name
+            aside = self._folders[target.parent].path / EARLIER / target.name
             aside.parent.mkdir(exist_ok=True)
             _copy_aside(target, aside)
             undo.callback(aside.replace, target)
@@ -311,13 +311,13 @@ class OutputFiles:
             # Data is called after its content: what it replaced was the same.
             undo.callback(target.replace, place)
 
-    def _data_of_replaced(self, targets: Iterable[Path]) -> dict[Path, list[str]]:
+    def _orphaned_data(self, targets: Iterable[Path]) -> dict[Path, list[str]]:
         """Return by directory the weights that the models to be replaced name, and that may go with them."""
         found: dict[Path, list[str]] = {}
         for target in targets:
             if target.suffix.lower() != MODEL_SUFFIX or not os.path.lexists(target):
                 continue
-            from winml.modelkit.graph.files.replaced_data import replaceable_data
+            from winml.modelkit.graph.files.orphaned_data import replaceable_data
 
             paths = {target.with_name(name) for name in replaceable_data(target)} - {*self._kept, *self._reserved}
             found.setdefault(target.parent, []).extend(path.name for path in paths if os.path.lexists(path))
@@ -350,7 +350,7 @@ class OutputFiles:
     def _finish(self) -> None:
         """Remove what is no longer needed; done again where an interruption came in between."""
         for directory, names in self._unused.items():
-            from winml.modelkit.graph.files.replaced_data import remove_unused
+            from winml.modelkit.graph.files.orphaned_data import remove_unused
 
             remove_unused(directory, names)
         for folder in self._folders.values():
