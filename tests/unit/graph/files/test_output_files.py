@@ -100,6 +100,34 @@ def test_commit_failing_midway_puts_earlier_files_back(
         assert f"cannot write {targets[1]}: Permission denied" in str(raised.value)
 
 
+def test_earlier_files_that_cannot_be_put_back_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a disk fails in the middle, and again while that is undone, the next command completes what was begun."""
+    targets = [tmp_path / name for name in ("first", "second")]
+    for target in targets:
+        target.write_text(f"earlier {target.name}")
+    replace = os.replace
+
+    def failing(source: Path, target: Path) -> None:
+        if target == targets[0] or "earlier" in Path(source).parts:
+            raise OSError(errno.EIO, "Input/output error")
+        replace(source, target)
+
+    def commit_both() -> None:
+        with OutputFiles() as files:
+            for target in targets:
+                files.reserve(target).write_text(f"new {target.name}")
+            files.commit()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files_module.os, "replace", failing)
+        with pytest.raises(OSError, match="Input/output error"):
+            commit_both()
+    refuse_existing([tmp_path / "other"], overwrite=True)
+    assert {"first": "new first", "second": "new second"} == {
+        path.name: path.read_text() for path in tmp_path.iterdir()
+    }
+
+
 def test_commit_on_a_file_system_without_links_replaces_and_rolls_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,12 @@ def _copy_aside(target: Path, aside: Path) -> None:
         target.replace(aside)
 
 
+def _is_torn(earlier: Path, directory: Path) -> bool:
+    """Say whether a file that was put aside is not in its place again."""
+    targets = {aside: directory / aside.name for aside in (earlier.iterdir() if earlier.exists() else ())}
+    return any(not target.exists() or not aside.samefile(target) for aside, target in targets.items())
+
+
 class OutputFiles:
     """A transaction over output files: :meth:`commit` puts all written files in place, or none.
 
@@ -353,7 +359,10 @@ class OutputFiles:
             from winml.modelkit.graph.files.orphaned_data import remove_unused
 
             remove_unused(directory, names)
-        for folder in self._folders.values():
+        for directory, folder in self._folders.items():
+            if not self._is_committed and _is_torn(folder.path / EARLIER, directory):
+                folder.release()  # earlier files could not be put back: the next command completes the journal
+                continue
             with contextlib.suppress(OSError):
                 remove_journal(folder.path)
             folder.remove()

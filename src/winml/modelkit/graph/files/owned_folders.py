@@ -59,7 +59,10 @@ class OwnedFolder:
                 return cls(path, lock)
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it. The lock goes last, so that a kill leaves what can be removed."""
+        """Remove the folder with all that is in it.
+
+        The lock goes last, so that the next command can remove what a kill leaves here, or a file that is in use.
+        """
         with contextlib.suppress(OSError):
             for entry in list(os.scandir(self.path)):
                 if entry.name == OWNER_LOCK_NAME:
@@ -68,6 +71,9 @@ class OwnedFolder:
                     shutil.rmtree(entry.path, ignore_errors=True)
                 else:
                     Path(entry.path).unlink(missing_ok=True)
+            if any(path.name != OWNER_LOCK_NAME for path in self.path.iterdir()):
+                self.release()
+                return
         if sys.platform == "win32":
             self.release()  # an open file cannot be deleted there
         with contextlib.suppress(OSError):
