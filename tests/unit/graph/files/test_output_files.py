@@ -120,12 +120,11 @@ def test_earlier_files_that_cannot_be_put_back_are_not_lost(tmp_path: Path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(files_module.os, "replace", failing)
-        with pytest.raises(OSError, match="Input/output error"):
+        with pytest.raises(WriteError, match="Input/output error"):
             commit_both()
     refuse_existing([tmp_path / "other"], overwrite=True)
-    assert {"first": "new first", "second": "new second"} == {
-        path.name: path.read_text() for path in tmp_path.iterdir()
-    }
+    assert ["new first", "new second"] == [target.read_text() for target in targets]
+    assert ["first", "second"] == _file_names(tmp_path)
 
 
 def test_commit_on_a_file_system_without_links_replaces_and_rolls_back(
