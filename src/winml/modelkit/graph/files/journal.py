@@ -94,7 +94,9 @@ def complete_journal(folder: Path, staged: Path, directory: Path) -> tuple[str, 
         return None
     waiting = {name: entry for name, entry in journal.moves.items() if os.path.lexists(staged / name)}
     for name, (size_bytes, earlier) in waiting.items():
-        if _file_state(directory / name) != earlier or (staged / name).stat().st_size != size_bytes:
+        # Where there are no hard links, a kill may come when the earlier file is moved aside.
+        is_untouched = _file_state(directory / name) in (earlier, None)
+        if not is_untouched or (staged / name).stat().st_size != size_bytes:
             return ()
     for name in waiting:
         (staged / name).replace(directory / name)
