@@ -202,4 +202,6 @@ def test_dynamo_is_used_when_asked_for_and_prints_nothing_of_its_own(workplace: 
         assert ("exporter   dynamo, opset 18 (asked for)" in outcome.out) == (flag == "--dynamo")
         sidecar = json.loads((workplace.folder / "model_htp_metadata.json").read_text(encoding="utf-8"))
         tags[flag] = set(sidecar["nodes"].values())
+        # Torch's compiler makes a folder there when it is imported.
+        assert [] == list((workplace.root / "temporary").iterdir())
     assert tags["--dynamo"] == tags["--no-dynamo"]

@@ -1,31 +1,32 @@
-"""Keeps the cache folder that torch's compiler makes when it is imported out of the system's temporary files."""
+"""Removes the empty cache folder that torch's compiler makes among the temporary files when it is imported."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from winml.modelkit.graph.files.temporary import temporary_folder
-
-__all__ = ["inductor_cache_apart"]
+__all__ = ["without_empty_inductor_cache"]
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """Environment variable of torch that names the folder; torch sets it where nobody has."""
+_NAME_START = "torchinductor_"
+"""Start of the name that torch chooses; the user's follows."""
 
 
 @contextmanager
-def inductor_cache_apart() -> Iterator[None]:
-    """Let torch make its cache in a folder that is removed when the block ends; a folder that is named stays in use.
+def without_empty_inductor_cache() -> Iterator[None]:
+    """Remove torch's cache folder after the block, where torch chose the place and nothing is in it.
 
-    An export compiles nothing, so nothing of use is ever in it.
+    An export compiles nothing. A cache that somebody uses is not empty, and torch makes the folder again when needed.
     """
-    if _VARIABLE in os.environ:
+    try:
         yield
-        return
-    with temporary_folder() as folder:
-        os.environ[_VARIABLE] = str(folder)
-        try:
-            yield
-        finally:
-            os.environ.pop(_VARIABLE, None)
+    finally:
+        folder = Path(os.environ.get(_VARIABLE, ""))
+        if folder.name.startswith(_NAME_START) and folder.parent == Path(tempfile.gettempdir()):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
