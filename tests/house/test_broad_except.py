@@ -17,6 +17,7 @@ BOUNDARIES: dict[str, str] = {
     "cli._endings:exit_status": "turns a mistake of ours into a request for a report instead of a traceback",
     "export.dynamo.capturing:capture_dynamo": "the exporter raises what it likes; named with its operator",
     "export.torchscript.capturing:capture_torchscript": "the exporter raises what it likes; named with its operator",
+    "graph.files.orphaned_data:_named_data": "what is replaced may be anything at all; then it names no data of ours",
     "graph.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
     "inspect.weightless:run_weightless": "a foreign forward may need values; becomes a result with its reason",
     "load.inputs.alike_axes:accepts_shapes.call": "a foreign forward raises what it likes; it does not take the shapes",

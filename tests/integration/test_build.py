@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -25,11 +27,14 @@ from winml.modelkit.builds.build import run_build
 from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
 from winml.modelkit.builds.found_models import exported_model
 from winml.modelkit.builds.plan import BuildPlan, plan_build
+from winml.modelkit.builds.stages import STAGES, StageOutcome, StageTask
 from winml.modelkit.errors import ConfigError, InputError, OutputExistsError, StageError, UsageError
 from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.file_names import is_data_of
 from winml.modelkit.graph.dimensions import DynamicRequest
 from winml.modelkit.load.inputs.options import parse_shape_config
 from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.report.sidecar import sidecar_schema
 from winml.modelkit.results.build_manifest import manifest_schema
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.sessions import run_onnx
@@ -110,6 +115,37 @@ def test_build_leaves_a_model_per_stage_the_config_and_a_manifest(first: BuildRe
         assert 100.0 == stage["coverage"]["percent"]
 
 
+def test_sidecar_of_the_result_describes_its_nodes_and_says_so(first: BuildResult) -> None:
+    """It satisfies the schema, names every node of model.onnx and the digest of that file."""
+    sidecar = json.loads((first.folder / "model_htp_metadata.json").read_text(encoding="utf-8"))
+    jsonschema.validate(sidecar, sidecar_schema())
+    model = onnx.load(first.folder / "model.onnx")
+    assert sorted(node.name for node in model.graph.node) == sorted(sidecar["nodes"])
+    assert len(model.graph.node) == sidecar["statistics"]["node_count"]
+    assert hashlib.sha256((first.folder / "model.onnx").read_bytes()).hexdigest() == sidecar["model_sha256"]
+    assert "model.onnx" == sidecar["outputs"]["files"][0]["name"]
+    exported = json.loads((first.folder / "export_htp_metadata.json").read_text(encoding="utf-8"))
+    assert exported["model_sha256"] != sidecar["model_sha256"]
+    assert exported["modules"] == sidecar["modules"]
+
+
+def test_sidecar_of_another_model_is_not_used(bert: Path, out: Path) -> None:
+    """Nothing is described by what belongs to another file, and that is said."""
+    sidecar = json.loads((out / "export_htp_metadata.json").read_text(encoding="utf-8"))
+    text = json.dumps({**sidecar, "model_sha256": "0" * 64})
+    (out / "export_htp_metadata.json").write_text(text, encoding="utf-8")
+    # The manifest vouches for it, as it would where someone made both.
+    manifest = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
+    record = manifest["parts"][0]["stages"][0]["files"][1]
+    assert "export_htp_metadata.json" == record["name"]
+    record.update(size_bytes=len(text.encode()), sha256=hashlib.sha256(text.encode()).hexdigest())
+    manifest["parts"][0]["sidecar"] = None
+    (out / "build_manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    result = build_hf_model(str(bert), out, config=FUSIONS)
+    assert any("does not describe export.onnx" in note for note in result.notes)
+    assert not (out / "model_htp_metadata.json").exists()
+
+
 def test_build_of_the_shape_of_bert_large_fuses_and_keeps_one_tag_per_node(tmp_path: Path) -> None:
     """Gelu and MatMul + Add fire, onnx accepts every file, and weights in a file of their own go along."""
     sizes = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 1}
@@ -119,7 +155,9 @@ def test_build_of_the_shape_of_bert_large_fuses_and_keeps_one_tag_per_node(tmp_p
     assert operators["model.onnx"] == operators["optimized.onnx"]
     assert (1, 0) == (operators["model.onnx"]["Gelu"], operators["export.onnx"]["Gelu"])
     assert operators["model.onnx"]["Gemm"] > operators["export.onnx"]["Gemm"]
-    assert [file.name for file in result.manifest.model] == ["model.onnx", "optimized.onnx.data"]
+    model, data, *_ = (file.name for file in result.manifest.model)
+    assert "model.onnx" == model
+    assert is_data_of("optimized.onnx", data)
     feeds = make_feeds([InputTensorSpec.model_validate(spec) for spec in _inputs(result)], seed=5)
     expected, actual = (run_onnx(result.folder / name, feeds) for name in ("export.onnx", "model.onnx"))
     assert all(np.allclose(expected[name], actual[name], atol=1e-4) for name in expected)
@@ -303,6 +341,66 @@ def test_killed_build_goes_on_where_it_ended(bert: Path, tmp_path: Path, stage: 
     result = build_hf_model(str(bert), out, config=FUSIONS)
     assert (kept, "run") == (statuses(result)["export"], statuses(result)["optimize"])
     assert {path.name for path in out.iterdir()} == set(result.manifest.files)
+
+
+def test_interruption_after_the_export_is_in_place_leaves_a_folder_to_build_in(bert: Path, tmp_path: Path) -> None:
+    """Ctrl-C may come before the build has heard of them; they are still those of a build."""
+
+    def interrupted(task: StageTask) -> tuple[StageOutcome, ...]:
+        assert STAGES[0].work is not None
+        STAGES[0].work(task)
+        raise KeyboardInterrupt
+
+    plan = plan_build(parse_build_config(PLAIN, "")[0], ModelRequest(str(bert)))
+    stages = (dataclasses.replace(STAGES[0], work=interrupted), *STAGES[1:])
+    with pytest.raises(KeyboardInterrupt):
+        run_build(plan, tmp_path / "out", stages=stages)
+    assert (tmp_path / "out" / "export.onnx").exists()
+    result = run_build(plan, tmp_path / "out")
+    assert "done" == result.manifest.status
+    assert {path.name for path in (tmp_path / "out").iterdir()} == set(result.manifest.files)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_pipe_in_the_folder_is_refused(bert: Path, first: BuildResult, out: Path) -> None:
+    """A pipe of one of our names is not replaced, even where the manifest lists the name."""
+    assert "model.onnx" in first.manifest.files
+    (out / "model.onnx").unlink()
+    os.mkfifo(out / "model.onnx")
+    with pytest.raises(UsageError, match=r"model\.onnx is a named pipe"):
+        build_hf_model(str(bert), out, config=FUSIONS)
+    assert (out / "model.onnx").is_fifo()
+
+
+def test_folder_of_a_build_with_data_of_an_earlier_version_is_built_upon(bert: Path, out: Path) -> None:
+    """Weights called ``<name>.onnx.data`` are reused while they are right, and go when they are replaced."""
+    model = onnx.load(out / "optimized.onnx")
+    for name in ("optimized.onnx", "model.onnx"):
+        (out / name).unlink()
+    # As the version before wrote it: both names are one file.
+    onnx.save(model, out / "optimized.onnx", save_as_external_data=True, location="optimized.onnx.data")
+    os.link(out / "optimized.onnx", out / "model.onnx")
+    manifest = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
+    part = manifest["parts"][0]
+    names = ("optimized.onnx", "optimized.onnx.data")
+    records = [{"name": name, **_size_and_digest(out / name)} for name in names]
+    part["stages"][1]["files"] = records
+    part["model"] = [{**records[0], "name": "model.onnx"}, records[1]]
+    part["sidecar"] = None
+    manifest["files"] = sorted({*manifest["files"], *names})
+    (out / "build_manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    again = build_hf_model(str(bert), out, config=FUSIONS)
+    assert "reused" == statuses(again)["optimize"]
+    assert (out / "optimized.onnx.data").exists()
+    changed = build_hf_model(str(bert), out, config=PLAIN)
+    assert "run" == statuses(changed)["optimize"]
+    assert {path.name for path in out.iterdir()} == set(changed.manifest.files)
+    assert not (out / "optimized.onnx.data").exists()
+
+
+def _size_and_digest(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    return {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def test_failed_stage_keeps_what_is_finished(bert: Path, tmp_path: Path) -> None:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-__all__ = ["built_part_name", "data_path", "optimized_path", "part_path", "report_path", "sidecar_path"]
+__all__ = [
+    "built_part_name",
+    "data_path",
+    "is_data_of",
+    "optimized_path",
+    "part_path",
+    "report_path",
+    "sidecar_path",
+    "unfinished_data_path",
+]
 
+MODEL_SUFFIX = ".onnx"
 BUILT_MODEL_NAME = "model.onnx"
 """The result of the last stage of a build of one part."""
 ONLY_PART = "model"
@@ -23,7 +34,16 @@ EXTRACT_MANIFEST_NAME = "extract_manifest.json"
 SIDECAR_SUFFIX = "_htp_metadata.json"
 REPORT_SUFFIX = "_htp_export_report.md"
 PARTIAL_PREFIX = ".winml-partial-"
-"""Start of the name of a hidden folder of files being written; one that a killed process left can be deleted."""
+"""Start of the name of a hidden folder of files being written; the next command that writes beside it removes one that
+a killed process left."""
+TEMPORARY_PREFIX = "winml-temporary-"
+"""Start of the name of a folder of the system's temporary files."""
+OWNER_LOCK_NAME = "owner.lock"
+"""In a folder of files being written: locked as long as the process that made it lives."""
+JOURNAL_NAME = "journal.json"
+"""In a hidden folder: what is still to be put in place, once all of it is written."""
+DATA_DIGITS = 12
+"""Hexadecimal digits of a digest of its content in the name of a data file."""
 CHECKPOINT_CONFIG_NAME = "config.json"
 """The name transformers gives the config of a checkpoint."""
 MODEL_CARD_NAME = "README.md"
@@ -44,14 +64,33 @@ def built_part_name(part: str, *, of_several: bool) -> str:
     return f"{part}.onnx" if of_several else BUILT_MODEL_NAME
 
 
-def data_path(model: Path) -> Path:
-    """Return where the weights of a model go when they are kept outside: ``<name>.onnx.data`` beside it."""
+def data_path(model: Path, digest: str) -> Path:
+    """Return where the weights of a model go when they are kept outside: ``<name>.onnx.<12 digits>.data`` beside it.
+
+    The digits are the first of a digest of the content, so no other weights have this name, whatever is written here.
+    """
+    return model.with_name(f"{model.name}.{digest[:DATA_DIGITS]}.data")
+
+
+def unfinished_data_path(model: Path) -> Path:
+    """Return where weights are kept outside while they are written, and their digest is not known."""
     return model.with_name(f"{model.name}.data")
 
 
 def optimized_path(model: Path) -> Path:
     """Return where a model goes that was optimized outside of a build: ``<stem>_opt.onnx`` beside it."""
     return model.with_name(f"{model.stem}{OPTIMIZED_SUFFIX}{model.suffix}")
+
+
+def is_data_of(model: str, name: str) -> bool:
+    """Say whether a file has the name of weights of a model.
+
+    Earlier versions wrote ``<name>.onnx.data``, as other tools do; some write ``<name>.onnx_data``.
+
+    >>> is_data_of("model.onnx", "model.onnx.0123456789ab.data"), is_data_of("model.onnx", "other.onnx.data")
+    (True, False)
+    """
+    return re.fullmatch(rf"{re.escape(model)}((\.[0-9a-f]{{{DATA_DIGITS}}})?\.|_)data", name) is not None
 
 
 def sidecar_path(model: Path) -> Path:

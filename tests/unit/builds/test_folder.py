@@ -12,7 +12,8 @@ import pytest
 
 from winml.modelkit.builds.folder import BuildFolder, held_folder, refuse_input_as_output
 from winml.modelkit.errors import OutputExistsError, UsageError, WriteError
-from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
+from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME, OWNER_LOCK_NAME
+from winml.modelkit.graph.files.owned_folders import OwnedFolder
 from winml.modelkit.results.build_manifest import BuildManifest
 
 NAMES = ("export.onnx", "model.onnx")
@@ -96,16 +97,15 @@ def test_announced_names_are_ours_after_a_kill(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_build_are_removed_and_others_kept(tmp_path: Path) -> None:
-    """Hidden folders go only where a build did not end."""
-    (tmp_path / ".winml-partial-x").mkdir()
+    """Hidden folders go where their owner ended, and only there."""
     manifest(tmp_path)
+    (tmp_path / ".winml-partial-x").mkdir()
+    (tmp_path / ".winml-partial-x" / OWNER_LOCK_NAME).touch()
+    alive = OwnedFolder.make(tmp_path, ".winml-partial-")
     with held_folder(tmp_path, NAMES, is_cache=False, tell=silent):
         pass
-    assert ".winml-partial-x" in names(tmp_path)
-    manifest(tmp_path, status="unfinished")
-    with held_folder(tmp_path, NAMES, is_cache=False, tell=silent):
-        pass
-    assert {BUILD_MANIFEST_NAME} == names(tmp_path)
+    assert {BUILD_MANIFEST_NAME, alive.path.name} == names(tmp_path)
+    alive.remove()
 
 
 def test_held_folder_leaves_nothing_where_nothing_was_built(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.errors import ModelPathError
+from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord
 
 
 def folder(path: Path, *names: str) -> Path:
@@ -40,6 +42,18 @@ def test_folder_of_a_build_is_its_model(tmp_path: Path) -> None:
     assert tmp_path / "bare" / "model.onnx" == onnx_file(str(folder(tmp_path / "bare", "model.onnx")))
     with pytest.raises(ModelPathError, match=r"folder of a build and has no model\.onnx"):
         onnx_file(str(folder(tmp_path / "broken", "build_manifest.json")))
+
+
+def test_folder_of_a_model_of_several_parts_names_them(tmp_path: Path) -> None:
+    """A finished build need not be made again; one that was stopped has to."""
+    built = folder(tmp_path / "built", "encoder.onnx", "decoder.onnx")
+    files = [FileRecord(name=f"{name}.onnx", size_bytes=0, sha256="") for name in ("encoder", "decoder")]
+    parts = tuple(PartRecord(name=file.name.removesuffix(".onnx"), model=(file,)) for file in files)
+    for status, words in (("done", r"several parts: encoder\.onnx, decoder\.onnx"), ("unfinished", "has no model")):
+        manifest = BuildManifest(status=status, files=(), parts=parts)  # type: ignore[arg-type]
+        (built / "build_manifest.json").write_text(json.dumps(manifest.as_record()))
+        with pytest.raises(ModelPathError, match=words):
+            onnx_file(str(built))
 
 
 def test_checkpoint_that_holds_an_export_stays_a_checkpoint(tmp_path: Path) -> None:

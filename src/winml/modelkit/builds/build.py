@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,6 +19,7 @@ from winml.modelkit.builds.cache import library_versions
 from winml.modelkit.builds.file_records import FileRecords
 from winml.modelkit.builds.folder import held_folder, refuse_input_as_output
 from winml.modelkit.builds.identity import ModelIdentity, identify_model, identify_onnx
+from winml.modelkit.builds.model_sidecar import has_sidecar, model_sidecar
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner
 from winml.modelkit.builds.stage_store import StageStore
@@ -28,7 +29,7 @@ from winml.modelkit.file_names import (
     BUILD_MANIFEST_NAME,
     ONLY_PART,
     built_part_name,
-    data_path,
+    sidecar_path,
 )
 from winml.modelkit.graph.files.companions import Companions, reserve_companions
 from winml.modelkit.graph.files.output_files import OutputFiles
@@ -107,6 +108,20 @@ def run_build(
         return _Build(job, listener).run()
 
 
+@dataclass(frozen=True)
+class _PlacedModel:
+    """The files of a finished part."""
+
+    files: tuple[FileRecord, ...] = ()
+    """The model and its data."""
+    sidecar: FileRecord | None = None
+
+    @property
+    def all_files(self) -> tuple[FileRecord, ...]:
+        """The sidecar included."""
+        return self.files if self.sidecar is None else (*self.files, self.sidecar)
+
+
 class _Build:
     """One build in a folder it holds."""
 
@@ -179,17 +194,16 @@ class _Build:
         return "; ".join(f"{name}: {text}" for name, text in words)
 
     def _make_manifest(
-        self, status: Literal["unfinished", "done"], models: Mapping[str, tuple[FileRecord, ...]]
+        self, status: Literal["unfinished", "done"], models: Mapping[str, _PlacedModel]
     ) -> BuildManifest:
         """Return what is there by now; ``models`` are the finished parts."""
         job = self._job
-        parts = tuple(self._part_record(part, status, models.get(part.name, ())) for part in self._parts)
-        names = job.folder.owned_names()
-        if status == "done":
-            stage_files = (file for part in parts for record in part.stages for file in record.files)
-            model_files = (file for part in parts for file in part.model)
-            written = {file.name for file in (*stage_files, *model_files)}
-            names = tuple(sorted({*written, *self._companions.names, BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME}))
+        parts = tuple(self._part_record(part, status, models.get(part.name, _PlacedModel())) for part in self._parts)
+        stage_files = (file for part in parts for record in part.stages for file in record.files)
+        model_files = (file for part in parts for file in (*part.model, part.sidecar) if file is not None)
+        written = {file.name for file in (*stage_files, *model_files)}
+        finished = (*self._companions.names, BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME)
+        names = tuple(sorted({*written, *(finished if status == "done" else job.folder.owned_names())}))
         libraries = dict.fromkeys(name for stage in job.stages for name in stage.libraries)
         return BuildManifest(
             status=status,
@@ -202,18 +216,18 @@ class _Build:
             versions={TOOL_NAME: __version__, "python": platform.python_version(), **library_versions(libraries)},
         )
 
-    def _part_record(self, part: BuiltPart, status: str, model: tuple[FileRecord, ...]) -> PartRecord:
+    def _part_record(self, part: BuiltPart, status: str, placed: _PlacedModel) -> PartRecord:
         finished = {record.name for record in part.records}
         # Results of stages that are still to come may be used again, by this build or by the one that follows a kill.
         earlier = None if status == "done" or self._earlier is None else self._earlier.part(part.name)
         waiting = () if earlier is None else earlier.stages
         stages = (*part.records, *(record for record in waiting if record.name not in finished))
-        return PartRecord(name=part.name, model=model, stages=stages)
+        return PartRecord(name=part.name, model=placed.files, sidecar=placed.sidecar, stages=stages)
 
     def _input_record(self) -> dict[str, Any]:
         return {"model": self._job.plan.request.model, **self._job.identity.record}
 
-    def _place_models(self) -> dict[str, tuple[FileRecord, ...]]:
+    def _place_models(self) -> dict[str, _PlacedModel]:
         """Give the last result of each part its name, and write the config as resolved; return the files by part."""
         folder = self._job.folder.path
         kept = {part.name: self._kept_model(part) for part in self._parts}
@@ -223,32 +237,42 @@ class _Build:
                 if kept[part.name]:
                     continue
                 path = folder / built_part_name(part.name, of_several=part.of_several)
-                files.drop(data_path(path))
                 # A stage's result is ours and stays beside it; the model a build starts from is neither.
                 is_ours = bool(part.current_files)
                 place_copy(part.current, files.reserve(path), share_data=is_ours, may_link=is_ours)
+                text, note = model_sidecar(part, folder, path.name)
+                if text is not None:
+                    files.reserve(sidecar_path(path)).write_text(text, encoding="utf-8")
+                self._job.folder.notes += [note] if note else []
             if self._job.plan.with_companions:
                 sources, owned = self._job.identity.companions, self._job.folder.owned_names()
                 self._companions = reserve_companions(files, folder, sources, owned=owned)
             config = files.reserve(folder / BUILD_CONFIG_NAME)
             text = json.dumps(self._resolved_config(), indent=2, ensure_ascii=False) + "\n"
             config.write_text(text, encoding="utf-8")
-            files.commit()
+            written = {path.name for path in files.commit()}
         placed = {}
         for part in self._parts:
             path = folder / built_part_name(part.name, of_several=part.of_several)
-            placed[part.name] = kept[part.name] or self._files.of((path, *external_files(path)))
+            placed[part.name] = kept[part.name] or self._placed_model(path, written)
         return placed
 
-    def _kept_model(self, part: BuiltPart) -> tuple[FileRecord, ...]:
+    def _placed_model(self, path: Path, written: Collection[str]) -> _PlacedModel:
+        sidecar = sidecar_path(path)
+        described = self._files.of([sidecar])[0] if sidecar.name in written else None
+        return _PlacedModel(self._files.of((path, *external_files(path))), described)
+
+    def _kept_model(self, part: BuiltPart) -> _PlacedModel | None:
         """Return the files of a finished part where they are the result already: a session may have them open."""
         earlier = self._earlier.part(part.name) if self._earlier is not None else None
         if self._earlier is None or earlier is None or not earlier.model:
-            return ()
+            return None
         is_same = earlier.last_files == part.current_files and self._earlier.input == self._input_record()
         if not is_same or any(record.status == "run" for record in part.records):
-            return ()
-        return () if self._files.first_changed(earlier.model) else earlier.model
+            return None
+        kept = _PlacedModel(earlier.model, earlier.sidecar)
+        is_whole = (kept.sidecar is not None) == has_sidecar(part) and not self._files.first_changed(kept.all_files)
+        return kept if is_whole else None
 
     def _resolved_config(self) -> dict[str, Any]:
         config = self._job.plan.config.as_record()

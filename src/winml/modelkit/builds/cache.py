@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import time
-import uuid
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +18,9 @@ from typing import Any
 
 import platformdirs
 
-from winml.modelkit.file_names import PARTIAL_PREFIX
+from winml.modelkit.errors import WriteError
+from winml.modelkit.graph.files.content_digest import hash_file
+from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.options import read_json_file
 
 __all__ = ["CACHE_VARIABLE", "cache_root", "digest", "file_digest", "hash_file", "library_versions", "write_atomically"]
@@ -30,7 +31,6 @@ CACHE_VARIABLE = "WINML_CACHE"
 _SETTLED_SECONDS = 2.0
 """Files changed less than this ago are hashed each time: within one tick of a clock (2 s on FAT, specified) a file may
 change again without a new time."""
-_BLOCK_BYTES = 1 << 20
 
 
 def cache_root() -> Path:
@@ -67,7 +67,7 @@ def file_digest(path: Path) -> str:
     content_digest = hash_file(path)
     # A cache that cannot be written to only costs time.
     if _file_state(path) == state and abs(time.time_ns() - path.stat().st_mtime_ns) > _SETTLED_SECONDS * 1e9:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(WriteError, OSError):
             write_atomically(note, json.dumps({"path": str(path), "state": state, "sha256": content_digest}))
     return content_digest
 
@@ -75,19 +75,6 @@ def file_digest(path: Path) -> str:
 def _file_state(path: Path) -> list[int]:
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ino]
-
-
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file's content, read now.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    hasher = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            hasher.update(block)
-    return hasher.hexdigest()
 
 
 def library_versions(names: Iterable[str]) -> dict[str, str]:
@@ -103,13 +90,9 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a small file that is read while others write it: a reader finds the earlier content or this one, whole.
 
     Raises:
+        WriteError: its folder cannot be written to.
         OSError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Not tempfile, whose files nobody else may read.
-    place = path.with_name(f"{PARTIAL_PREFIX}{uuid.uuid4().hex}")
-    try:
-        place.write_text(text, encoding="utf-8")
-        place.replace(path)
-    finally:
-        place.unlink(missing_ok=True)
+    with OutputFiles() as files:
+        files.reserve(path).write_text(text, encoding="utf-8")
+        files.commit()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,10 @@ import filelock
 
 from winml.modelkit.builds.cache import write_atomically
 from winml.modelkit.errors import OutputExistsError, UsageError
-from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME, PARTIAL_PREFIX
-from winml.modelkit.graph.files.output_files import refuse_existing, write_error
+from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
+from winml.modelkit.graph.files.interrupted import settle_interrupted
+from winml.modelkit.graph.files.orphaned_data import remove_unused, replaceable_data
+from winml.modelkit.graph.files.output_files import refuse_existing, refuse_special, write_error
 from winml.modelkit.options import read_json_file
 from winml.modelkit.results.build_manifest import (
     MANIFEST_VERSION,
@@ -52,6 +53,7 @@ class BuildFolder:
 
         Raises:
             OutputExistsError: a file of one of these names is there and no build wrote it.
+            UsageError: one of these names is a link, a device or the like.
         """
         self.path = path
         self.manifest: BuildManifest | None = None
@@ -75,6 +77,8 @@ class BuildFolder:
         self.announce()
 
     def _refuse_foreign(self, names: Iterable[str]) -> None:
+        names = tuple(names)
+        refuse_special(self.path / name for name in names)
         foreign = [name for name in names if name not in self._owned and os.path.lexists(self.path / name)]
         if foreign and not self._is_cache:
             raise OutputExistsError(
@@ -104,16 +108,6 @@ class BuildFolder:
             )
             self.notes.append(f"{path} {problem}: nothing of the earlier build is used again.")
 
-    def remove_leftovers(self) -> None:
-        """Remove what a build that was killed could not; only for who holds the folder."""
-        if self.manifest is None or self.manifest.status == "done":
-            return
-        for folder in self.path.glob(f"{PARTIAL_PREFIX}*"):
-            if folder.is_dir():
-                shutil.rmtree(folder, ignore_errors=True)
-            else:
-                folder.unlink(missing_ok=True)
-
     def announce(self) -> None:
         """Write down that every name of a build is ours from now on; a kill at any moment leaves no doubt about it.
 
@@ -139,16 +133,24 @@ class BuildFolder:
 
     def remove_all_but(self, kept: Iterable[str]) -> None:
         """Remove the files of earlier builds that this one did not make."""
-        for name in self._owned - {BUILD_MANIFEST_NAME, *kept}:
+        outdated = self._owned - {BUILD_MANIFEST_NAME, *kept}
+        # A build that was killed may not have written down the data of what it made last.
+        data = [item for name in outdated for item in replaceable_data(self.path / name)]
+        for name in outdated:
             path = self.path / name
             path.unlink(missing_ok=True)
             if path.parent != self.path:
                 with contextlib.suppress(OSError):
                     path.parent.rmdir()  # where it is empty now
+        remove_unused(self.path, data)
 
     def forget(self) -> None:
-        """Take back what :meth:`announce` wrote, where nothing came of it and nothing was there before."""
-        if not self._was_built:
+        """Take back what :meth:`announce` wrote, where nothing came of it and nothing was there before.
+
+        An interruption may come when files are in place and nobody has heard of them yet; then they stay ours.
+        """
+        is_empty = not any(os.path.lexists(self.path / name) for name in self._names)
+        if not self._was_built and is_empty:
             (self.path / BUILD_MANIFEST_NAME).unlink(missing_ok=True)
 
     def owned_names(self) -> tuple[str, ...]:
@@ -237,9 +239,8 @@ def held_folder(
     try:
         lock = _acquire_lock(path, tell)
         try:
-            folder = BuildFolder(path, names, is_cache=is_cache)
-            folder.remove_leftovers()
-            yield folder
+            settle_interrupted(path)
+            yield BuildFolder(path, names, is_cache=is_cache)
         finally:
             _release_lock(lock)
     finally:

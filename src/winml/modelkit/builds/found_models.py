@@ -81,6 +81,7 @@ def _built_model(folder: Path) -> Path | None:
         # A checkpoint may hold an export beside its weights; the weights are the model then.
         return None if not is_built and _holds_weights(folder) else model
     if is_built:
+        _refuse_several_parts(folder)
         raise ModelPathError(
             f"{folder}: is the folder of a build and has no {BUILT_MODEL_NAME}", hint="Build it again: winml build."
         )
@@ -106,6 +107,26 @@ def _holds_weights(folder: Path) -> bool:
 
 _OF_CHECKPOINTS = (CHECKPOINT_CONFIG_NAME, "adapter_config.json")
 """Files of which a folder has one where it is a checkpoint; what is missing there is said when it is loaded."""
+
+
+def _refuse_several_parts(folder: Path) -> None:
+    """Refuse the folder of a finished build whose model has several parts, each a file of its own.
+
+    Raises:
+        ModelPathError: names them.
+    """
+    from winml.modelkit.results.build_manifest import read_manifest
+
+    try:
+        manifest = read_manifest((folder / BUILD_MANIFEST_NAME).read_bytes())
+    except (OSError, ValueError):
+        return
+    files = [folder / part.model[0].name for part in manifest.parts if part.model]
+    if manifest.status == "done" and len(files) > 1:
+        raise ModelPathError(
+            f"{folder}: holds a model of several parts: {', '.join(path.name for path in files)}",
+            hint=f"Name one of them: {files[0]}",
+        )
 
 
 def exported_model(

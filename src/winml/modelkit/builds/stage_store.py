@@ -16,6 +16,7 @@ import pydantic
 
 from winml.modelkit.builds.cache import digest, write_atomically
 from winml.modelkit.builds.file_records import FileRecords
+from winml.modelkit.errors import WriteError
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import link_or_copy
@@ -50,7 +51,7 @@ class StageStore:
             "parts": {name: record.model_dump(mode="json") for name, record in records.items()},
         }
         # A cache that cannot be written to only costs time.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(WriteError, OSError):
             write_atomically(self._note_path(origin), json.dumps(note))
 
     def take(

@@ -22,7 +22,6 @@ from winml.modelkit.file_names import (
     OPTIMIZED_NAME,
     QUANTIZED_NAME,
     built_part_name,
-    data_path,
     part_path,
     sidecar_path,
 )
@@ -306,7 +305,10 @@ def without_idle_stages(config: WinMLBuildConfig) -> tuple[WinMLBuildConfig, tup
 
 
 def names_of(stages: Sequence[Stage], parts: Sequence[str] = (ONLY_PART,)) -> tuple[str, ...]:
-    """Return every name a build of these stages and parts may write, the manifest apart."""
+    """Return every name a build of these stages and parts may write, besides the manifest and the data of models.
+
+    Data files are called after their content, so theirs are nobody else's.
+    """
     of_several = len(parts) > 1
     models, sidecars = [], []
     for part in parts:
@@ -315,5 +317,5 @@ def names_of(stages: Sequence[Stage], parts: Sequence[str] = (ONLY_PART,)) -> tu
             if stage.makes_graph:
                 sidecars.append(sidecar_path(models[-1]))
         models.append(Path(built_part_name(part, of_several=of_several)))
-    paths = (*models, *(data_path(path) for path in models), *sidecars)
-    return (*(str(path) for path in paths), BUILD_CONFIG_NAME)
+        sidecars.append(sidecar_path(models[-1]))
+    return (*(str(path) for path in (*models, *sidecars)), BUILD_CONFIG_NAME)

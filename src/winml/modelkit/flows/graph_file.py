@@ -20,7 +20,7 @@ import onnx_ir as ir
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import equality_words
 from winml.modelkit.graph.files.graph_reading import graph_of, load_graph
-from winml.modelkit.graph.files.output_files import OutputFiles, refuse_inputs
+from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.graph.files.placing import external_files, place_copy
 from winml.modelkit.graph.files.reading import read_structure
@@ -246,12 +246,9 @@ class _OpenedSource:
 
 def _read_source(task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock) -> _OpenedSource:
     """Read the structure, decide whether the source may be copied by reference, and read the weights where needed."""
-    source, paths = task.source, task.paths
+    source = task.source
     with clock.step(_READING) as step:
         data = external_files(source)  # raises our errors, where a library would raise its own
-        if paths.model.resolve() != source.resolve():
-            # The data of an earlier output goes when that is replaced.
-            refuse_inputs([paths.data], data)
         # The structure only: a copy by reference never reads the weights.
         structure = read_structure(source)
         refuse_invalid(structure, source)
@@ -328,7 +325,8 @@ def _write_result(
     paths = task.paths
     with clock.step(_WRITING) as step, OutputFiles() as files:
         staged = files.reserve(paths.model)
-        files.drop(paths.data)
+        if paths.model.resolve() != task.source.resolve():
+            files.keep(external_files(task.source))
         verification = None
         if model is None:
             rules = task.copying

@@ -1,13 +1,13 @@
 """What does ``winml retag`` do? Carries the tags of a file to the one that another tool wrote from it.
 
-Reads the structure of both, carries the tags, and copies the file byte by byte but for its metadata. No weight is read
-and no graph is written anew, so this is no call of ``graph_file``. Knows no PyTorch and imports none.
+Reads the structure of both, carries the tags, and copies the file byte by byte but for its metadata and, in another
+folder, the names of its data files. No weight is read and no graph is written anew, so this is no call of
+``graph_file``. Knows no PyTorch and imports none.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.files.foreign_reading import read_foreign
 from winml.modelkit.graph.files.metadata_rewriting import rewrite_metadata
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing, refuse_inputs, write_error
-from winml.modelkit.graph.files.output_paths import ExportPaths, files_of_model
-from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.graph.files.output_paths import ExportPaths
+from winml.modelkit.graph.files.placing import data_names, external_files, place_data
 from winml.modelkit.hierarchy.carry.carrying import CarryReport, carry_tags
 from winml.modelkit.hierarchy.carry.original_graph import walk
 from winml.modelkit.hierarchy.coverage import measure_coverage
@@ -44,7 +44,7 @@ def retag_model(
         before: The tagged file a tool was given; stays as it is.
         after: The file the tool wrote from it.
         output: The ``.onnx`` file to write; None writes ``after`` itself. Everything but the metadata of model and
-            nodes is copied byte by byte.
+            nodes is copied byte by byte; in another folder, its data files get names of their own.
         overwrite: Replace a file that is there already; needed to write ``after`` itself.
 
     Raises:
@@ -60,16 +60,15 @@ def retag_model(
     model, repaired = read_foreign(after)
     data = external_files(after)
     shares_data = target.absolute().parent.resolve() == after.absolute().parent.resolve()
-    copies = {} if shares_data else {file: target.parent / file.relative_to(after.parent) for file in data}
-    refuse_inputs(copies.values(), files_of_model(before))
-    refuse_existing(copies.values(), overwrite=overwrite)
     report = carry_tags(original, model)
     _refuse_unrelated(before, after, report)
     with OutputFiles() as files:
         try:
-            rewrite_metadata(after, files.reserve(target), model.metadata_props, *_node_metadata(model))
-            for file, copy in copies.items():
-                shutil.copyfile(file, files.reserve(copy))
+            staged = files.reserve(target)
+            copies = {} if shares_data else place_data(data, staged)
+            names = {name: copies[after.parent / name].name for name in data_names(after)} if copies else {}
+            rewrite_metadata(after, staged, model.metadata_props, *_node_metadata(model), locations=names)
+            files.keep(external_files(before))
         except OSError as error:
             raise write_error(target, error) from error
         written = files.commit(overwrite=overwrite)

@@ -10,13 +10,14 @@ import contextlib
 import errno
 import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.errors import OptimizeError, StageError, first_line
+from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.files.foreign_reading import load_foreign
+from winml.modelkit.graph.files.temporary import temporary_folder
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.optimize.capabilities import CAPABILITIES, UNUSED_TRANSFORMERS, Capability
 from winml.modelkit.runtime.offline_optimization import rewrite_file
@@ -46,11 +47,11 @@ def rewrite_with_onnxruntime(
     """
     enabled = {name for entry in capabilities for name in entry.transformers}
     enabled |= {name for entry in contrib for name in entry.contrib_transformers}
-    with tempfile.TemporaryDirectory(prefix="winml-", ignore_cleanup_errors=True) as folder:
-        sent, returned = Path(folder, _SENT), Path(folder, _RETURNED)
+    with temporary_folder() as folder:
+        sent, returned = folder / _SENT, folder / _RETURNED
         try:
             with _shared_weights_as_inputs(model):
-                ir.save(model, sent, external_data=f"{_SENT}.data")
+                ir.save(model, sent, external_data=unfinished_data_path(sent).name)
             rewrite_file(
                 sent,
                 returned,

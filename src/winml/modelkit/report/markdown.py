@@ -47,6 +47,7 @@ def _summary_lines(result: ExportResult, part: ExportedPart) -> Iterator[str]:
             ("Verification", verification_words(part.verification)),
             ("Started", result.started.isoformat(timespec="seconds")),
             ("Tool", f"winml-modelkit {result.tool_version}"),
+            *((("SHA-256", part.model_sha256),) if part.model_sha256 else ()),
             *(("File", f"{file.path.name} ({size_words(file.size_bytes)})") for file in part.files),
             *(("Note", note) for note in (*result.model_notes, *part.notes)),
         ],

@@ -6,14 +6,17 @@ Its JSON Schema ships beside this file. Reads the result only.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.results.export_result import ExportedPart, ExportResult
 from winml.modelkit.words import json_printable
 
-__all__ = ["SIDECAR_VERSION", "sidecar_json", "sidecar_schema"]
+__all__ = ["SIDECAR_VERSION", "DescribedFile", "adapted_sidecar_json", "sidecar_json", "sidecar_schema"]
 
 SIDECAR_VERSION = 1
 """``schema_version``: raised when a key changes its name or meaning. Older sidecars have none and are else as 1."""
@@ -22,6 +25,36 @@ SIDECAR_VERSION = 1
 def sidecar_json(result: ExportResult, part: ExportedPart) -> str:
     """Return the sidecar of one part of an export as JSON text."""
     return json_printable(json.dumps(_sidecar_record(result, part), indent=2, ensure_ascii=False)) + "\n"
+
+
+@dataclass(frozen=True)
+class DescribedFile:
+    """A file that a later stage made of an exported one."""
+
+    sha256: str
+    """Of the model file."""
+    files: tuple[tuple[str, int], ...]
+    """Name and size in bytes, the model first."""
+    nodes: Mapping[str, str]
+    """Node → tag."""
+    root_nodes: tuple[str, ...]
+    """Nodes whose tag is the root's for want of another."""
+    coverage: Coverage
+
+
+def adapted_sidecar_json(sidecar: Mapping[str, Any], file: DescribedFile) -> str:
+    """Return the sidecar of an export as JSON text, with what it says of the file as it is for another."""
+    names = ", ".join(name for name, _ in file.files[:1])
+    note = f"Nodes, coverage and files are those of {names}; all else was written down by the export."
+    record = {
+        **sidecar,
+        "model_sha256": file.sha256,
+        "nodes": dict(file.nodes),
+        "statistics": {**sidecar["statistics"], **_coverage_record(file.coverage), "root_nodes": list(file.root_nodes)},
+        "outputs": {**sidecar["outputs"], "files": [{"name": name, "size_bytes": size} for name, size in file.files]},
+        "notes": [*sidecar["notes"], note],
+    }
+    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
 
 
 def sidecar_schema() -> dict[str, Any]:
@@ -34,6 +67,7 @@ def sidecar_schema() -> dict[str, Any]:
 def _sidecar_record(result: ExportResult, part: ExportedPart) -> dict[str, Any]:
     return {
         "schema_version": SIDECAR_VERSION,
+        "model_sha256": part.model_sha256,
         "export_context": {
             "timestamp": result.started.isoformat(timespec="seconds"),
             "tool_version": result.tool_version,
@@ -92,9 +126,16 @@ def _module_record(part: ExportedPart, node: ModuleNode) -> dict[str, Any]:
 
 
 def _statistics_record(part: ExportedPart) -> dict[str, Any]:
-    coverage = part.coverage
     return {
         "steps": [{"name": step.name, "seconds": round(step.seconds, 4)} for step in part.steps],
+        **_coverage_record(part.coverage),
+        # FORMATS: the nodes that ran in the root's own forward, so that "root" can be checked.
+        "root_nodes": [node.name for node in part.nodes if node.source == "root"],
+    }
+
+
+def _coverage_record(coverage: Coverage) -> dict[str, Any]:
+    return {
         "node_count": coverage.nodes,
         "tagged_count": coverage.tagged,
         "coverage_percent": round(coverage.percent, 4),
@@ -104,6 +145,4 @@ def _statistics_record(part: ExportedPart) -> dict[str, Any]:
             source: {"count": count, "percent": round(100 * count / coverage.nodes, 4)}
             for source, count in coverage.sources.items()
         },
-        # FORMATS: the nodes that ran in the root's own forward, so that "root" can be checked.
-        "root_nodes": [node.name for node in part.nodes if node.source == "root"],
     }

@@ -101,6 +101,8 @@ class PartRecord(Options):
     """``model`` for the only part."""
     model: tuple[FileRecord, ...] = ()
     """``model.onnx``, of several parts ``<part>.onnx``: the result of the last stage, and its data files."""
+    sidecar: FileRecord | None = None
+    """Describes the model: the sidecar of the export, with the nodes as they are now; null where it wrote none."""
     stages: tuple[StageRecord, ...] = ()
 
     def stage(self, name: str) -> StageRecord | None:

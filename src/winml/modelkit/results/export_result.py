@@ -69,6 +69,8 @@ class ExportedPart:
     """What the user should know of this part, one sentence each."""
     steps: tuple[StepTiming, ...] = ()
     """The steps it took; loading the model counts to the first part."""
+    model_sha256: str = ""
+    """Digest of the model file, by which sidecar and report say what they describe; empty where there are none."""
 
     @property
     def seconds(self) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from winml.modelkit.errors import StageError
+from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.runtime.sessions import CPU, ORT_ERRORS, SEVERITY_FATAL, ort_reason
 
 __all__ = ["DATA_LIMIT_BYTES", "rewrite_file"]
@@ -48,7 +49,7 @@ def rewrite_file(
     options.graph_optimization_level = level.ORT_ENABLE_ALL if with_layouts else level.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(target)
     entries = {
-        "session.optimized_model_external_initializers_file_name": f"{target.name}.data",
+        "session.optimized_model_external_initializers_file_name": unfinished_data_path(target).name,
         "session.optimized_model_external_initializers_min_size_in_bytes": str(DATA_LIMIT_BYTES),
         # The session never runs, so packed copies of the weights are not needed.
         "session.disable_prepacking": "1",

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from winml.modelkit.errors import InputError, StageError, UsageError, first_line
+from winml.modelkit.file_names import unfinished_data_path
 
 __all__ = [
     "CPU",
@@ -277,7 +278,7 @@ def _request_files(
     if optimized_path is not None:
         options.optimized_model_filepath = os.fspath(optimized_path)
         # One file could not hold more than 2 GB of weights.
-        data_name = f"{Path(optimized_path).name}.data"
+        data_name = unfinished_data_path(Path(optimized_path)).name
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", data_name)
     if data_folder is not None:
         folder = os.fspath(data_folder)

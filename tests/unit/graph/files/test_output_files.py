@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -74,8 +77,6 @@ def test_commit_failing_midway_puts_earlier_files_back(
     targets = [tmp_path / name for name in ("first", "second", "third")]
     for target in targets[:2]:
         target.write_text(f"earlier {target.name}")
-    dropped = tmp_path / "dropped"
-    dropped.write_text("earlier dropped")
     replace = os.replace
 
     def failing(source: Path, target: Path) -> None:
@@ -87,18 +88,43 @@ def test_commit_failing_midway_puts_earlier_files_back(
 
     def commit_all() -> None:
         with OutputFiles() as files:
-            files.drop(dropped)
             for target in targets:
                 files.reserve(target).write_text("new")
             files.commit()
 
     with pytest.raises(WriteError if isinstance(error, OSError) else KeyboardInterrupt) as raised:
         commit_all()
-    assert ["dropped", "first", "second"] == _file_names(tmp_path)
+    assert ["first", "second"] == _file_names(tmp_path)
     assert ["earlier first", "earlier second"] == [target.read_text() for target in targets[:2]]
-    assert "earlier dropped" == dropped.read_text()
     if isinstance(error, OSError):
         assert f"cannot write {targets[1]}: Permission denied" in str(raised.value)
+
+
+def test_earlier_files_that_cannot_be_put_back_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a disk fails in the middle, and again while that is undone, the next command completes what was begun."""
+    targets = [tmp_path / name for name in ("first", "second")]
+    for target in targets:
+        target.write_text(f"earlier {target.name}")
+    replace = os.replace
+
+    def failing(source: Path, target: Path) -> None:
+        if target == targets[0] or "earlier" in Path(source).parts:
+            raise OSError(errno.EIO, "Input/output error")
+        replace(source, target)
+
+    def commit_both() -> None:
+        with OutputFiles() as files:
+            for target in targets:
+                files.reserve(target).write_text(f"new {target.name}")
+            files.commit()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files_module.os, "replace", failing)
+        with pytest.raises(WriteError, match="Input/output error"):
+            commit_both()
+    refuse_existing([tmp_path / "other"], overwrite=True)
+    assert ["new first", "new second"] == [target.read_text() for target in targets]
+    assert ["first", "second"] == _file_names(tmp_path)
 
 
 def test_commit_on_a_file_system_without_links_replaces_and_rolls_back(
@@ -116,19 +142,6 @@ def test_commit_on_a_file_system_without_links_replaces_and_rolls_back(
         files.commit()
     assert "new" == (tmp_path / "model.onnx").read_text()
     assert ["model.onnx"] == _file_names(tmp_path)
-
-
-def test_dropped_file_goes_at_the_commit_unless_it_is_written_again(tmp_path: Path) -> None:
-    """The data file of a replaced model does not stay behind; one that is written anew does."""
-    (tmp_path / "old.data").write_text("earlier")
-    (tmp_path / "kept.data").write_text("earlier")
-    with OutputFiles() as files:
-        files.drop(tmp_path / "old.data")
-        files.drop(tmp_path / "kept.data")
-        files.drop(tmp_path / "never.data")
-        files.reserve(tmp_path / "kept.data").write_text("new")
-        files.commit()
-    assert ["kept.data"] == _file_names(tmp_path)
 
 
 def test_full_disk_while_writing_becomes_a_write_error_naming_the_output(tmp_path: Path) -> None:
@@ -168,6 +181,52 @@ def test_refuse_existing_finds_an_unwritable_place_and_makes_nothing(tmp_path: P
         refuse_existing([tmp_path / "file" / "model.onnx"], overwrite=False)
     refuse_existing([tmp_path / "new" / "deep" / "model.onnx"], overwrite=False)
     assert ["file"] == _file_names(tmp_path)
+
+
+def _make_special(path: Path, kind: str) -> None:
+    """Put something at a path that is no regular file."""
+    if kind == "a named pipe":
+        os.mkfifo(path)
+    elif kind == "a socket":
+        # Paths of sockets are short; the socket may be made under another name.
+        with socket.socket(socket.AF_UNIX) as server, tempfile.TemporaryDirectory(dir="/tmp") as folder:
+            server.bind(f"{folder}/s")
+            Path(folder, "s").rename(path)
+    elif kind == "a device":
+        try:
+            os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("only root makes devices")
+    else:
+        targets = {"to a file": "file", "to nothing": "missing", "to itself": path.name, "to a device": "/dev/null"}
+        path.with_name("file").write_text("mine")
+        path.symlink_to(targets[kind])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no such files")
+@pytest.mark.parametrize(
+    "kind", ["a named pipe", "a socket", "a device", "to a file", "to nothing", "to itself", "to a device"]
+)
+def test_only_regular_files_are_replaced(tmp_path: Path, kind: str) -> None:
+    """Early where it is there already, and at the commit where it came meanwhile; it stays what it was."""
+    target = tmp_path / "out"
+    words = kind if kind.startswith("a ") else "a symbolic link to "
+
+    def commit_late() -> None:
+        with OutputFiles() as files:
+            files.reserve(target).write_text("new")
+            _make_special(target, kind)
+            files.commit()
+
+    with pytest.raises(UsageError, match=rf"out is {words}"):
+        commit_late()
+    mode = target.lstat().st_mode
+    with pytest.raises(UsageError, match=rf"output .*out is {words}"):
+        refuse_existing([target], overwrite=True)
+    assert mode == target.lstat().st_mode
+    assert [] == [name for name in _file_names(tmp_path) if name not in ("out", "file")]
+    if kind == "to a file":
+        assert "mine" == (tmp_path / "file").read_text()
 
 
 def test_files_module_imports_the_standard_library_only() -> None:

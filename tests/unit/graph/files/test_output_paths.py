@@ -20,7 +20,6 @@ def test_for_output_names_are_those_of_formats() -> None:
     found = paths(Path("out/bert.v1.onnx"))
     assert Path("out/bert.v1_htp_metadata.json") == found.sidecar
     assert Path("out/bert.v1_htp_export_report.md") == found.report
-    assert Path("out/bert.v1.onnx.data") == found.data
 
 
 def test_for_output_leaves_out_what_is_not_asked_for() -> None:
@@ -48,9 +47,7 @@ def test_for_output_directory_is_refused_with_a_name(name: str, tmp_path: Path) 
     assert str(tmp_path / name / "model.onnx") in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "name", ["model.onnx", "model.onnx.data", "model_htp_metadata.json", "model_htp_export_report.md"]
-)
+@pytest.mark.parametrize("name", ["model.onnx", "model_htp_metadata.json", "model_htp_export_report.md"])
 def test_refuse_existing_names_the_file_that_is_there(name: str, tmp_path: Path) -> None:
     """Any file of the export that exists stops it, unless it may be replaced."""
     (tmp_path / name).write_text("earlier")

@@ -17,6 +17,7 @@ from onnx_ir import tensor_adapters
 
 from winml.modelkit.errors import WriteError
 from winml.modelkit.file_names import data_path
+from winml.modelkit.graph.files.content_digest import content_digest
 from winml.modelkit.graph.files.writing import write_model
 
 DTYPES = (
@@ -103,13 +104,15 @@ def test_write_model_external_holds_the_same_values(various: ir.Model, tmp_path:
     """Weights outside read back as the weights inside, and the data file is named without a folder."""
     write_model(various, tmp_path / "inline.onnx")
     written = write_model(various, tmp_path / "external.onnx", external=True)
-    assert (tmp_path / "external.onnx", tmp_path / "external.onnx.data") == written
+    model, data = written
+    assert tmp_path / "external.onnx" == model
+    assert data_path(model, content_digest(data)) == data
     assert _values_in_file(tmp_path / "inline.onnx") == _values_in_file(tmp_path / "external.onnx")
     proto = onnx.load(tmp_path / "external.onnx", load_external_data=False)
     places = {
         entry.value for tensor in proto.graph.initializer for entry in tensor.external_data if entry.key == "location"
     }
-    assert {"external.onnx.data"} == places
+    assert {data.name} == places
     onnx.checker.check_model(str(tmp_path / "external.onnx"), full_check=True)
 
 
@@ -149,10 +152,10 @@ def test_write_model_leaves_the_model_as_it_was(various: ir.Model, tmp_path: Pat
 
 def test_write_model_brings_in_data_that_lies_in_another_file(various: ir.Model, tmp_path: Path) -> None:
     """A model loaded from external data is written whole, without its old data file."""
-    write_model(various, tmp_path / "external.onnx", external=True)
+    _, data = write_model(various, tmp_path / "external.onnx", external=True)
     write_model(ir.load(tmp_path / "external.onnx"), tmp_path / "inline.onnx", external=False)
     expected = _values_in_file(tmp_path / "external.onnx")
-    data_path(tmp_path / "external.onnx").unlink()
+    data.unlink()
     assert expected == _values_in_file(tmp_path / "inline.onnx")
 
 

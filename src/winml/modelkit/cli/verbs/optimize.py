@@ -160,7 +160,7 @@ def _refuse_early(options: dict[str, Any]) -> Path:
         raise UsageError("no model was given", hint="Give one with --model; --list shows what can be done.")
     output: Path = options["output"] or optimized_path(model)
     paths = ExportPaths.for_output(output, with_sidecar=False, with_report=False)
-    refuse_existing([paths.model, paths.data], overwrite=options["overwrite"])
+    refuse_existing([paths.model], overwrite=options["overwrite"])
     if not model.is_file():
         raise UsageError(f"{model}: no such file", hint="Give the path of an ONNX file.")
     sizes_by_name({**options, "batch_size": None})

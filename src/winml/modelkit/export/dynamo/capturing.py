@@ -25,6 +25,7 @@ from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.captured_names import name_by_module, name_open_sizes, place_operands
 from winml.modelkit.export.config import DYNAMO_OPSET
 from winml.modelkit.export.dynamo.failures import export_error
+from winml.modelkit.export.dynamo.inductor_cache import without_empty_inductor_cache
 from winml.modelkit.export.dynamo.module_stacks import ModuleStacks, drop_exporter_metadata
 from winml.modelkit.export.dynamo.time_limit import TimeIsUpError, time_limit
 from winml.modelkit.export.dynamo.transformers_patches import library_repairs
@@ -57,7 +58,7 @@ def capture_dynamo(
     """
     stacks = ModuleStacks(model)
     try:
-        with time_limit(options.time_limit_s), quiet_torch():
+        with time_limit(options.time_limit_s), quiet_torch(), without_empty_inductor_cache():
             captured = _export_with_torch(model, inputs, forward, stacks, options)
     except TimeIsUpError:
         raise ExportError(

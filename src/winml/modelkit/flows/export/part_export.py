@@ -11,10 +11,10 @@ import onnx_ir as ir
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import InternalError, VerificationError
 from winml.modelkit.export.exporter_choice import ExporterUse, second_choice
-from winml.modelkit.file_names import data_path
 from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
 from winml.modelkit.flows.export.graph_making import make_tagged_graph
 from winml.modelkit.graph.files.companions import Companions, earlier_companions, reserve_companions
+from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.model_metadata import output_specs
@@ -89,20 +89,18 @@ def _write_part(
     paths = run.target.part_paths(run.loaded, part)
     with run.clock.step("metadata and reports") as step, run.files.explained_errors():
         staged = run.files.reserve(paths.model)
-        # An attempt before this one may have left its weights; an earlier model's may be what this one holds itself.
-        data_path(staged).unlink(missing_ok=True)
-        run.files.drop(paths.data)
-        write_model(tagged_graph.model, staged)
+        written = write_model(tagged_graph.model, staged)
         try:
             verification = _verify_part(run, prepared, tagged_graph, staged)
         except VerificationError:
             # Another exporter may be tried, which needs the room.
-            for file in (staged, data_path(staged)):
+            for file in written:
                 file.unlink(missing_ok=True)
             raise
         step.summary = verification_words(verification)
         exported = _exported_part(run, part, paths, tagged_graph, verification)
-        exported = replace(exported, files=_written_files(paths, run.files.written_sizes()))
+        exported = replace(exported, model_sha256=hash_file(staged) if paths.sidecar or paths.report else "")
+        exported = replace(exported, files=_written_files(paths, written, run.files.written_sizes()))
         if run.target.with_companions:
             result = replace(result, companions=_place_companions(run, paths))
         told = _with_part(result, exported, run)
@@ -112,7 +110,7 @@ def _write_part(
             run.files.reserve(paths.sidecar).write_text(sidecar_json(told, told.parts[-1]), encoding="utf-8")
         is_last = part is run.loaded.parts[-1]
         sizes = run.files.commit(overwrite=run.target.overwrite) if is_last else run.files.written_sizes()
-    return _with_part(result, replace(exported, files=_written_files(paths, sizes)), run)
+    return _with_part(result, replace(exported, files=_written_files(paths, written, sizes)), run)
 
 
 def _place_companions(run: ExportRun, paths: ExportPaths) -> Companions:
@@ -188,8 +186,8 @@ def _node_records(model: ir.Model) -> tuple[NodeRecord, ...]:
     return tuple(map(record, all_nodes(model)))
 
 
-def _written_files(paths: ExportPaths, sizes: Mapping[Path, int]) -> tuple[WrittenFile, ...]:
+def _written_files(paths: ExportPaths, written: Sequence[Path], sizes: Mapping[Path, int]) -> tuple[WrittenFile, ...]:
     """Return the files of a part as the user named them, the model first."""
-    names = {path.name for path in (paths.model, paths.data, paths.sidecar, paths.report) if path is not None}
+    names = {path.name for path in (*written, paths.sidecar, paths.report) if path is not None}
     files = [WrittenFile(paths.model.with_name(path.name), size) for path, size in sizes.items() if path.name in names]
     return tuple(sorted(files, key=lambda file: (file.path != paths.model, file.path.name)))

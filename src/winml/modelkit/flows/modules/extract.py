@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.compare.thresholds import CUT_MODULE_THRESHOLD
 from winml.modelkit.errors import StageError, VerificationError
-from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME, data_path
+from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
 from winml.modelkit.flows.modules.cuts import (
     CutCall,
     ModuleCuts,
@@ -137,9 +137,7 @@ def _result_without_modules(shown: str, selector: str, folder: Path, cuts: Modul
 
 
 def _output_paths(folder: Path, stems: Iterable[str], *, with_inputs: bool) -> list[Path]:
-    # Data that an earlier model of this name kept outside would be left without it.
-    models = (".onnx", data_path(Path(".onnx")).name)
-    endings = (*models, ".inputs.npz", ".outputs.npz") if with_inputs else models
+    endings = (".onnx", ".inputs.npz", ".outputs.npz") if with_inputs else (".onnx",)
     return [folder / f"{stem}{ending}" for stem in stems for ending in endings]
 
 
@@ -160,7 +158,6 @@ class _CutWriter:
             VerificationError: it does not answer as it does in the whole model.
         """
         staged = self.files.reserve(self.folder / f"{stem}.onnx")
-        self.files.drop(data_path(self.folder / f"{stem}.onnx"))
         written = write_cut(self.cuts, item, self.recording, staged)
         try:
             worst = compare_with_whole(staged, item, self.recording)

@@ -6,7 +6,6 @@ same. The cut models are written to a temporary folder, one at a time.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from winml.modelkit.flows.modules.cuts import (
     record_boundaries,
     write_cut,
 )
+from winml.modelkit.graph.files.temporary import temporary_folder
 from winml.modelkit.measure.latency import LatencyOptions, measure_latency
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.module_perf_result import MeasuredModule, ModulePerfResult
@@ -128,8 +128,8 @@ class _CutMeasurement:
             latency=None,
             session_creation_ms=None,
         )
-        with tempfile.TemporaryDirectory(prefix="winml-module-", ignore_cleanup_errors=True) as folder:
-            path = Path(folder) / "module.onnx"
+        with temporary_folder() as folder:
+            path = folder / "module.onnx"
             try:
                 write_cut(self.cuts, item, self.recording, path)
                 worst = compare_with_whole(path, item, self.recording)

@@ -6,7 +6,6 @@ written by the same session, and ``hierarchy`` brings the tags over. Works on ON
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from winml.modelkit.errors import MeasureError, UsageError
 from winml.modelkit.flows.modules.kernel_work import charge_fused_kernels
 from winml.modelkit.graph.files.graph_reading import graph_of, reading_graph
 from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.files.temporary import temporary_folder
 from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.carry.carrying import CarryReport, carry_tags
@@ -58,9 +58,9 @@ def profile_modules(
     before = read_structure(path)
     refuse_cycles(before, path)
     tree = _module_tree(before, path)
-    with tempfile.TemporaryDirectory(prefix="winml-profile-") as name:
-        executed_path = Path(name) / "executed.onnx"
-        files = {"profile_prefix": Path(name) / "profile", "optimized_path": executed_path}
+    with temporary_folder() as folder:
+        executed_path = folder / "executed.onnx"
+        files = {"profile_prefix": folder / "profile", "optimized_path": executed_path}
         result, profile_path = _profiled_run(path, options, latency, files, progress)
         measured = read_profile(profile_path, counted_runs=len(result.latency.samples_ms))
         if not executed_path.is_file():

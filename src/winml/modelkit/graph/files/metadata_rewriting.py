@@ -1,7 +1,8 @@
 """Replaces the metadata of an ONNX file and leaves every other byte unchanged.
 
-Copies the file field by field in its wire format and rewrites only the metadata of the model and its nodes. Fields
-unknown to any library are preserved, and memory does not grow with the weights.
+Copies the file field by field in its wire format and rewrites only the metadata of the model and its nodes, and where
+asked for the names of its data files. Fields unknown to any library are preserved, and memory does not grow with the
+weights.
 """
 
 from __future__ import annotations
@@ -33,6 +34,15 @@ _HOLDS_NODES = {
     onnx.AttributeProto.DESCRIPTOR: ("g", "graphs"),
 }
 """Message → fields that contain nodes."""
+_HOLDS_LOCATIONS = {
+    onnx.GraphProto.DESCRIPTOR: ("initializer", "sparse_initializer"),
+    onnx.AttributeProto.DESCRIPTOR: ("t", "tensors", "sparse_tensor", "sparse_tensors"),
+    onnx.SparseTensorProto.DESCRIPTOR: ("values", "indices"),
+    onnx.TensorProto.DESCRIPTOR: ("external_data",),
+}
+"""Message → fields that contain names of data files."""
+_LOCATION = "location"
+"""Specified: the key of a data file's name."""
 
 Metadata = Mapping[str, str]
 _Span = bytes | range
@@ -40,7 +50,13 @@ _Span = bytes | range
 
 
 def rewrite_metadata(
-    original: Path, target: Path, model: Metadata, nodes: Iterable[Metadata], function_nodes: Iterable[Metadata] = ()
+    original: Path,
+    target: Path,
+    model: Metadata,
+    nodes: Iterable[Metadata],
+    function_nodes: Iterable[Metadata] = (),
+    *,
+    locations: Mapping[str, str] | None = None,
 ) -> None:
     """Copy a model file and replace its metadata.
 
@@ -50,12 +66,13 @@ def rewrite_metadata(
         model: The metadata of the model.
         nodes: That of every node of the graph, each before the nodes of its subgraphs.
         function_nodes: That of the nodes of functions, in the order of the file.
+        locations: Name of a data file → its new name; None keeps all.
 
     Raises:
         OSError: a file cannot be read or written.
     """
     with original.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        rewriting = _Rewriting(data, model, iter(nodes), iter(function_nodes))
+        rewriting = _Rewriting(data, model, iter(nodes), iter(function_nodes), locations or {})
         pieces = rewriting.pieces(0, len(data), onnx.ModelProto.DESCRIPTOR)
         if next(rewriting.nodes, None) is not None or next(rewriting.function_nodes, None) is not None:
             raise InternalError(f"{original} has fewer nodes than metadata was given for")
@@ -74,17 +91,27 @@ def _copy_span(data: mmap.mmap, piece: _Span, out: BinaryIO) -> None:
 
 class _Rewriting:
     def __init__(
-        self, data: mmap.mmap, model: Metadata, nodes: Iterator[Metadata], function_nodes: Iterator[Metadata]
+        self,
+        data: mmap.mmap,
+        model: Metadata,
+        nodes: Iterator[Metadata],
+        function_nodes: Iterator[Metadata],
+        locations: Mapping[str, str],
     ) -> None:
         self.nodes = nodes
         self.function_nodes = function_nodes
         self._data = data
         self._model = model
+        self._locations = locations
 
     def pieces(self, start: int, end: int, message: Any, *, in_function: bool = False) -> list[_Span]:
         """Return the message between two positions with its metadata replaced."""
+        if message is onnx.StringStringEntryProto.DESCRIPTOR:
+            return [self._renamed_entry(start, end)]
         new_metadata = self._new_metadata(message, in_function)
-        holders = _HOLDS_NODES[message]
+        holders = _HOLDS_NODES.get(message, ())
+        if self._locations:
+            holders += _HOLDS_LOCATIONS.get(message, ())
         fields = message.fields_by_number
         spans: list[_Span] = []
         copied = start
@@ -106,6 +133,13 @@ class _Rewriting:
         if new_metadata is not None:
             spans.append(new_metadata)
         return [span for span in spans if len(span)]
+
+    def _renamed_entry(self, start: int, end: int) -> bytes:
+        """Return an entry of a tensor's external data, with the new name of its file."""
+        entry = onnx.StringStringEntryProto.FromString(self._data[start:end])
+        if entry.key == _LOCATION:
+            entry.value = self._locations.get(entry.value, entry.value)
+        return bytes(entry.SerializeToString())
 
     def _new_metadata(self, message: Any, in_function: bool) -> bytes | None:
         """Return the new metadata of a message in wire format; None where its metadata is kept."""

@@ -1,8 +1,9 @@
 """Puts several output files in place together, or none of them.
 
 A file is written under its own name in a hidden folder beside its target, so files that name one another (a model and
-its external data) are consistent before and after they are moved. Standard library only: output paths are checked
-before anything heavy is imported.
+its external data) are consistent before and after they are moved. What a kill between two moves leaves is completed by
+the next command that writes there (``journal``). Standard library only: output paths are checked before anything heavy
+is imported.
 """
 
 from __future__ import annotations
@@ -10,23 +11,34 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
+import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
 from winml.modelkit.errors import OutputExistsError, UsageError, WriteError, first_line
-from winml.modelkit.file_names import PARTIAL_PREFIX
+from winml.modelkit.file_names import MODEL_SUFFIX, PARTIAL_PREFIX
 from winml.modelkit.graph.files.committed import interruptions_held, record_committed
+from winml.modelkit.graph.files.interrupted import STAGED, settle_interrupted
+from winml.modelkit.graph.files.journal import remove_journal, write_journal
+from winml.modelkit.graph.files.owned_folders import OwnedFolder
 
-__all__ = ["OutputFiles", "refuse_existing", "refuse_inputs", "write_error"]
+__all__ = ["OutputFiles", "refuse_existing", "refuse_inputs", "refuse_special", "write_error"]
 
-REPLACED = ".replaced"
+EARLIER = "earlier"
 """Subfolder of the hidden folder that keeps the earlier files until all new ones are in place."""
 
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 """Errors of a full or failing disk while a file is written; they do not name the file."""
+
+_SPECIAL_KINDS = {
+    stat.S_ISDIR: "a directory",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+    stat.S_ISFIFO: "a named pipe",
+    stat.S_ISSOCK: "a socket",
+}
 
 _REMEDIES = {
     errno.ENOSPC: "Free some space",
@@ -40,7 +52,9 @@ _REMEDIES = {
 
 
 def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
-    """Refuse outputs that exist already, and directories that cannot be written.
+    """Refuse outputs that exist already or are no regular files, and directories that cannot be written.
+
+    What a killed command had finished in one of the directories is put in place first.
 
     Args:
         paths: The files that may be written.
@@ -48,16 +62,43 @@ def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
 
     Raises:
         OutputExistsError: a file exists and may not be replaced, or a directory has its name.
+        UsageError: the path is a link, a device, a pipe or a socket.
         WriteError: the directory of a file, or the nearest that exists above it, cannot be written to.
     """
     paths = tuple(paths)
+    directories = tuple(dict.fromkeys(path.parent for path in paths))
+    completed = {path for directory in directories for path in settle_interrupted(directory)}
     for path in paths:
         if path.is_dir():
             raise OutputExistsError(f"output {path} is a directory", hint="Choose another output path.")
+    refuse_special(paths)
     if not overwrite:
-        _refuse_files(paths)
-    for directory in dict.fromkeys(path.parent for path in paths):
+        _refuse_files(paths, completed)
+    for directory in directories:
         _refuse_unwritable(directory)
+
+
+def refuse_special(paths: Iterable[Path]) -> None:
+    """Refuse outputs that are there and no regular files: replacing a device or a pipe would take it away.
+
+    Links are refused as well. Written through, one name would change what another is; replaced, the link would be gone.
+
+    Raises:
+        UsageError: names the output and what it is.
+    """
+    for path in paths:
+        try:
+            mode = path.lstat().st_mode
+        except OSError:
+            continue  # not there, or told when it is written
+        if stat.S_ISLNK(mode):
+            raise UsageError(
+                f"output {path} is a symbolic link to {path.readlink()}",
+                hint="Name the file it leads to, or another output path.",
+            )
+        if not stat.S_ISREG(mode):
+            kind = next((words for is_kind, words in _SPECIAL_KINDS.items() if is_kind(mode)), "no regular file")
+            raise UsageError(f"output {path} is {kind}", hint="Name a regular file.")
 
 
 def refuse_inputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
@@ -95,11 +136,13 @@ def _is_same_entry(output: Path, input_path: Path) -> bool:
         return False
 
 
-def _refuse_files(paths: Iterable[Path]) -> None:
+def _refuse_files(paths: Iterable[Path], completed: Collection[Path] = ()) -> None:
     for path in paths:
         if os.path.lexists(path):
+            just_now = " (a command that was killed had finished it; it was put in place now)"
             raise OutputExistsError(
-                f"output {path} exists already", hint="Use --overwrite to replace it, or choose another output path."
+                f"output {path} exists already{just_now if path in completed else ''}",
+                hint="Use --overwrite to replace it, or choose another output path.",
             )
 
 
@@ -130,11 +173,20 @@ def _copy_aside(target: Path, aside: Path) -> None:
         target.replace(aside)
 
 
+def _is_torn(earlier: Path, directory: Path) -> bool:
+    """Say whether a file that was put aside is not in its place again."""
+    targets = {aside: directory / aside.name for aside in (earlier.iterdir() if earlier.exists() else ())}
+    return any(not target.exists() or not aside.samefile(target) for aside, target in targets.items())
+
+
 class OutputFiles:
     """A transaction over output files: :meth:`commit` puts all written files in place, or none.
 
     Leaving the ``with`` block without a commit removes the written files and the directories created for them, and
-    leaves earlier files unchanged.
+    leaves earlier files unchanged. Weights of a replaced model that no other model names are removed with it. After a
+    kill in the middle of a commit, the next transaction in the directory completes it; each model is whole meanwhile,
+    for its data is moved before it, under a name that no other data has. Files in several directories appear together
+    as far as errors go; a kill leaves each directory whole by itself.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -147,8 +199,9 @@ class OutputFiles:
     def __init__(self) -> None:
         """Start an empty transaction."""
         self._reserved: list[Path] = []
-        self._dropped: list[Path] = []
-        self._folders: dict[Path, Path] = {}
+        self._kept: set[Path] = set()
+        self._folders: dict[Path, OwnedFolder] = {}
+        self._unused: dict[Path, list[str]] = {}
         self._made_directories: list[Path] = []
         self._is_committed = False
 
@@ -160,7 +213,7 @@ class OutputFiles:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Remove what was not committed; errors are told as by :meth:`explained_errors`."""
-        self._remove_leftovers()
+        self._finish()
         if error is not None:
             self._explain(error)
 
@@ -182,7 +235,7 @@ class OutputFiles:
         if isinstance(error, WriteError):
             # The message names the hidden folder, which no longer exists.
             for directory, folder in self._folders.items():
-                error.message = error.message.replace(str(folder), str(directory))
+                error.message = error.message.replace(str(folder.path / STAGED), str(directory))
         if isinstance(error, OSError) and (target := self._target_of(error)) is not None:
             raise write_error(target, error) from error
 
@@ -199,15 +252,17 @@ class OutputFiles:
             path = path.absolute()
             if path.parent not in self._folders:
                 self._make_directory(path.parent)
-                self._folders[path.parent] = Path(tempfile.mkdtemp(prefix=PARTIAL_PREFIX, dir=path.parent))
+                settle_interrupted(path.parent)
+                self._folders[path.parent] = OwnedFolder.make(path.parent, PARTIAL_PREFIX)
+                (self._folders[path.parent].path / STAGED).mkdir()
         except OSError as error:
             raise write_error(path, error) from error
         self._reserved.append(path)
-        return self._folders[path.parent] / path.name
+        return self._folders[path.parent].path / STAGED / path.name
 
-    def drop(self, path: Path) -> None:
-        """Delete an earlier file at the commit unless it is written again, such as the data of a replaced model."""
-        self._dropped.append(path.absolute())
+    def keep(self, paths: Iterable[Path]) -> None:
+        """Keep files that a replaced model names, such as the weights of what is read."""
+        self._kept.update(path.absolute() for path in paths)
 
     def written_sizes(self) -> dict[Path, int]:
         """Return the files written so far: final path → size in bytes."""
@@ -221,53 +276,71 @@ class OutputFiles:
 
         Raises:
             OutputExistsError: another process created one of them meanwhile, and it may not be replaced.
+            UsageError: one of them is a link, a device, a pipe or a socket by now.
             WriteError: a file could not be put in place; all earlier files are unchanged.
         """
         reserved_places = self._reserved_places()
+        refuse_special(reserved_places)
         if not overwrite:
-            _refuse_files(reserved_places)
+            _refuse_files(path for path in reserved_places if path in self._reserved)
         sizes = self.written_sizes()
+        unused = self._orphaned_data(reserved_places)
         with contextlib.ExitStack() as undo:
             target = None
             try:
-                for target in (path for path in self._dropped if path not in reserved_places and os.path.lexists(path)):
-                    aside = self._place_aside(target)
-                    target.replace(aside)
-                    undo.callback(aside.replace, target)
+                for directory, folder in self._folders.items():
+                    names = [path.name for path in reserved_places if path.parent == directory]
+                    target = directory / names[-1] if names else target
+                    # One move is whole by itself.
+                    if len(names) + len(unused.get(directory, ())) > 1:
+                        write_journal(folder.path, folder.path / STAGED, directory, names, unused.get(directory, ()))
                 for target, place in reserved_places.items():
-                    if os.path.lexists(target):
-                        aside = self._place_aside(target)
-                        _copy_aside(target, aside)
-                        undo.callback(aside.replace, target)
-                    place.replace(target)
-                    undo.callback(target.replace, place)
+                    self._move(target, place, undo)
             except OSError as error:
                 # Leaving the stack undoes the moves, the last one first.
                 raise write_error(target or Path(), error) from error
             with interruptions_held():
+                self._unused = unused
                 undo.pop_all()
                 self._is_committed = True
                 record_committed(reversed(sizes))  # the model is moved last
-        self._remove_leftovers()
+        self._finish()
         return sizes
+
+    def _move(self, target: Path, place: Path, undo: contextlib.ExitStack) -> None:
+        """Move a file to its place, and register what takes that back."""
+        is_there = os.path.lexists(target)
+        if is_there and target in self._reserved:
+            aside = self._folders[target.parent].path / EARLIER / target.name
+            aside.parent.mkdir(exist_ok=True)
+            _copy_aside(target, aside)
+            undo.callback(aside.replace, target)
+        place.replace(target)
+        if not is_there or target in self._reserved:
+            # Data is called after its content: what it replaced was the same.
+            undo.callback(target.replace, place)
+
+    def _orphaned_data(self, targets: Iterable[Path]) -> dict[Path, list[str]]:
+        """Return by directory the weights that the models to be replaced name, and that may go with them."""
+        found: dict[Path, list[str]] = {}
+        for target in targets:
+            if target.suffix.lower() != MODEL_SUFFIX or not os.path.lexists(target):
+                continue
+            from winml.modelkit.graph.files.orphaned_data import replaceable_data
+
+            paths = {target.with_name(name) for name in replaceable_data(target)} - {*self._kept, *self._reserved}
+            found.setdefault(target.parent, []).extend(path.name for path in paths if os.path.lexists(path))
+        return found
 
     def _reserved_places(self) -> dict[Path, Path]:
         """Return final path → temporary path. The file reserved first is moved last, after the files it names."""
         places = {
             directory / place.name: place
             for directory, folder in self._folders.items()
-            for place in sorted(folder.iterdir() if folder.exists() else ())
-            if place.name != REPLACED
+            for place in sorted((folder.path / STAGED).iterdir() if (folder.path / STAGED).exists() else ())
         }
         companions = [path for path in places if path not in self._reserved]
         return {path: places[path] for path in (*companions, *reversed(self._reserved)) if path in places}
-
-    def _place_aside(self, target: Path) -> Path:
-        if target.parent not in self._folders:
-            self._folders[target.parent] = Path(tempfile.mkdtemp(prefix=PARTIAL_PREFIX, dir=target.parent))
-        aside = self._folders[target.parent] / REPLACED / target.name
-        aside.parent.mkdir(exist_ok=True)
-        return aside
 
     def _make_directory(self, directory: Path) -> None:
         missing_directories = [parent for parent in (directory, *directory.parents) if not parent.exists()]
@@ -279,14 +352,23 @@ class OutputFiles:
         """Return the output that a system error concerns, or None if it concerns something else."""
         if error.filename is not None:
             place = Path(os.fsdecode(error.filename))
-            return next(
-                (parent / place.name for parent, folder in self._folders.items() if folder == place.parent), None
-            )
+            staged = {folder.path / STAGED: directory for directory, folder in self._folders.items()}
+            return staged[place.parent] / place.name if place.parent in staged else None
         return self._reserved[-1] if self._reserved and error.errno in _DISK_ERRORS else None
 
-    def _remove_leftovers(self) -> None:
-        for folder in self._folders.values():
-            shutil.rmtree(folder, ignore_errors=True)
+    def _finish(self) -> None:
+        """Remove what is no longer needed; done again where an interruption came in between."""
+        for directory, names in self._unused.items():
+            from winml.modelkit.graph.files.orphaned_data import remove_unused
+
+            remove_unused(directory, names)
+        for directory, folder in self._folders.items():
+            if not self._is_committed and _is_torn(folder.path / EARLIER, directory):
+                folder.release()  # earlier files could not be put back: the next command completes the journal
+                continue
+            with contextlib.suppress(OSError):
+                remove_journal(folder.path)
+            folder.remove()
         if self._is_committed:
             return
         for directory in reversed(self._made_directories):

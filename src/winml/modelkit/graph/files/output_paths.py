@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.file_names import BUILT_MODEL_NAME, data_path, report_path, sidecar_path
+from winml.modelkit.file_names import BUILT_MODEL_NAME, report_path, sidecar_path
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.files.output_files import refuse_existing
 
@@ -48,18 +48,14 @@ class ExportPaths:
             report=report_path(model) if with_report else None,
         )
 
-    @property
-    def data(self) -> Path:
-        """Where the weights go when they are too large for the model file."""
-        return data_path(self.model)
-
     def refuse_existing(self, *, overwrite: bool) -> None:
         """Refuse to go on if a file is there already and may not be replaced, or its place cannot be written.
 
         Raises:
             OutputExistsError: names the first file that exists.
+        UsageError: names the first that is no regular file.
         """
-        outputs = (self.model, self.data, self.sidecar, self.report)
+        outputs = (self.model, self.sidecar, self.report)
         refuse_existing([path for path in outputs if path], overwrite=overwrite)
 
 
@@ -71,4 +67,4 @@ def files_of_model(path: Path) -> tuple[Path, ...]:
         data = external_files(path)
     except InputError:
         data = ()  # whoever runs the model tells what is wrong with it
-    return (path, *data, data_path(path), sidecar_path(path), report_path(path))
+    return (path, *data, sidecar_path(path), report_path(path))

@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError
-from winml.modelkit.file_names import data_path
+from winml.modelkit.file_names import data_path, unfinished_data_path
+from winml.modelkit.graph.files.content_digest import content_digest
 from winml.modelkit.graph.files.external_data import check_data_file
 from winml.modelkit.graph.files.reading import read_structure
 
-__all__ = ["external_files", "link_or_copy", "place_copy"]
+__all__ = ["data_names", "external_files", "link_or_copy", "name_data", "place_copy", "place_data", "rename_locations"]
 
 _LOCATION, _OFFSET, _LENGTH = "location", "offset", "length"
 """Specified: keys of a tensor's external data: its file, and the bytes in it."""
@@ -43,11 +44,57 @@ def external_files(path: Path) -> tuple[Path, ...]:
     return tuple(files.values())
 
 
+def data_names(path: Path) -> tuple[str, ...]:
+    """Return the data files a model names, as it names them; nothing is looked for.
+
+    Raises:
+        ModelPathError: there is no such model file.
+        InputError: it is no ONNX file.
+    """
+    return tuple(dict.fromkeys(entry.value for entry in _location_entries(read_structure(path))))
+
+
+def name_data(data: Path, model: Path) -> Path:
+    """Give weights that were written for a model the name that goes with their content; returns where they are.
+
+    Raises:
+        OSError: the file cannot be read or renamed.
+    """
+    return data.replace(data_path(model, content_digest(data)))
+
+
+def place_data(files: Iterable[Path], target: Path) -> dict[Path, Path]:
+    """Copy the data files of a model for another one.
+
+    Args:
+        files: The data files.
+        target: The model that is to name them.
+
+    Returns:
+        Data file → its copy beside the target, called after the target and its content.
+
+    Raises:
+        OSError: a file cannot be made.
+    """
+    copies = {}
+    for file in files:
+        copy = unfinished_data_path(target)
+        shutil.copyfile(file, copy)
+        copies[file] = name_data(copy, target)
+    return copies
+
+
+def rename_locations(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
+    """Let the tensors of a model name other data files, in place: name → new name."""
+    for entry in _location_entries(model):
+        entry.value = names[entry.value]
+
+
 def place_copy(original: Path, target: Path, *, share_data: bool = False, may_link: bool = True) -> tuple[Path, ...]:
     """Give a model another name: a hard link, or a copy where links fail.
 
-    Weights kept outside are copied under the name that goes with the target (``data_path``; further data files are
-    numbered), unless they are shared.
+    Weights kept outside are copied under names that go with the target and their content (``data_path``), unless they
+    are shared.
 
     Args:
         original: The model; not changed.
@@ -71,16 +118,12 @@ def place_copy(original: Path, target: Path, *, share_data: bool = False, may_li
         else:
             shutil.copyfile(original, target)
         return (target,)
-    names = {file: f"{data_path(target).name}{number or ''}" for number, file in enumerate(data)}
-    placed = [target.with_name(name) for name in names.values()]
-    for file, place in zip(data, placed, strict=True):
-        shutil.copyfile(file, place)
+    copies = place_data(data, target)
     # Small: the large tensors are in the data files.
     model = onnx.load(original, load_external_data=False)
-    for entry in _location_entries(model):
-        entry.value = names[_existing_data_file(original, entry.value)]
+    rename_locations(model, {name: copies[_existing_data_file(original, name)].name for name in data_names(original)})
     target.write_bytes(model.SerializeToString())
-    return (target, *placed)
+    return (target, *dict.fromkeys(copies.values()))
 
 
 def link_or_copy(original: Path, target: Path) -> None:

@@ -15,8 +15,9 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit.errors import InternalError, WriteError
-from winml.modelkit.file_names import data_path
+from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.files.output_files import write_error
+from winml.modelkit.graph.files.placing import name_data, rename_locations
 from winml.modelkit.graph.files.wire import varint
 
 __all__ = ["INLINE_LIMIT_BYTES", "write_model"]
@@ -46,7 +47,7 @@ def write_model(
     """Write a model; weights go inside the file, or to its ``data_path`` where the file would be too large.
 
     The model in memory is not changed. The model file names the data file without a folder, so both can be moved
-    together.
+    together; the data file is called after its content.
 
     Args:
         model: The model. Tensors that are computed on demand are computed here, once each.
@@ -75,11 +76,23 @@ def write_model(
                 with path.open("wb") as file:
                     framing.write(file)
                 return (path,)
-        ir.save(model, path, external_data=data_path(path).name, alignment=ALIGNMENT_BYTES,
-                align_threshold=ALIGNED_BYTES)  # fmt: skip
-        return (path, data_path(path))
+        return _write_outside(model, path)
     except OSError as error:
         raise write_error(path, error) from error
+
+
+def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
+    unfinished = unfinished_data_path(path)
+    ir.save(model, path, external_data=unfinished.name, alignment=ALIGNMENT_BYTES, align_threshold=ALIGNED_BYTES)
+    if not unfinished.exists() or not unfinished.stat().st_size:
+        unfinished.unlink(missing_ok=True)
+        return (path,)  # no tensor was large enough to be outside
+    data = name_data(unfinished, path)
+    # Small: the large tensors are in the data file.
+    proto = onnx.load(path, load_external_data=False)
+    rename_locations(proto, {unfinished.name: data.name})
+    path.write_bytes(proto.SerializeToString())
+    return (path, data)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,62 @@
+"""A command that is killed at any moment leaves files of before or of after it, and the next one tidies up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+import killing
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the harness forks, and reads /proc"),
+]
+
+_SEVERAL_MODELS = {"extract", "build"}
+"""Verbs that replace several models, one after the other; each of them is whole by itself."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What was in the folder after each kill, by verb."""
+    place = tmp_path_factory.mktemp("kills")
+    (place / "work").mkdir()
+    (place / "temporary").mkdir()
+    variables = {
+        **os.environ,
+        "TMPDIR": str(place / "temporary"),
+        "WINML_CACHE": str(place / "cache"),
+        # A process with threads of its own cannot be forked.
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, killing.__file__, str(place / "work"), *killing.VERBS]
+    done = subprocess.run(
+        command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=900
+    )
+    assert 0 == done.returncode, done.stderr
+    records = defaultdict(list)
+    for line in done.stdout.splitlines():
+        record = json.loads(line)
+        records[record["verb"]].append(record)
+    return records
+
+
+@pytest.mark.parametrize("verb", killing.VERBS)
+def test_killed_verb_leaves_old_or_new_files(verb: str, found: dict[str, list[dict[str, Any]]]) -> None:
+    """Every model loads and answers as before or as after; the next command makes the set whole, with nothing left."""
+    records = found[verb]
+    assert [True] * (len(records) - 1) + [False] == [record["killed"] for record in records]
+    allowed = {"old", "new", "new+old"} if verb in _SEVERAL_MODELS else {"old", "new"}
+    assert [] == [record for record in records if record["at_once"] not in allowed]
+    assert [] == [record for record in records if record["set"] not in {"old", "new"}]
+    assert [] == [record for record in records if record["left"]]
+    # The commit is one moment: before it the folder is as it was, from then on as it is to be.
+    states = [record["at_once"] for record in records]
+    assert sorted(states, key=["old", "new+old", "new"].index) == states
+    assert {"old", "new"} <= set(states)

@@ -1,0 +1,315 @@
+"""Kills a command before each of its file operations, and says what is in the folder afterwards.
+
+Run as a program: ``python killing.py FOLDER VERB...`` prints one JSON object per kill. The verbs are warmed up once;
+each kill is a fork of that process, which ends itself with SIGKILL by an audit hook. What the hook sees are the
+operations Python makes: open for writing, rename, link, remove, mkdir, rmdir. It does not see single writes into an
+open file, nor what native code writes; both happen in hidden folders only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+MOVING = {"os.rename", "os.link", "os.symlink"}
+CHANGING = {"os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod"}
+
+MODULES = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Block(), Block()
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+def old():
+    torch.manual_seed(1)
+    return Net()
+
+def new():
+    torch.manual_seed(2)
+    return Net()
+
+def example_inputs():
+    return torch.linspace(-1, 1, 48).reshape(3, 16)
+"""
+"""Two models of one shape and different weights; linear layers become one hierarchy module each, ``Block``."""
+
+
+def run_winml(*arguments: str | Path) -> None:
+    """Run a verb in this process, as the shell would.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    from winml.modelkit.cli.main import main
+
+    silence = io.StringIO()
+    with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as leave:
+            if leave.code:
+                raise RuntimeError(f"winml {arguments[0]} ended with {leave.code}: {silence.getvalue()}") from None
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command that writes into a folder, from either of two sources."""
+
+    name: str
+    command: Callable[[Path, Path, str], Sequence[str | Path]]
+    """Place of the sources, the folder, ``old`` or ``new`` → arguments."""
+
+    def run(self, place: Path, folder: Path, which: str) -> None:
+        """Run it."""
+        run_winml(*self.command(place, folder, which))
+
+
+VERBS = {
+    verb.name: verb
+    for verb in (
+        Verb("export", lambda place, folder, which: (
+            "export", "-m", f"{place / 'nets.py'}:{which}", "-o", folder / "model.onnx", "--overwrite", "--with-report",
+            "--no-verify", "--no-dynamo", "-q",
+        )),
+        Verb("optimize", lambda place, folder, which: (
+            "optimize", "-m", place / which / "in.onnx", "-o", folder / "model.onnx", "--level", "basic",
+            "--external-data", "--overwrite", "--no-verify", "-q",
+        )),
+        Verb("extract", lambda place, folder, which: (
+            "extract", "-m", place / which / "in.onnx", "--module", "Block", "-o", folder, "--with-inputs",
+            "--overwrite", "-q",
+        )),
+        Verb("retag", lambda place, folder, which: (
+            "retag", place / which / "in.onnx", place / which / "bare.onnx", "-o", folder / "model.onnx",
+            "--overwrite", "-q",
+        )),
+        Verb("pin", lambda place, folder, which: (
+            "export", "-m", place / which / "open.onnx", "-o", folder / "model.onnx", "--shape-config",
+            '{"rows": 3}', "--overwrite", "--no-verify", "-q",
+        )),
+        Verb("build", lambda place, folder, which: (
+            "build", "-m", f"{place / 'nets.py'}:{which}", "-o", folder, "--level", "basic", "--no-verify",
+            "--no-dynamo", "-q",
+        )),
+    )
+}  # fmt: skip
+
+
+def keep_weights_outside() -> None:
+    """Let every model have its weights in a file of their own, as large ones do."""
+    from winml.modelkit.flows import optimize
+    from winml.modelkit.graph.files.writing import write_model
+
+    assert write_model.__kwdefaults__ is not None
+    write_model.__kwdefaults__["inline_limit_bytes"] = 0
+    optimize.EXTERNAL_BYTES = 0
+
+
+def make_sources(place: Path) -> None:
+    """Write the models that the verbs start from."""
+    import onnx
+
+    (place / "nets.py").write_text(MODULES)
+    for which in ("old", "new"):
+        (place / which).mkdir()
+        source = place / which / "in.onnx"
+        axes = ("--dynamic-axes", '{"x": {"0": "rows"}}')
+        run_winml("export", "-m", f"{place / 'nets.py'}:{which}", "-o", source, "--no-dynamo", "-q")
+        run_winml("export", "-m", f"{place / 'nets.py'}:{which}", "-o", place / which / "open.onnx", *axes, "-q")
+        bare = onnx.load(source, load_external_data=False)
+        for node in bare.graph.node:
+            node.ClearField("metadata_props")
+        (place / which / "bare.onnx").write_bytes(bare.SerializeToString())
+
+
+class KillBefore:
+    """An audit hook that kills this process before the N-th operation in some folders. It cannot be taken off."""
+
+    def __init__(self, number: int, folders: Sequence[Path]) -> None:
+        self._left = number
+        self._folders = tuple(str(folder) for folder in folders)
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if any(path.startswith(self._folders) for path in self._changed_paths(event, arguments)):
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _changed_paths(self, event: str, arguments: tuple[Any, ...]) -> Iterator[str]:
+        if event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING:
+            yield self._absolute(arguments[0])
+        elif event in MOVING:
+            yield self._absolute(arguments[0], arguments[2] if len(arguments) > 3 else -1)
+            yield self._absolute(arguments[1], arguments[-1])
+        elif event in CHANGING:
+            folder = arguments[-1] if event != "os.truncate" else -1
+            yield self._absolute(arguments[0], folder)
+
+    @staticmethod
+    def _absolute(path: Any, folder: Any = -1) -> str:
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return ""
+        path = os.fsdecode(path)
+        if isinstance(folder, int) and folder >= 0:
+            path = f"/proc/self/fd/{folder}/{path}"
+        # The folder without its links; a link in the last place is what is changed.
+        return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
+
+
+def kill_before(number: int, folders: Sequence[Path], work: Callable[[], None]) -> bool:
+    """Do some work in a fork of this process, killed before its N-th operation; returns whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            sys.addaudithook(KillBefore(number, folders))
+            work()
+            os._exit(0)
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        return True
+    if status:
+        raise RuntimeError(f"the command failed by itself: {status}")
+    return False
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, hidden ones included."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class Judge:
+    """Says of a folder whether it is as before or as after a command."""
+
+    def __init__(self, before: Path, after: Path) -> None:
+        self._files = {"old": contents(before), "new": contents(after)}
+        self._answers = {which: self._answers_in(folder) for which, folder in (("old", before), ("new", after))}
+
+    def models(self, folder: Path) -> str:
+        """Say what a plain reader finds: ``old``, ``new``, both (each model by itself is one), or what is wrong."""
+        found = set()
+        for name, answer in self._answers_in(folder).items():
+            which = [which for which, answers in self._answers.items() if answers.get(name) == answer]
+            found.add("any" if len(which) == 2 else which[0] if which else f"{name}: {answer[:60]}")
+        return "+".join(sorted(found - {"any"})) or "any"
+
+    @staticmethod
+    def _answers_in(folder: Path) -> dict[str, str]:
+        import numpy as np
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 4
+        answers = {}
+        for path in sorted(folder.glob("*.onnx")):
+            try:
+                session = ort.InferenceSession(str(path), options)
+                name = session.get_inputs()[0].name
+                values = session.run(None, {name: np.linspace(-1, 1, 48, dtype=np.float32).reshape(3, 16)})
+                answers[path.name] = hashlib.sha256(values[0].tobytes()).hexdigest()
+            except Exception as error:  # noqa: PERF203 - one of a few files
+                answers[path.name] = str(error)
+        return answers
+
+    def whole_set(self, folder: Path) -> str:
+        """Say whether all files are ``old`` or all are ``new``; else name what is left over, missing or mixed."""
+        found, old, new = contents(folder), self._files["old"], self._files["new"]
+        if found == old:
+            return "old"
+        wrong = {*(found.keys() ^ new.keys())}
+        for name in found.keys() & new.keys():
+            # Times of day differ from run to run, in the texts only.
+            if (found[name] == old.get(name) and found[name] != new[name]) or (
+                found[name] != new[name] and not name.endswith((".json", ".md", ".npz"))
+            ):
+                wrong.add(name)
+            if name.endswith("_htp_metadata.json"):
+                model = name.replace("_htp_metadata.json", ".onnx")
+                if json.loads(found[name])["model_sha256"] != hashlib.sha256(found[model]).hexdigest():
+                    wrong.add(f"{name} of another model")
+        return "new" if not wrong else f"mixed: {', '.join(sorted(wrong))}"
+
+
+def run_next(verb: Verb, place: Path, folder: Path) -> None:
+    """Run what finds the folder after the kill: the same build again, or a command that merely writes there as well."""
+    if verb.name == "build":
+        verb.run(place, folder, "new")
+        return
+    other = folder / "other.onnx"
+    run_winml("optimize", "-m", place / "new" / "in.onnx", "-o", other, "--level", "basic", "--no-verify", "-q")
+    for path in folder.glob(f"{other.name}*"):
+        path.unlink()
+
+
+def judge_verb(verb: Verb, place: Path) -> Iterator[dict[str, Any]]:
+    """Kill a verb before every operation, and yield what was found after each kill."""
+    folder, before, after = place / "out", place / f"{verb.name}-before", place / f"{verb.name}-after"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    verb.run(place, folder, "old")
+    shutil.copytree(folder, before)
+    verb.run(place, folder, "new")
+    shutil.copytree(folder, after)
+    judge, temporary = Judge(before, after), Path(tempfile.gettempdir())
+    number = 0
+    while True:
+        number += 1
+        shutil.rmtree(folder)
+        shutil.copytree(before, folder)
+        was_killed = kill_before(number, (folder, temporary), lambda: verb.run(place, folder, "new"))
+        at_once = judge.models(folder)
+        run_next(verb, place, folder)
+        left = [path.name for path in temporary.iterdir()]
+        yield {
+            "verb": verb.name,
+            "number": number,
+            "killed": was_killed,
+            "at_once": at_once,
+            "afterwards": judge.models(folder),
+            "set": judge.whole_set(folder),
+            "left": left,
+        }
+        if not was_killed:
+            return
+
+
+def main(place: Path, names: Sequence[str]) -> None:
+    """Judge verbs, and print what was found."""
+    keep_weights_outside()
+    make_sources(place)
+    for name in names:
+        for found in judge_verb(VERBS[name], place):
+            print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
