@@ -57,7 +57,7 @@ def retag_model(
     target = after if output is None else Path(output)
     _refuse_output(before, after, target, overwrite=overwrite)
     original, _ = read_foreign(before)
-    model, repaired = read_foreign(after)
+    model, merged = read_foreign(after)
     data = external_files(after)
     shares_data = target.absolute().parent.resolve() == after.absolute().parent.resolve()
     copies = {} if shares_data else {file: target.parent / file.relative_to(after.parent) for file in data}
@@ -79,9 +79,13 @@ def retag_model(
         after=after,
         report=report,
         coverage=measure_coverage(model),
-        repaired=repaired,
+        repaired=merged.nodes,
         size_bytes=sum(written.values()),
-        notes=(*report.notes, *_sharing_notes(target, after, data if shares_data else ())),
+        notes=(
+            *merged._replace(nodes=0).notes(),
+            *report.notes,
+            *_sharing_notes(target, after, data if shares_data else ()),
+        ),
     )
 
 
