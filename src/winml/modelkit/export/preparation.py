@@ -85,13 +85,19 @@ class FlatForward:
 
 @contextmanager
 def prepared_for_export(
-    model: nn.Module, input_names: Sequence[str], forward_options: Mapping[str, Any] | None = None, *, path: str = ""
+    model: nn.Module,
+    input_names: Sequence[str],
+    forward_options: Mapping[str, Any] | None = None,
+    *,
+    path: str = "",
+    plain_attention: bool = True,
 ) -> Iterator[FlatForward]:
     """Replace the forward of ``model`` by its :class:`FlatForward`; in place, undone at the end.
 
-    Inside the block the model is in evaluation mode, gradients are off, attention is computed from plain operators, and
-    compiled modules are replaced by their uncompiled form. The training flag of every submodule, the forward method,
-    compiled modules, the gradient mode and the way attention is computed are always restored.
+    Inside the block the model is in evaluation mode, gradients are off, and compiled modules are replaced by their
+    uncompiled form. With ``plain_attention``, attention and transformer layers of ``torch.nn`` call plain operators in
+    place of fused ones and nested tensors, which have no ONNX form. The training flag of every submodule, the forward
+    method, compiled modules, the gradient mode and the way attention is computed are always restored.
 
     With ``path``, the forward of that module inside ``model`` is called alone, through the modules around it, so that
     its scopes are those it has in the whole model.
@@ -111,7 +117,9 @@ def prepared_for_export(
         replaced.enter_context(_forward_replaced(model, flat))
         model.eval()
         try:
-            with torch.no_grad(), _without_fast_path(), without_compilation(model):
+            if plain_attention:
+                replaced.enter_context(_without_fast_path())
+            with torch.no_grad(), without_compilation(model):
                 yield flat
         finally:
             for module, was_training in training.items():
@@ -120,10 +128,7 @@ def prepared_for_export(
 
 @contextmanager
 def _without_fast_path() -> Iterator[None]:
-    """Let torch.nn's attention and transformer layers compute with plain operators, for the time of the block.
-
-    In evaluation mode they otherwise call fused operators and nested tensors, which have no ONNX form.
-    """
+    """Switch off the fast path of torch.nn's attention in evaluation mode, for the time of the block."""
     was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
