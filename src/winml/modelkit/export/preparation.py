@@ -22,6 +22,7 @@ from torch import nn
 from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.script returns it
 
 from winml.modelkit.errors import ExportError
+from winml.modelkit.export.forward_hooks import detached_hooks
 from winml.modelkit.hierarchy.compiled_modules import without_compilation
 
 __all__ = ["FlatForward", "flatten_outputs", "prepared_for_export"]
@@ -113,6 +114,8 @@ def prepared_for_export(
             forward = _calling(inner, forward)
             if outer is not model:
                 replaced.enter_context(_forward_replaced(outer, forward))
+        if not path:
+            forward = replaced.enter_context(detached_hooks(model, forward))
         flat = FlatForward(forward, input_names, forward_options)
         replaced.enter_context(_forward_replaced(model, flat))
         model.eval()

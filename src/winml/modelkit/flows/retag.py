@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.graph.files.foreign_reading import read_foreign
+from winml.modelkit.graph.files.foreign_reading import MergedKeys, read_foreign
 from winml.modelkit.graph.files.metadata_rewriting import rewrite_metadata
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing, refuse_inputs, write_error
 from winml.modelkit.graph.files.output_paths import ExportPaths, files_of_model
@@ -82,7 +82,7 @@ def retag_model(
         repaired=merged.nodes,
         size_bytes=sum(written.values()),
         notes=(
-            *merged._replace(nodes=0).notes(),
+            *MergedKeys(0, merged.model_keys).notes(),
             *report.notes,
             *_sharing_notes(target, after, data if shares_data else ()),
         ),
