@@ -18,6 +18,7 @@ import tempfile
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ from checkpoints import CONFIGS, build_model, make_distinct  # noqa: E402
 from foreign_tools import Tool, onnxscript_fusions, onnxscript_optimizer, onnxsim, onnxslim, ort_level  # noqa: E402
 from hostile_modules import GROUPS, group_inputs, make_group  # noqa: E402
 from truth import Recording, judge, record  # noqa: E402
-from winml.modelkit import WinMLExportConfig, export_pytorch, optimize_onnx  # noqa: E402
+from winml.modelkit import ExportResult, WinMLExportConfig, export_pytorch, optimize_onnx  # noqa: E402
 from winml.modelkit.export.preparation import prepared_for_export  # noqa: E402
 from winml.modelkit.export.tensors import to_torch  # noqa: E402
 from winml.modelkit.flows.export.live_module import loaded_from_module  # noqa: E402
@@ -42,7 +43,7 @@ DOCUMENT = ROOT / "docs" / "reference" / "carry.md"
 START, END = "<!-- tables: scripts/truth_eval.py -->", "<!-- end of the table by values -->"
 EXPORTERS: tuple[Literal["torchscript", "dynamo"], ...] = ("torchscript", "dynamo")
 LEVELS = ("basic", "extended", "full")
-FURTHER = {
+FURTHER: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "beit": ("BeitForImageClassification", {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 32,
         "patch_size": 8, "layer_scale_init_value": 0.1,
@@ -65,13 +66,13 @@ def foreign(tool: Tool) -> Tool:
     return run
 
 
-def own(**options: Any) -> Tool:
+def own(**options: Any) -> Callable[[Path, Path], object]:
     """Return our optimizer with options."""
-    return lambda source, target: optimize_onnx(source, target, overwrite=True, verify=False, **options) and None
+    return lambda source, target: optimize_onnx(source, target, overwrite=True, verify=False, **options)
 
 
-TOOLS: Mapping[str, Tool] = {
-    "as exported": lambda source, target: target.write_bytes(source.read_bytes()) and None,
+TOOLS: Mapping[str, Callable[[Path, Path], object]] = {
+    "as exported": lambda source, target: target.write_bytes(source.read_bytes()),
     **{f"winml optimize --level {level}": own(level=level) for level in LEVELS},
     "winml optimize --enable-nchwc-layout": own(level="full", nchwc_layout=True),
     **{f"ORT, {level}": foreign(ort_level(f"ENABLE_{level.upper()}")) for level in ("basic", "extended", "all")},
@@ -100,17 +101,20 @@ def architecture(name: str) -> tuple[nn.Module, list[torch.Tensor], Recording]:
         return model, list(tensors.values()), record(model, list(tensors.values()))
 
 
+def _export(model: nn.Module, inputs: Any, path: Path, config: WinMLExportConfig) -> ExportResult:
+    return export_pytorch(model, path, inputs, config=config)
+
+
 def models(names: Sequence[str]) -> Iterator[tuple[str, Callable[[Path, Any], Any], Recording, list[torch.Tensor]]]:
     """Yield a name, a function that exports, what ran, and the inputs it ran on."""
     for name in names or [*CONFIGS, *FURTHER, "zoo"]:
         if name == "zoo":
             for group in GROUPS:
                 zoo, inputs = make_group(group), group_inputs()
-                export = lambda path, config, zoo=zoo, inputs=inputs: export_pytorch(zoo, path, inputs, config=config)  # noqa: E731
-                yield f"zoo {group}", export, record(zoo, inputs), inputs
+                yield f"zoo {group}", partial(_export, zoo, inputs), record(zoo, inputs), inputs
         else:
             model, inputs, recording = architecture(name)
-            yield name, lambda path, config, model=model: export_pytorch(model, path, config=config), recording, inputs
+            yield name, partial(_export, model, None), recording, inputs
 
 
 def run(names: Sequence[str]) -> tuple[dict[tuple[str, str], Counter[str]], list[str]]:

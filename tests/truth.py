@@ -84,11 +84,11 @@ def _is_telling(values: NDArray[Any]) -> bool:
     return different >= min(FEWEST_VALUES, values.size) and values.size > 1
 
 
-class Recording(TorchDispatchMode):
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps every operator that runs, with its results and the modules around it; hooks included."""
 
     def __init__(self, model: nn.Module, inputs: Iterable[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[Operator] = []
         self.values = ValueClasses()
         self.weights = ValueClasses()
@@ -260,7 +260,9 @@ class _Judging:
         read = {
             self.classes[name] for node in cluster for name in node.input if self._is_float(name) and name not in inner
         }
-        if None in read or not made:
+        outputs = {value.name for value in self.model.graph.output}
+        is_open = any(self.classes.get(name, 0) is None for name in outputs & inner)
+        if None in read or not made or is_open:
             return []
         if len(cluster) == 1 and made <= read:
             # A node that gives values another layout belongs to who made them, who reads them, or what is between.

@@ -63,11 +63,12 @@ def absorbed_work(
             work, source = _work_between(comparison, name, further)
             if not work:
                 continue
-            if survivor is None or _has_other_weights(comparison, node, survivor):
-                absorbed.setdefault(node, []).extend(work)
-            elif name not in comparison.makers:
-                for earlier in _changed_before(comparison, node, source, before):
-                    absorbed.setdefault(earlier, []).extend(work)
+            # Into the layer before, as tools do it, unless that is as it was.
+            takers = [] if name in comparison.makers else _changed_before(comparison, node, source, before)
+            if not takers and (survivor is None or _has_other_weights(comparison, node, survivor)):
+                takers = [node]
+            for taker in takers:
+                absorbed.setdefault(taker, []).extend(work)
     return absorbed
 
 
@@ -141,9 +142,10 @@ def _work_between(comparison: Comparison, name: str, further: set[str]) -> tuple
             return work, name
         # An equal computation may have taken its place.
         gone = makers.get(name)
-        if gone is not None and name not in comparison.makers and len(list(_data_inputs(comparison, gone))) != 1:
+        if gone is not None and name not in comparison.makers:
             equal = (other for other in further if other in makers and makers[other].op_type == gone.op_type)
-            return (work, source) if (source := next(equal, None)) is not None else ([], "")
+            if (source := next(equal, None)) is not None:
+                return work, source
     return [], ""
 
 
