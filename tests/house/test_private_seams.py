@@ -40,6 +40,12 @@ SEAMS: dict[str, dict[str, str]] = {
         "._ONNX_TRANSLATION_TABLE": f"{_DYNAMO}/test_transformers_patches.py::"
         "test_patches_are_in_place_for_the_block_and_gone_after_it",
     },
+    "export.forward_hooks": {
+        "._forward_hooks": "tests/integration/test_forward_hooks.py::"
+        "test_hooks_of_the_root_see_what_its_forward_takes_and_returns",
+        "._forward_pre_hooks": "tests/integration/test_forward_hooks.py::"
+        "test_hooks_of_the_root_see_what_its_forward_takes_and_returns",
+    },
     "export.preparation": {
         "torch.jit._script": "tests/unit/export/test_preparation.py::"
         "test_prepared_for_export_scripted_module_is_refused_by_its_path",

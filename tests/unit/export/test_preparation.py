@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -152,6 +153,24 @@ def test_prepared_for_export_restores_after_an_error(is_patched: bool) -> None:
     assert [True, True, False] == [module.training for module in model.modules()]
     assert ({"forward"} if is_patched else set()) == {"forward"} & set(vars(model))
     assert not is_patched or vars(model)["forward"] is replacement
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_prepared_for_export_attention_is_plain_inside_and_as_it_was_afterwards(was_enabled: bool) -> None:
+    """The fast path is off, unless PyTorch is to be as fast as it is; an error does not leave it off."""
+    model, mha = nn.Linear(2, 2), torch.backends.mha
+    found = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(was_enabled)
+    try:
+        with prepared_for_export(model, ["input"], plain_attention=False):
+            assert was_enabled is mha.get_fastpath_enabled()
+        assert_plain = Mock(side_effect=ZeroDivisionError)
+        with pytest.raises(ZeroDivisionError), prepared_for_export(model, ["input"]):
+            assert_plain(mha.get_fastpath_enabled())
+        assert_plain.assert_called_once_with(False)
+        assert was_enabled is mha.get_fastpath_enabled()
+    finally:
+        mha.set_fastpath_enabled(found)
 
 
 def test_prepared_for_export_attribute_of_the_class_is_not_shadowed() -> None:

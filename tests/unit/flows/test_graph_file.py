@@ -164,6 +164,48 @@ def test_damaged_stamp_counts_for_nothing(tmp_path: Path) -> None:
     assert is_normalized(ir.load(result.model_path))
 
 
+def test_keys_that_stand_there_twice_are_merged_and_told(tmp_path: Path) -> None:
+    """A stamp does not vouch for such a file: it is written anew, with every key once, also without normalization."""
+    source = save(tmp_path / "in.onnx", stamped=True)
+    model = onnx.load(source)
+    model.metadata_props.add(key="author", value="one")
+    model.metadata_props.add(key="author", value="two")
+    model.graph.node[0].metadata_props.extend(list(model.graph.node[0].metadata_props))
+    onnx.save(model, source)
+    told = (
+        "1 node(s) had a metadata key several times: merged.",
+        "The model had author several times: the last was kept.",
+    )
+    copying = CopyRules(of_any_form=True)
+    for name, skip in (("out", False), ("skipped", True)):
+        task = GraphFileTask(source, tmp_path / f"{name}.onnx", skip_normalization=skip, copying=copying)
+        result = transform_file(task, ReluRemoval(0))
+        assert (False, told) == (result.is_copy, result.notes[:2])
+        written = onnx.load(result.model_path)
+        for holder in (written, *written.graph.node):
+            keys = [entry.key for entry in holder.metadata_props]
+            assert len(keys) == len(set(keys))
+        assert "two" == next(entry.value for entry in written.metadata_props if entry.key == "author")
+
+
+@pytest.mark.parametrize("change", ["a name taken away", "a weight nobody reads"])
+def test_stamp_does_not_hold_for_a_graph_that_broke_a_promise_later(change: str, tmp_path: Path) -> None:
+    """What the plain form promises and another tool undid is mended."""
+    source = save(tmp_path / "in.onnx", UNNORMALIZED_BODY)
+    plain = transform_file(GraphFileTask(source, tmp_path / "plain.onnx"), ReluRemoval(0)).model_path
+    model = onnx.load(plain)
+    if change == "a name taken away":
+        model.graph.node[1].name = ""
+    else:
+        model.graph.initializer.add().CopyFrom(onnx.helper.make_tensor("unread", onnx.TensorProto.FLOAT, [1], [0]))
+    onnx.save(model, plain)
+    result = transform_file(GraphFileTask(plain, tmp_path / "out.onnx"), ReluRemoval(0))
+    assert (False, 1) == (result.is_copy, result.normalizations)
+    mended = onnx.load(result.model_path).graph
+    assert len(mended.node) == len({node.name for node in mended.node} - {""})
+    assert ["w"] == [tensor.name for tensor in mended.initializer]
+
+
 def test_skipped_normalization_is_written_without_a_stamp_or_copied_where_that_is_allowed(tmp_path: Path) -> None:
     """A result that was not normalized never says that it was."""
     source = save(tmp_path / "in.onnx", UNNORMALIZED_BODY)

@@ -232,8 +232,8 @@ def test_inspect_onnx_repeated_metadata_keys_are_told(tmp_path: Path) -> None:
     model.metadata_props.add(key="author", value="bob")
     model.graph.node[0].metadata_props.add(key="winml.hierarchy.tag", value="/M/B")
     notes = _inspect_model(model, tmp_path).notes
-    assert "the model's metadata has author more than once; the last one is shown" == notes[0]
-    assert "1 node(s) have a metadata key more than once, which onnx.checker refuses" == notes[1]
+    assert notes[0].startswith("the model's metadata has author more than once, which onnx.checker refuses")
+    assert notes[1].startswith("1 node(s) have a metadata key more than once")
 
 
 def test_inspect_onnx_values_that_are_no_tensors_are_named(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from torch import nn
 from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.script returns it
 
 from winml.modelkit.errors import ExportError
+from winml.modelkit.export.forward_hooks import detached_hooks
 from winml.modelkit.hierarchy.compiled_modules import without_compilation
 
 __all__ = ["ArgumentBuilder", "FlatForward", "flatten_outputs", "prepared_for_export"]
@@ -115,12 +116,14 @@ def prepared_for_export(
     *,
     path: str = "",
     arguments: ArgumentBuilder | None = None,
+    plain_attention: bool = True,
 ) -> Iterator[FlatForward]:
     """Replace the forward of ``model`` by its :class:`FlatForward`; in place, undone at the end.
 
     Inside the block the model is in evaluation mode, gradients are off, and compiled modules are replaced by their
-    uncompiled form. The training flag of every submodule, the forward method, compiled modules and the gradient mode
-    are always restored.
+    uncompiled form. With ``plain_attention``, attention and transformer layers of ``torch.nn`` call plain operators in
+    place of fused ones and nested tensors, which have no ONNX form. The training flag of every submodule, the forward
+    method, compiled modules, the gradient mode and the way attention is computed are always restored.
 
     With ``path``, the forward of that module inside ``model`` is called alone, through the modules around it, so that
     its scopes are those it has in the whole model. ``arguments`` makes the arguments of the tensors, where these do not
@@ -137,15 +140,30 @@ def prepared_for_export(
             forward = _calling(inner, forward)
             if outer is not model:
                 replaced.enter_context(_forward_replaced(outer, forward))
+        if not path:
+            forward = replaced.enter_context(detached_hooks(model, forward))
         flat = FlatForward(forward, input_names, forward_options, arguments)
         replaced.enter_context(_forward_replaced(model, flat))
         model.eval()
         try:
+            if plain_attention:
+                replaced.enter_context(_without_fast_path())
             with torch.no_grad(), without_compilation(model):
                 yield flat
         finally:
             for module, was_training in training.items():
                 module.training = was_training
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Switch off the fast path of torch.nn's attention in evaluation mode, for the time of the block."""
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
 def _modules_on(model: nn.Module, path: str) -> list[nn.Module]:

@@ -19,7 +19,8 @@ import onnx_ir as ir
 
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import equality_words
-from winml.modelkit.graph.files.graph_reading import graph_of, load_graph
+from winml.modelkit.graph.files.foreign_reading import load_foreign, merge_duplicate_keys
+from winml.modelkit.graph.files.graph_reading import graph_of, reading_graph
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.graph.files.placing import external_files, place_copy
@@ -227,7 +228,7 @@ def transform_file(
         coverage=written.coverage,
         verification=written.verification,
         steps=clock.timings(),
-        notes=(*notes, *result.notes),
+        notes=(*opened.notes, *notes, *result.notes),
     )
 
 
@@ -242,6 +243,8 @@ class _OpenedSource:
     """Whether its stamp says that it is in its plain form."""
     may_be_copied: bool
     """Whether it can be the result as it is, where nothing is requested of the work."""
+    notes: tuple[str, ...]
+    """What was repaired while reading."""
 
 
 def _read_source(task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock) -> _OpenedSource:
@@ -251,17 +254,19 @@ def _read_source(task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock
         data = external_files(source)  # raises our errors, where a library would raise its own
         # The structure only: a copy by reference never reads the weights.
         structure = read_structure(source)
+        merged = merge_duplicate_keys(structure)
         refuse_invalid(structure, source)
         model = graph_of(structure, source)
         summary = summarize_graph(model, sum(file.stat().st_size for file in (source, *data)))
         is_plain = is_normalized(model)
-        may_be_copied = (task.copying.of_any_form and task.skip_normalization) or (
-            is_plain and task.external_data is None and structure.ir_version <= newest_ir_version()
+        may_be_copied = not merged and (
+            (task.copying.of_any_form and task.skip_normalization)
+            or (is_plain and task.external_data is None and structure.ir_version <= newest_ir_version())
         )
         if work.may_be_requested or not may_be_copied:
-            model = load_graph(source)
+            model = reading_graph(source, lambda: load_foreign(source))
         step.summary = f"{summary.nodes} nodes, opset {summary.opset}"
-    return _OpenedSource(model, summary, is_plain, may_be_copied)
+    return _OpenedSource(model, summary, is_plain, may_be_copied, merged.notes())
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.graph.files.foreign_reading import read_foreign
+from winml.modelkit.graph.files.foreign_reading import MergedKeys, read_foreign
 from winml.modelkit.graph.files.metadata_rewriting import rewrite_metadata
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing, refuse_inputs, write_error
 from winml.modelkit.graph.files.output_paths import ExportPaths
@@ -57,7 +57,7 @@ def retag_model(
     target = after if output is None else Path(output)
     _refuse_output(before, after, target, overwrite=overwrite)
     original, _ = read_foreign(before)
-    model, repaired = read_foreign(after)
+    model, merged = read_foreign(after)
     data = external_files(after)
     shares_data = target.absolute().parent.resolve() == after.absolute().parent.resolve()
     report = carry_tags(original, model)
@@ -78,9 +78,13 @@ def retag_model(
         after=after,
         report=report,
         coverage=measure_coverage(model),
-        repaired=repaired,
+        repaired=merged.nodes,
         size_bytes=sum(written.values()),
-        notes=(*report.notes, *_sharing_notes(target, after, data if shares_data else ())),
+        notes=(
+            *MergedKeys(0, merged.model_keys).notes(),
+            *report.notes,
+            *_sharing_notes(target, after, data if shares_data else ()),
+        ),
     )
 
 

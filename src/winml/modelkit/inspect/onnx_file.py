@@ -172,10 +172,15 @@ def _version_notes(model: onnx.ModelProto) -> list[str]:
 def _duplicate_notes(model: onnx.ModelProto, nodes: Sequence[PlacedNode]) -> list[str]:
     notes = []
     if repeated := _repeated_keys(model):
-        notes.append(f"the model's metadata has {', '.join(repeated)} more than once; the last one is shown")
+        notes.append(
+            f"the model's metadata has {', '.join(repeated)} more than once, which onnx.checker refuses; "
+            "the last one is shown"
+        )
     affected = sum(bool(_repeated_keys(node.proto)) for node in nodes)
     if affected:
-        notes.append(f"{affected} node(s) have a metadata key more than once, which onnx.checker refuses")
+        notes.append(
+            f"{affected} node(s) have a metadata key more than once; of a tag, the module that contains all counts"
+        )
     return notes
 
 

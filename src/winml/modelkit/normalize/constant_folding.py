@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -44,7 +44,8 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
         4. the operator is random, or quantizes, so that its node is intended (checked by onnxscript);
         5. the reference implementation of the operator is unreliable (``UNRELIABLE``).
 
-    Tags: merges. A node that replaces another gets its tag; further new nodes get the tag of the node they feed.
+    Tags: merges. A node that makes the value of another gets its tag, as does one that reads what a removed node read.
+    Further new nodes get the tag of the node they feed.
 
     Why it is safe: values are computed by ONNX's reference implementation from operands that cannot change at run time.
     """
@@ -52,6 +53,7 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fold, then tag and name the nodes onnxscript created."""
         makers = {value.name: node for node in all_nodes(model) for value in node.outputs if value.name}
+        readers = _readers_of_values(model)
         with _without_folding_warnings():
             result = fold_constants_ir(
                 model,
@@ -60,7 +62,7 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
                 output_size_limit=OUTPUT_LIMIT_ELEMENTS,
                 should_fold=_should_fold,
             )
-        _tag_new_nodes(model, makers)
+        _tag_new_nodes(model, makers, readers)
         _drop_folding_notes(model)
         return ir.passes.PassResult(model, result.modified)
 
@@ -102,8 +104,25 @@ def _static_size(value: ir.Value) -> int | None:
     return math.prod(value.shape.numpy())
 
 
-def _tag_new_nodes(model: ir.Model, makers: Mapping[str, ir.Node]) -> None:
-    """Give new nodes the metadata and the name prefix of the node that produced the same value, in place."""
+def _readers_of_values(model: ir.Model) -> dict[ir.Value, list[ir.Node]]:
+    """Return the nodes that read each value as their first input."""
+    readers: dict[ir.Value, list[ir.Node]] = {}
+    for node in all_nodes(model):
+        if node.inputs and node.inputs[0] is not None:
+            readers.setdefault(node.inputs[0], []).append(node)
+    return readers
+
+
+def _tag_new_nodes(
+    model: ir.Model, makers: Mapping[str, ir.Node], readers: Mapping[ir.Value, Sequence[ir.Node]]
+) -> None:
+    """Give new nodes the metadata and the name prefix of the node they replace, in place.
+
+    Args:
+        model: The graph after folding.
+        makers: Value → the node that produced it before.
+        readers: Value → the nodes that read it before, as their first input.
+    """
     original_nodes = set(makers.values())
     # Backwards, so that the node that reads a new node is tagged first.
     for node in reversed([node for node in all_nodes(model) if node not in original_nodes]):
@@ -115,6 +134,9 @@ def _tag_new_nodes(model: ir.Model, makers: Mapping[str, ir.Node]) -> None:
         replaced_node = next(
             (makers[value.name] for value in node.outputs if value.name and value.name in makers), None
         )
+        if replaced_node is None and node.inputs and node.inputs[0] is not None:
+            # A SplitToSequence that became a Split.
+            replaced_node = next((reader for reader in readers.get(node.inputs[0], ()) if reader.graph is None), None)
         template = replaced_node or next((user for value in node.outputs for user in value.consumers()), None)
         if template is None:
             continue

@@ -65,7 +65,7 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -
     part, model = prepared.part, prepared.model
     try:
         # A forward may write into its inputs; the next to read them needs them as they were.
-        with _as_exported(model):
+        with _as_exported(model), _conditions_as_python():
             outputs = model(*copies_for(model, tensors).values())
     except ExportError:
         raise
@@ -133,6 +133,20 @@ def _as_exported(model: nn.Module) -> Iterator[None]:
 
     with quiet_torch(), _compiling_state_context():
         yield
+
+
+@contextmanager
+def _conditions_as_python() -> Iterator[None]:
+    """Let ``torch.cond`` and its relatives call one branch after the other, for the time of the block.
+
+    Outside of an export torch compiles what they are given, which fails where modules have hooks.
+    """
+    compile_function = torch.compile
+    torch.compile = lambda function, **_options: function  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = compile_function
 
 
 def _output_array(tensor: torch.Tensor) -> NDArray[Any]:

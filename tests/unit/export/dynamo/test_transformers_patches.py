@@ -23,6 +23,31 @@ def test_patches_are_in_place_for_the_block_and_gone_after_it() -> None:
     assert before == (torch.where, nn.functional.scaled_dot_product_attention)
 
 
+class Writer(nn.Module):
+    """Writes into a tensor by index, and along the diagonal."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the tensor written to."""
+        result = values.clone()
+        result.index_put_((torch.tensor([0, 2]),), values[:2] * 2)
+        result.fill_diagonal_(0.5)
+        return result
+
+
+def test_nodes_that_replace_others_keep_their_modules() -> None:
+    """In-place operators become others, which ran in the same module."""
+    before = torch.fx.Graph.create_node, torch.fx.Graph.inserting_before
+    with library_repairs(nn.Sequential(build_model("bert"))) as repairs:
+        program = torch.export.export(nn.Sequential(nn.Identity(), Writer()), (torch.ones(3, 3),), strict=False)
+        repairs.repair_program(program)
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    assert torch.ops.aten.index_put.default in {node.target for node in nodes}
+    assert torch.ops.aten.where.self in {node.target for node in nodes}
+    innermost = {str(node.target): list(node.meta["nn_module_stack"].values())[-1][0] for node in nodes}
+    assert {"1"} == set(innermost.values()), innermost
+    assert before == (torch.fx.Graph.create_node, torch.fx.Graph.inserting_before)
+
+
 def test_models_of_other_libraries_are_exported_as_they_are() -> None:
     """Nothing is patched for a plain torch module."""
     before = torch.where

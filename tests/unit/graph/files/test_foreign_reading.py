@@ -51,7 +51,7 @@ DUPLICATES = (
 def test_merge_duplicate_keys_gives_the_common_module_and_names_the_sources() -> None:
     """Two tags on a node are what it was fused from: it belongs to the module both lie in."""
     model = model_with(*DUPLICATES)
-    assert 2 == merge_duplicate_keys(model), "both branches"
+    assert (2, ()) == merge_duplicate_keys(model), "both branches"
     found = metadata(model)
     merged = dict(found)
     assert len(found) == len(merged)
@@ -62,18 +62,29 @@ def test_merge_duplicate_keys_gives_the_common_module_and_names_the_sources() ->
     assert {"namespace", "winml.hierarchy.module", "pkg.torch.onnx.name_scopes"}.isdisjoint(merged)
 
 
+def test_merge_duplicate_keys_names_the_module_where_the_file_tells_it() -> None:
+    """The tag needs no completion then. Of keys that the model has several times the last counts."""
+    model = model_with(*DUPLICATES)
+    for tree in ("damaged", '[{"tag": "/M/A", "path": "a"}]'):
+        model.metadata_props.add(key="winml.hierarchy.tree", value=tree)
+    assert (2, ("winml.hierarchy.tree",)) == merge_duplicate_keys(model)
+    merged = dict(metadata(model))
+    assert ("a", "2") == (merged["winml.hierarchy.module"], merged["winml.hierarchy.depth"])
+    onnx.checker.check_model(model)
+
+
 def test_merge_duplicate_keys_that_agree_stay() -> None:
     """The same key with the same value twice is that value once, source and module included."""
     once = DUPLICATES[:6]
     model = model_with(*once, *once)
-    assert 2 == merge_duplicate_keys(model)
+    assert (2, ()) == merge_duplicate_keys(model)
     assert list(once) == metadata(model)
 
 
 def test_merge_duplicate_keys_leaves_clean_models_alone() -> None:
     """A node with every key once is not touched."""
     model = model_with(*DUPLICATES[:6])
-    assert 0 == merge_duplicate_keys(model)
+    assert not merge_duplicate_keys(model)
     assert list(DUPLICATES[:6]) == metadata(model)
 
 
@@ -85,11 +96,11 @@ def test_merge_duplicate_keys_drops_texts_that_are_no_tags() -> None:
 
 
 def test_foreign_file_is_loaded_and_read_with_every_key_once(tmp_path: Path) -> None:
-    """A file with duplicate keys, which onnx.checker refuses, is read by both readers alike."""
+    """A file with duplicate keys is read by both readers alike."""
     path = tmp_path / "foreign.onnx"
     path.write_bytes(model_with(*DUPLICATES).SerializeToString())
-    read, repaired = read_foreign(path)
-    assert 2 == repaired
+    read, merged = read_foreign(path)
+    assert 2 == merged.nodes
     tags = [
         [node.metadata_props.get("winml.hierarchy.tag") for node in model.graph.all_nodes()]
         for model in (read, load_foreign(path))

@@ -215,7 +215,9 @@ def _attach_weights(graph: ir.Graph, model: nn.Module, weights: Mapping[str, ir.
         if weights is not None and first_name in weights:
             value.const_value = weights[first_name]
         elif tensor is not None and not isinstance(tensor, FakeTensor):
-            value.const_value = tensor_adapters.TorchTensor(tensor.detach(), name=first_name)
+            # torch's graph holds complex numbers as pairs of real ones.
+            real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+            value.const_value = tensor_adapters.TorchTensor(real, name=first_name)
         elif isinstance(getattr(value.const_value, "raw", None), FakeTensor):
             raise InternalError(f"the values of {name!r} are neither in the model nor in its weights")
 

@@ -21,6 +21,10 @@ from torch import nn
 __all__ = ["LibraryRepairs", "library_repairs"]
 
 
+_STACK = "nn_module_stack"
+"""Key under which torch keeps the modules of a node."""
+
+
 def _do_nothing(_subject: Any) -> None:
     return
 
@@ -58,11 +62,66 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
         stack.enter_context(_attention_over_low_values(attention))
         stack.enter_context(shared.apply_patches("dynamo"))
         stack.enter_context(dynamo.reset_model_state(model))
+        fix_nodes = stack.enter_context(_fixes_keeping_stacks(onnx))
         yield LibraryRepairs(
             translations=onnx._ONNX_TRANSLATION_TABLE,
-            repair_program=lambda program: shared.apply_fx_node_fixes("onnx", program.graph_module),
+            repair_program=lambda program: fix_nodes("onnx", program.graph_module),
             repair_graph=onnx.apply_onnx_ir_fixes,
         )
+
+
+@contextmanager
+def _fixes_keeping_stacks(exporter: Any) -> Iterator[Callable[[str, torch.fx.GraphModule], None]]:
+    """Let transformers' fixes of nodes give new nodes the modules of the node they replace, for the time of the block.
+
+    Most fixes leave out its metadata. The fixes also run inside torch's exporter, after the decompositions.
+    """
+    apply_fixes = exporter.apply_fx_node_fixes
+
+    def apply_keeping_stacks(backend: str, module: torch.fx.GraphModule) -> None:
+        with _inherited_stacks():
+            apply_fixes(backend, module)
+
+    exporter.apply_fx_node_fixes = apply_keeping_stacks
+    try:
+        yield apply_keeping_stacks
+    finally:
+        exporter.apply_fx_node_fixes = apply_fixes
+
+
+@contextmanager
+def _inherited_stacks() -> Iterator[None]:
+    """Give nodes inserted before or after another its module stack; patches torch for the time of the block."""
+    graph_class = torch.fx.Graph
+    originals = {name: getattr(graph_class, name) for name in ("inserting_before", "inserting_after", "create_node")}
+    places: dict[torch.fx.Graph, torch.fx.Node | None] = {}
+
+    def remembering(insert: Callable[..., Any]) -> Callable[..., Any]:
+        def inserting(graph: torch.fx.Graph, node: torch.fx.Node | None = None) -> Any:
+            places[graph] = node
+            return insert(graph, node)
+
+        return inserting
+
+    def create_node(graph: torch.fx.Graph, *args: Any, **options: Any) -> torch.fx.Node:
+        created: torch.fx.Node = originals["create_node"](graph, *args, **options)
+        place = places.get(graph)
+        if created.op == "call_function" and place is not None and _STACK in place.meta:
+            created.meta.setdefault(_STACK, place.meta[_STACK])
+        return created
+
+    replacements = {
+        "inserting_before": remembering(originals["inserting_before"]),
+        "inserting_after": remembering(originals["inserting_after"]),
+        "create_node": create_node,
+    }
+    for name, replacement in replacements.items():
+        setattr(graph_class, name, replacement)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(graph_class, name, original)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from winml.modelkit.errors import ExportError, InternalError, first_line
 from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.captured_names import name_by_module, name_open_sizes, place_operands
 from winml.modelkit.export.preparation import FlatForward
+from winml.modelkit.export.torchscript.merging import merge_equal_nodes
 from winml.modelkit.export.torchscript.operators import further_operators
 from winml.modelkit.export.torchscript.scopes import ModuleScopes, operator_of_error
 from winml.modelkit.export.torchscript.traced_booleans import booleans_as_numbers
@@ -78,11 +79,13 @@ def capture_torchscript(
     unused_inputs = _restore_unused_inputs(captured.graph, inputs)
     if options.dynamic_axes:
         name_open_sizes(captured.graph, options.dynamic_axes)
-    node_scopes = {node: scopes.read(node.name or "") for node in captured.graph.all_nodes()}
+    traced_scopes = {node: scopes.read(node.name or "") for node in captured.graph.all_nodes()}
+    merged_scopes = merge_equal_nodes(captured, traced_scopes)
+    node_scopes = {node: traced_scopes.get(node, ()) for node in captured.graph.all_nodes()}
     _move_stack_traces(captured.graph)
     place_operands(node_scopes)
     name_by_module(captured.graph, node_scopes, tree)
-    return Capture(captured, node_scopes, unused_inputs, _fixed_choices(caught))
+    return Capture(captured, node_scopes, unused_inputs, _fixed_choices(caught), merged_scopes)
 
 
 def _export_with_torch(

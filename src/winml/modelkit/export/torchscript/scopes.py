@@ -12,13 +12,16 @@ of scripted functions, shape inference and the log. Why: docs/decisions/0003-tor
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import nn
 from torch.onnx._internal.torchscript_exporter import utils as exporter
+
+from winml.modelkit.export.forward_hooks import has_hooks
 
 __all__ = ["ModuleScopes", "operator_of_error"]
 
@@ -64,7 +67,10 @@ class ModuleScopes:
                 _attribute_replaced(exporter, "_setup_trace_module_map", set_up_scopes),
                 _attribute_replaced(torch.jit, "_get_trace_graph", trace_with_scopes),
                 _attribute_replaced(torch._C, "_jit_pass_onnx_graph_shape_type_inference", infer_without_weights),
+                # Equal computations are merged later, where their scopes can be kept.
+                _attribute_replaced(torch._C, "_jit_pass_cse", lambda _graph: False),
                 _silence_exporter_log(),
+                _scopes_around_hooks(self._modules),
             ):
                 yield
         finally:
@@ -82,7 +88,28 @@ class ModuleScopes:
     def decode(self, segments: Iterable[str]) -> tuple[str, ...]:
         """Return the module paths for the segments of a scope; unknown segments are skipped."""
         matches = (_SEGMENT.fullmatch(segment) for segment in segments)
-        return tuple(self._paths[int(match[1])] for match in matches if match)
+        paths = (self._paths[int(match[1])] for match in matches if match)
+        # Twice in a row where hooks are around a module: theirs and torch's own.
+        return tuple(path for path, _ in groupby(paths))
+
+
+@contextmanager
+def _scopes_around_hooks(scopes: Mapping[nn.Module, str]) -> Iterator[None]:
+    """Open the scope of a module before its hooks, and close it after them, where torch has it for the forward only."""
+
+    def enter(module: nn.Module, _args: Any) -> None:
+        if (tracing := torch._C._get_tracing_state()) is not None:
+            tracing.push_scope(scopes[module])
+
+    def leave(_module: nn.Module, _args: Any, _outputs: Any) -> None:
+        if (tracing := torch._C._get_tracing_state()) is not None:
+            tracing.pop_scope()
+
+    with ExitStack() as handles:
+        for module in filter(has_hooks, scopes):
+            handles.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
+            handles.callback(module.register_forward_hook(leave).remove)
+        yield
 
 
 @contextmanager

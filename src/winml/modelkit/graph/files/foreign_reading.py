@@ -1,17 +1,18 @@
 """Reads files that another tool wrote, and merges duplicate metadata keys.
 
 Some builds of ONNX Runtime copy the metadata of every node they fuse into the fused node, so that a key occurs several
-times. Readers then keep one of the values, and ``onnx.checker`` refuses the file. Does not restore tags that are
-missing.
+times. Readers then keep one of the values; ``onnx.checker`` refuses such keys of a model, not those of a node. Does
+not restore tags that are missing.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -28,9 +29,29 @@ from winml.modelkit.metadata_keys import (
     SOURCE_KEY,
     TAG_KEY,
     TORCH_PREFIX,
+    TREE_KEY,
 )
 
-__all__ = ["load_foreign", "merge_duplicate_keys", "read_foreign"]
+__all__ = ["MergedKeys", "load_foreign", "merge_duplicate_keys", "read_foreign"]
+
+
+class MergedKeys(NamedTuple):
+    """What was merged in a file; false where every key stood there once."""
+
+    nodes: int
+    """Number of nodes that had a key several times."""
+    model_keys: tuple[str, ...]
+    """Keys that the model had several times."""
+
+    def __bool__(self) -> bool:
+        """Say whether anything was merged."""
+        return bool(self.nodes or self.model_keys)
+
+    def notes(self) -> tuple[str, ...]:
+        """Say what was merged, in a sentence each."""
+        nodes = (f"{self.nodes} node(s) had a metadata key several times: merged.",) if self.nodes else ()
+        keys = ", ".join(self.model_keys)
+        return (*nodes, f"The model had {keys} several times: the last was kept.") if keys else nodes
 
 
 def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
@@ -47,11 +68,11 @@ def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
     return model
 
 
-def read_foreign(path: Path) -> tuple[ir.Model, int]:
+def read_foreign(path: Path) -> tuple[ir.Model, MergedKeys]:
     """Read the structure of a model, no weights, with every metadata key once.
 
     Returns:
-        The model, whose larger tensors have no values, and the number of nodes that had duplicate keys.
+        The model, whose larger tensors have no values, and what was merged.
 
     Raises:
         ModelPathError: there is no such file.
@@ -59,20 +80,23 @@ def read_foreign(path: Path) -> tuple[ir.Model, int]:
     """
     structure = read_structure(path)
     refuse_cycles(structure, path)
-    repaired = merge_duplicate_keys(structure)
-    return graph_of(structure, path), repaired
+    merged = merge_duplicate_keys(structure)
+    return graph_of(structure, path), merged
 
 
-def merge_duplicate_keys(model: onnx.ModelProto) -> int:
-    """Merge the duplicate metadata keys of every node, in place.
+def merge_duplicate_keys(model: onnx.ModelProto) -> MergedKeys:
+    """Merge the duplicate metadata keys of the model and of every node, in place.
 
-    Different tags become the tag of the common module, with source ``merged`` and the list of modules; ``carry_tags``
-    completes the other keys. Of other keys the last value is kept; torch's keys are dropped where their values differ.
-
-    Returns:
-        The number of nodes that had duplicate keys.
+    Different tags become the tag of the common module, with source ``merged``, the list of modules, and the module
+    path where the file tells it. Of other keys the last value is kept; torch's keys are dropped where their values
+    differ.
     """
-    repaired = 0
+    model_counts = Counter(entry.key for entry in model.metadata_props)
+    model_keys = tuple(key for key, count in model_counts.items() if count > 1)
+    if model_keys:
+        _replace_metadata(model, {entry.key: entry.value for entry in model.metadata_props})
+    nodes = 0
+    modules = _modules_by_tag(model)
     for node in (
         *_all_nodes(model.graph.node),
         *_all_nodes(node for function in model.functions for node in function.node),
@@ -80,15 +104,27 @@ def merge_duplicate_keys(model: onnx.ModelProto) -> int:
         keys = [entry.key for entry in node.metadata_props]
         if len(keys) == len(set(keys)):
             continue
-        merged = _merged_metadata(node)
-        del node.metadata_props[:]
-        for key, value in merged.items():
-            node.metadata_props.add(key=key, value=value)
-        repaired += 1
-    return repaired
+        _replace_metadata(node, _merged_metadata(node, modules))
+        nodes += 1
+    return MergedKeys(nodes, model_keys)
 
 
-def _merged_metadata(node: onnx.NodeProto) -> dict[str, str]:
+def _replace_metadata(holder: onnx.ModelProto | onnx.NodeProto, metadata: Mapping[str, str]) -> None:
+    del holder.metadata_props[:]
+    for key, value in metadata.items():
+        holder.metadata_props.add(key=key, value=value)
+
+
+def _modules_by_tag(model: onnx.ModelProto) -> dict[str, str]:
+    """Return the module path of each tag in the tree of the model's metadata; nothing where that is damaged."""
+    tree = next((entry.value for entry in model.metadata_props if entry.key == TREE_KEY), "[]")
+    try:
+        return {str(entry["tag"]): str(entry["path"]) for entry in json.loads(tree)}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
+
+
+def _merged_metadata(node: onnx.NodeProto, modules: Mapping[str, str]) -> dict[str, str]:
     values: dict[str, list[str]] = defaultdict(list)
     for entry in node.metadata_props:
         values[entry.key].append(entry.value)
@@ -100,7 +136,7 @@ def _merged_metadata(node: onnx.NodeProto) -> dict[str, str]:
     if len(set(values[TAG_KEY])) < 2:
         return merged
     try:
-        merged[TAG_KEY] = address.common_ancestor(values[TAG_KEY])
+        tag = merged[TAG_KEY] = address.common_ancestor(values[TAG_KEY])
     except ValueError:
         # Not a valid tag; carrying the tags later finds the node untagged.
         del merged[TAG_KEY]
@@ -108,8 +144,11 @@ def _merged_metadata(node: onnx.NodeProto) -> dict[str, str]:
     merged[SOURCE_KEY] = "merged"
     merged[MODULES_KEY] = json.dumps(sorted(set(values[MODULE_KEY])), ensure_ascii=False)
     for key in (DEPTH_KEY, MODULE_KEY, NAMESPACE_KEY):
-        # Carrying the tags writes these from the original model, which knows the module of this tag.
         merged.pop(key, None)
+    if tag in modules:
+        # Where the file does not say it, carrying the tags writes it from the original model.
+        merged[MODULE_KEY] = modules[tag]
+        merged[DEPTH_KEY] = str(address.depth(tag))
     return merged
 
 

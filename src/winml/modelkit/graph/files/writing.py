@@ -62,7 +62,7 @@ def write_model(
         WriteError: the file cannot be written, or ``external`` is False and the weights do not fit inside.
     """
     try:
-        with _placeholders_for_weights(model) as streamed:
+        with _untyped_initializers(model), _placeholders_for_weights(model) as streamed:
             proto = ir.serde.serialize_model(model)
             _refuse_foreign_data(proto, path)
             framing = _Framing(proto, streamed)
@@ -76,7 +76,8 @@ def write_model(
                 with path.open("wb") as file:
                     framing.write(file)
                 return (path,)
-        return _write_outside(model, path)
+        with _untyped_initializers(model):
+            return _write_outside(model, path)
     except OSError as error:
         raise write_error(path, error) from error
 
@@ -93,6 +94,28 @@ def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
     rename_locations(proto, {unfinished.name: data.name})
     path.write_bytes(proto.SerializeToString())
     return (path, data)
+
+
+@contextlib.contextmanager
+def _untyped_initializers(model: ir.Model) -> Iterator[None]:
+    """Take type and shape from initializers for the time of the block; their tensors have both.
+
+    onnx_ir would write a ``value_info`` for each. A tool that changes a weight and not that entry, as
+    ``onnxruntime.quantization`` does, leaves a file that contradicts itself.
+    """
+    typed_values = [
+        (value, value.type, value.shape)
+        for graph in model.graphs()
+        for value in graph.initializers.values()
+        if value.const_value is not None and not (value.is_graph_input() or value.metadata_props or value.doc_string)
+    ]
+    try:
+        for value, _, _ in typed_values:
+            value.type = value.shape = None
+        yield
+    finally:
+        for value, tensor_type, shape in typed_values:
+            value.type, value.shape = tensor_type, shape
 
 
 @contextlib.contextmanager

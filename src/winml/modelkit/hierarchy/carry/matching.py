@@ -8,12 +8,14 @@ several anchors are tried, in this order: docs/decisions/0007-carry-by-anchors.m
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
 import onnx_ir as ir
 
+from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.carry.absorbing import REORDERINGS, absorbed_work
 from winml.modelkit.hierarchy.carry.original_graph import NOTHING, GraphNames, OriginalModel, Place, Replaced, walk
 from winml.modelkit.metadata_keys import NAMESPACE_KEY, TAG_KEY
 
@@ -82,6 +84,7 @@ def match_nodes(
     _match_by_layout_names(matching)
     _match_by_values(matching)
     _match_by_readers(matching)
+    _add_absorbed_work(matching)
     _match_by_neighbours(matching, outside)
     return matching.matches
 
@@ -97,6 +100,12 @@ class _Matching:
         self.graph = graph
         self.claimed: dict[ir.Node, ir.Node] = {}
         """Original node → the same node after the tool."""
+        self.absorbed_readers: dict[ir.Node, list[ir.Node]] = {}
+        """New node in another layout → original nodes after its value that it computes as well, in order."""
+        self.copied_places: dict[ir.Node, Place] = {}
+        """New node with a value of the original → the place a tag on it names."""
+        self.relaid_makers: set[ir.Node] = set()
+        """Original nodes whose work new nodes do in another layout."""
 
     @cached_property
     def makers(self) -> dict[str, ir.Node]:
@@ -118,9 +127,58 @@ class _Matching:
     @cached_property
     def present(self) -> set[str]:
         """Names of the values after the tool, those in another layout included."""
-        present = {value.name for value in self.graph.inputs if value.name} | self.makers.keys()
-        present.update(self.relaid_values.values())
+        present = self._named_values | set(self.provided_values.values())
         return present | self.graph.initializers.keys() if isinstance(self.graph, ir.Graph) else present
+
+    @cached_property
+    def _named_values(self) -> set[str]:
+        named = {value.name for value in self.graph.inputs if value.name} | self.makers.keys()
+        return named | set(self.relaid_values.values())
+
+    @cached_property
+    def provided_values(self) -> dict[ir.Node, str]:
+        """New node → name of the original value it provides in another layout, what it absorbed included."""
+        provided = dict(self.relaid_values)
+        for node in self.relaid_values:
+            absorbed = self._absorbed_readers(node, provided)
+            if absorbed:
+                self.absorbed_readers[node] = absorbed
+                provided[node] = absorbed[-1].outputs[0].name or ""
+        return provided
+
+    def _absorbed_readers(self, node: ir.Node, provided: Mapping[ir.Node, str]) -> list[ir.Node]:
+        """Return the original nodes after the value a node is named after that it computes as well.
+
+        A convolution in blocked layout adds what it reads besides, and applies the activation an attribute names.
+        """
+        maker = self.names.makers[self.relaid_values[node]]
+        inner = _fused_originals(self, node, maker, self._named_values)
+        operands = {name for value in node.inputs for name in _provided_names(value, provided)}
+        operands -= {value.name or "" for original in inner for value in original.inputs if value is not None}
+        activations = {
+            attribute.as_string() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.STRING
+        } - {original.op_type for original in inner}
+        absorbed: list[ir.Node] = []
+        while len(absorbed) < _LONGEST_FUSION:
+            uses = maker.outputs[0].uses()
+            reader = next(iter(uses)).node if len(uses) == 1 else None
+            if reader is None or len(reader.outputs) != 1 or not self._is_gone_into(reader, node):
+                break
+            others = {value.name for value in reader.inputs if value is not None} - {maker.outputs[0].name}
+            is_sum = bool(others) and others <= operands
+            if not (is_sum or reader.op_type in activations):
+                break
+            absorbed.append(reader)
+            maker = reader
+        return absorbed
+
+    def _is_gone_into(self, original: ir.Node, node: ir.Node) -> bool:
+        """Say whether an original node does not exist, and its value at most as a copy of what ``node`` makes."""
+        name = original.outputs[0].name or ""
+        successor = self.makers.get(name)
+        if original in self.claimed or (successor is None and name in self._named_values):
+            return False
+        return successor is None or any(value is node.outputs[0] for value in successor.inputs)
 
     def gone_maker(self, value: ir.Value | None) -> ir.Node | None:
         """Return the original node that produced a value, where value and node no longer exist."""
@@ -147,7 +205,11 @@ def _match_survivors(matching: _Matching) -> None:
         if tag and tag in original.places:
             if place is None or place.tag != tag:
                 place = _kept_place(matching, node, tag)
-            matching.matches[node] = Match("kept", place, survivor)
+            if survivor is None and any(value.name in matching.names.makers for value in node.outputs):
+                # A tool that fuses may have copied the tag of one node only.
+                matching.copied_places[node] = place
+            else:
+                matching.matches[node] = Match("kept", place, survivor)
         elif place is not None:
             matching.matches[node] = Match("name", place, survivor)
 
@@ -172,7 +234,9 @@ def _surviving_original(matching: _Matching, node: ir.Node) -> ir.Node | None:
         maker = matching.names.makers.get(value.name or "")
         if maker is original:
             shares_output = True
-        elif maker is not None and not _is_enclosed_by(matching.names, original, maker):
+        elif maker is not None and not (
+            _is_enclosed_by(matching.names, original, maker) or _is_reordered(original, maker, node)
+        ):
             # It now produces the output of another node, as a convolution does that absorbed its batch norm.
             return None
     if shares_output:
@@ -183,6 +247,19 @@ def _surviving_original(matching: _Matching, node: ir.Node) -> ir.Node | None:
             # The tool renumbered the names: the original node continues under another name.
             return None
     return original
+
+
+def _is_reordered(original: ir.Node, maker: ir.Node, node: ir.Node) -> bool:
+    """Say whether ``node`` makes another node's value only because a reordering of its own value is gone."""
+    if node.op_type in REORDERINGS:
+        return False
+    while maker is not original:
+        source = maker.inputs[0] if maker.inputs and maker.op_type in REORDERINGS else None
+        earlier = source.producer() if source is not None else None
+        if earlier is None:
+            return False
+        maker = earlier
+    return True
 
 
 def _is_enclosed_by(names: GraphNames, node: ir.Node, outer: ir.Node) -> bool:
@@ -196,7 +273,9 @@ def _match_by_layout_names(matching: _Matching) -> None:
     """Match nodes whose names tell which value they produce in another layout."""
     original = matching.original
     for node, value_name in matching.relaid_values.items():
-        fused = _fused_originals(matching, node, matching.names.makers[value_name])
+        fused = _fused_originals(matching, node, matching.names.makers[value_name], matching.present)
+        fused = [*reversed(matching.absorbed_readers.get(node, ())), *fused]
+        matching.relaid_makers.update(fused)
         places = frozenset(place for fused_node in fused if (place := original.place_of.get(fused_node)) is not None)
         if node in matching.matches or not places:
             continue
@@ -210,14 +289,27 @@ def _match_by_layout_names(matching: _Matching) -> None:
         matching.matches[node] = Match("output", place, survivor, Replaced(places, 1, only), upstream)
 
 
-def _fused_originals(matching: _Matching, node: ir.Node, maker: ir.Node) -> list[ir.Node]:
+def _provided_names(value: ir.Value | None, provided: Mapping[ir.Node, str]) -> Iterator[str]:
+    """Yield the names of the original values that a value may hold in another layout."""
+    if value is None:
+        return
+    yield value.name or ""
+    maker = value.producer()
+    if maker is not None and maker in provided:
+        yield provided[maker]
+    elif maker is not None and len(maker.inputs) == 1 and maker.inputs[0] is not None:
+        # Brought into the layout by a node of its own.
+        yield maker.inputs[0].name or ""
+
+
+def _fused_originals(matching: _Matching, node: ir.Node, maker: ir.Node, present: Container[str]) -> list[ir.Node]:
     """Return the original nodes from ``maker`` back to the one with the operator of ``node``; else ``maker`` alone.
 
     A convolution that absorbed its activation produces the activation's output and keeps its own operator.
     """
     fused = [maker]
     while fused[-1].op_type != node.op_type:
-        gone_makers = [matching.gone_maker(value) for value in fused[-1].inputs]
+        gone_makers = [matching.original.gone_maker(value, present, matching.claimed) for value in fused[-1].inputs]
         earlier = [gone_maker for gone_maker in gone_makers if gone_maker is not None]
         if len(earlier) != 1 or len(fused) == _LONGEST_FUSION:
             return [maker]
@@ -232,9 +324,11 @@ def _match_by_values(matching: _Matching) -> None:
         if node in matching.matches:
             continue
         makers = _original_makers(matching, node)
-        if not makers:
-            continue
         region = _union_of([_region_before(matching, maker, node) for maker in makers])
+        copied = matching.copied_places.get(node)
+        if copied is not None and not _is_above(original.places.common(region.places or {copied}), copied):
+            matching.matches[node] = Match("kept", copied)
+            continue
         if not region.places:
             continue
         only = makers[0] if region.nodes == 1 and len(makers) == 1 else None
@@ -248,6 +342,10 @@ def _match_by_values(matching: _Matching) -> None:
         place = original.places.common(replaced.places)
         way: Way = "output" if region.nodes == 1 else "replaced"
         matching.matches[node] = Match(way, place, None, replaced, region if region.nodes > 1 else NOTHING)
+
+
+def _is_above(place: Place, other: Place) -> bool:
+    return place.tag != other.tag and address.is_within(other.tag, place.tag)
 
 
 def _original_makers(matching: _Matching, node: ir.Node) -> list[ir.Node]:
@@ -265,8 +363,8 @@ def _is_new(matching: _Matching, node: ir.Node) -> bool:
 
 
 def _region_before(matching: _Matching, maker: ir.Node, node: ir.Node) -> Replaced:
-    if matching.claimed.get(maker, node) is not node:
-        # The maker still exists under its name; this node only converts its value back to the original form.
+    if matching.claimed.get(maker, node) is not node or maker in matching.relaid_makers:
+        # The maker still exists, under its name or in another layout; this node only converts its value back.
         place = matching.original.place_of.get(maker)
         return Replaced(frozenset({place}) if place is not None else frozenset(), 1)
     return matching.replaced_by(maker)
@@ -335,6 +433,26 @@ def _original_in_name(names: GraphNames, name: str) -> ir.Node | None:
         if original is not None and not _UNRELATED_SUFFIX.match(name, separator.start()):
             return original
     return None
+
+
+def _add_absorbed_work(matching: _Matching) -> None:
+    """Give nodes that took over the work of others, values and weights tell, the common place."""
+    matches, original = matching.matches, matching.original
+    known = {
+        node: (match.survivor, makers)
+        for node, match in matches.items()
+        if match.way != "kept"
+        and (makers := (match.survivor,) if match.survivor is not None else tuple(_original_makers(matching, node)))
+    }
+    for node, work in absorbed_work(matching, known).items():
+        match = matches.get(node)
+        if match is None:
+            continue
+        others = {place for worker in work if (place := original.place_of.get(worker)) is not None}
+        places = frozenset(others | (match.replaced.places or {match.place}))
+        place = original.places.common(places)
+        if place.tag != match.place.tag:
+            matches[node] = Match("replaced", place, None, Replaced(places, len(places)), match.upstream)
 
 
 def _match_by_neighbours(matching: _Matching, outside: Callable[[], Place]) -> None:

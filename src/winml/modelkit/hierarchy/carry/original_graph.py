@@ -272,6 +272,10 @@ class OriginalModel:
             self._readers[name] = places
         return places
 
+    def has_initializer(self, name: str) -> bool:
+        """Say whether the main graph has an initializer of this name."""
+        return name in self._graph.initializers
+
     def gone_maker(
         self, value: ir.Value | None, present: Container[str], claimed: Container[ir.Node]
     ) -> ir.Node | None:

@@ -1,0 +1,98 @@
+"""Attention and transformers of torch.nn export with both exporters: verified, and tagged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tag_checks import load_nodes
+from winml.modelkit import WinMLExportConfig, export_pytorch
+from winml.modelkit.runtime.sessions import run_onnx
+
+VALUES = torch.linspace(-1, 1, 2 * 5 * 16).reshape(2, 5, 16).sin()
+HIDDEN = torch.tensor([[False, False, False, False, True], [False, False, True, True, True]])
+
+
+class Encoder(nn.Module):
+    """Hides padding; never the first token, so that each has something to attend to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, values: torch.Tensor, hidden: torch.Tensor) -> Any:
+        """Encode."""
+        is_later = torch.arange(5) > 0
+        return self.encoder(values, src_key_padding_mask=hidden & is_later)
+
+
+class SelfAttention(nn.Module):
+    """Attention whose weights nobody wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, values: torch.Tensor) -> Any:
+        """Attend."""
+        return self.attention(values, values, values, need_weights=False)[0]
+
+
+class Translator(nn.Module):
+    """Encoder and decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
+
+    def forward(self, values: torch.Tensor, target: torch.Tensor) -> Any:
+        """Translate."""
+        return self.transformer(values, target)
+
+
+CASES = {
+    "encoder": (Encoder, (VALUES, HIDDEN), [f"encoder.layers.{layer}.self_attn" for layer in range(2)]),
+    "attention": (SelfAttention, (VALUES,), ["attention"]),
+    "transformer": (
+        Translator,
+        (VALUES, VALUES.flip(1)),
+        [
+            "transformer.encoder.layers.0.self_attn",
+            "transformer.decoder.layers.0.self_attn",
+            "transformer.decoder.layers.0.multihead_attn",
+        ],
+    ),
+}
+"""Class, inputs, and the modules that attend, in order."""
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+@pytest.mark.parametrize("name", CASES)
+def test_attention_of_torch_is_exported(name: str, exporter: Any, tmp_path: Path) -> None:
+    """The file answers as PyTorch does, and each attention stands at its module; PyTorch stays as it was."""
+    make, inputs, attending = CASES[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    config = WinMLExportConfig(exporter=exporter, torch_module=("all",))
+    result = export_pytorch(model, tmp_path / "model.onnx", inputs, config=config)
+    assert was_enabled is torch.backends.mha.get_fastpath_enabled()
+    part = result.only_part
+    assert part.verification is not None
+    assert part.verification.is_verified
+    feeds = {spec.name: tensor.numpy() for spec, tensor in zip(part.inputs, inputs, strict=True)}
+    (answer,) = run_onnx(result.model_path, feeds).values()
+    with torch.no_grad():
+        expected = model(*inputs).numpy()
+    # The fast path gives zeros where everything about a token is padding; elsewhere both are the same.
+    seen = ~HIDDEN.numpy() if name == "encoder" else np.ones((2, 5), bool)
+    np.testing.assert_allclose(answer[seen], expected[seen], atol=1e-5)
+    softmaxes = [node for node in load_nodes(result) if node.op_type == "Softmax"]
+    assert attending == [node.metadata_props["winml.hierarchy.module"] for node in softmaxes]

@@ -1,0 +1,88 @@
+"""Control flow of torch and complex tables are exported with dynamo, and answer as PyTorch does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tag_checks import load_nodes
+from winml.modelkit import export_pytorch
+from winml.modelkit.runtime.sessions import run_onnx
+
+VALUES = torch.linspace(-1, 2, 12).reshape(3, 4)
+
+
+class Leaf(nn.Module):
+    """A layer and a bend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Apply both."""
+        return torch.tanh(self.linear(values))
+
+
+class Either(nn.Module):
+    """The sum decides which module is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Leaf(), Leaf()
+
+    def forward(self, values: torch.Tensor) -> Any:
+        """Call one of them."""
+        return torch.cond(values.sum() > 0, self.first, lambda x: self.second(x) + 1, (values,))
+
+
+class Repeated(nn.Module):
+    """Calls a module three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaf = Leaf()
+
+    def forward(self, values: torch.Tensor) -> Any:
+        """Loop."""
+        from torch._higher_order_ops.while_loop import while_loop
+
+        start = torch.tensor(0)
+        return while_loop(lambda i, _x: i < 3, lambda i, x: (i + 1, self.leaf(x)), (start, values))[1]
+
+
+class Turned(nn.Module):
+    """Turns pairs by a table of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaf = Leaf()
+        self.register_buffer("table", torch.polar(torch.ones(3, 2), torch.arange(6.0).reshape(3, 2)))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Multiply."""
+        pairs = torch.view_as_complex(self.leaf(values).reshape(3, 2, 2))
+        return torch.view_as_real(pairs * self.table).flatten(1)
+
+
+@pytest.mark.parametrize(("make", "operator"), [(Either, "If"), (Repeated, "Loop"), (Turned, "Gemm")])
+def test_control_flow_and_complex_tables_are_exported(make: Any, operator: str, tmp_path: Path) -> None:
+    """Both branches answer; every node, those of branches too, has a tag."""
+    torch.manual_seed(0)
+    model = make().eval()
+    result = export_pytorch(model, tmp_path / "model.onnx", VALUES)
+    assert result.verification is not None
+    assert result.verification.is_verified
+    nodes = load_nodes(result)
+    assert operator in {node.op_type for node in nodes}
+    assert all(node.metadata_props["winml.hierarchy.tag"] for node in nodes)
+    for values in (VALUES, -VALUES):
+        (answer,) = run_onnx(result.model_path, {result.inputs[0].name: values.numpy()}).values()
+        with torch.no_grad():
+            expected = model(values).numpy()
+        np.testing.assert_allclose(answer, expected, atol=1e-5)

@@ -1,0 +1,89 @@
+"""What forward hooks compute is exported, and belongs to the module whose hook it is, with both exporters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tag_checks import load_nodes
+from winml.modelkit import WinMLExportConfig, export_pytorch
+
+VALUES = torch.linspace(-1, 1, 12).reshape(3, 4)
+EXPORTERS = ("torchscript", "dynamo")
+
+
+class Leaf(nn.Module):
+    """A layer and a bend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Apply both."""
+        return torch.tanh(self.linear(values))
+
+
+class Pair(nn.Module):
+    """Returns a record of two leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Leaf(), Leaf()
+
+    def forward(self, values: torch.Tensor) -> Any:
+        """Call one after the other."""
+        hidden = self.first(values)
+        return {"hidden": hidden, "result": self.second(hidden)}
+
+
+def modules_of(path: Path, config: Any, model: nn.Module) -> Counter[tuple[str, str]]:
+    """Export, verified, and count the operators of each module."""
+    result = export_pytorch(model, path, VALUES, config=config)
+    assert result.verification is not None
+    assert result.verification.is_verified
+    return Counter((node.metadata_props["winml.hierarchy.module"], node.op_type) for node in load_nodes(result))
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_hooks_of_the_root_see_what_its_forward_takes_and_returns(exporter: Any, tmp_path: Path) -> None:
+    """A hook before changes the arguments, one after the record; both are there again afterwards."""
+    torch.manual_seed(0)
+    model = Pair().eval()
+    model.register_forward_pre_hook(lambda _module, args: (args[0].exp(),))
+    model.register_forward_hook(lambda _module, _args, output: {"only": output["result"].sin() + output["hidden"]})
+    expected = model(VALUES)["only"]
+    found = modules_of(tmp_path / "model.onnx", WinMLExportConfig(exporter=exporter), model)
+    assert (1, 1) == (found["", "Exp"], found["", "Sin"])
+    assert torch.equal(expected, model(VALUES)["only"])
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_hook_with_keywords_of_the_root_sees_them(exporter: Any, tmp_path: Path) -> None:
+    """The forward is called by name, as such a hook expects."""
+    torch.manual_seed(0)
+    model = Pair().eval()
+    model.register_forward_pre_hook(
+        lambda _module, args, kwargs: (args, {"values": kwargs["values"].exp()}), with_kwargs=True
+    )
+    found = modules_of(tmp_path / "model.onnx", WinMLExportConfig(exporter=exporter), model)
+    assert 1 == found["", "Exp"]
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_computation_in_a_hook_belongs_to_the_module_whose_hook_it_is(exporter: Any, tmp_path: Path) -> None:
+    """Before and after the forward, of a module and of a plain layer within one."""
+    torch.manual_seed(0)
+    model = Pair().eval()
+    model.first.register_forward_pre_hook(lambda _module, args: (args[0].exp(),))
+    model.first.register_forward_hook(lambda _module, _args, output: output.sin())
+    model.second.linear.register_forward_hook(lambda _module, _args, output: output.cos())
+    found = modules_of(tmp_path / "model.onnx", WinMLExportConfig(exporter=exporter), model)
+    assert {("first", "Exp"): 1, ("first", "Sin"): 1, ("second", "Cos"): 1} == {
+        key: count for key, count in found.items() if key[1] in {"Exp", "Sin", "Cos"}
+    }

@@ -1,0 +1,73 @@
+"""Every node bears the tag of the module whose work it does, whichever tool made the file: found by values alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreign_tools import Tool, onnxscript_fusions, onnxsim, onnxslim, ort_level
+from hostile_modules import GROUPS, MODULES, group_inputs, make_group
+from truth import judge, record
+from winml.modelkit import WinMLExportConfig, export_pytorch, optimize_onnx
+from winml.modelkit.flows.retag import retag_model
+
+
+def retagged(tool: Tool) -> Tool:
+    """Return a tool after which the tags are carried to its file."""
+
+    def run(source: Path, target: Path) -> None:
+        made = target.with_suffix(".made.onnx")
+        tool(source, made)
+        retag_model(source, made, target, overwrite=True)
+
+    return run
+
+
+def optimized(**options: Any) -> Callable[[Path, Path], object]:
+    """Return our optimizer."""
+    return lambda source, target: optimize_onnx(source, target, overwrite=True, verify=False, **options)
+
+
+EVERYWHERE: Mapping[str, Callable[[Path, Path], object]] = {
+    "level full, blocked layout": optimized(level="full", nchwc_layout=True),
+    "onnxruntime, all": retagged(ort_level("ENABLE_ALL")),
+}
+FURTHER: Mapping[str, Callable[[Path, Path], object]] = {
+    "level basic": optimized(level="basic"),
+    "onnxslim": retagged(onnxslim),
+    "onnxsim": retagged(onnxsim),
+    "onnxscript": retagged(onnxscript_fusions),
+}
+TOOLS: Mapping[str, Mapping[str, Callable[[Path, Path], object]]] = {
+    "torchscript": {**EVERYWHERE, **FURTHER},
+    "dynamo": EVERYWHERE,
+}
+"""What is done with the file of each exporter; scripts/truth_eval.py does all with both, and with architectures."""
+
+
+def test_the_zoo_has_sixty_modules() -> None:
+    """Each is in one group."""
+    assert len(MODULES) >= 60
+    assert sorted(MODULES) == sorted(name for group in GROUPS.values() for name in group)
+
+
+@pytest.mark.parametrize("exporter", TOOLS)
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_node_belongs_to_the_module_whose_work_it_does(group: str, exporter: Any, tmp_path: Path) -> None:
+    """No tag is wrong, and none is higher than it needs to be, in the exported file and in those of tools."""
+    model, inputs = make_group(group), group_inputs()
+    recording = record(model, inputs)
+    source, target = tmp_path / "source.onnx", tmp_path / "target.onnx"
+    result = export_pytorch(model, source, inputs, config=WinMLExportConfig(exporter=exporter, verify=False))
+    feeds = {result.inputs[0].name: inputs[0].numpy()}
+    judged = {"as exported": judge(source, recording, feeds)}
+    for name, tool in TOOLS[exporter].items():
+        tool(source, target)
+        judged[name] = judge(target, recording, feeds)
+    assert [] == [
+        (tool, verdict) for tool, verdicts in judged.items() for verdict in verdicts if verdict.judgement != "right"
+    ]
+    assert all(len(verdicts) > 60 for verdicts in judged.values()), "most nodes can be judged"
