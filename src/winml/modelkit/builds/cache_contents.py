@@ -51,7 +51,8 @@ def remove_builds(contents: CacheContents) -> CacheContents:
     Raises:
         WriteError: a folder cannot be removed.
     """
-    removed, in_use = [], []
+    removed: list[CachedBuild] = []
+    in_use: list[CachedBuild] = []
     for build in contents.builds:
         (removed if _remove_folder(build.folder) else in_use).append(build)
     root = contents.root

@@ -16,7 +16,7 @@ from winml.modelkit.errors import InputError, first_line
 from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.hierarchy.tagging import drop_damaged_tags
 
-__all__ = ["checked_graph", "graph_of", "load_graph", "reading_graph"]
+__all__ = ["checked_graph", "graph_of", "reading_graph"]
 
 _T = TypeVar("_T")
 
@@ -34,15 +34,6 @@ def graph_of(structure: onnx.ModelProto, path: Path) -> ir.Model:
         InputError: it is no graph.
     """
     return reading_graph(path, lambda: checked_graph(ir.serde.deserialize_model(structure)))
-
-
-def load_graph(path: Path) -> ir.Model:
-    """Return the graph in a file with its weights by reference.
-
-    Raises:
-        InputError: it is no graph.
-    """
-    return reading_graph(path, lambda: checked_graph(ir.load(path)))
 
 
 def checked_graph(model: ir.Model) -> ir.Model:

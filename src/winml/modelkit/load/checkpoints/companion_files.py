@@ -53,6 +53,7 @@ def _module_folders(path: Path) -> Iterator[str]:
     for entry in content if isinstance(content, list) else ():
         place = entry.get("path") if isinstance(entry, dict) else None
         # "" is the transformer itself. Names that lead out of the folder are nobody's.
-        is_inside = isinstance(place, str) and bool(place) and PurePosixPath(place).name == place
-        if is_inside and (path.parent / place).is_dir():
+        if not isinstance(place, str) or not place or PurePosixPath(place).name != place:
+            continue
+        if (path.parent / place).is_dir():
             yield place
