@@ -26,7 +26,7 @@ import glob, os, signal, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def interrupt_once_something_is_written():
-    while not any(os.path.getsize(name) for name in glob.glob(".winml-partial-*/model.onnx*")):
+    while not any(os.path.getsize(name) for name in glob.glob(".winml-partial-*/*/model.onnx*")):
         time.sleep(0.001)
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -17,7 +17,7 @@ def test_perf_output_is_the_answer_as_json(here: Path, small_file: Path) -> None
     measuring = ("perf", small_file, "--iterations", "3", "--shape-config", '{"sequence": 8}', "-o", "latency.json")
     measured = run_here(*measuring)
     assert 0 == measured.code, measured.err
-    assert "wrote         latency.json" in measured.out
+    assert "wrote  latency.json" in measured.out
     record = json.loads((here / "latency.json").read_text(encoding="utf-8"))
     assert 3 == len(record["raw_samples_ms"])
     refused = run_here(*measuring)

@@ -44,6 +44,7 @@ def test_export_architecture_is_verified_and_tagged_as_it_ran(architecture: str,
     jsonschema.validate(sidecar, sidecar_schema())
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "checkpoint",
+        "config.json",
         "model.onnx",
         "model_htp_export_report.md",
         "model_htp_metadata.json",

@@ -258,6 +258,7 @@ def plan_for(folder: Path, **optim: Any) -> BuildPlan:
 
 BUILT = {
     "export_encoder.onnx", "export_encoder_htp_metadata.json", "optimized_encoder.onnx", "encoder.onnx",
+    "encoder_htp_metadata.json", "decoder_htp_metadata.json",
     "export_decoder.onnx", "export_decoder_htp_metadata.json", "optimized_decoder.onnx", "decoder.onnx",
     "winml_build_config.json", "build_manifest.json",
 }  # fmt: skip

@@ -19,7 +19,7 @@ from winml.modelkit.load.request import ModelRequest
     [
         ({"opset": 3}, "WinMLExportConfig: unknown key 'opset'; did you mean 'opset_version'?"),
         ({"opset_version": 3}, "opset_version: Input should be greater than or equal to 11 (got 3)"),
-        ({"torch_module": ["Linear"]}, "torch_module: Input should be a valid tuple"),
+        ({"output_tensors": 3}, "output_tensors: Input should be a valid tuple"),
     ],
 )
 def test_config_with_a_wrong_value_is_refused_in_one_sentence(values: dict[str, Any], words: str) -> None:

@@ -120,7 +120,7 @@ def test_axis_frozen_by_a_reshape_names_axis_input_and_module(tmp_path: Path) ->
     assert "tokens froze in the export (axis 1 of x): traced with 6, the file fails at tokens 1" in text
     assert "lost in module inner (/inner/Reshape" in text
     assert "--shape-config" in text
-    assert "Without --no-dynamo" in text
+    assert "Without exporter='torchscript'" in text
     assert [] == list(tmp_path.iterdir())
 
 

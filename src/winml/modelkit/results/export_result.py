@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,18 @@ class ExportResult:
     """What the user should know of the whole model, one sentence each."""
     companions: Companions = field(default_factory=Companions)
     """Config, tokenizer and processor files that were put beside the model."""
+
+    def in_folder(self, folder: Path) -> ExportResult:
+        """Return the same with its files in ``folder``, another name of the folder they are in."""
+        parts = (
+            replace(
+                part,
+                model_path=folder / part.model_path.name,
+                files=tuple(replace(file, path=folder / file.path.name) for file in part.files),
+            )
+            for part in self.parts
+        )
+        return replace(self, parts=tuple(parts))
 
     @property
     def only_part(self) -> ExportedPart:

@@ -80,7 +80,8 @@ def capture_torchscript(
     if options.dynamic_axes:
         name_open_sizes(captured.graph, options.dynamic_axes)
     traced_scopes = {node: scopes.read(node.name or "") for node in captured.graph.all_nodes()}
-    merged_scopes = merge_equal_nodes(captured, traced_scopes)
+    repeated_modules = {module.path for module in tree if module.calls > 1}
+    merged_scopes = merge_equal_nodes(captured, traced_scopes, repeated_modules)
     node_scopes = {node: traced_scopes.get(node, ()) for node in captured.graph.all_nodes()}
     _move_stack_traces(captured.graph)
     place_operands(node_scopes)

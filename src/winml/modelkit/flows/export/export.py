@@ -162,7 +162,8 @@ class HTPExporter:
 
     def _target(self, output: str | os.PathLike[str], *, overwrite: bool, with_report: bool) -> ExportTarget:
         # The model's own code may change the working directory.
-        return ExportTarget(Path(output).absolute(), overwrite, self.config.hierarchy, with_report)
+        named = Path(output)
+        return ExportTarget(named.absolute(), overwrite, self.config.hierarchy, with_report, named_folder=named.parent)
 
     def _export_parts(self, load: Callable[[], tuple[LoadedModel, ExporterUse]], target: ExportTarget) -> ExportResult:
         """Load a model and export its parts, one at a time; what the forwards leave behind is put back."""
@@ -188,7 +189,7 @@ class HTPExporter:
                 run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts)
                 for part in loaded.parts:
                     result = export_part(run, result, part, exporter)
-        return result
+        return result.in_folder(target.named_folder)
 
     def _refuse_options(self, loaded: LoadedModel, target: ExportTarget) -> None:
         """Refuse options that do not fit what was loaded.

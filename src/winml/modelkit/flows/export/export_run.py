@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import onnx_ir as ir
 
@@ -34,6 +35,8 @@ class ExportTarget:
     with_report: bool
     with_companions: bool = True
     """Whether config, tokenizer and processor files of a checkpoint are copied beside it."""
+    named_folder: Path = field(default_factory=Path)
+    """Its folder as the user wrote it, for what is told."""
 
     def paths(self) -> ExportPaths:
         """Return the files of a model of one part.
