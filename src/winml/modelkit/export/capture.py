@@ -40,5 +40,3 @@ class Capture:
     """Names of the graph inputs that nothing reads."""
     fixed_choices: tuple[str, ...] = ()
     """Lines of the user's Python (``net.py:8``) that read a tensor's value: the graph contains the traced value."""
-    merged_scopes: Mapping[ir.Node, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    """The scopes of all computations that a node stands for, where equal ones were merged."""

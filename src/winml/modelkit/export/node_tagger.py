@@ -6,7 +6,6 @@ the nodes in place; does not change the graph.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
@@ -16,7 +15,7 @@ import onnx_ir as ir
 
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 from winml.modelkit.hierarchy.tree import ModuleTree
-from winml.modelkit.metadata_keys import MODULES_KEY, NAMESPACE_KEY
+from winml.modelkit.metadata_keys import NAMESPACE_KEY
 
 __all__ = ["NodeTagger", "neighbours", "shared_scope"]
 
@@ -32,15 +31,11 @@ class NodeTagger:
     operation_fallback: bool = False
     """Give a node without scope the longest scope its neighbours share, instead of the root."""
 
-    def tag_nodes(
-        self, scopes: Mapping[ir.Node, Scope], merged_scopes: Mapping[ir.Node, Iterable[Scope]] | None = None
-    ) -> None:
+    def tag_nodes(self, scopes: Mapping[ir.Node, Scope]) -> None:
         """Write a tag and a namespace on every node, in place.
 
         Args:
             scopes: The scope of each node, in execution order.
-            merged_scopes: The scopes of all computations that a node stands for, where equal ones were merged: it keeps
-                the tag of the first, and lists the modules of all.
         """
         known_scopes = dict(scopes)
         for node in scopes:
@@ -50,10 +45,6 @@ class NodeTagger:
                 source = "operation" if known_scopes[node] else None
             write_tag(node, self.tag_for(known_scopes[node], source))
             node.metadata_props[NAMESPACE_KEY] = self.namespace(known_scopes[node])
-        for node, all_scopes in (merged_scopes or {}).items():
-            modules = sorted({self.tag_for(scope).module for scope in all_scopes})
-            if len(modules) > 1:
-                node.metadata_props[MODULES_KEY] = json.dumps(modules, ensure_ascii=False)
 
     def tag_for(self, scope: Scope, source: Literal["operation"] | None = None) -> NodeTag:
         """Return the tag of a node that ran in ``scope``: that of the innermost hierarchy module on it.

@@ -81,12 +81,12 @@ def capture_torchscript(
         name_open_sizes(captured.graph, options.dynamic_axes)
     traced_scopes = {node: scopes.read(node.name or "") for node in captured.graph.all_nodes()}
     repeated_modules = {module.path for module in tree if module.calls > 1}
-    merged_scopes = merge_equal_nodes(captured, traced_scopes, repeated_modules)
+    merge_equal_nodes(captured, traced_scopes, repeated_modules)
     node_scopes = {node: traced_scopes.get(node, ()) for node in captured.graph.all_nodes()}
     _move_stack_traces(captured.graph)
     place_operands(node_scopes)
     name_by_module(captured.graph, node_scopes, tree)
-    return Capture(captured, node_scopes, unused_inputs, _fixed_choices(caught), merged_scopes)
+    return Capture(captured, node_scopes, unused_inputs, _fixed_choices(caught))
 
 
 def _export_with_torch(

@@ -86,7 +86,7 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         tagger = NodeTagger(tree, operation_fallback=run.config.operation_fallback)
         step.summary = f"{len(tree)} tags"
     with clock.step("node tagging") as step:
-        tagger.tag_nodes(capture.scopes, capture.merged_scopes)
+        tagger.tag_nodes(capture.scopes)
         step.summary = f"{len(capture.scopes)} captured nodes"
     with clock.step("tag injection") as step:
         model, graph_notes = _plain_graph(capture.model, run.config, used)
