@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from e2e.in_process import run_here
+from winml.modelkit.builds.foreign_configs import read_winml_cli_config
 from winml.modelkit.builds.stages import STAGES
 
 IDLE = [stage.section for stage in STAGES if stage.work is None]
@@ -152,6 +153,29 @@ def test_config_of_winml_cli_is_read_where_it_means_the_same(here: Path, small_b
     assert 0 == exported.code, exported.err
     assert [2, 16] == json.loads(exported.out)["inputs"][0]["shape"]
     assert "note: export.verbose" in exported.err
+
+
+def _own_range(**spec: Any) -> Any:
+    value = {"export": {"clean_onnx": False, "input_tensors": [{"name": "x", "shape": [1], **spec}]}}
+    read, _ = read_winml_cli_config(value, "theirs.json")
+    return read["export"]["input_tensors"][0]["value_range"]
+
+
+def test_range_of_winml_cli_ends_before_its_second_number_for_integers_alone() -> None:
+    """What is no integer, or not said to be one, has the range as it was written."""
+    assert [0, 119] == _own_range(dtype="int64", value_range=[0, 120])
+    assert [0, 1] == _own_range(dtype="bool", value_range=[0, 2])
+    assert [0, 1] == _own_range(dtype="float32", value_range=[0, 1])
+    assert [0, 1] == _own_range(value_range=[0, 1])
+
+
+@pytest.mark.parametrize("bounds", [["a", "b"], [True, None], [[], {}], [0]])
+def test_range_of_winml_cli_that_is_none_is_refused(here: Path, small_bert: Path, bounds: list[Any]) -> None:
+    """By the name of the key, as in a config of ours."""
+    (spec, other) = WINML_CLI["export"]["input_tensors"]
+    export = {**WINML_CLI["export"], "input_tensors": [{**spec, "value_range": bounds}, other]}
+    (here / "theirs.json").write_text(json.dumps({**WINML_CLI, "export": export}), encoding="utf-8")
+    _refused("config", "-c", "theirs.json", "-m", small_bert, words="value_range")
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ def commands() -> Iterator[CommandProcess]:
         (("perf", f"{LONG}.onnx"), "cannot be a path"),
         (("optimize", "-m", "x.onnx", "-o", f"{LONG}.onnx"), "cannot be a path"),
         (("export", "-m", f"{LONG}.py:model", "-o", "x.onnx"), "cannot be a path"),
+        (("export", "-m", f"{LONG}.onnx", "-o", "x.onnx", "--batch-size", "1"), "cannot be a path"),
+        (("export", "-m", "~nobody-of-this-name/x.onnx", "-o", "x.onnx", "--batch-size", "1"), "cannot be a path"),
         (("inspect", "-m", "~nobody-of-this-name/x"), "cannot be a path"),
         (("inspect", "-m", "nul\0"), "cannot be a path"),
         (("config", "--check", LONG), "cannot be read"),

@@ -59,9 +59,10 @@ def test_quiet_and_verbose_before_the_verb_mean_what_they_mean_behind_it(tmp_pat
     assert (0, "", "") == (quiet.code, quiet.out, quiet.err)
     assert run_here("-v", "inspect", small_file).out == run_here("inspect", small_file, "-v").out
     assert run_here("-v", "inspect", small_file).out != run_here("inspect", small_file).out
-    refused = run_here("-q", "sys")
-    assert (2, "") == (refused.code, refused.out)
-    assert "No such option '--quiet'" in refused.err
+    for verb in (("sys",), ("cache", "ls")):
+        refused = run_here("-q", *verb)
+        assert (2, "") == (refused.code, refused.out)
+        assert "No such option '--quiet'" in refused.err
 
 
 def test_completion_offers_verbs_and_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 """``module:qualified.name`` to the reason it is better long."""
 _PUBLIC = "public: its keywords are what callers write"
 MANY_PARAMETERS: dict[str, str] = {
+    "builds.build_model:build_hf_model": _PUBLIC,
     "flows.export.export:export_pytorch": _PUBLIC,
     "flows.optimize:optimize_onnx": _PUBLIC,
     "flows.optimize:run_optimize_analyze_loop": _PUBLIC,

@@ -423,6 +423,18 @@ def test_build_in_the_cache_is_found_again_by_what_it_depends_on(bert: Path, cac
     check_artifacts(other.folder)
 
 
+def test_build_without_companions_is_one_of_its_own(bert: Path) -> None:
+    """Files that are asked for are there, and others not, whichever build came first."""
+    config = {**PLAIN, "optim": None}
+    without = build_hf_model(str(bert), config=config, with_companions=False)
+    whole = build_hf_model(str(bert), config=config)
+    again = build_hf_model(str(bert), config=config, with_companions=False)
+    assert without.folder == again.folder != whole.folder
+    assert not (without.folder / "config.json").exists()
+    assert (whole.folder / "config.json").exists()
+    assert "from the cache" == reason(whole, "export")
+
+
 @pytest.mark.parametrize("name", ["export.onnx", "build_manifest.json"])
 def test_damaged_cache_entry_is_built_again_and_said(bert: Path, cache: Path, name: str) -> None:
     """In the cache every file is ours, so a damaged manifest is no obstacle."""

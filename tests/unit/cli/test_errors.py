@@ -9,7 +9,7 @@ import click
 import pytest
 
 from winml.modelkit import errors
-from winml.modelkit.cli._errors import WinMLCommand, report_click_error, report_unexpected
+from winml.modelkit.cli._errors import WinMLCommand, is_out_of_memory, report_click_error, report_unexpected
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.WinMLError)]
 
@@ -105,3 +105,27 @@ def test_command_takes_no_empty_text_for_a_value(arguments: list[str]) -> None:
         command.main(args=arguments, standalone_mode=False)
     assert arguments[-2] in caught.value.format_message()
     assert command.main(args=["--text", "a", "--many", "b"], standalone_mode=False) is None
+
+
+def _raised(error: Exception, earlier: Exception, *, with_cause: bool = False, without: bool = False) -> Exception:
+    try:
+        try:
+            raise earlier
+        except Exception as caught:
+            if with_cause:
+                raise error from caught
+            if without:
+                raise error from None
+            raise error  # noqa: B904  # what is left open is the case
+    except Exception as caught:
+        return caught
+
+
+def test_lack_of_memory_is_seen_behind_an_error_unless_that_one_stands_for_itself() -> None:
+    """An error raised from None, or from another, did not come of what was being handled."""
+    assert is_out_of_memory(_raised(ValueError("it broke"), MemoryError()))
+    assert is_out_of_memory(_raised(ValueError("it broke"), MemoryError(), with_cause=True))
+    assert not is_out_of_memory(_raised(ValueError("it broke"), MemoryError(), without=True))
+    other = _raised(ValueError("it broke"), MemoryError())
+    other.__cause__ = KeyError("name")
+    assert not is_out_of_memory(other)

@@ -49,6 +49,7 @@ def build_hf_model(
     config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
     verify: bool = True,
     rebuild: bool = False,
+    with_companions: bool = True,
     listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
     **load: Any,
 ) -> BuildResult:
@@ -63,6 +64,7 @@ def build_hf_model(
         config: What every stage is to do: a config, its JSON object, or the path of a file with one.
         verify: Compare what each stage makes with what it was made from.
         rebuild: Run every stage, whatever is there.
+        with_companions: Copy config, tokenizer and processor files of the checkpoint beside the result.
         listener: Who is told about progress.
         **load: How the model is loaded, with the names of the command's options, such as ``task`` or ``dtype``; all of
             them are fields of :class:`~winml.modelkit.load.load_options.LoadOptions`.
@@ -80,6 +82,7 @@ def build_hf_model(
             given_build_config(config, listener),
             ModelRequest(os.fspath(model) if isinstance(model, os.PathLike) else model, **load),
             verify=verify,
+            with_companions=with_companions,
         )
         return _build_plan(plan, output, rebuild=rebuild, listener=listener)
 
@@ -137,6 +140,8 @@ def cache_key(plan: BuildPlan, identity: ModelIdentity, stages: Sequence[Stage] 
         "verify": plan.verify,
         "versions": {"winml-modelkit": __version__, **library_versions(libraries)},
     }
+    if not plan.with_companions:  # with them, keys stay what they were
+        record["with_companions"] = False
     return digest(record)
 
 

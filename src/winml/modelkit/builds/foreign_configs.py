@@ -121,8 +121,8 @@ def _read_export(export: Section, source: str) -> list[str]:
 
 def _read_input(spec: Section, source: str) -> None:
     """Read the description of an input: its range of integers ends before the second number, ours with it."""
-    bounds, is_float = spec.get("value_range"), "float" in str(spec.get("dtype"))
-    if isinstance(bounds, list) and len(bounds) == 2 and not is_float:
+    bounds, is_whole = spec.get("value_range"), str(spec.get("dtype")).startswith(("int", "uint", "bool"))
+    if is_whole and isinstance(bounds, list) and len(bounds) == 2 and type(bounds[1]) in (int, float):
         spec["value_range"] = [bounds[0], bounds[1] - 1]
     if runs := spec.pop("dummy_value_runs", None):
         place = f"export.input_tensors: {spec.get('name')}.dummy_value_runs"

@@ -49,8 +49,8 @@ class WinMLCommand(click.Command):
 
     @staticmethod
     def _take_from_group(ctx: click.Context) -> None:
-        """Take the options that stood before the verb as if they stood behind it."""
-        given = ctx.parent.params if ctx.parent is not None else {}
+        """Take the options that stood before all verbs as if they stood behind it."""
+        given = ctx.find_root().params
         for name in ("quiet", "verbose"):
             if given.get(name) and name not in ctx.params:
                 raise click.NoSuchOption(f"--{name}", ctx=ctx)
@@ -102,7 +102,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             return True
         if isinstance(error, SystemError) and _LOST_ERROR in words:
             return True
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 

@@ -11,14 +11,16 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.load.shared_settings import shared_by_threads
 
 __all__ = ["local_files_only", "local_libraries"]
 
 
-@contextmanager
+@shared_by_threads
 def local_files_only() -> Iterator[None]:
-    """Keep the libraries off the network and from fetching kernels; leaves their settings as they were.
+    """Keep the libraries off the network and from fetching kernels.
 
+    Threads share the change: the last to leave puts back what the first found.
     What they try all the same raises OSError (the Hub) or ImportError (a kernel), as with a missing file or package.
     """
     from huggingface_hub import constants

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+
+from winml.modelkit.load.shared_settings import shared_by_threads
 
 __all__ = ["quiet_libraries"]
 
 
-@contextmanager
+@shared_by_threads
 def quiet_libraries() -> Iterator[None]:
-    """Keep transformers and huggingface_hub from writing to stderr; leaves their settings as they were."""
+    """Keep transformers and huggingface_hub from writing to stderr.
+
+    Threads share the change: the last to leave puts back what the first found.
+    """
     from huggingface_hub.utils import logging as hub_messages
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as messages

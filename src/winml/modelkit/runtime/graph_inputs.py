@@ -190,10 +190,7 @@ def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, 
             that has no size.
     """
     names = list(dict.fromkeys(key for item in inputs for key in item.keys if isinstance(key, str)))
-    places = {
-        f"{item.name}:{axis}": key for item in inputs for axis, key in enumerate(item.keys) if isinstance(key, str)
-    }
-    by_name = resolve_names(requested, names, places)
+    by_name = sizes_by_key(inputs, requested)
     if batch_size is not None:
         for name in _batch_names(inputs, batch_size):
             if by_name.setdefault(name, batch_size) != batch_size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -70,6 +71,27 @@ def test_folder_whose_owner_was_killed_before_it_locked_it_goes_where_it_is_empt
         os.utime(path, (0, 0))
     _remove_abandoned(tmp_path)
     assert [f"{PREFIX}file", f"{PREFIX}full"] == _names(tmp_path)
+    _remove_abandoned(tmp_path, with_unlocked=True)
+    assert [] == _names(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks of another kind there")
+def test_folder_on_a_file_system_without_locks_goes_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can tell whether its owner ended, and the lock file says nothing."""
+    import fcntl
+
+    def refuse(_file: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    folder = OwnedFolder.make(tmp_path, PREFIX)
+    (folder.path / "weights").touch()
+    _remove_abandoned(tmp_path, with_unlocked=True)
+    os.utime(folder.path, (0, 0))
+    _remove_abandoned(tmp_path)
+    assert (folder.path / "weights").exists()
     _remove_abandoned(tmp_path, with_unlocked=True)
     assert [] == _names(tmp_path)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import silence_library_warnings
 from winml.modelkit.errors import ModelPathError, UsageError, told_as
+from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import declared_options
 
 if TYPE_CHECKING:
@@ -28,9 +29,13 @@ _FOR_PYTORCH_MODELS = (
 
 
 def is_pinning(options: Mapping[str, Any]) -> bool:
-    """Say whether the model is an ONNX file, whose sizes can be fixed."""
-    path = Path(str(options["model"] or "").strip()).expanduser()
-    return path.suffix.lower() == ".onnx" and not path.is_dir()
+    """Say whether the model is an ONNX file, whose sizes can be fixed.
+
+    Raises:
+        ModelPathError: it has the name of one, and nothing can be there.
+    """
+    model = str(options["model"] or "").strip()
+    return PurePath(model).suffix.lower() == ".onnx" and not named_path(model).is_dir()
 
 
 def pin(options: Mapping[str, Any]) -> None:
@@ -45,7 +50,7 @@ def pin(options: Mapping[str, Any]) -> None:
                 f"--{name.replace('_', '-')} has no meaning for an ONNX file, whose sizes alone can be fixed",
                 hint="Leave it out, or export the PyTorch model anew.",
             )
-    if not Path(options["model"].strip()).expanduser().is_file():
+    if not named_path(options["model"].strip()).is_file():
         raise ModelPathError(f"{options['model']}: no such file", hint="Give the path of an ONNX file.")
     if not (options["shape_config"] or options["batch_size"]):
         raise UsageError(

@@ -7,6 +7,7 @@ however that happens, so that a folder whose lock is free has no owner. Standard
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -26,6 +27,8 @@ __all__ = ["OwnedFolder", "abandoned_folders"]
 
 _FORGOTTEN_SECONDS = 86_400
 """Age from which what has no lock file is abandoned. Chosen: a day. Another version of this tool may be at work."""
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL})
+"""How systems say that a file system has no locks."""
 
 
 class OwnedFolder:
@@ -94,8 +97,8 @@ def abandoned_folders(directory: Path, prefix: str, *, with_unlocked: bool = Fal
     Args:
         directory: Where to look; nothing is found where it cannot be read.
         prefix: Start of the names.
-        with_unlocked: Also take what versions of this tool without locks left, a day after it was changed last: yield
-            folders, and remove files.
+        with_unlocked: Also take what was left without a lock, by versions of this tool that had none or on a file
+            system that has none, a day after it was changed last: yield folders, and remove files.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(directory) if entry.name.startswith(prefix))
@@ -125,8 +128,10 @@ def _taken_over(path: Path, *, with_unlocked: bool) -> OwnedFolder | None:
             if not is_forgotten:
                 return None
         lock = _acquire(path)
-    except (OSError, NotImplementedError):
-        return None
+    except (OSError, NotImplementedError) as error:
+        # Where no owner could take a lock either, age alone tells.
+        has_no_locks = isinstance(error, NotImplementedError) or error.errno in _NO_LOCKS
+        return OwnedFolder(path, None) if has_no_locks and is_forgotten else None
     return OwnedFolder(path, lock) if lock is not None else None
 
 

@@ -1,0 +1,60 @@
+"""A setting of the whole process is as it was when the last of several threads has left, and not before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from transformers.integrations import hub_kernels
+from transformers.utils import logging as messages
+
+from winml.modelkit.load.library_access import local_files_only, local_libraries
+from winml.modelkit.load.library_messages import quiet_libraries
+
+
+def _settings() -> tuple[Any, ...]:
+    return (
+        constants.HF_HUB_OFFLINE,
+        hub_kernels.get_kernel,
+        messages.get_verbosity(),
+        messages.is_progress_bar_enabled(),
+    )
+
+
+@pytest.mark.parametrize("changed", [local_files_only, quiet_libraries, local_libraries])
+def test_overlapping_threads_leave_the_settings_as_they_were(
+    changed: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """The first to enter leaves first, while the second still needs the change."""
+    before = _settings()
+    is_second_in, is_first_out = threading.Event(), threading.Event()
+
+    def second() -> tuple[Any, ...]:
+        with changed():
+            is_second_in.set()
+            assert is_first_out.wait(60)
+            return _settings()
+
+    with ThreadPoolExecutor(1) as threads:
+        with changed():
+            inside = _settings()
+            other = threads.submit(second)
+            assert is_second_in.wait(60)
+        between = _settings()
+        is_first_out.set()
+        assert inside == between == other.result() != before
+    assert before == _settings()
+
+
+def test_failure_inside_leaves_the_settings_as_they_were() -> None:
+    """An error passes, also through an inner use, and the next use changes them anew."""
+    before = _settings()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), local_libraries(), local_libraries():
+            1 / (before == _settings())
+        assert before == _settings()
