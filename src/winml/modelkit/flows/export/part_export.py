@@ -13,7 +13,7 @@ from winml.modelkit.errors import InternalError, VerificationError
 from winml.modelkit.export.exporter_choice import ExporterUse, second_choice
 from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
 from winml.modelkit.flows.export.graph_making import make_tagged_graph
-from winml.modelkit.graph.files.companions import Companions, earlier_companions, reserve_companions
+from winml.modelkit.graph.files.companions import Companions, earlier_companions, reserve_companions, settled_companions
 from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.graph.files.writing import write_model
@@ -110,6 +110,10 @@ def _write_part(
             run.files.reserve(paths.sidecar).write_text(sidecar_json(told, told.parts[-1]), encoding="utf-8")
         is_last = part is run.loaded.parts[-1]
         sizes = run.files.commit(overwrite=run.target.overwrite) if is_last else run.files.written_sizes()
+        settled = settled_companions(
+            result.companions, paths.model.parent, run.loaded.info.companions, run.files.gave_way
+        )
+        result = replace(result, companions=settled)
     return _with_part(result, replace(exported, files=_written_files(paths, written, sizes)), run)
 
 
