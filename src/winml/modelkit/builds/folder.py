@@ -75,6 +75,12 @@ class BuildFolder:
         self._names = (*self._names, *names)
         self.announce()
 
+    def disown(self, names: Iterable[str]) -> None:
+        """Let files be the user's from now on: they are neither replaced nor removed."""
+        lost = {*names}
+        self._names = tuple(name for name in self._names if name not in lost)
+        self._owned -= lost
+
     def _refuse_foreign(self, names: Iterable[str]) -> None:
         names = tuple(names)
         refuse_special(self.path / name for name in names)

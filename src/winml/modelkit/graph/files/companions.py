@@ -17,7 +17,7 @@ from winml.modelkit.errors import InternalError
 from winml.modelkit.file_names import stays_inside
 from winml.modelkit.graph.files.output_files import OutputFiles
 
-__all__ = ["Companions", "earlier_companions", "reserve_companions", "settled_companions"]
+__all__ = ["Companions", "earlier_companions", "is_in_the_way", "reserve_companions", "settled_companions"]
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def reserve_companions(
         is_there = os.path.lexists(target)
         if is_there and _is_same_content(source, target):
             # Equal files that were there before, such as the checkpoint's own, do not become ours.
-            if name not in owned or _is_in_the_way(directory, name):
+            if name not in owned or is_in_the_way(directory, name):
                 continue
-        elif _is_in_the_way(directory, name) or (is_there and name not in owned):
+        elif is_in_the_way(directory, name) or (is_there and name not in owned):
             kept.append(name)
             continue
         else:
@@ -102,7 +102,7 @@ def settled_companions(
     )
 
 
-def _is_in_the_way(directory: Path, name: str) -> bool:
+def is_in_the_way(directory: Path, name: str) -> bool:
     """Say whether something that is no file, or no folder above it, has one of the names a companion needs."""
     target = directory / name
     if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
