@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.errors import InternalError
-from winml.modelkit.graph.files.companions import Companions, earlier_companions, reserve_companions, settled_companions
+from winml.modelkit.graph.files.companions import (
+    Companions,
+    earlier_companions,
+    remove_companions,
+    reserve_companions,
+    settled_companions,
+)
 from winml.modelkit.graph.files.output_files import OutputFiles
 
 
@@ -123,3 +129,17 @@ def test_file_that_appears_before_the_commit_stays(tmp_path: Path, overwrite: bo
     settled = settled_companions(companions, target, sources, files.gave_way)
     assert Companions(("merges.json",), 2, ("config.json",)) == settled
     assert {"config.json": "other", "vocab.json": "v", "merges.json": "mm"} == texts(target)
+
+
+def test_obsolete_companions_go_unless_another_model_may_need_them(tmp_path: Path) -> None:
+    """With their folders, where nothing else is in them."""
+    folder = fill(tmp_path / "to", config="c", pool_config="p", dense_config="d", dense_own="o")
+    model, other = folder / "model.onnx", folder / "other.onnx"
+    names = ["config.json", "pool/config.json", "dense/config.json", "missing.json"]
+    model.touch()
+    other.touch()
+    remove_companions(folder, names, [model])
+    assert (folder / "config.json").is_file()
+    remove_companions(folder, names, [model, other])
+    assert {"model.onnx", "other.onnx", "dense/own.json"} == set(texts(folder))
+    assert not (folder / "pool").exists()

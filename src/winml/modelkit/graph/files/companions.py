@@ -5,6 +5,7 @@ A file of somebody else keeps its place. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import json
 import os
@@ -14,10 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml.modelkit.errors import InternalError
-from winml.modelkit.file_names import stays_inside
+from winml.modelkit.file_names import MODEL_SUFFIX, stays_inside
 from winml.modelkit.graph.files.output_files import OutputFiles
 
-__all__ = ["Companions", "earlier_companions", "is_in_the_way", "reserve_companions", "settled_companions"]
+__all__ = [
+    "Companions",
+    "earlier_companions",
+    "is_in_the_way",
+    "remove_companions",
+    "reserve_companions",
+    "settled_companions",
+]
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,29 @@ def settled_companions(
         size_bytes=companions.size_bytes - sum(sources[name].stat().st_size for name in lost),
         kept=(*companions.kept, *other),
     )
+
+
+def remove_companions(directory: Path, names: Collection[str], models: Collection[Path]) -> None:
+    """Remove files that an earlier run put beside a model and this one did not.
+
+    They stay where another model is in the directory, which may be read with them.
+
+    Args:
+        directory: Where the model is.
+        names: What to remove.
+        models: The models of this run.
+    """
+    own_names = {path.name for path in models}
+    if any(path.name not in own_names for path in directory.glob(f"*{MODEL_SUFFIX}")):
+        return
+    for name in names:
+        path = directory / name
+        if is_in_the_way(directory, name):
+            continue
+        with contextlib.suppress(OSError):
+            path.unlink()
+            if path.parent != directory:
+                path.parent.rmdir()  # where it is empty now
 
 
 def is_in_the_way(directory: Path, name: str) -> bool:
