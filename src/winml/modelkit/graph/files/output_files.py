@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -179,6 +179,14 @@ def _is_torn(earlier: Path, directory: Path) -> bool:
     return any(not target.exists() or not aside.samefile(target) for aside, target in targets.items())
 
 
+def _drop_outdone(places: Mapping[Path, Path], giving_way: Mapping[Path, State]) -> set[Path]:
+    """Remove written files whose place is not as it was when they were reserved; return their targets."""
+    lost = {target for target, state in giving_way.items() if target in places and file_state(target) != state}
+    for target in lost:
+        places[target].unlink()
+    return lost
+
+
 class OutputFiles:
     """A transaction over output files: :meth:`commit` puts all written files in place, or none.
 
@@ -199,8 +207,7 @@ class OutputFiles:
     def __init__(self) -> None:
         """Start an empty transaction."""
         self._reserved: list[Path] = []
-        self._giving_way: dict[Path, State] = {}
-        self.gave_way: set[Path] = set()
+        self._giving_way, self.gave_way = dict[Path, State](), set[Path]()
         self._kept: set[Path] = set()
         self._folders: dict[Path, OwnedFolder] = {}
         self._unused: dict[Path, list[str]] = {}
@@ -245,9 +252,8 @@ class OutputFiles:
         """Return the temporary path to write the file for ``path`` to.
 
         It has the same file name in a hidden folder. Every other file written into that folder is put in place as well,
-        such as the external data of a model.
-
-        With ``gives_way``, the commit leaves it out if something else has its place by then; ``gave_way`` tells of it.
+        such as the external data of a model. With ``gives_way``, the commit leaves it out if something else has its
+        place by then; ``gave_way`` tells of it.
 
         Raises:
             WriteError: the directory cannot be created or written to.
@@ -259,8 +265,7 @@ class OutputFiles:
                 settle_interrupted(path.parent)
                 self._folders[path.parent] = OwnedFolder.make(path.parent, PARTIAL_PREFIX)
                 (self._folders[path.parent].path / STAGED).mkdir()
-            if gives_way:
-                self._giving_way.setdefault(path, file_state(path))
+            self._giving_way.update({path: file_state(path)} if gives_way and path not in self._giving_way else {})
         except OSError as error:
             raise write_error(path, error) from error
         self._reserved.append(path)
@@ -285,7 +290,7 @@ class OutputFiles:
             UsageError: one of them is a link, a device, a pipe or a socket by now.
             WriteError: a file could not be put in place; all earlier files are unchanged.
         """
-        self._give_way()
+        self.gave_way |= _drop_outdone(self._reserved_places(), self._giving_way)
         reserved_places = self._reserved_places()
         refuse_special(reserved_places)
         if not overwrite:
@@ -313,14 +318,6 @@ class OutputFiles:
                 record_committed(reversed(sizes))  # the model is moved last
         self._finish()
         return sizes
-
-    def _give_way(self) -> None:
-        """Drop files whose place is not as it was when they were reserved."""
-        places = self._reserved_places()
-        for target, earlier in self._giving_way.items():
-            if target in places and file_state(target) != earlier:
-                places[target].unlink()
-                self.gave_way.add(target)
 
     def _move(self, target: Path, place: Path, undo: contextlib.ExitStack) -> None:
         """Move a file to its place, and register what takes that back."""
