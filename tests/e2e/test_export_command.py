@@ -145,6 +145,20 @@ def test_export_without_hierarchy_leaves_no_trace_of_it(workplace: Workplace, be
     assert set() == {key for key in _keys(workplace.folder / "model.onnx") if key.startswith(FOREIGN_KEYS)}
 
 
+def test_companion_of_somebody_else_is_told_even_when_quiet(workplace: Workplace, bert_tiny: Path) -> None:
+    """And one that an earlier export put there goes with it, so that no wrong config stays beside a model."""
+    request = ("-m", bert_tiny, "-o", "out/model.onnx", "--no-verify", "-q")
+    assert 0 == workplace.export(*request).code
+    assert "out/config.json" in workplace.files()
+    assert 0 == workplace.export(*request, "--overwrite", "--no-tokenizer").code
+    config = workplace.folder / "out" / "config.json"
+    assert not config.exists()
+    config.write_text("{}", encoding="utf-8")
+    outcome = workplace.export(*request, "--overwrite", "--no-hierarchy")
+    assert (0, "{}") == (outcome.code, config.read_text(encoding="utf-8"))
+    assert "Warning: Other files of these names stay as they are: config.json" in outcome.err
+
+
 def test_config_alone_becomes_a_model_of_seeded_weights(workplace: Workplace, bert_tiny: Path) -> None:
     """With ``--random-weights`` a seed gives the same file each time, and the export says what it is worth."""
     request = ("-m", bert_tiny / "config.json", "--random-weights", "--seed", "7", "--no-verify", "--clean-onnx")

@@ -403,6 +403,67 @@ def _size_and_digest(path: Path) -> dict[str, Any]:
     return {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
+def test_companion_the_user_changed_stays_and_is_the_users(bert: Path, out: Path) -> None:
+    """Neither replaced nor removed by any later build; one that was left as it was follows the checkpoint."""
+    assert ["config.json"] == [
+        record["name"] for record in json.loads((out / "build_manifest.json").read_text())["companions"]
+    ]
+    (out / "config.json").write_text("{}", encoding="utf-8")
+    for with_companions in (True, False):
+        plan = plan_build(
+            parse_build_config(FUSIONS, "test")[0], ModelRequest(str(bert)), with_companions=with_companions
+        )
+        result = run_build(plan, out)
+        assert "{}" == (out / "config.json").read_text(encoding="utf-8")
+        assert "config.json" not in result.manifest.files
+        assert with_companions == any("config.json" in note for note in result.notes)
+
+
+def test_companion_follows_the_checkpoint_and_goes_with_it(bert: Path, out: Path, tmp_path: Path) -> None:
+    """As long as nobody changed it."""
+    checkpoint = shutil.copytree(bert, tmp_path / "checkpoint")
+    (checkpoint / "vocab.txt").write_text("a", encoding="utf-8")
+    build_hf_model(str(checkpoint), out, config=FUSIONS)
+    (checkpoint / "vocab.txt").write_text("b", encoding="utf-8")
+    result = build_hf_model(str(checkpoint), out, config=FUSIONS)
+    assert "b" == (out / "vocab.txt").read_text(encoding="utf-8")
+    assert {"config.json", "vocab.txt"} == {record.name for record in result.manifest.companions}
+    (checkpoint / "vocab.txt").unlink()
+    assert "vocab.txt" not in build_hf_model(str(checkpoint), out, config=FUSIONS).manifest.files
+    assert not (out / "vocab.txt").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process is killed by a signal")
+def test_companion_of_a_build_killed_before_its_end_is_known_to_be_ours(bert: Path, tmp_path: Path) -> None:
+    """It is in place, and the manifest that tells of the finished build is not."""
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED_AFTER_COMMIT, encoding="utf-8")
+    out = tmp_path / "out"
+    code = subprocess.run([sys.executable, str(script), str(bert), str(out)], check=False).returncode
+    assert -signal.SIGKILL == code
+    assert (out / "config.json").is_file()
+    manifest = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
+    assert ("unfinished", ["config.json"]) == (manifest["status"], [file["name"] for file in manifest["companions"]])
+    result = build_hf_model(str(bert), out, config=PLAIN)
+    assert "config.json" in result.manifest.files
+    assert not result.notes
+
+
+KILLED_AFTER_COMMIT = """
+import os, signal, sys
+from winml.modelkit import build_hf_model
+
+def kill_when_config_appears(event, arguments):
+    # The config is moved before the models; the commit ends with them.
+    if event == "os.rename" and str(arguments[1]).endswith(os.sep + "build_manifest.json"):
+        if os.path.exists(os.path.join(sys.argv[2], "config.json")):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(kill_when_config_appears)
+build_hf_model(sys.argv[1], sys.argv[2], config={"optim": {}, "quant": None, "compile": None})
+"""
+
+
 def test_failed_stage_keeps_what_is_finished(bert: Path, tmp_path: Path) -> None:
     """A flag the optimizer refuses: the export is there for the next build."""
     with pytest.raises((StageError, UsageError)):

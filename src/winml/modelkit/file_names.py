@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 __all__ = [
     "built_part_name",
     "data_path",
     "is_data_of",
+    "is_plain_name",
     "optimized_path",
     "part_path",
     "report_path",
     "sidecar_path",
+    "stays_inside",
     "unfinished_data_path",
 ]
 
@@ -101,3 +103,34 @@ def sidecar_path(model: Path) -> Path:
 def report_path(model: Path) -> Path:
     """Return where the Markdown report of an export is written: ``<stem>_htp_export_report.md`` beside it."""
     return model.with_name(f"{model.stem}{REPORT_SUFFIX}")
+
+
+_LONGEST_NAME = 255
+"""Bytes: the longest name of a file on every usual file system."""
+
+
+def stays_inside(name: str) -> bool:
+    """Say whether the name of a file, ``/`` between parts, is one, and does not lead out of the folder it is in.
+
+    The answer is the same on every system.
+
+    >>> stays_inside("1_Pooling/config.json"), stays_inside("../config.json"), stays_inside("C:config.json")
+    (True, False, False)
+    """
+    path = PurePosixPath(name)
+    is_plain = name == path.as_posix() and path.parts and not path.is_absolute() and ".." not in path.parts
+    is_foreign = PureWindowsPath(name).drive or "\\" in name or "\0" in name
+    try:
+        is_short = all(len(part.encode()) <= _LONGEST_NAME for part in path.parts)
+    except UnicodeEncodeError:
+        return False  # half of a surrogate pair, which JSON can hold and a name cannot
+    return bool(is_plain and not is_foreign and is_short)
+
+
+def is_plain_name(name: str) -> bool:
+    """Say whether a name is that of a file or folder right inside another.
+
+    >>> is_plain_name("1_Pooling"), is_plain_name(".."), is_plain_name("a/b")
+    (True, False, False)
+    """
+    return stays_inside(name) and "/" not in name

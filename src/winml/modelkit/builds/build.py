@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from winml.modelkit.builds.cache import library_versions
+from winml.modelkit.builds.companions import BuildCompanions
 from winml.modelkit.builds.file_records import FileRecords
 from winml.modelkit.builds.folder import held_folder, refuse_input_as_output
 from winml.modelkit.builds.identity import ModelIdentity, identify_model, identify_onnx
@@ -31,7 +32,6 @@ from winml.modelkit.file_names import (
     built_part_name,
     sidecar_path,
 )
-from winml.modelkit.graph.files.companions import Companions, reserve_companions
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import external_files, place_copy
 from winml.modelkit.progress import StepClock, StepEvent
@@ -134,8 +134,7 @@ class _Build:
         self._runner = StageRunner(job, self._files, self._earlier)
         self._parts: list[BuiltPart] = []
         """Known once the graphs are there."""
-        self._companions = Companions()
-        """Known once the models are placed."""
+        self._companions = BuildCompanions(job.folder, job.identity.companions if job.plan.with_companions else {})
         self._started = datetime.now(timezone.utc).astimezone()
         self._started_at = time.perf_counter()
 
@@ -158,7 +157,7 @@ class _Build:
         folder.remove_all_but(manifest.files)
         folder.save(manifest)
         notes = (note for part in self._parts for record in part.records for note in record.notes)
-        return BuildResult(folder.path, manifest, (*folder.notes, *notes, *self._companions.notes))
+        return BuildResult(folder.path, manifest, (*folder.notes, *notes, *self._companions.placed.notes))
 
     def _run_stage(self, stage: Stage) -> None:
         """Run or reuse a stage for every part; those that are finished are kept if another fails."""
@@ -202,13 +201,14 @@ class _Build:
         stage_files = (file for part in parts for record in part.stages for file in record.files)
         model_files = (file for part in parts for file in (*part.model, part.sidecar) if file is not None)
         written = {file.name for file in (*stage_files, *model_files)}
-        finished = (*self._companions.names, BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME)
+        finished = (*self._companions.placed.names, BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME)
         names = tuple(sorted({*written, *(finished if status == "done" else job.folder.owned_names())}))
         libraries = dict.fromkeys(name for stage in job.stages for name in stage.libraries)
         return BuildManifest(
             status=status,
             files=names,
             parts=parts,
+            companions=self._companions.records,
             input=self._input_record(),
             started=self._started.isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - self._started_at, 3),
@@ -244,13 +244,14 @@ class _Build:
                 if text is not None:
                     files.reserve(sidecar_path(path)).write_text(text, encoding="utf-8")
                 self._job.folder.notes += [note] if note else []
-            if self._job.plan.with_companions:
-                sources, owned = self._job.identity.companions, self._job.folder.owned_names()
-                self._companions = reserve_companions(files, folder, sources, owned=owned)
+            self._companions.reserve(files)
+            # Whatever is put in place next is known to be ours, even after a kill.
+            self._job.folder.save(self._make_manifest("unfinished", {}))
             config = files.reserve(folder / BUILD_CONFIG_NAME)
             text = json.dumps(self._resolved_config(), indent=2, ensure_ascii=False) + "\n"
             config.write_text(text, encoding="utf-8")
             written = {path.name for path in files.commit()}
+        self._companions.settle(files)
         placed = {}
         for part in self._parts:
             path = folder / built_part_name(part.name, of_several=part.of_several)

@@ -12,14 +12,14 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 import filelock
 
 from winml.modelkit.builds.cache import write_atomically
 from winml.modelkit.errors import OutputExistsError, UsageError
-from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
+from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME, stays_inside
 from winml.modelkit.graph.files.interrupted import settle_interrupted
 from winml.modelkit.graph.files.output_files import refuse_existing, refuse_special, write_error
 from winml.modelkit.options import read_json_file
@@ -74,6 +74,12 @@ class BuildFolder:
         self._refuse_foreign(names)
         self._names = (*self._names, *names)
         self.announce()
+
+    def disown(self, names: Iterable[str]) -> None:
+        """Let files be the user's from now on: they are neither replaced nor removed."""
+        lost = {*names}
+        self._names = tuple(name for name in self._names if name not in lost)
+        self._owned -= lost
 
     def _refuse_foreign(self, names: Iterable[str]) -> None:
         names = tuple(names)
@@ -168,19 +174,7 @@ def _version_and_files(path: Path) -> tuple[int | None, tuple[str, ...]]:
         return None, ()
     if not isinstance(version, int) or not isinstance(files, list) or not all(isinstance(name, str) for name in files):
         return None, ()
-    return version, tuple(name for name in files if _stays_inside(name))
-
-
-_LONGEST_NAME = 255
-"""Bytes: the longest name of a file on every usual file system."""
-
-
-def _stays_inside(name: str) -> bool:
-    """Say whether the name of a file, ``/`` between parts, is one, and does not lead out of the folder it is in."""
-    path = PurePosixPath(name)
-    is_plain = name == path.as_posix() and path.parts and not path.is_absolute() and ".." not in path.parts
-    is_foreign = PureWindowsPath(name).drive or "\\" in name or "\0" in name
-    return bool(is_plain and not is_foreign) and all(len(part.encode()) <= _LONGEST_NAME for part in path.parts)
+    return version, tuple(name for name in files if stays_inside(name))
 
 
 def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable[str]) -> None:

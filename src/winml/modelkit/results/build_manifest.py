@@ -125,6 +125,9 @@ class BuildManifest(Options):
     """Every name in the folder that belongs to the build; nothing else there is ever touched."""
     parts: tuple[PartRecord, ...] = ()
     """The parts of the model, in the order in which they run; none before they are known."""
+    companions: tuple[FileRecord, ...] = ()
+    """Config, tokenizer and processor files of the checkpoint, as the build wrote them; one that was changed since is
+    the user's."""
     input: dict[str, Any] = pydantic.Field(default_factory=dict)
     """The model it was built from: as named by the user, and digests of its files."""
     started: str = ""

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
-from winml.modelkit.graph.files.companions import Companions, earlier_companions, reserve_companions
+import pytest
+
+from winml.modelkit.errors import InternalError
+from winml.modelkit.graph.files.companions import (
+    Companions,
+    earlier_companions,
+    remove_companions,
+    reserve_companions,
+    settled_companions,
+)
 from winml.modelkit.graph.files.output_files import OutputFiles
 
 
@@ -76,3 +86,60 @@ def test_earlier_companions_are_read_from_a_sidecar(tmp_path: Path) -> None:
         assert () == earlier_companions(sidecar)
     sidecar.write_text(json.dumps({"outputs": {"companions": ["config.json", 3]}}), encoding="utf-8")
     assert ("config.json",) == earlier_companions(sidecar)
+    sidecar.write_text(json.dumps({"outputs": {"companions": ["../config.json", "C:x"]}}), encoding="utf-8")
+    assert () == earlier_companions(sidecar)
+
+
+@pytest.mark.parametrize("name", ["../config.json", "..", "a/../../b", "/config.json", "C:config.json", "..\\b"])
+def test_name_that_leads_out_is_never_written(tmp_path: Path, name: str) -> None:
+    """Whoever chose the names."""
+    source = fill(tmp_path / "from", config="c") / "config.json"
+    with OutputFiles() as files, pytest.raises(InternalError, match="leads out"):
+        reserve_companions(files, tmp_path / "to", {name: source})
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a right there")
+def test_link_or_file_in_the_way_stays_and_is_named(tmp_path: Path) -> None:
+    """Even where an earlier run owned the name: nothing is written through a link, and the model is written."""
+    source = fill(tmp_path / "from", config="c", vocab="v", pool_config="p", dense_config="d", merges="m")
+    target = fill(tmp_path / "to", kept="other")
+    (target / "config.json").symlink_to(target / "kept.json")
+    (target / "vocab.json").symlink_to(target / "missing.json")
+    (target / "pool").write_text("a file", encoding="utf-8")
+    fill(tmp_path / "elsewhere", x="x")
+    (target / "dense").symlink_to(tmp_path / "elsewhere")
+    companions = place(source, target, "config.json", "dense/config.json")
+    assert (("merges.json",), {"config.json", "vocab.json", "pool/config.json", "dense/config.json"}) == (
+        companions.names,
+        set(companions.kept),
+    )
+    assert {"kept.json": "other", "merges.json": "m", "pool": "a file", "config.json": "other"} == texts(target)
+    assert {"x.json": "x"} == texts(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_file_that_appears_before_the_commit_stays(tmp_path: Path, overwrite: bool) -> None:
+    """It never fails the export; one that is equal is no matter."""
+    source, target = fill(tmp_path / "from", config="c", vocab="v", merges="mm"), tmp_path / "to"
+    sources = {path.name: path for path in sorted(source.iterdir())}
+    with OutputFiles() as files:
+        companions = reserve_companions(files, target, sources)
+        fill(target, config="other", vocab="v")
+        files.commit(overwrite=overwrite)
+    settled = settled_companions(companions, target, sources, files.gave_way)
+    assert Companions(("merges.json",), 2, ("config.json",)) == settled
+    assert {"config.json": "other", "vocab.json": "v", "merges.json": "mm"} == texts(target)
+
+
+def test_obsolete_companions_go_unless_another_model_may_need_them(tmp_path: Path) -> None:
+    """With their folders, where nothing else is in them."""
+    folder = fill(tmp_path / "to", config="c", pool_config="p", dense_config="d", dense_own="o")
+    model, other = folder / "model.onnx", folder / "other.onnx"
+    names = ["config.json", "pool/config.json", "dense/config.json", "missing.json"]
+    model.touch()
+    other.touch()
+    remove_companions(folder, names, [model])
+    assert (folder / "config.json").is_file()
+    remove_companions(folder, names, [model, other])
+    assert {"model.onnx", "other.onnx", "dense/own.json"} == set(texts(folder))
+    assert not (folder / "pool").exists()

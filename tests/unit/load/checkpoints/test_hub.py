@@ -19,6 +19,7 @@ import pytest
 
 from checkpoints import save_checkpoint
 from winml.modelkit.errors import HubError
+from winml.modelkit.load.checkpoints.companion_files import LARGEST_COMPANION, companion_files
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
@@ -85,7 +86,8 @@ class SmallHub:
                 for name, file in zip(names, files, strict=True)
             ]
             return self._send(request, 200, "", json.dumps(entries).encode())
-        content = {"id": name, "modelId": name, "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
+        siblings = [{"rfilename": name, "size": file.stat().st_size} for name, file in zip(names, files, strict=True)]
+        content = {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings}
         return self._send(request, 200, "", json.dumps(content).encode())
 
     def _file(self, request: BaseHTTPRequestHandler, path: str) -> None:
@@ -249,3 +251,21 @@ def test_hub_offline_uses_the_cache_and_asks_nobody(hub: SmallHub, monkeypatch: 
     with pytest.raises(HubError, match="owner/other at revision v1: not in the cache, and offline mode"):
         _snapshot("owner/other", "v1")
     assert before == hub.requests
+
+
+def test_modules_of_sentence_transformers_are_fetched(hub: SmallHub) -> None:
+    """Small files and the weights of layers; no other folder, no weights of a whole transformer, no large file."""
+    folder = hub.repositories["owner/bert-tiny"]
+    (folder / "modules.json").write_text('[{"path": "1_Pooling"}, {"path": "2_Dense"}]', encoding="utf-8")
+    wanted = {"1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
+    for name in (*wanted, "3_Dense/.env.json", "3_Dense/model.onnx", "openvino/config.json", "1_Pooling/deep/a.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name, encoding="utf-8")
+    for name in ("corpus.txt", "3_Dense/model.safetensors", "3_Dense/corpus.txt"):
+        with (folder / name).open("wb") as file:
+            file.truncate(LARGEST_COMPANION + 1)  # takes no room
+    fetched = _snapshot()
+    names = {path.relative_to(fetched).as_posix() for path in fetched.rglob("*") if path.is_file()}
+    assert wanted == {name for name in names if "/" in name}
+    assert "corpus.txt" not in names
+    assert wanted <= set(companion_files(fetched)) | {"2_Dense/model.safetensors"}

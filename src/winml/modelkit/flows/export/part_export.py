@@ -11,9 +11,15 @@ import onnx_ir as ir
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import InternalError, VerificationError
 from winml.modelkit.export.exporter_choice import ExporterUse, second_choice
+from winml.modelkit.file_names import sidecar_path
 from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
 from winml.modelkit.flows.export.graph_making import make_tagged_graph
-from winml.modelkit.graph.files.companions import Companions, earlier_companions, reserve_companions
+from winml.modelkit.graph.files.companions import (
+    earlier_companions,
+    remove_companions,
+    reserve_companions,
+    settled_companions,
+)
 from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.graph.files.writing import write_model
@@ -101,8 +107,10 @@ def _write_part(
         exported = _exported_part(run, part, paths, tagged_graph, verification)
         exported = replace(exported, model_sha256=hash_file(staged) if paths.sidecar or paths.report else "")
         exported = replace(exported, files=_written_files(paths, written, run.files.written_sizes()))
-        if run.target.with_companions:
-            result = replace(result, companions=_place_companions(run, paths))
+        owned = _owned_companions(run, paths)
+        sources = run.loaded.info.companions if run.target.with_companions else {}
+        companions = reserve_companions(run.files, paths.model.parent, sources, owned=owned)
+        result = replace(result, companions=companions)
         told = _with_part(result, exported, run)
         if paths.report:
             run.files.reserve(paths.report).write_text(export_report(told, told.parts[-1]), encoding="utf-8")
@@ -110,13 +118,17 @@ def _write_part(
             run.files.reserve(paths.sidecar).write_text(sidecar_json(told, told.parts[-1]), encoding="utf-8")
         is_last = part is run.loaded.parts[-1]
         sizes = run.files.commit(overwrite=run.target.overwrite) if is_last else run.files.written_sizes()
+        if is_last:
+            companions = settled_companions(companions, paths.model.parent, sources, run.files.gave_way)
+            result = replace(result, companions=companions)
+            models = [run.target.part_paths(run.loaded, other).model for other in run.loaded.parts]
+            remove_companions(paths.model.parent, {*owned} - {*sources, *(path.name for path in sizes)}, models)
     return _with_part(result, replace(exported, files=_written_files(paths, written, sizes)), run)
 
 
-def _place_companions(run: ExportRun, paths: ExportPaths) -> Companions:
-    """Put what belongs beside every part of the model there; files of an earlier export of it are replaced."""
-    owned = earlier_companions(paths.sidecar) if paths.sidecar is not None else ()
-    return reserve_companions(run.files, paths.model.parent, run.loaded.info.companions, owned=owned)
+def _owned_companions(run: ExportRun, paths: ExportPaths) -> tuple[str, ...]:
+    """Return the companions of an earlier export that this one replaces, whether or not it writes a sidecar, too."""
+    return earlier_companions(sidecar_path(paths.model)) if run.target.overwrite else ()
 
 
 def _verify_part(

@@ -5,17 +5,27 @@ A file of somebody else keeps its place. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import json
 import os
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from winml.modelkit.errors import InternalError
+from winml.modelkit.file_names import MODEL_SUFFIX, stays_inside
 from winml.modelkit.graph.files.output_files import OutputFiles
 
-__all__ = ["Companions", "earlier_companions", "reserve_companions"]
+__all__ = [
+    "Companions",
+    "earlier_companions",
+    "is_in_the_way",
+    "remove_companions",
+    "reserve_companions",
+    "settled_companions",
+]
 
 
 @dataclass(frozen=True)
@@ -50,26 +60,86 @@ def reserve_companions(
         sources: Name in ``directory``, ``/`` between parts → file to copy.
         owned: Names that an earlier run put there; those are replaced, others never.
 
+    A file that appears before the commit stays as well: :func:`settled_companions` says so afterwards.
+
     Raises:
+        InternalError: a name leads out of the directory.
         WriteError: a file cannot be written.
     """
     names, kept, size_bytes = [], [], 0
     for name, source in sources.items():
+        if not stays_inside(name):
+            raise InternalError(f"companion {name!r} of {source} leads out of {directory}")
         target = directory / name
         is_there = os.path.lexists(target)
         if is_there and _is_same_content(source, target):
             # Equal files that were there before, such as the checkpoint's own, do not become ours.
-            if name not in owned:
+            if name not in owned or is_in_the_way(directory, name):
                 continue
-        elif is_there and (name not in owned or not target.is_file()):
+        elif is_in_the_way(directory, name) or (is_there and name not in owned):
             kept.append(name)
             continue
         else:
             with files.explained_errors():
-                shutil.copyfile(source, files.reserve(target))
+                shutil.copyfile(source, files.reserve(target, gives_way=True))
         names.append(name)
         size_bytes += source.stat().st_size
     return Companions(tuple(names), size_bytes, tuple(kept))
+
+
+def settled_companions(
+    companions: Companions, directory: Path, sources: Mapping[str, Path], gave_way: Collection[Path]
+) -> Companions:
+    """Return what stands beside the model now that it is in place.
+
+    Args:
+        companions: What was reserved.
+        directory: Where the model is.
+        sources: As they were reserved.
+        gave_way: Files of the transaction in whose place another one appeared.
+    """
+    lost = [name for name in companions.names if (directory / name).absolute() in gave_way]
+    if not lost:
+        return companions
+    other = [name for name in lost if not _is_same_content(sources[name], directory / name)]
+    return replace(
+        companions,
+        names=tuple(name for name in companions.names if name not in lost),
+        size_bytes=companions.size_bytes - sum(sources[name].stat().st_size for name in lost),
+        kept=(*companions.kept, *other),
+    )
+
+
+def remove_companions(directory: Path, names: Collection[str], models: Collection[Path]) -> None:
+    """Remove files that an earlier run put beside a model and this one did not.
+
+    They stay where another model is in the directory, which may be read with them.
+
+    Args:
+        directory: Where the model is.
+        names: What to remove.
+        models: The models of this run.
+    """
+    own_names = {path.name for path in models}
+    if any(path.name not in own_names for path in directory.glob(f"*{MODEL_SUFFIX}")):
+        return
+    for name in names:
+        path = directory / name
+        if is_in_the_way(directory, name):
+            continue
+        with contextlib.suppress(OSError):
+            path.unlink()
+            if path.parent != directory:
+                path.parent.rmdir()  # where it is empty now
+
+
+def is_in_the_way(directory: Path, name: str) -> bool:
+    """Say whether something that is no file, or no folder above it, has one of the names a companion needs."""
+    target = directory / name
+    if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
+        return True
+    above = [parent for parent in target.parents if directory in parent.parents]
+    return any(os.path.lexists(parent) and (parent.is_symlink() or not parent.is_dir()) for parent in above)
 
 
 def earlier_companions(sidecar: Path) -> tuple[str, ...]:
@@ -78,7 +148,9 @@ def earlier_companions(sidecar: Path) -> tuple[str, ...]:
         names = json.loads(sidecar.read_text(encoding="utf-8"))["outputs"]["companions"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return ()
-    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+    if not isinstance(names, list):
+        return ()
+    return tuple(name for name in names if isinstance(name, str) and stays_inside(name))
 
 
 def _is_same_content(source: Path, target: Path) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from winml.modelkit.file_names import JOURNAL_NAME
 
-__all__ = ["complete_journal", "remove_journal", "write_journal"]
+__all__ = ["State", "complete_journal", "file_state", "remove_journal", "write_journal"]
 
 _VERSION = 1
 """Raised when a key changes its name or meaning."""
@@ -24,7 +24,7 @@ State = tuple[int, int] | None
 """Size and time of change of a file; None where there is none."""
 
 
-def _file_state(path: Path) -> State:
+def file_state(path: Path) -> State:
     """Return what tells whether a file is still the same; None where there is none.
 
     Raises:
@@ -63,10 +63,10 @@ def write_journal(folder: Path, staged: Path, directory: Path, moves: Sequence[s
     record = {
         "version": _VERSION,
         "moves": [
-            {"name": name, "size_bytes": (staged / name).stat().st_size, "replaces": _file_state(directory / name)}
+            {"name": name, "size_bytes": (staged / name).stat().st_size, "replaces": file_state(directory / name)}
             for name in moves
         ],
-        "removals": [{"name": name, "state": _file_state(directory / name)} for name in removals],
+        "removals": [{"name": name, "state": file_state(directory / name)} for name in removals],
     }
     path = folder / JOURNAL_NAME
     unfinished = path.with_suffix(".new")
@@ -95,12 +95,12 @@ def complete_journal(folder: Path, staged: Path, directory: Path) -> tuple[str, 
     waiting = {name: entry for name, entry in journal.moves.items() if os.path.lexists(staged / name)}
     for name, (size_bytes, earlier) in waiting.items():
         # Where there are no hard links, a kill may come when the earlier file is moved aside.
-        is_untouched = _file_state(directory / name) in (earlier, None)
+        is_untouched = file_state(directory / name) in (earlier, None)
         if not is_untouched or (staged / name).stat().st_size != size_bytes:
             return ()
     for name in waiting:
         (staged / name).replace(directory / name)
-    unchanged = [name for name, state in journal.removals.items() if state == _file_state(directory / name)]
+    unchanged = [name for name, state in journal.removals.items() if state == file_state(directory / name)]
     if unchanged:
         from winml.modelkit.graph.files.orphaned_data import remove_unused
 

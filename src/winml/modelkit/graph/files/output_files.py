@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -21,7 +21,7 @@ from winml.modelkit.errors import OutputExistsError, UsageError, WriteError, fir
 from winml.modelkit.file_names import MODEL_SUFFIX, PARTIAL_PREFIX
 from winml.modelkit.graph.files.committed import interruptions_held, record_committed
 from winml.modelkit.graph.files.interrupted import STAGED, settle_interrupted
-from winml.modelkit.graph.files.journal import remove_journal, write_journal
+from winml.modelkit.graph.files.journal import State, file_state, remove_journal, write_journal
 from winml.modelkit.graph.files.owned_folders import OwnedFolder
 
 __all__ = ["OutputFiles", "refuse_existing", "refuse_inputs", "refuse_special", "write_error"]
@@ -179,6 +179,14 @@ def _is_torn(earlier: Path, directory: Path) -> bool:
     return any(not target.exists() or not aside.samefile(target) for aside, target in targets.items())
 
 
+def _drop_outdone(places: Mapping[Path, Path], giving_way: Mapping[Path, State]) -> set[Path]:
+    """Remove written files whose place is not as it was when they were reserved; return their targets."""
+    lost = {target for target, state in giving_way.items() if target in places and file_state(target) != state}
+    for target in lost:
+        places[target].unlink()
+    return lost
+
+
 class OutputFiles:
     """A transaction over output files: :meth:`commit` puts all written files in place, or none.
 
@@ -199,6 +207,7 @@ class OutputFiles:
     def __init__(self) -> None:
         """Start an empty transaction."""
         self._reserved: list[Path] = []
+        self._giving_way, self.gave_way = dict[Path, State](), set[Path]()
         self._kept: set[Path] = set()
         self._folders: dict[Path, OwnedFolder] = {}
         self._unused: dict[Path, list[str]] = {}
@@ -239,11 +248,12 @@ class OutputFiles:
         if isinstance(error, OSError) and (target := self._target_of(error)) is not None:
             raise write_error(target, error) from error
 
-    def reserve(self, path: Path) -> Path:
+    def reserve(self, path: Path, *, gives_way: bool = False) -> Path:
         """Return the temporary path to write the file for ``path`` to.
 
         It has the same file name in a hidden folder. Every other file written into that folder is put in place as well,
-        such as the external data of a model.
+        such as the external data of a model. With ``gives_way``, the commit leaves it out if something else has its
+        place by then; ``gave_way`` tells of it.
 
         Raises:
             WriteError: the directory cannot be created or written to.
@@ -255,6 +265,7 @@ class OutputFiles:
                 settle_interrupted(path.parent)
                 self._folders[path.parent] = OwnedFolder.make(path.parent, PARTIAL_PREFIX)
                 (self._folders[path.parent].path / STAGED).mkdir()
+            self._giving_way.update({path: file_state(path)} if gives_way and path not in self._giving_way else {})
         except OSError as error:
             raise write_error(path, error) from error
         self._reserved.append(path)
@@ -279,10 +290,11 @@ class OutputFiles:
             UsageError: one of them is a link, a device, a pipe or a socket by now.
             WriteError: a file could not be put in place; all earlier files are unchanged.
         """
+        self.gave_way |= _drop_outdone(self._reserved_places(), self._giving_way)
         reserved_places = self._reserved_places()
         refuse_special(reserved_places)
         if not overwrite:
-            _refuse_files(path for path in reserved_places if path in self._reserved)
+            _refuse_files(path for path in reserved_places if path in self._reserved and path not in self._giving_way)
         sizes = self.written_sizes()
         unused = self._orphaned_data(reserved_places)
         with contextlib.ExitStack() as undo:

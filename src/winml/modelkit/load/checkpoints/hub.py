@@ -7,17 +7,29 @@ that nothing after it ever needs the network. Imports ``huggingface_hub`` alone;
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 from winml.modelkit.errors import CheckpointError, HubError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, MODEL_CARD_NAME
-from winml.modelkit.load.checkpoints.companion_files import COMPANION_SUFFIXES
+from winml.modelkit.load.checkpoints.companion_files import (
+    COMPANION_NAMES,
+    LARGEST_COMPANION,
+    LARGEST_MODULE_WEIGHTS,
+    MODULES_NAME,
+)
 from winml.modelkit.load.checkpoints.weight_files import FORMATS, find_weights
 
 __all__ = ["snapshot_folder"]
 
 _LOG = logging.getLogger(__name__)
+
+_SMALL_SUFFIXES = frozenset(
+    {".json", ".txt", ".jinja", ".model", ".spm", ".tiktoken", ".vocab", ".codes", ".bpe", ".dict"}
+)
+"""Endings of configs, vocabularies, merges, sentencepiece models and chat templates; code of a repository may read more
+of them than transformers has names for."""
 
 
 def snapshot_folder(
@@ -81,9 +93,10 @@ def _fetch_snapshot(
     from huggingface_hub import errors
 
     try:
-        listing = huggingface_hub.HfApi().model_info(repository, revision=revision)
-        names = [sibling.rfilename for sibling in listing.siblings or ()]
-        file_names = _files_to_fetch(names, needs_weights, needs_code)
+        listing = huggingface_hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
+        # Sizes are missing where a server does not tell them.
+        sizes = {sibling.rfilename: sibling.size or 0 for sibling in listing.siblings or ()}
+        file_names = _files_to_fetch(sizes, needs_weights, needs_code)
         if progress is not None:
             progress(f"fetching {len(file_names)} files of {repository}")
         # By name, not by the commit of the listing: only then is it found in the cache by that name again.
@@ -119,9 +132,17 @@ def _connection_errors() -> tuple[type[BaseException], ...]:
     return HfHubHTTPError.__bases__
 
 
-def _files_to_fetch(names: Iterable[str], needs_weights: bool, needs_code: bool) -> list[str]:
-    """Choose what to fetch: small files at the top of the repository, one format of weights, and code if allowed."""
-    top = [name for name in names if "/" not in name]
+def _files_to_fetch(sizes: Mapping[str, int], needs_weights: bool, needs_code: bool) -> list[str]:
+    """Choose what to fetch: small files at the top of the repository, one format of weights, and code if allowed.
+
+    Of a repository of sentence-transformers also those of its modules.
+
+    Args:
+        sizes: Every file of the repository → bytes; 0 where it is not known.
+        needs_weights: Whether weights are among them.
+        needs_code: Whether Python files are.
+    """
+    top = [name for name in sizes if "/" not in name]
     weights: list[str] = []
     for _, single, index in FORMATS if needs_weights else ():
         stem, suffix = PurePosixPath(single).stem, PurePosixPath(single).suffix
@@ -130,10 +151,26 @@ def _files_to_fetch(names: Iterable[str], needs_weights: bool, needs_code: bool)
         if weights:
             break
     indexes = {index for _, _, index in FORMATS}
-    small = [name for name in top if PurePosixPath(name).suffix in COMPANION_SUFFIXES and name not in indexes]
-    code = [name for name in names if name.endswith(".py")] if needs_code else []
+    small = [
+        name
+        for name in top
+        if (name in COMPANION_NAMES or PurePosixPath(name).suffix in _SMALL_SUFFIXES)
+        and name not in indexes
+        and sizes[name] <= LARGEST_COMPANION
+    ]
+    code = [name for name in sizes if name.endswith(".py")] if needs_code else []
     card = [MODEL_CARD_NAME] if MODEL_CARD_NAME in top else []
-    return [*small, *card, *code, *weights]
+    modules = [name for name in sizes if _is_of_a_module(name, sizes[name])] if MODULES_NAME in top else []
+    return [*small, *card, *code, *weights, *modules]
+
+
+def _is_of_a_module(name: str, size_bytes: int) -> bool:
+    """Say whether a file is in a folder as sentence-transformers calls those of its modules: ``1_Pooling``."""
+    path = PurePosixPath(name)
+    if len(path.parts) != 2 or not re.match(r"\d+_\w", path.parts[0]) or path.name.startswith("."):
+        return False
+    is_small = path.suffix in _SMALL_SUFFIXES and size_bytes <= LARGEST_COMPANION
+    return is_small or (path.name in {single for _, single, _ in FORMATS} and 0 < size_bytes <= LARGEST_MODULE_WEIGHTS)
 
 
 def _first_line(error: BaseException) -> str:
