@@ -7,6 +7,7 @@ however that happens, so that a folder whose lock is free has no owner. Standard
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -118,7 +119,7 @@ def _taken_over(path: Path, *, with_unlocked: bool) -> OwnedFolder | None:
             if is_forgotten and stat.S_ISREG(status.st_mode):
                 path.unlink()
             return None
-        if not (path / OWNER_LOCK_NAME).exists():
+        if not _has_lock_file(path):
             with contextlib.suppress(OSError):
                 path.rmdir()  # where it is empty: whoever is about to lock it makes another
                 return None
@@ -128,6 +129,20 @@ def _taken_over(path: Path, *, with_unlocked: bool) -> OwnedFolder | None:
     except (OSError, NotImplementedError):
         return None
     return OwnedFolder(path, lock) if lock is not None else None
+
+
+def _has_lock_file(path: Path) -> bool:
+    """Say whether a folder has one; a link or a device of its name is none of ours.
+
+    Raises:
+        OSError: such a thing is there.
+    """
+    lock = path / OWNER_LOCK_NAME
+    if not os.path.lexists(lock):
+        return False
+    if not stat.S_ISREG(lock.lstat().st_mode):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(lock))
+    return True
 
 
 def _acquire(path: Path) -> filelock.BaseFileLock | None:
