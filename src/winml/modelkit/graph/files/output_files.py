@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -174,6 +174,31 @@ def _link_aside(target: Path, aside: Path) -> bool:
     return True
 
 
+def _put_aside(folder: Path, target: Path) -> Path:
+    """Keep an earlier file in a hidden folder until the commit is done, and return where."""
+    aside = folder / EARLIER / target.name
+    if _link_aside(target, aside):
+        return aside
+    # Without links, the target is missing for the instant between two renames.
+    if not (folder / JOURNAL_NAME).exists():
+        write_journal(folder, folder / STAGED, target.parent, [target.name], [])
+    aside = folder / MOVED_ASIDE / target.name
+    aside.parent.mkdir(exist_ok=True)
+    target.replace(aside)
+    return aside
+
+
+def _restore(folder: Path, target: Path, place: Path, aside: Path) -> None:
+    """Take a move back; a kill on the way is no deletion by the user, as the folder of the earlier file says."""
+    if not os.path.lexists(place):
+        moved = folder / MOVED_ASIDE / target.name
+        moved.parent.mkdir(exist_ok=True)
+        aside.replace(moved)
+        target.replace(place)
+        aside = moved
+    aside.replace(target)
+
+
 def _is_torn(folder: Path, directory: Path) -> bool:
     """Say whether a file that was put aside is not in its place again."""
     asides = [folder / name for name in (EARLIER, MOVED_ASIDE)]
@@ -290,12 +315,12 @@ class OutputFiles:
         with contextlib.ExitStack() as undo:
             target = None
             try:
-                for directory in self._folders:
+                for directory, folder in self._folders.items():
                     names = [path.name for path in reserved_places if path.parent == directory]
                     target = directory / names[-1] if names else target
                     # One move is whole by itself, where links work.
                     if len(names) + len(unused.get(directory, ())) > 1:
-                        self._write_journal(directory, names, unused.get(directory, ()))
+                        write_journal(folder.path, folder.path / STAGED, directory, names, unused.get(directory, ()))
                 for target, place in reserved_places.items():
                     self._move(target, place, undo)
             except OSError as error:
@@ -313,39 +338,12 @@ class OutputFiles:
         """Move a file to its place, and register what takes that back."""
         is_there = os.path.lexists(target)
         if is_there and target in self._reserved:
-            undo.callback(self._restore, target, place, self._put_aside(target))
+            folder = self._folders[target.parent].path
+            undo.callback(_restore, folder, target, place, _put_aside(folder, target))
         place.replace(target)
         if not is_there:
             # Data is called after its content: what it replaced was the same.
             undo.callback(target.replace, place)
-
-    def _write_journal(self, directory: Path, names: Sequence[str], unused: Sequence[str] = ()) -> None:
-        folder = self._folders[directory].path
-        write_journal(folder, folder / STAGED, directory, names, unused)
-
-    def _put_aside(self, target: Path) -> Path:
-        """Keep an earlier file until the commit is done, and return where."""
-        folder = self._folders[target.parent].path
-        aside = folder / EARLIER / target.name
-        if _link_aside(target, aside):
-            return aside
-        # Without links, the target is missing for the instant between two renames.
-        if not (folder / JOURNAL_NAME).exists():
-            self._write_journal(target.parent, [target.name])
-        aside = folder / MOVED_ASIDE / target.name
-        aside.parent.mkdir(exist_ok=True)
-        target.replace(aside)
-        return aside
-
-    def _restore(self, target: Path, place: Path, aside: Path) -> None:
-        """Take a move back; a kill on the way is no deletion by the user, as the folder of the earlier file says."""
-        if not os.path.lexists(place):
-            moved = self._folders[target.parent].path / MOVED_ASIDE / target.name
-            moved.parent.mkdir(exist_ok=True)
-            aside.replace(moved)
-            target.replace(place)
-            aside = moved
-        aside.replace(target)
 
     def _orphaned_data(self, targets: Iterable[Path]) -> dict[Path, list[str]]:
         """Return by directory the weights that the models to be replaced name, and that may go with them."""
