@@ -113,6 +113,10 @@ VERBS = {
             "export", "-m", place / which / "open.onnx", "-o", folder / "model.onnx", "--shape-config",
             '{"rows": 3}', "--overwrite", "--no-verify", "-q",
         )),
+        Verb("unlinked", lambda place, folder, which: (
+            "optimize", "-m", place / which / "in.onnx", "-o", folder / "model.onnx", "--level", "basic",
+            "--overwrite", "--no-verify", "-q",
+        )),
         Verb("build", lambda place, folder, which: (
             "build", "-m", f"{place / 'nets.py'}:{which}", "-o", folder, "--level", "basic", "--no-verify",
             "--no-dynamo", "-q",
@@ -146,6 +150,21 @@ def make_sources(place: Path) -> None:
         for node in bare.graph.node:
             node.ClearField("metadata_props")
         (place / which / "bare.onnx").write_bytes(bare.SerializeToString())
+
+
+@contextlib.contextmanager
+def links_refused() -> Iterator[None]:
+    """Let this process make no hard links, as on FAT and many shares."""
+    link = os.link
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise PermissionError("Operation not permitted")
+
+    os.link = refuse
+    try:
+        yield
+    finally:
+        os.link = link
 
 
 class KillBefore:
@@ -307,8 +326,9 @@ def main(place: Path, names: Sequence[str]) -> None:
     keep_weights_outside()
     make_sources(place)
     for name in names:
-        for found in judge_verb(VERBS[name], place):
-            print(json.dumps(found), flush=True)
+        with links_refused() if name == "unlinked" else contextlib.nullcontext():
+            for found in judge_verb(VERBS[name], place):
+                print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,17 @@ from graphs import parse
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the shell of this system closes no descriptors")
 
 
+_NET = """
+import torch
+
+def net():
+    return torch.nn.Linear(2, 3)
+
+def example_inputs():
+    return torch.ones(1, 2)
+"""
+
+
 @pytest.fixture(scope="module")
 def place(make_workplace: Callable[[], Workplace]) -> Workplace:
     """A workplace with an ONNX file whose inspection is longer than a pipe holds."""
@@ -76,6 +87,15 @@ def test_answer_for_a_closed_stdout_is_a_failure(place: Workplace, arguments: st
     done = _shell(place, f"$WINML {arguments} >&-")
     assert 1 == done.returncode
     assert "error: the answer cannot be written to stdout: Bad file descriptor" in done.stderr
+
+
+def test_what_is_kept_in_the_cache_is_no_answer(place: Workplace) -> None:
+    """Who measures a checkpoint asked for the numbers, not for the export that is kept."""
+    (place.folder / "closed.py").write_text(_NET)
+    command = "$WINML perf -m closed.py:net --iterations 2 --warmup 0"
+    done = _shell(place, f"{command} >&-")
+    assert 1 == done.returncode, done.stderr
+    assert "error: the answer cannot be written to stdout: Bad file descriptor\n" in done.stderr
 
 
 @pytest.mark.parametrize("place_of_words", ["2>&-", "2>/dev/full"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from datetime import timedelta
@@ -12,8 +13,11 @@ import pytest
 import torch
 
 from winml.modelkit import build_onnx_model, export_pytorch
-from winml.modelkit.builds.cache_contents import list_cache, remove_builds
-from winml.modelkit.file_names import BUILD_LOCK_NAME
+from winml.modelkit.builds.cache_contents import list_cache, remove_builds, stored_bytes
+from winml.modelkit.errors import WriteError
+from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
+from winml.modelkit.report.cache_contents import print_contents
+from winml.modelkit.report.terminal import console_for
 
 
 @pytest.fixture
@@ -81,3 +85,44 @@ def test_damaged_manifest_is_an_unfinished_build(cache: Path) -> None:
     assert (None, False) == (damaged.model, damaged.is_finished)
     assert 2 == len(remove_builds(list_cache()).builds)
     assert cache.is_dir()
+
+
+def test_folders_and_notes_of_others_stay(cache: Path) -> None:
+    """``WINML_CACHE`` may name a folder in which somebody else keeps ``builds`` and ``stages``, too."""
+    named = cache / "builds" / "thesis-0123456789abcdef" / "text.md"  # named as ours, with no build in it
+    other = cache / "builds" / "release" / BUILD_MANIFEST_NAME
+    notes = [cache / "stages" / "plan.json", cache / "digests" / "mine" / "list.json"]
+    for path in (named, other, *notes):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}", encoding="utf-8")
+    assert 2 == len(remove_builds(list_cache()).builds)
+    assert {named, other, *notes, cache / "mine.txt"} == {path for path in cache.rglob("*") if path.is_file()}
+
+
+def test_files_that_vanish_while_they_are_counted_are_left_out(tmp_path: Path) -> None:
+    """A build replaces its files while the cache is listed."""
+    (tmp_path / "there").write_bytes(b"four")
+    assert 4 == stored_bytes([tmp_path / "there", tmp_path / "gone"])
+
+
+def test_lock_that_cannot_be_had_is_told(cache: Path) -> None:
+    """Something else stands in its place."""
+    folder = list_cache().builds[0].folder
+    (folder / BUILD_LOCK_NAME).unlink(missing_ok=True)
+    (folder / BUILD_LOCK_NAME).mkdir()
+    with pytest.raises(WriteError, match="cannot remove"):
+        remove_builds(list_cache())
+    assert cache.is_dir()
+
+
+def test_foreign_text_of_a_manifest_is_not_obeyed(cache: Path) -> None:
+    """Neither by the terminal nor by the order of writing."""
+    manifest = list_cache().builds[0].folder / BUILD_MANIFEST_NAME
+    record = json.loads(manifest.read_text(encoding="utf-8"))
+    record["input"]["model"] = "a\x1b[31mb\u202ec\nd"
+    manifest.write_text(json.dumps(record), encoding="utf-8")
+    stream = io.StringIO()
+    print_contents(list_cache(), console_for(stream))
+    assert 3 == len(stream.getvalue().splitlines())
+    assert not {"\x1b", "\u202e"} & {*stream.getvalue()}
+    assert str(cache) in stream.getvalue()

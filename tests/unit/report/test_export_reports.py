@@ -21,7 +21,7 @@ from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.report.console import print_export, print_tree
 from winml.modelkit.report.markdown import export_report
-from winml.modelkit.report.sidecar import sidecar_json, sidecar_schema
+from winml.modelkit.report.sidecar import DescribedFile, adapted_sidecar_json, sidecar_json, sidecar_schema
 from winml.modelkit.report.terminal import console_for
 
 
@@ -309,3 +309,12 @@ def test_sidecar_infinite_difference_is_null(result: ExportResult, tmp_path: Pat
     assert [None, None] == [item["relative_diff"] for item in sidecar["verification"]["outputs"]]
     failed = with_changed_part(result, verification=wrong)
     json.loads(sidecar_json(failed, failed.only_part), parse_constant=pytest.fail)
+
+
+def test_adapted_sidecar_prints_no_control_character() -> None:
+    """Foreign names keep their meaning, and turn no line around."""
+    earlier: dict[str, Any] = {"statistics": {}, "outputs": {}, "notes": []}
+    file = DescribedFile("0", (("model.onnx", 1),), {"a\u202eb": "/Net"}, (), Coverage(1, 1, {}))
+    text = adapted_sidecar_json(earlier, file)
+    assert "\u202e" not in text
+    assert {"a\u202eb": "/Net"} == json.loads(text)["nodes"]

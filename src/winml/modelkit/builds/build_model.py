@@ -20,6 +20,7 @@ from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
 from winml.modelkit.errors import UsageError, told_as
 from winml.modelkit.export.config import COMMAND_OPTIONS, PYTHON_WORDS
+from winml.modelkit.graph.files.committed import unrecorded
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import read_json
@@ -124,7 +125,8 @@ def build_in_cache(
     key = cache_key(plan, identity, stages)
     folder = cache_root() / "builds" / f"{_name_slug(plan.request.model)}-{key[:16]}"
     cache = BuildCache(identity, StageStore(cache_root()))
-    return run_build(plan, folder, cache=cache, rebuild=rebuild, stages=stages, listener=listener)
+    with unrecorded():
+        return run_build(plan, folder, cache=cache, rebuild=rebuild, stages=stages, listener=listener)
 
 
 def cache_key(plan: BuildPlan, identity: ModelIdentity, stages: Sequence[Stage] = STAGES) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import platformdirs
 
 from winml.modelkit.errors import WriteError
+from winml.modelkit.graph.files.committed import unrecorded
 from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.options import read_json_file
@@ -67,7 +68,7 @@ def file_digest(path: Path) -> str:
     content_digest = hash_file(path)
     # A cache that cannot be written to only costs time.
     if _file_state(path) == state and abs(time.time_ns() - path.stat().st_mtime_ns) > _SETTLED_SECONDS * 1e9:
-        with contextlib.suppress(WriteError, OSError):
+        with contextlib.suppress(WriteError, OSError), unrecorded():
             write_atomically(note, json.dumps({"path": str(path), "state": state, "sha256": content_digest}))
     return content_digest
 

@@ -17,7 +17,17 @@ from winml.modelkit.builds.build_model import build_in_cache, cache_key, given_b
 from winml.modelkit.builds.cache import cache_root, write_atomically
 from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.builds.plan import BuildPlan, plan_build
-from winml.modelkit.errors import StageError, UsageError, VerificationError
+from winml.modelkit.errors import (
+    ModelPathError,
+    OutputExistsError,
+    StageError,
+    TaskError,
+    UsageError,
+    VerificationError,
+    WinMLError,
+    WriteError,
+)
+from winml.modelkit.graph.files.committed import unrecorded
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.runtime.execution_providers import find_execution_provider
@@ -36,6 +46,10 @@ _SIZES = {
     "input_tensors", "dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_axes", "dynamic_dimensions",
 }  # fmt: skip
 """Keys of the export section with which a caller decides the sizes."""
+
+
+_NO_SIZES = (TaskError, ModelPathError, OutputExistsError, WriteError)
+"""Errors that say nothing about sizes: another choice would meet them again."""
 
 
 def build_with_open_sizes(
@@ -63,18 +77,26 @@ def build_with_open_sizes(
     plan = plan_build(given, request)
     note = cache_root() / "open_sizes" / f"{cache_key(plan, identify_plan(plan))}.json"
     remembered = _remembered_choice(note)
-    for choice in _CHOICES if remembered is None else (remembered,):
+    first = [remembered] if remembered is not None else []
+    failed: WinMLError | None = None
+    for choice in (*first, *(choice for choice in _CHOICES if choice not in first)):
         try:
             result = build_in_cache(_opened_plan(plan, given, choice))
-        except (UsageError, StageError, VerificationError):
-            if not choice:
-                raise
+        except _NO_SIZES:
+            raise
+        except (UsageError, StageError, VerificationError) as error:
+            # Of fixed sizes the reason is the model's; of open ones it may be that they are open.
+            failed = error if failed is None or not choice else failed
+            if choice == remembered:
+                with contextlib.suppress(OSError):
+                    note.unlink()
             continue
         # A cache that cannot be written to only costs time.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(WriteError, OSError), unrecorded():
             write_atomically(note, json.dumps(choice))
         return result
-    raise AssertionError("the last choice returns or raises")
+    assert failed is not None  # every choice returns or fails
+    raise failed
 
 
 def _opened_plan(plan: BuildPlan, config: WinMLBuildConfig, choice: Mapping[str, bool]) -> BuildPlan:

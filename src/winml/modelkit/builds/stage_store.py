@@ -18,6 +18,7 @@ from winml.modelkit.builds.cache import digest, write_atomically
 from winml.modelkit.builds.file_records import FileRecords
 from winml.modelkit.errors import WriteError
 from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.graph.files.committed import unrecorded
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import link_or_copy
 from winml.modelkit.options import read_json_file
@@ -51,7 +52,7 @@ class StageStore:
             "parts": {name: record.model_dump(mode="json") for name, record in records.items()},
         }
         # A cache that cannot be written to only costs time.
-        with contextlib.suppress(WriteError, OSError):
+        with contextlib.suppress(WriteError, OSError), unrecorded():
             write_atomically(self._note_path(origin), json.dumps(note))
 
     def take(

@@ -24,7 +24,7 @@ from winml.modelkit.cli._errors import (
 from winml.modelkit.cli._streams import finish_streams, tell
 from winml.modelkit.errors import InputError, WinMLError, ended_by_foreign_code, failed_import, first_line
 
-__all__ = ["Interrupted", "catch_signals", "end_process", "exit_status"]
+__all__ = ["Interrupted", "catch_signals", "end_process", "exit_status", "tell_settled"]
 
 _SIGNALS = tuple(name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Ctrl-C; a polite request to end, from a job scheduler or a container; a terminal that is gone."""
@@ -132,6 +132,14 @@ def _committed_words() -> str:
         return "no file was changed"
     others = f" and {len(files) - 1} more file{'' if len(files) == 2 else 's'}" if len(files) > 1 else ""
     return f"{_shown(files[0])}{others} {'were' if others else 'was'} written before"
+
+
+def tell_settled() -> None:
+    """Tell what became of files that a command which was killed had left unfinished."""
+    from winml.modelkit.graph.files.committed import taken_settled
+
+    for words in taken_settled():
+        tell(f"note: {words}")
 
 
 def _has_working_directory() -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from winml.modelkit.cli._endings import catch_signals, end_process, exit_status
+from winml.modelkit.cli._endings import catch_signals, end_process, exit_status, tell_settled
 from winml.modelkit.cli._streams import open_streams
 
 __all__ = ["main"]
@@ -92,4 +92,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     open_streams()
     debug = "--debug" in (argv if argv is not None else sys.argv)
     status = exit_status(lambda: _winml.main(args=argv, prog_name="winml", standalone_mode=False), debug=debug)
+    tell_settled()
     end_process(status, is_own_process=argv is None)

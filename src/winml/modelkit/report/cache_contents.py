@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from rich.console import Console
 
+from winml.modelkit.report.terminal import label
 from winml.modelkit.results.cache_contents import CacheContents, CachedBuild
 from winml.modelkit.words import size_words
 
-__all__ = ["listed_lines", "removed_lines"]
+__all__ = ["print_contents", "print_removed"]
 
 
-def listed_lines(contents: CacheContents) -> Iterator[str]:
-    """Yield a line for each build, and one for all of the cache."""
-    for build in contents.builds:
-        yield _build_line(build)
-    yield f"{_count_words(contents.builds)}, {size_words(contents.size_bytes)} in {contents.root}"
+def print_contents(contents: CacheContents, console: Console) -> None:
+    """Print a line for each build, and one for all of the cache."""
+    _print_builds(contents, console)
+    _print_line(f"{_count_words(contents.builds)}, {size_words(contents.size_bytes)} in {contents.root}", console)
 
 
-def removed_lines(contents: CacheContents, *, is_rehearsal: bool) -> Iterator[str]:
-    """Yield a line for each build that was removed, or would be, those that stay, and what was freed."""
-    for build in contents.builds:
-        yield _build_line(build)
+def print_removed(contents: CacheContents, console: Console, *, is_rehearsal: bool) -> None:
+    """Print a line for each build that was removed, or would be, those that stay, and what was freed."""
+    _print_builds(contents, console)
     for build in contents.in_use:
-        yield f"stays, somebody builds in it: {build.folder.name}"
+        _print_line(f"stays, somebody builds in it: {build.folder.name}", console)
     verb = "would be removed" if is_rehearsal else "removed"
-    yield f"{_count_words(contents.builds)} {verb}, {size_words(contents.size_bytes)} in {contents.root}"
+    freed = size_words(contents.size_bytes)
+    _print_line(f"{_count_words(contents.builds)} {verb}, {freed} in {contents.root}", console)
+
+
+def _print_builds(contents: CacheContents, console: Console) -> None:
+    for build in contents.builds:
+        _print_line(_build_line(build), console)
+
+
+def _print_line(line: str, console: Console) -> None:
+    console.print(label(line), soft_wrap=True)
 
 
 def _build_line(build: CachedBuild) -> str:

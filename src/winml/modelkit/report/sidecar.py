@@ -54,7 +54,7 @@ def adapted_sidecar_json(sidecar: Mapping[str, Any], file: DescribedFile) -> str
         "outputs": {**sidecar["outputs"], "files": [{"name": name, "size_bytes": size} for name, size in file.files]},
         "notes": [*sidecar["notes"], note],
     }
-    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+    return json_printable(json.dumps(record, indent=2, ensure_ascii=False)) + "\n"
 
 
 def sidecar_schema() -> dict[str, Any]:

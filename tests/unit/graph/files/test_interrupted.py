@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from winml.modelkit.errors import OutputExistsError
 from winml.modelkit.file_names import JOURNAL_NAME, OWNER_LOCK_NAME, PARTIAL_PREFIX
+from winml.modelkit.graph.files.committed import taken_settled
 from winml.modelkit.graph.files.interrupted import STAGED, settle_interrupted
 from winml.modelkit.graph.files.journal import write_journal
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing
@@ -73,7 +78,7 @@ def test_file_that_is_not_as_it_was_finished_is_not_put_in_place(tmp_path: Path,
     assert {"a.json": "old a"} == _contents(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../precious", "/etc/hostname", "..", "", "a/b", 7])
+@pytest.mark.parametrize("name", ["../precious", "/etc/hostname", "..", "", "a/b", 7, "a\0b"])
 def test_journal_never_leads_out_of_its_folder(tmp_path: Path, killed: Path, name: object) -> None:
     """Whoever wrote it: nothing is moved or removed, and the folder is left as it is."""
     (tmp_path.parent / "precious").write_text("mine")
@@ -92,3 +97,100 @@ def test_journal_of_another_version_is_left_for_that_version(tmp_path: Path, kil
     (killed / JOURNAL_NAME).write_text(content)
     assert () == settle_interrupted(tmp_path)
     assert (killed / STAGED / "b.json").exists()
+
+
+def test_size_that_is_no_number_of_bytes_is_left_alone(tmp_path: Path, killed: Path) -> None:
+    """JSON of Python has an infinity."""
+    record = json.loads((killed / JOURNAL_NAME).read_text())
+    record["moves"][1]["size_bytes"] = float("inf")
+    (killed / JOURNAL_NAME).write_text(json.dumps(record))
+    assert () == settle_interrupted(tmp_path)
+    assert {"a.json": "old a"} == _contents(tmp_path)
+    assert killed.exists()
+
+
+def test_removals_are_weights_of_the_models_that_are_moved(tmp_path: Path, killed: Path) -> None:
+    """No other file can be made to go by what stands in a folder that somebody downloaded."""
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine")
+    status = precious.stat()
+    record = json.loads((killed / JOURNAL_NAME).read_text())
+    record["removals"] = [{"name": precious.name, "state": [status.st_size, status.st_mtime_ns]}]
+    (killed / JOURNAL_NAME).write_text(json.dumps(record))
+    assert () == settle_interrupted(tmp_path)
+    assert {"a.json": "old a", "precious.txt": "mine"} == _contents(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+@pytest.mark.parametrize("what", [STAGED, f"{STAGED}/b.json", OWNER_LOCK_NAME, JOURNAL_NAME])
+def test_links_in_a_hidden_folder_are_not_followed(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, killed: Path, what: str
+) -> None:
+    """This tool makes none there: files of another folder stay where they are, with what is in them."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "there"
+    (killed / what).rename(elsewhere)
+    (killed / what).symlink_to(elsewhere)
+    before = _contents(elsewhere) if elsewhere.is_dir() else elsewhere.read_text()
+    assert () == settle_interrupted(tmp_path)
+    assert before == (_contents(elsewhere) if elsewhere.is_dir() else elsewhere.read_text())
+    assert {"a.json": "old a"} == _contents(tmp_path)
+
+
+def test_file_that_the_user_deleted_does_not_come_back(tmp_path: Path, killed: Path) -> None:
+    """It is gone since the kill: nothing took it aside."""
+    (tmp_path / "a.json").unlink()
+    assert () == settle_interrupted(tmp_path)
+    assert {} == _contents(tmp_path)
+    assert not killed.exists()
+
+
+def test_what_is_settled_is_told(tmp_path: Path, killed: Path) -> None:
+    """Once, with the folder and the names."""
+    assert killed.exists()
+    taken_settled()
+    settle_interrupted(tmp_path)
+    (words,) = taken_settled()
+    assert f"{tmp_path}: a command that was killed had not finished here; put in place a.json, b.json" == words
+    assert () == taken_settled()
+
+
+def _replace_and_die(target: Path, number: int) -> None:
+    """Replace a file where links fail, and be killed when the N-th file has been moved."""
+
+    def refusing(*_arguments: object, **_options: object) -> None:
+        raise PermissionError("no links here")
+
+    os.link = refusing
+    replace, moved = Path.replace, []
+
+    def counting(self: Path, place: Path) -> Path:
+        done = replace(self, place)
+        if JOURNAL_NAME != Path(place).name:
+            moved.append(place)
+        if len(moved) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    Path.replace = counting  # type: ignore[assignment,method-assign]
+    with OutputFiles() as files:
+        files.reserve(target).write_text("new")
+        files.commit()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kills a fork of this process")
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_single_file_survives_a_kill_where_links_fail(tmp_path: Path, number: int, is_damaged: bool) -> None:
+    """When it is moved aside, and when the new one has its place; the earlier one comes back if the new one is cut."""
+    target = tmp_path / "model.onnx"
+    target.write_text("old")
+    child = multiprocessing.get_context("fork").Process(target=_replace_and_die, args=(target, number))
+    child.start()
+    child.join()
+    assert -signal.SIGKILL == child.exitcode
+    if is_damaged:
+        for staged in tmp_path.glob(f"{PARTIAL_PREFIX}*/{STAGED}/*"):
+            staged.write_text("")
+    settle_interrupted(tmp_path)
+    assert {"model.onnx": "old" if is_damaged and number == 1 else "new"} == _contents(tmp_path)
+    assert ["model.onnx"] == [path.name for path in tmp_path.iterdir()]

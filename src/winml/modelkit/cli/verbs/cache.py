@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -38,14 +39,14 @@ def command() -> None:
 def _list(**options: Any) -> None:
     """List the builds in the cache, the one written last first, with what removing each frees."""
     from winml.modelkit.builds.cache_contents import list_cache
-    from winml.modelkit.report.cache_contents import listed_lines
+    from winml.modelkit.report.cache_contents import print_contents
+    from winml.modelkit.report.terminal import console_for
 
     contents = list_cache()
     if options["format_"] == "json":
         print_json(contents.as_record())
         return
-    for line in listed_lines(contents):
-        click.echo(line)
+    print_contents(contents, console_for(sys.stdout))
 
 
 @command.command(name="clean", cls=WinMLCommand)
@@ -58,15 +59,15 @@ def _list(**options: Any) -> None:
 def _clean(**options: Any) -> None:
     """Remove builds from the cache, all of them or old ones. A build that somebody works in stays."""
     from winml.modelkit.builds.cache_contents import list_cache, remove_builds
-    from winml.modelkit.report.cache_contents import removed_lines
+    from winml.modelkit.report.cache_contents import print_removed
+    from winml.modelkit.report.terminal import console_for
 
     contents = list_cache(_age(options))
     removed: CacheContents = contents if options["dry_run"] else remove_builds(contents)
     if options["format_"] == "json":
         print_json({"dry_run": options["dry_run"], **removed.as_record()})
         return
-    for line in removed_lines(removed, is_rehearsal=options["dry_run"]):
-        click.echo(line)
+    print_removed(removed, console_for(sys.stdout), is_rehearsal=options["dry_run"])
 
 
 def _age(options: dict[str, Any]) -> timedelta | None:

@@ -1,4 +1,4 @@
-"""Which files has this process put in place?
+"""Which files has this process put in place, and which of a command that was killed?
 
 For whoever has to say what an interruption left behind. Standard library only.
 """
@@ -6,22 +6,56 @@ For whoever has to say what an interruption left behind. Standard library only.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import signal
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["committed_files", "interruptions_held", "record_committed"]
+__all__ = [
+    "committed_files",
+    "interruptions_held",
+    "record_committed",
+    "record_settled",
+    "taken_settled",
+    "unrecorded",
+]
 
 _HELD = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 _committed: dict[Path, None] = {}
+_settled: dict[str, None] = {}
+_is_recorded: contextvars.ContextVar[bool] = contextvars.ContextVar("is_recorded", default=True)
 
 
 def record_committed(paths: Iterable[Path]) -> None:
     """Note files that are in place for good."""
-    _committed.update(dict.fromkeys(paths))
+    if _is_recorded.get():
+        _committed.update(dict.fromkeys(paths))
+
+
+def record_settled(words: str) -> None:
+    """Note what was done with the files of a command that was killed."""
+    if _is_recorded.get():
+        _settled[words] = None
+
+
+def taken_settled() -> tuple[str, ...]:
+    """Return what was done with the files of commands that were killed; each sentence once."""
+    words = tuple(_settled)
+    _settled.clear()
+    return words
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """Note nothing of the block: what it writes is kept for later runs, and nobody asked for it."""
+    token = _is_recorded.set(False)
+    try:
+        yield
+    finally:
+        _is_recorded.reset(token)
 
 
 def committed_files() -> tuple[Path, ...]:

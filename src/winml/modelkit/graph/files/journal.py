@@ -8,14 +8,27 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.file_names import JOURNAL_NAME
+from winml.modelkit.file_names import JOURNAL_NAME, MODEL_SUFFIX, is_data_of
 
-__all__ = ["State", "complete_journal", "file_state", "remove_journal", "write_journal"]
+__all__ = [
+    "MOVED_ASIDE",
+    "Settled",
+    "State",
+    "complete_journal",
+    "file_state",
+    "put_back",
+    "remove_journal",
+    "write_journal",
+]
+
+MOVED_ASIDE = "moved"
+"""Subfolder of a hidden folder that holds earlier files that were taken from their places, where links fail."""
 
 _VERSION = 1
 """Raised when a key changes its name or meaning."""
@@ -77,36 +90,91 @@ def write_journal(folder: Path, staged: Path, directory: Path, moves: Sequence[s
     unfinished.replace(path)
 
 
-def complete_journal(folder: Path, staged: Path, directory: Path) -> tuple[str, ...] | None:
+@dataclass(frozen=True)
+class Settled:
+    """What became of the files of an ended process, by name."""
+
+    placed: tuple[str, ...] = ()
+    """New files that were put in place, now or before it ended."""
+    removed: tuple[str, ...] = ()
+    """Weights that nothing names any more."""
+
+
+def complete_journal(folder: Path, staged: Path, directory: Path) -> Settled | None:
     """Do what an ended process left to do, if there is anything.
 
     Where a file that was to be replaced is no longer what it was, the user has gone on without us: nothing is done.
 
     Returns:
-        The names put in place; None where the journal is of a newer version or damaged, and must be left alone.
+        What was done; None where the journal is of a newer version, damaged or not ours, and must be left alone.
 
     Raises:
         OSError: a file cannot be put in place.
     """
     try:
         journal = _read_journal(folder / JOURNAL_NAME)
-    except ValueError:
+        waiting = _waiting_files(journal, staged)
+    except (ValueError, OverflowError):
         return None
-    waiting = {name: entry for name, entry in journal.moves.items() if os.path.lexists(staged / name)}
-    for name, (size_bytes, earlier) in waiting.items():
-        # Where there are no hard links, a kill may come when the earlier file is moved aside.
-        is_untouched = file_state(directory / name) in (earlier, None)
-        if not is_untouched or (staged / name).stat().st_size != size_bytes:
-            return ()
+    for name in waiting:
+        size_bytes, earlier = journal.moves[name]
+        now = file_state(directory / name)
+        # Where links fail, a kill may come when the earlier file is moved aside. Else it was removed since then.
+        is_untouched = now == earlier or (now is None and os.path.lexists(folder / MOVED_ASIDE / name))
+        if not is_untouched or waiting[name] != size_bytes:
+            return Settled()
     for name in waiting:
         (staged / name).replace(directory / name)
-    unchanged = [name for name, state in journal.removals.items() if state == file_state(directory / name)]
+    unchanged = [
+        name for name, state in journal.removals.items() if state is not None and state == file_state(directory / name)
+    ]
     if unchanged:
         from winml.modelkit.graph.files.orphaned_data import remove_unused
 
         remove_unused(directory, unchanged)
     remove_journal(folder)
-    return tuple(journal.moves)
+    return Settled(tuple(journal.moves), tuple(name for name in unchanged if not os.path.lexists(directory / name)))
+
+
+def put_back(folder: Path, staged: Path, directory: Path) -> tuple[str, ...]:
+    """Put back earlier files whose places are empty since nothing new came there; returns their names.
+
+    Raises:
+        OSError: a file cannot be put back.
+    """
+    names = []
+    for name in _regular_files(folder / MOVED_ASIDE):
+        if os.path.lexists(staged / name) and not os.path.lexists(directory / name):
+            (folder / MOVED_ASIDE / name).replace(directory / name)
+            names.append(name)
+    return tuple(names)
+
+
+def _waiting_files(journal: _Journal, staged: Path) -> dict[str, int]:
+    """Return the finished files that are not in place yet, in order, with their sizes.
+
+    Raises:
+        ValueError: one is no regular file, or their folder is a link: nothing this tool makes.
+    """
+    sizes = _regular_files(staged)
+    for name in journal.moves:
+        if os.path.lexists(staged / name) and name not in sizes:
+            raise ValueError(name)
+    return {name: sizes[name] for name in journal.moves if name in sizes}
+
+
+def _regular_files(folder: Path) -> dict[str, int]:
+    """Return the names and sizes of the regular files of a folder; none where it is not there.
+
+    Raises:
+        ValueError: it is a link, or no folder.
+    """
+    if not os.path.lexists(folder):
+        return {}
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise ValueError(folder)
+    states = {path.name: path.lstat() for path in sorted(folder.iterdir())}
+    return {name: state.st_size for name, state in states.items() if stat.S_ISREG(state.st_mode)}
 
 
 def remove_journal(folder: Path) -> None:
@@ -118,12 +186,13 @@ def _read_journal(path: Path) -> _Journal:
     """Return the journal, which is empty where nothing was ready to be put in place.
 
     Raises:
-        ValueError: it is of another version, or damaged.
+        ValueError, OverflowError: it is of another version, damaged, or removes what belongs to no model it replaces.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return _Journal({}, {})
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise ValueError(path)
+    text = path.read_text(encoding="utf-8")
     try:
         record: Any = json.loads(text)
         if record["version"] != _VERSION:
@@ -135,6 +204,10 @@ def _read_journal(path: Path) -> _Journal:
         removals = {_plain_name(entry["name"]): _state(entry["state"]) for entry in record["removals"]}
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(path) from error
+    models = [name for name in moves if name.lower().endswith(MODEL_SUFFIX)]
+    for name in removals:
+        if not any(is_data_of(model, name) for model in models):
+            raise ValueError(name)
     return _Journal(moves, removals)
 
 
@@ -144,7 +217,7 @@ def _plain_name(name: Any) -> str:
     Raises:
         ValueError: it may.
     """
-    if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
+    if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name or "\0" in name:
         raise ValueError(name)
     return name
 

@@ -18,16 +18,16 @@ from pathlib import Path
 from types import TracebackType
 
 from winml.modelkit.errors import OutputExistsError, UsageError, WriteError, first_line
-from winml.modelkit.file_names import MODEL_SUFFIX, PARTIAL_PREFIX
+from winml.modelkit.file_names import JOURNAL_NAME, MODEL_SUFFIX, PARTIAL_PREFIX
 from winml.modelkit.graph.files.committed import interruptions_held, record_committed
 from winml.modelkit.graph.files.interrupted import STAGED, settle_interrupted
-from winml.modelkit.graph.files.journal import State, file_state, remove_journal, write_journal
+from winml.modelkit.graph.files.journal import MOVED_ASIDE, State, file_state, remove_journal, write_journal
 from winml.modelkit.graph.files.owned_folders import OwnedFolder
 
 __all__ = ["OutputFiles", "refuse_existing", "refuse_inputs", "refuse_special", "write_error"]
 
 EARLIER = "earlier"
-"""Subfolder of the hidden folder that keeps the earlier files until all new ones are in place."""
+"""Subfolder of the hidden folder that keeps the earlier files, linked, until all new ones are in place."""
 
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 """Errors of a full or failing disk while a file is written; they do not name the file."""
@@ -164,18 +164,45 @@ def write_error(path: Path, error: OSError) -> WriteError:
     return WriteError(f"cannot write {path}: {reason}", hint=hint)
 
 
-def _copy_aside(target: Path, aside: Path) -> None:
+def _link_aside(target: Path, aside: Path) -> bool:
+    """Give a file a second name, and say whether that works here; a kill then finds it in its place."""
     try:
-        # A second name for the same file: if the process is killed, the target is either the old or the new file.
+        aside.parent.mkdir(exist_ok=True)
         os.link(target, aside, follow_symlinks=False)
     except (OSError, NotImplementedError):
-        # Without hard links, the target is missing for the instant between two renames.
-        target.replace(aside)
+        return False
+    return True
 
 
-def _is_torn(earlier: Path, directory: Path) -> bool:
+def _put_aside(folder: Path, target: Path) -> Path:
+    """Keep an earlier file in a hidden folder until the commit is done, and return where."""
+    aside = folder / EARLIER / target.name
+    if _link_aside(target, aside):
+        return aside
+    # Without links, the target is missing for the instant between two renames.
+    if not (folder / JOURNAL_NAME).exists():
+        write_journal(folder, folder / STAGED, target.parent, [target.name], [])
+    aside = folder / MOVED_ASIDE / target.name
+    aside.parent.mkdir(exist_ok=True)
+    target.replace(aside)
+    return aside
+
+
+def _restore(folder: Path, target: Path, place: Path, aside: Path) -> None:
+    """Take a move back; a kill on the way is no deletion by the user, as the folder of the earlier file says."""
+    if not os.path.lexists(place):
+        moved = folder / MOVED_ASIDE / target.name
+        moved.parent.mkdir(exist_ok=True)
+        aside.replace(moved)
+        target.replace(place)
+        aside = moved
+    aside.replace(target)
+
+
+def _is_torn(folder: Path, directory: Path) -> bool:
     """Say whether a file that was put aside is not in its place again."""
-    targets = {aside: directory / aside.name for aside in (earlier.iterdir() if earlier.exists() else ())}
+    asides = [folder / name for name in (EARLIER, MOVED_ASIDE)]
+    targets = {path: directory / path.name for aside in asides if aside.exists() for path in aside.iterdir()}
     return any(not target.exists() or not aside.samefile(target) for aside, target in targets.items())
 
 
@@ -303,7 +330,7 @@ class OutputFiles:
                 for directory, folder in self._folders.items():
                     names = [path.name for path in reserved_places if path.parent == directory]
                     target = directory / names[-1] if names else target
-                    # One move is whole by itself.
+                    # One move is whole by itself, where links work.
                     if len(names) + len(unused.get(directory, ())) > 1:
                         write_journal(folder.path, folder.path / STAGED, directory, names, unused.get(directory, ()))
                 for target, place in reserved_places.items():
@@ -323,12 +350,10 @@ class OutputFiles:
         """Move a file to its place, and register what takes that back."""
         is_there = os.path.lexists(target)
         if is_there and target in self._reserved:
-            aside = self._folders[target.parent].path / EARLIER / target.name
-            aside.parent.mkdir(exist_ok=True)
-            _copy_aside(target, aside)
-            undo.callback(aside.replace, target)
+            folder = self._folders[target.parent].path
+            undo.callback(_restore, folder, target, place, _put_aside(folder, target))
         place.replace(target)
-        if not is_there or target in self._reserved:
+        if not is_there:
             # Data is called after its content: what it replaced was the same.
             undo.callback(target.replace, place)
 
@@ -375,7 +400,7 @@ class OutputFiles:
 
             remove_unused(directory, names)
         for directory, folder in self._folders.items():
-            if not self._is_committed and _is_torn(folder.path / EARLIER, directory):
+            if not self._is_committed and _is_torn(folder.path, directory):
                 folder.release()  # earlier files could not be put back: the next command completes the journal
                 continue
             with contextlib.suppress(OSError):

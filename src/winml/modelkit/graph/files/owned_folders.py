@@ -121,7 +121,7 @@ def _taken_over(path: Path, *, with_unlocked: bool) -> OwnedFolder | None:
             if is_forgotten and stat.S_ISREG(status.st_mode):
                 path.unlink()
             return None
-        if not (path / OWNER_LOCK_NAME).exists():
+        if not _has_lock_file(path):
             with contextlib.suppress(OSError):
                 path.rmdir()  # where it is empty: whoever is about to lock it makes another
                 return None
@@ -133,6 +133,20 @@ def _taken_over(path: Path, *, with_unlocked: bool) -> OwnedFolder | None:
         has_no_locks = isinstance(error, NotImplementedError) or error.errno in _NO_LOCKS
         return OwnedFolder(path, None) if has_no_locks and is_forgotten else None
     return OwnedFolder(path, lock) if lock is not None else None
+
+
+def _has_lock_file(path: Path) -> bool:
+    """Say whether a folder has one; a link or a device of its name is none of ours.
+
+    Raises:
+        OSError: such a thing is there.
+    """
+    lock = path / OWNER_LOCK_NAME
+    if not os.path.lexists(lock):
+        return False
+    if not stat.S_ISREG(lock.lstat().st_mode):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(lock))
+    return True
 
 
 def _acquire(path: Path) -> filelock.BaseFileLock | None:

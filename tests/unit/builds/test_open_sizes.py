@@ -1,0 +1,63 @@
+"""Are open sizes tried, remembered, and given up without an error being hidden?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from winml.modelkit.builds.open_sizes import build_with_open_sizes
+from winml.modelkit.errors import ModelPathError, WinMLError
+from winml.modelkit.load.request import ModelRequest
+
+_NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        if {broken}:
+            raise RuntimeError("no answer today")
+        return torch.relu(x.reshape(2, 4))
+
+def net():
+    return Net()
+
+def example_inputs():
+    return torch.ones(2, 4)
+"""
+_CONFIG = {"optim": None, "quant": None, "compile": None}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a cache."""
+    monkeypatch.setenv("WINML_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_remembered_choice_that_fails_is_given_up(place: Path) -> None:
+    """The note may be of another day: the other choices are tried, and the one that works is noted."""
+    (place / "nets.py").write_text(_NET.format(broken=False), encoding="utf-8")
+    request = ModelRequest(f"{place / 'nets.py'}:net")
+    build_with_open_sizes(request, _CONFIG)
+    (note,) = (place / "cache" / "open_sizes").iterdir()
+    taken = json.loads(note.read_text(encoding="utf-8"))
+    refused = {"dynamic_batch": True, "dynamic_sequence": True}
+    assert refused != taken  # the model takes two rows only
+    note.write_text(json.dumps(refused), encoding="utf-8")
+    build_with_open_sizes(request, _CONFIG)
+    assert taken == json.loads(note.read_text(encoding="utf-8"))
+
+
+def test_reason_is_told_where_no_choice_builds(place: Path) -> None:
+    """It is that of the model, whichever choice was remembered."""
+    (place / "nets.py").write_text(_NET.format(broken=True), encoding="utf-8")
+    with pytest.raises(WinMLError, match="no answer today"):
+        build_with_open_sizes(ModelRequest(f"{place / 'nets.py'}:net"), _CONFIG)
+
+
+def test_missing_model_is_told_at_once(place: Path) -> None:
+    """No choice of sizes makes it appear."""
+    with pytest.raises(ModelPathError, match="missing"):
+        build_with_open_sizes(ModelRequest(str(place / "missing" / "config.json")), _CONFIG)
