@@ -85,6 +85,9 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
         cause = error.__cause__ if isinstance(error, click.Abort) and error.__cause__ is not None else error
         return _report_interruption(cause) if _received else _report_without_signal(cause, debug=debug)
     except Exception as error:
+        if _received:
+            # A library may turn it into an error of its own, as extensions do while they are imported.
+            return _report_interruption(error)
         if is_out_of_memory(error):
             return report_out_of_memory(error)
         if isinstance(error, OSError) and not _has_working_directory():

@@ -16,6 +16,7 @@ from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
 from winml.modelkit.builds.open_sizes import build_with_open_sizes
 from winml.modelkit.errors import TaskError
 from winml.modelkit.inference.built_model import WinMLModel, described_model
+from winml.modelkit.inference.model_folder import config_beside, pad_token_beside
 from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
 from winml.modelkit.load.request import ModelRequest
 
@@ -74,6 +75,8 @@ class _BuiltModel(WinMLModel):
     ) -> WinMLModel:
         """Build from an ONNX file and load the result; see :meth:`from_pretrained`."""
         result = build_onnx_model(model, config=config)
+        if pad_token_id is None:
+            pad_token_id = pad_token_beside(Path(model), config_beside(Path(model)))
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
 
     @classmethod

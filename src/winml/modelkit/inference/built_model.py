@@ -102,6 +102,7 @@ class WinMLModel(PipelineModel):
         model_class = _model_class(described.get("class", ""))
         self._output_class = _output_class(model_class)
         self.input_modalities = getattr(model_class, "input_modalities", ())
+        self._forward_parameters = _tensor_parameters(model_class)
         self._checked: set[tuple[tuple[str, _Padding], ...]] = set()
         """Paddings of which it is known that nothing leaks out of them."""
 
@@ -146,6 +147,9 @@ class WinMLModel(PipelineModel):
         if len(tensors) > len(names):
             raise UsageError(f"{len(tensors)} inputs were given, and the model takes {len(names)}: {', '.join(names)}")
         values = {**dict(zip(names, tensors, strict=False)), **named}
+        # What the model's own forward takes and the graph does not use changes no answer.
+        unused = [name for name in values if name not in names and name in self._forward_parameters]
+        values = {name: value for name, value in values.items() if name not in unused}
         unknown = [name for name in values if name not in names]
         if unknown:
             raise UsageError(
@@ -270,6 +274,16 @@ def _model_class(class_name: str) -> Any:
     """Return the transformers class of a name, or None where it has none."""
     model_class = getattr(importlib.import_module("transformers"), class_name, None) if class_name else None
     return model_class if isinstance(model_class, type) else None
+
+
+_UNUSED_TENSORS = frozenset({"attention_mask", "token_type_ids", "position_ids"})
+"""Inputs of a forward that a graph may do without, since the model was exported without them or never reads them."""
+
+
+def _tensor_parameters(model_class: Any) -> frozenset[str]:
+    """Return which of these the forward of a transformers class takes."""
+    forward = getattr(model_class, "forward", None)
+    return _UNUSED_TENSORS & set(inspect.signature(forward).parameters) if forward is not None else frozenset()
 
 
 def _output_class(model_class: Any) -> type[ModelOutput] | None:

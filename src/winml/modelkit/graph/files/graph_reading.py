@@ -69,6 +69,9 @@ def _check_tensor(tensor: Any) -> None:
         raise ValueError(f"tensor {name!r} has no element type")
     if any(isinstance(size, int) and size < 0 for size in sizes):
         raise ValueError(f"tensor {name!r} has the shape {list(sizes)}")
+    stored = tensor.raw.raw_data if isinstance(tensor, ir.TensorProtoTensor) else b""
+    if stored and len(stored) != tensor.nbytes:
+        raise ValueError(f"tensor {name!r} has {len(stored)} bytes, and its shape {list(sizes)} needs {tensor.nbytes}")
     if isinstance(tensor, ir.ExternalTensor) and ((tensor.offset or 0) < 0 or (tensor.length or 0) < 0):
         raise ValueError(f"tensor {name!r} lies at byte {tensor.offset} of its data file, with length {tensor.length}")
 
