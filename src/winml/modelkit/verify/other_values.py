@@ -1,8 +1,8 @@
 """Proves that the written file follows the values of its inputs, one input at a time.
 
 A trace turns a value that Python reads (``range(int(n))``, ``if flag``) into a constant of the graph, which random
-draws find by luck only. So numbers, flags and rows of integers get neighbouring values, and floats both signs. What
-PyTorch itself refuses proves nothing and is told. Does not know how a graph is captured.
+draws find by luck only. So numbers, flags and rows of integers get neighbouring values. Where Python read values,
+numbers get values far away, too, and floats both signs. What PyTorch itself refuses proves nothing and is told. Does not know how a graph is captured.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def other_values(
     if traced.dtype == torch.bool:
         candidates = [~traced, *_single_flips(traced)]
     elif traced.is_floating_point():
-        values = (-traced, torch.zeros_like(traced), traced + 1, *(_far(traced) if reads_values else ()))
-        candidates = [_clamped(value, low, high) for value in values]
+        numbers = (-traced, torch.zeros_like(traced), traced + 1, *(_far(traced) if reads_values else ()))
+        candidates = [_clamped(value, low, high) for value in numbers]
     else:
         candidates = [_clamped(values, low, high) for values in _neighbours(traced.long())]
         if reads_values and traced.numel() <= _SMALL:

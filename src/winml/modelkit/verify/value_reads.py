@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -36,13 +36,13 @@ def read_inputs(prepared: PreparedPart, traced: Draw) -> frozenset[str]:
     return frozenset(reads.read)
 
 
-class _ValueReads(TorchDispatchMode):
+class _ValueReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows what is computed from each input."""
 
     def __init__(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.read: set[str] = set()
-        self._sources = WeakIdKeyDictionary()
+        self._sources: MutableMapping[torch.Tensor, frozenset[str]] = WeakIdKeyDictionary()
         for name, value in inputs.items():
             self._sources[value] = frozenset({name})
 
