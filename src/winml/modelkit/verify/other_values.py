@@ -2,7 +2,8 @@
 
 A trace turns a value that Python reads (``range(int(n))``, ``if flag``) into a constant of the graph, which random
 draws find by luck only. So numbers, flags and rows of integers get neighbouring values. Where Python read values,
-numbers get values far away, too, and floats both signs. What PyTorch itself refuses proves nothing and is told. Does not know how a graph is captured.
+numbers get values far away, too, and floats both signs. What PyTorch itself refuses proves nothing and is told. Does
+not know how a graph is captured.
 """
 
 from __future__ import annotations
