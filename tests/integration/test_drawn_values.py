@@ -46,6 +46,7 @@ class OnesHideStrictly(Attention):
 
     def forward(self, x: torch.Tensor, padding_mask: torch.Tensor) -> torch.Tensor:
         """Refuse a row that is hidden."""
+        padding_mask = padding_mask.bool()
         if not torch.jit.is_tracing() and bool(padding_mask.all(1).any()):
             raise ValueError("a row is hidden")
         return self.attend(x, padding_mask)
@@ -173,10 +174,28 @@ def test_second_draw_after_an_example_is_one_the_model_takes(name: str, tmp_path
 
 def test_what_was_learned_about_values_is_told(tmp_path: Path) -> None:
     """The note names the input, how it is drawn, and why."""
-    result = exported(OnesHideStrictly(), tmp_path, None, input_tensors=(X, MASK))
+    mask = MASK.model_copy(update={"dtype": "int64"})
+    result = exported(OnesHideStrictly(), tmp_path, None, input_tensors=(X, mask))
     assert "Input padding_mask is drawn as a mask whose ones hide: PyTorch refuses others (ValueError: a row is " in (
         " ".join(result.notes)
     )
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+@pytest.mark.parametrize("hidden", [0, 2])
+def test_encoder_of_torch_is_verified_with_its_padding_mask(hidden: int, exporter: Any, tmp_path: Path) -> None:
+    """Its own kernels answer numbers where all of a row is hidden, no other softmax does: no such row is drawn."""
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    mask = torch.arange(5)[None] >= torch.tensor([[5], [5 - hidden]])
+    result = export_pytorch(
+        model,
+        tmp_path / "model.onnx",
+        {"src": torch.randn(2, 5, 8), "src_key_padding_mask": mask},
+        config=WinMLExportConfig(exporter=exporter),
+    )
+    assert result.verification is not None
+    assert result.verification.is_verified
 
 
 def test_open_sizes_are_tried_with_lengths_that_fit(tmp_path: Path) -> None:

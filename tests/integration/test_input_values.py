@@ -70,6 +70,12 @@ def longest_rows(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tens
     return x.masked_fill(hidden[None, :, None], 0.0)
 
 
+def checked(values: torch.Tensor) -> torch.Tensor:
+    """Refuse values that are too large, which reads them."""
+    assert values.max() < 1e6
+    return values
+
+
 FROZEN: dict[str, Case] = {
     "count of a loop": Case(repeated, whole(3), [1, 2, 4]),
     "a slice": Case(lambda _, x, n: x[:, : int(n)] * 2, whole(3), [1, 2, 4]),
@@ -85,6 +91,17 @@ FROZEN: dict[str, Case] = {
     "sign of a sum": Case(lambda _, x, n: x * 2 if n.sum() > 0 else x - 1, torch.ones(3), [[-1.0, -2.0, 0.0]]),
     "largest of many": Case(lambda _, x, n: x * 2 if n.max() > 0 else x - 1, torch.ones(3, 4), [[[-1.0] * 4] * 3]),
     "whether there is any": Case(lambda _, x, n: x * 2 if n.any() else x - 1, torch.ones(3, 4), [[[0.0] * 4] * 3]),
+    "a count that ends": Case(lambda _, x, n: [x, x * 2, x * 4][min(int(n), 2)], whole(4), [0, 1]),
+    "a threshold beyond the next number": Case(lambda _, x, n: (x * 2 if n > 5 else x) + n, whole(3), [6]),
+    "a threshold of a float far away": Case(lambda _, x, n: (x * 2 if n > 10 else x) * n, torch.tensor(3.0), [11.0]),
+    "the sign of a whole number": Case(lambda _, x, n: x[..., : 3 if n.item() >= 0 else 2] * n, whole(1), [-1]),
+    "a number that no graph reads": Case(lambda _, x, n: x * 2 if n > 10**6 else x, whole(3), [2 * 10**6]),
+    "flags in two dimensions": Case(
+        lambda _, x, n: x * 2 if n[0, 0] else x, torch.tensor([[True, False]]), [[[False, False]]]
+    ),
+    "two flags that differ": Case(
+        lambda _, x, n: x * 2 if n[0] and not n[1] else x, torch.tensor([True, True]), [[True, False]]
+    ),
     "kinds that are all alike": Case(
         lambda _, x, n: x * 2 if n.sum() > 0 else x - 1, whole([[0] * 6] * 4), [[[1] * 6] * 4]
     ),
@@ -191,6 +208,41 @@ def test_value_range_is_left_to_no_luck(seed: int, tmp_path: Path) -> None:
     config = WinMLExportConfig(exporter="torchscript", input_tensors=specs)
     with pytest.raises(VerificationError, match=r"\bn\b"):
         export_pytorch(Around(repeated), tmp_path / "model.onnx", config=config, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_declared_row_of_sizes_is_left_to_no_luck(seed: int, tmp_path: Path) -> None:
+    """Small integers in two dimensions are varied as single numbers are."""
+    specs = (
+        InputTensorSpec(name="x", shape=(2, 5, 4), dtype="float32"),
+        InputTensorSpec(name="n", shape=(1, 2), dtype="int64", value_range=(1, 6)),
+    )
+    model = Around(lambda _, x, n: repeated(_, x, n[0, 0]))
+    config = WinMLExportConfig(exporter="torchscript", input_tensors=specs)
+    with pytest.raises(VerificationError, match=r"\bn\b"):
+        export_pytorch(model, tmp_path / "model.onnx", config=config, seed=seed)
+
+
+def test_ranks_of_tied_results_speak_against_no_file(tmp_path: Path) -> None:
+    """Layers without a bias make equal values of zeros, whose order is that of the runtime."""
+
+    class Best(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.convolution = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+            self.norm = nn.BatchNorm2d(4)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            scores = torch.sigmoid(self.norm(self.convolution(checked(x)))).flatten(1)
+            best = scores.topk(10)
+            return best.values, best.indices
+
+    inputs = {"x": torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(1))}
+    config = WinMLExportConfig(exporter="torchscript")
+    result = export_pytorch(Best(), tmp_path / "model.onnx", inputs, config=config)
+    assert result.verification is not None
+    assert result.verification.is_verified
 
 
 def test_value_that_is_declared_is_told_as_fixed(tmp_path: Path) -> None:

@@ -55,3 +55,25 @@ def test_feeds_rows_end_where_their_mask_does(rows: int, length: int, seed: int,
     ended = valid > 1
     assert np.array_equal(np.argmax(feeds["input_ids"] == end, axis=-1)[ended], (valid - 1)[ended])
     assert np.array_equal((feeds["input_ids"] == end).sum(axis=-1), ended.astype("int64"))
+
+
+@given(
+    rows=st.integers(1, 5), length=st.integers(2, 40), seed=st.integers(0, 2**32), parent=st.sampled_from(["", "a."])
+)
+def test_feeds_names_inside_of_structures_count_like_others(rows: int, length: int, seed: int, parent: str) -> None:
+    """Lengths, boxes, planes and masks of padding are known by the last part of their name."""
+    specs = [
+        InputTensorSpec(name=f"{parent}lengths", shape=(rows,), dtype="int64", value_range=(1, length)),
+        InputTensorSpec(name=f"{parent}bbox", shape=(rows, length, 4), dtype="int64", value_range=(0, 99)),
+        InputTensorSpec(name=f"{parent}pixel_mask", shape=(rows, length, length), dtype="int64"),
+        InputTensorSpec(name=f"{parent}padding_mask", shape=(rows, length), dtype="bool"),
+        InputTensorSpec(name=f"{parent}flags", shape=(rows, length), dtype="bool"),
+    ]
+    lengths, boxes, planes, hidden, flags = make_feeds(specs, seed).values()
+    assert lengths[0] == length
+    assert (np.diff(lengths) <= 0).all()
+    assert (boxes[..., :2] <= boxes[..., 2:]).all()
+    assert (planes == planes[:, :1]).all()
+    assert not hidden[:, 0].any()
+    assert hidden[:, -1].all()
+    assert not flags.all(-1).any()

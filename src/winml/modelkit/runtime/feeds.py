@@ -19,7 +19,7 @@ import numpy.typing as npt
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 
-__all__ = ["FeedRules", "holds_lengths", "is_mask", "make_feeds"]
+__all__ = ["FeedRules", "hiding_value", "holds_lengths", "is_mask", "make_feeds"]
 
 Array = npt.NDArray[Any]
 
@@ -28,7 +28,7 @@ LARGEST_BYTES = 2**47
 DRAWN_BYTES = 8
 """Specified: numpy draws integers and floats in this width before they become what is wanted."""
 
-_LENGTHS_NAME = re.compile(r"(^|_)(len|lens|length|lengths)$")
+_LENGTHS_NAME = re.compile(r"(^|[_.])(len|lens|length|lengths)$")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class FeedRules:
     """What a model was found to ask of the values drawn for it, beyond its specifications."""
 
     masks: Mapping[str, int] = field(default_factory=dict)
-    """Input that is a mask → the value with which it hides, 0 or 1. Those named ``…mask`` hide with 0 unless here."""
+    """Input that is a mask → the value with which it hides, 0 or 1. Else :func:`hiding_value`."""
     length_axes: Mapping[str, int] = field(default_factory=dict)
     """Input that holds the length of each row → the axis of the other inputs along which it is counted."""
 
@@ -45,6 +45,12 @@ def is_mask(spec: InputTensorSpec, rules: FeedRules | None = None) -> bool:
     """Say whether values are drawn for an input as for a mask."""
     named = spec.name.endswith("mask") or (rules is not None and spec.name in rules.masks)
     return named and "float" not in spec.dtype
+
+
+def hiding_value(spec: InputTensorSpec, rules: FeedRules | None = None) -> int:
+    """Return the value with which a mask hides: 1 for flags named ``…padding_mask``, as in ``torch.nn``, else 0."""
+    by_name = int(spec.dtype == "bool" and spec.name.endswith("padding_mask"))
+    return by_name if rules is None else rules.masks.get(spec.name, by_name)
 
 
 def holds_lengths(spec: InputTensorSpec, rules: FeedRules | None = None) -> bool:
@@ -66,7 +72,8 @@ def make_feeds(
     The same seed gives the same values on every platform, and an input keeps its values when others come or go.
     Integers are uniform in the value range (0..1 without one), floats uniform in it (standard normal without one).
     An integer or bool input named ``…mask`` is a mask: each row a run of ones, then at least one zero if the row is
-    longer than one; all alike where its value range is one value. A row of integers named ``…length`` or ``…lens``
+    longer than one; the other way round for flags named ``…padding_mask``; all alike where its value range is one
+    value. Of several rows of other flags none is all true. A row of integers named ``…length`` or ``…lens``
     holds lengths: the largest possible one first, none larger than the one before. An input named ``bbox`` holds boxes,
     corners in order. First values stand where the row begins, and are not masked.
 
@@ -107,6 +114,9 @@ def _draw_input(generator: np.random.Generator, spec: InputTensorSpec, shape: tu
     if "float" in spec.dtype:
         return _draw_floats(generator, shape, dtype, spec)
     values = _draw_integers(generator, shape, dtype, spec)
+    if dtype == np.bool_ and len(shape) > 1 and shape[-1] > 1 and spec.value_range in (None, (0, 1)):
+        # They may hide: of a row that is all hidden a softmax makes NaN.
+        values[..., 0] &= ~values.all(axis=-1)
     return np.sort(values.reshape(*shape[:-1], 2, 2), axis=-2).reshape(shape) if _holds_boxes(spec, shape) else values
 
 
@@ -122,8 +132,8 @@ def _mask_input(
         return np.full(shape, spec.value_range[0], dtype)
     shown = np.ones(shape, dtype=np.int64)
     if with_padding:
-        shown = _draw_mask(generator, shape, is_plane=spec.name.startswith("pixel"))
-    return (1 - shown if rules.masks.get(spec.name) == 1 else shown).astype(dtype)
+        shown = _draw_mask(generator, shape, is_plane=_last_name(spec).startswith("pixel"))
+    return (1 - shown if hiding_value(spec, rules) == 1 else shown).astype(dtype)
 
 
 def _longest(spec: InputTensorSpec, shapes: Mapping[str, tuple[int, ...]], rules: FeedRules) -> int | None:
@@ -229,7 +239,12 @@ def _draw_mask(generator: np.random.Generator, shape: tuple[int, ...], *, is_pla
 
 
 def _holds_boxes(spec: InputTensorSpec, shape: tuple[int, ...]) -> bool:
-    return spec.name == "bbox" and bool(shape) and shape[-1] == 4
+    return _last_name(spec) == "bbox" and bool(shape) and shape[-1] == 4
+
+
+def _last_name(spec: InputTensorSpec) -> str:
+    """Return the name of an input inside of the structures it comes in."""
+    return spec.name.rsplit(".", 1)[-1]
 
 
 def _begin_rows(values: Array, runs: Sequence[tuple[int, int]], mask: Array | None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from winml.modelkit.errors import ExportError
 from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.parts import ModelPart
-from winml.modelkit.runtime.feeds import FeedRules, is_mask, make_feeds
+from winml.modelkit.runtime.feeds import FeedRules, hiding_value, is_mask, make_feeds
 from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
 
 __all__ = ["InputDraws", "holds_nan"]
@@ -91,8 +92,8 @@ class InputDraws:
     def hides(self, inputs: Tensors) -> bool:
         """Say whether some mask among these inputs hides something."""
         rules = self.learned.rules
-        masks = [spec.name for spec in self.part.inputs if is_mask(spec, rules)]
-        return any(bool((inputs[name] == rules.masks.get(name, 0)).any()) for name in masks)
+        masks = [spec for spec in self.part.inputs if is_mask(spec, rules)]
+        return any(bool((inputs[spec.name] == hiding_value(spec, rules)).any()) for spec in masks)
 
     def accepted(self, make: Callable[[InputDraws], Tensors], run: Callable[[Tensors], Draw]) -> Draw:
         """Return a draw that the model takes and answers with numbers, drawn in another way where it must be.
@@ -131,6 +132,16 @@ class InputDraws:
         assert refusal is not None  # the model answered, or did not
         raise self._drawn_refusal(refusal, tensors)
 
+    def other_masks(self, make: Callable[[InputDraws], Tensors]) -> Iterator[tuple[Tensors, Callable[[], None]]]:
+        """Yield what is drawn with some masks the other way round, and what makes this the way to draw from now on.
+
+        For files that answer NaN to a draw that PyTorch answers with numbers.
+        """
+        rules = self.learned.rules
+        for turned in self._turned_masks():
+            learned = replace(self.learned, rules=replace(rules, masks={**rules.masks, **turned}))
+            yield make(replace(self, learned=learned)), partial(self._learn, learned, None, "the file")
+
     def _drawn_spec(self, spec: InputTensorSpec) -> InputTensorSpec:
         """Return a specification with the range in which its values are drawn."""
         if self.traced is None or spec.name not in self.learned.as_traced:
@@ -161,17 +172,18 @@ class InputDraws:
             yield replace(self.learned, kept=self.learned.kept | kept, as_traced=floats)
 
     def _turned_masks(self) -> Iterator[dict[str, int]]:
-        """Yield masks that hide with ones instead of zeros, as many together as may be."""
+        """Yield masks that hide with the other value than their name says, as many together as may be."""
         rules = self.learned.rules
-        names = [
-            spec.name
+        turned = {
+            # Flags that are not named as a mask are drawn at random first.
+            spec.name: 1 - hiding_value(spec)
             for spec in self.part.inputs
             if spec.name not in rules.masks and (is_mask(spec) or spec.dtype == "bool") and spec.shape
-        ]
-        counts = range(len(names), 0, -1) if len(names) <= _MOST_MASKS else [len(names)]
+        }
+        counts = range(len(turned), 0, -1) if len(turned) <= _MOST_MASKS else [len(turned)]
         for count in counts:
-            for turned in itertools.combinations(names, count):
-                yield dict.fromkeys(turned, 1)
+            for names in itertools.combinations(turned, count):
+                yield {name: turned[name] for name in names}
 
     def _length_axes(self, tensors: Tensors) -> Iterator[dict[str, int]]:
         """Yield axes along which rows of integers may count the length of each row of the others."""
@@ -186,14 +198,13 @@ class InputDraws:
         for axis in list(axes)[:_MOST_AXES]:
             yield dict.fromkeys(names, axis)
 
-    def _learn(self, learned: _Learned, refusal: ExportError | None) -> None:
+    def _learn(self, learned: _Learned, refusal: ExportError | None, who: str = "PyTorch") -> None:
         """Draw in this way from now on, and note it."""
         before, self.learned = self.learned, learned
-        why = (
-            "PyTorch answers NaN to other values" if refusal is None else f"PyTorch refuses others ({_cause(refusal)})"
-        )
+        why = f"{who} answers NaN to other values" if refusal is None else f"PyTorch refuses others ({_cause(refusal)})"
         for name in learned.rules.masks.keys() - before.rules.masks.keys():
-            self.notes.append(f"Input {name} is drawn as a mask whose ones hide: {why}.")
+            hiding = "ones" if learned.rules.masks[name] else "zeros"
+            self.notes.append(f"Input {name} is drawn as a mask whose {hiding} hide: {why}.")
         for name in learned.rules.length_axes.keys() - before.rules.length_axes.keys():
             axis = learned.rules.length_axes[name]
             self.notes.append(f"Input {name} is drawn as lengths along axis {axis}, the first row in full: {why}.")

@@ -1,8 +1,9 @@
 """Proves that the written file follows the values of its inputs, one input at a time.
 
 A trace turns a value that Python reads (``range(int(n))``, ``if flag``) into a constant of the graph, which random
-draws find by luck only. So numbers, flags and rows of integers get neighbouring values, and floats both signs. What
-PyTorch itself refuses proves nothing and is told. Does not know how a graph is captured.
+draws find by luck only. So numbers, flags and rows of integers get neighbouring values. Where Python read values,
+numbers get values far away, too, and floats both signs. What PyTorch itself refuses proves nothing and is told. Does
+not know how a graph is captured.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from winml.modelkit.compare.outputs import CheckedValue, compare_outputs
 from winml.modelkit.errors import ExportError, VerificationError, first_line
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.parts import ModelPart
-from winml.modelkit.runtime.feeds import FeedRules, holds_lengths
+from winml.modelkit.runtime.feeds import FeedRules, holds_lengths, is_mask
 from winml.modelkit.verify.other_sizes import Draw, WrittenGraph, unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference
+from winml.modelkit.verify.value_reads import read_inputs
 
 __all__ = [
     "OtherValues",
@@ -31,6 +33,7 @@ __all__ = [
     "other_values",
     "places_words",
     "refuse_frozen_values",
+    "refuse_unread_values",
     "run_at_other_values",
     "value_words",
 ]
@@ -40,10 +43,14 @@ Answers = Mapping[str, NDArray[Any]]
 
 _SMALL = 16
 """Chosen: values of an example with so few elements may be sizes or counts, whatever its shape."""
+_LARGEST_COUNT = 1000
+"""Chosen: a whole number may be a count or a size, which costs as much to run as it says."""
 _REACH, _FACTOR = 8, 4
 """Chosen: a bound is tried up to the larger of 8 and four times the traced value, since a forward may count to it."""
 _SHOWN_VALUES = 8
 _SHOWN_NAMES = 3
+_SHOWN_REFUSED = 2
+"""Values told that PyTorch refuses for one and the same reason."""
 _ZEROS = "nothing but zeros"
 _SIGNS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "nothing negative": torch.abs,
@@ -61,6 +68,11 @@ class Varied:
     """The values, for people."""
     draw: Draw
 
+    @property
+    def are_ties(self) -> bool:
+        """Whether all of these values are equal, so that nothing but their order ranks them."""
+        return self.words == _ZEROS
+
 
 @dataclass(frozen=True)
 class OtherValues:
@@ -69,15 +81,21 @@ class OtherValues:
     varied: tuple[Varied, ...] = ()
     refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Input → values PyTorch refuses, each with the reason."""
+    read: frozenset[str] = frozenset()
+    """Inputs whose values, or what was computed from them, the forward reads in Python."""
 
 
-def run_at_other_values(prepared: PreparedPart, traced: Draw, rules: FeedRules | None = None) -> OtherValues:
+def run_at_other_values(
+    prepared: PreparedPart, traced: Draw, rules: FeedRules | None = None, *, reads_values: bool = False
+) -> OtherValues:
     """Run PyTorch on other values of each input that random draws may not vary, one input at a time.
 
     Args:
         prepared: The part, with values.
         traced: What was traced.
         rules: What was learned of the values that the part takes.
+        reads_values: Whether Python read values while it was traced: then numbers are varied farther, and floats get
+            both signs.
     """
     part = prepared.part
     varied: list[Varied] = []
@@ -88,14 +106,15 @@ def run_at_other_values(prepared: PreparedPart, traced: Draw, rules: FeedRules |
         if isinstance(answer, Draw):
             varied.append(Varied(tuple(names), words, answer))
             return True
-        if len(names) == 1:
-            refused[names[0]] = (*refused.get(names[0], ()), f"{words} ({answer})")
+        told = refused.get(names[0], ())
+        if len(names) == 1 and sum(answer in reason for reason in told) < _SHOWN_REFUSED:
+            refused[names[0]] = (*told, f"{words} ({answer})")
         return False
 
     for spec in part.inputs:
-        for values in other_values(spec, traced.inputs[spec.name], part, rules):
+        for values in other_values(spec, traced.inputs[spec.name], part, rules, reads_values=reads_values):
             add([spec.name], value_words(values), {spec.name: values})
-    floats = [spec for spec in part.inputs if _takes_both_signs(spec, traced.inputs[spec.name])]
+    floats = [spec for spec in part.inputs if reads_values and _takes_both_signs(spec, traced.inputs[spec.name])]
     for words, change in _SIGNS.items():
         changed = {spec.name: _inside(change(traced.inputs[spec.name]), spec) for spec in floats}
         changed = {name: values for name, values in changed.items() if not torch.equal(values, traced.inputs[name])}
@@ -104,7 +123,8 @@ def run_at_other_values(prepared: PreparedPart, traced: Draw, rules: FeedRules |
                 add([name], words, {name: values})
     # Of tensors of floats random draws vary the values; that a sign is refused is no news.
     refused = {name: reasons for name, reasons in refused.items() if name not in {spec.name for spec in floats}}
-    return OtherValues(tuple(varied), refused)
+    read = read_inputs(prepared, traced) if reads_values else frozenset[str]()
+    return OtherValues(tuple(varied), refused, read)
 
 
 def _answer_at(prepared: PreparedPart, traced: Draw, changed: Tensors) -> Draw | str:
@@ -129,7 +149,12 @@ def _count_infinite(value: NDArray[Any]) -> int:
 
 
 def other_values(
-    spec: InputTensorSpec, traced: torch.Tensor, part: ModelPart, rules: FeedRules | None = None
+    spec: InputTensorSpec,
+    traced: torch.Tensor,
+    part: ModelPart,
+    rules: FeedRules | None = None,
+    *,
+    reads_values: bool = False,
 ) -> list[torch.Tensor]:
     """Return values near the traced ones and at the bounds of their range, none equal to the traced ones.
 
@@ -137,15 +162,23 @@ def other_values(
     integers.
     """
     is_of_lengths = spec.value_range is None and holds_lengths(spec, rules)
-    low, high = (1, float(traced.max())) if is_of_lengths else _bounds(spec, traced, part)
-    if traced.numel() == 0 or low >= high or not _may_be_constant(traced, part):
+    if traced.numel() == 0:
+        return []
+    low, high = (1, float(traced.max())) if is_of_lengths else _bounds(spec, traced, part, reads_values=reads_values)
+    if not part.are_ranges_examples and is_mask(spec, rules) and traced.dim() > 1:
+        # Drawn in both ways; one that hides everything proves nothing.
+        return []
+    if low >= high or not _may_be_constant(traced, part, reads_values=reads_values):
         return []
     if traced.dtype == torch.bool:
-        candidates = [~traced]
+        candidates = [~traced, *_single_flips(traced)]
     elif traced.is_floating_point():
-        candidates = [_clamped(values, low, high) for values in (-traced, torch.zeros_like(traced), traced + 1)]
+        numbers = (-traced, torch.zeros_like(traced), traced + 1, *(_far(traced) if reads_values else ()))
+        candidates = [_clamped(value, low, high) for value in numbers]
     else:
         candidates = [_clamped(values, low, high) for values in _neighbours(traced.long())]
+        if reads_values and traced.numel() <= _SMALL:
+            candidates += [_clamped(values, low, high) for values in _far(traced.long())]
         if not part.are_ranges_examples and not is_of_lengths:
             reach = max(_REACH, _FACTOR * int(traced.long().abs().max()))
             bounds = (max(low, -reach), min(high, reach))
@@ -160,14 +193,33 @@ def other_values(
 def _neighbours(traced: torch.Tensor) -> Iterator[torch.Tensor]:
     yield traced + 1
     yield traced - 1
-    if traced.dim() == 1 and traced.numel() > 1:
+    if traced.numel() > 1 and (traced.dim() == 1 or traced.numel() <= _SMALL):
         # Lengths may have to fill the row, and sizes to differ.
-        is_largest = torch.arange(len(traced), device=traced.device) == traced.argmax()
+        is_largest = torch.arange(traced.numel(), device=traced.device).reshape(traced.shape) == traced.argmax()
         yield torch.where(is_largest, traced, traced - 1)
         yield traced + (~is_largest).long()
 
 
-def _may_be_constant(traced: torch.Tensor, part: ModelPart) -> bool:
+def _single_flips(traced: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield flags of which one is the other way round, where there are few."""
+    for index in range(traced.numel() if 1 < traced.numel() <= _SMALL else 0):
+        flipped = traced.clone().flatten()
+        flipped[index] = ~flipped[index]
+        yield flipped.reshape(traced.shape)
+
+
+def _far(traced: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield values far from the traced ones, on either side of zero and of what a forward may compare them with."""
+    yield torch.zeros_like(traced)
+    yield torch.ones_like(traced)
+    yield -traced
+    yield 2 * traced
+    for factor in (10, 100):
+        if traced.numel() == 1 and (traced.is_floating_point() or factor * int(traced.abs().max()) <= _LARGEST_COUNT):
+            yield factor * traced
+
+
+def _may_be_constant(traced: torch.Tensor, part: ModelPart, *, reads_values: bool) -> bool:
     """Say whether random draws may well leave out values on which the model depends."""
     if traced.numel() == 1:
         return True
@@ -176,10 +228,12 @@ def _may_be_constant(traced: torch.Tensor, part: ModelPart) -> bool:
     if traced.dim() <= 1:
         return True
     is_constant = bool((traced == traced.flatten()[0]).all())
-    return part.are_ranges_examples and traced.dtype != torch.bool and (traced.numel() <= _SMALL or is_constant)
+    if traced.numel() <= _SMALL:
+        return part.are_ranges_examples or reads_values
+    return part.are_ranges_examples and traced.dtype != torch.bool and is_constant
 
 
-def _bounds(spec: InputTensorSpec, traced: torch.Tensor, part: ModelPart) -> tuple[float, float]:
+def _bounds(spec: InputTensorSpec, traced: torch.Tensor, part: ModelPart, *, reads_values: bool) -> tuple[float, float]:
     """Return the smallest and the largest value to try."""
     if traced.dtype == torch.bool:
         return spec.value_range or (0, 1)
@@ -192,7 +246,8 @@ def _bounds(spec: InputTensorSpec, traced: torch.Tensor, part: ModelPart) -> tup
         # There a value out of range ends the process, not the call.
         return spec.value_range or (0, 1)
     # Counts and indices are natural numbers; where the example has none below zero, none is tried.
-    return (0 if int(traced.min()) >= 0 else limits.min, limits.max)
+    # Where a line may ask for the sign it is.
+    return (0 if int(traced.min()) >= 0 and not (reads_values and traced.numel() == 1) else limits.min, limits.max)
 
 
 def _clamped(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
@@ -215,7 +270,7 @@ def refuse_frozen_values(
     values: OtherValues,
     run_file: Callable[[Draw], Answers],
     computed_in: Sequence[str],
-    is_rounding: Callable[[Draw, Collection[str]], bool],
+    is_rounding: Callable[[Varied, Collection[str]], bool],
 ) -> tuple[Varied, ...]:
     """Compare the written file with what PyTorch answers at other values.
 
@@ -224,7 +279,7 @@ def refuse_frozen_values(
         values: What PyTorch answers.
         run_file: Runs the file; raises VerificationError where it cannot.
         computed_in: Dtypes the model computes in.
-        is_rounding: Says whether rounding alone decides these outputs of a draw; asked where they differ.
+        is_rounding: Says whether rounding alone decides these outputs at other values; asked where they differ.
 
     Returns:
         What was compared.
@@ -235,12 +290,12 @@ def refuse_frozen_values(
     compared = []
     for varied in values.varied:
         difference = _difference(varied.draw, run_file, computed_in)
-        if varied.words == _ZEROS and not written.choices and difference is not None:
-            # Where no line chose by a value, ties are ranked otherwise: zeros are all equal, whatever rounding does.
+        if difference is not None and difference.is_nan and _hides_rows(varied):
+            # Of a row that is all hidden a softmax makes NaN, and PyTorch's own kernels zeros.
             continue
         if difference is None:
             compared.append(varied)
-        elif not difference.outputs or not is_rounding(varied.draw, difference.outputs):
+        elif not difference.outputs or not is_rounding(varied, difference.outputs):
             raise _frozen_error(varied, written, difference.words)
     return tuple(compared)
 
@@ -252,6 +307,8 @@ class _Difference:
     words: str
     outputs: tuple[str, ...] = ()
     """Those that differ by numbers alone; none where there is more to it."""
+    is_nan: bool = False
+    """Whether the file answers NaN where PyTorch has none."""
 
 
 def _difference(draw: Draw, run_file: Callable[[Draw], Answers], computed_in: Sequence[str]) -> _Difference | None:
@@ -268,7 +325,37 @@ def _difference(draw: Draw, run_file: Callable[[Draw], Answers], computed_in: Se
     worst = max(unequal, key=lambda item: bool(item.problem))
     size = worst.problem or f"the file differs from PyTorch by {worst.relative_diff:.1e} of scale"
     names = () if worst.problem else tuple(item.name for item in unequal)
-    return _Difference(f"{size} (output {worst.name!r})", names)
+    is_nan = any(_count_nan(answer[item.name]) > _count_nan(draw.reference[item.name]) for item in unequal)
+    return _Difference(f"{size} (output {worst.name!r})", names, is_nan)
+
+
+def _hides_rows(varied: Varied) -> bool:
+    """Say whether what was varied are rows of flags, one of them all alike."""
+    flags = (varied.draw.inputs[name] for name in varied.names)
+    return any(
+        value.dtype == torch.bool and value.dim() > 1 and bool((value == value[..., :1]).all(-1).any())
+        for value in flags
+    )
+
+
+def _count_nan(value: NDArray[Any]) -> int:
+    return 0 if value.dtype.kind in "biu" else int(np.isnan(value.astype(np.float64)).sum())
+
+
+def refuse_unread_values(written: WrittenGraph, values: OtherValues) -> None:
+    """Refuse a file that has no use for an input whose value Python reads, and of which PyTorch takes other values.
+
+    That the answers are equal wherever they were compared says nothing of the values beyond.
+
+    Raises:
+        VerificationError: names the input and the lines that read values.
+    """
+    outputs = set(written.model.graph.outputs)
+    for value in written.model.graph.inputs:
+        name = value.name or ""
+        others = [varied for varied in values.varied if varied.names == (name,)]
+        if name in values.read and others and not value.uses() and value not in outputs:
+            raise _frozen_error(others[0], written, "nothing in the graph reads it, but Python does")
 
 
 def _frozen_error(varied: Varied, written: WrittenGraph, difference: str) -> VerificationError:

@@ -12,24 +12,30 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from winml.modelkit.compare.outputs import OutputComparison, VerificationInfo, compare_outputs
-from winml.modelkit.errors import VerificationError
+from winml.modelkit.errors import ExportError, VerificationError
 from winml.modelkit.verify.failure_explanation import explained_failure
 from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, run_reference, with_values
 
-__all__ = ["compare_stable_draws", "is_decided_by_rounding"]
+__all__ = ["compare_stable_draws", "is_decided_by_rounding", "is_decided_by_ties"]
 
 MOVED_RUNS = 4
 """Measured on RT-DETR, which ranks 1,029 boxes: of eight draws seven showed what rounding decides, six of them in the
 first two runs, one in the third."""
 MOST_SET_ASIDE = 6
 """Chosen: enough for RT-DETR, on which three draws of eight differ; more would be looking for the answer one wants."""
+
+NOISE = 1e-3
+"""Chosen: of the largest traced value; far above what rounding takes away, far below what a model is used with."""
+_TIED_SHARE = 0.1
+"""Chosen: where ranks decide, one order differs from another by about as much as any two orders do."""
 
 Answers = Mapping[str, NDArray[Any]]
 
@@ -115,6 +121,51 @@ def is_decided_by_rounding(
             comparisons = compare_outputs([draw.reference], [answer], computed_in=computed_in).comparisons
             moved |= {item.name for item in comparisons if not item.is_equal and not item.problem}
         return set(outputs) <= moved
+
+
+def is_decided_by_ties(
+    prepared: PreparedPart, tied: Draw, traced: Draw, outputs: Collection[str], answer: Answers
+) -> bool:
+    """Say whether the order of equal values decides how an answer to equal inputs differs from PyTorch's.
+
+    Then two sets of inputs next to them, equal but for noise, differ from each other by as much.
+
+    Args:
+        prepared: The part.
+        tied: Inputs that are all equal, and PyTorch's answer.
+        traced: What was traced: of its scale is the noise.
+        outputs: Names of the outputs that differ.
+        answer: The other answer.
+    """
+    noisy = []
+    with with_values(prepared) as weighted:
+        for seed in (1, 2):
+            generator = torch.Generator().manual_seed(seed)
+            tensors = {name: _noisy(value, traced.inputs[name], generator) for name, value in tied.inputs.items()}
+            try:
+                with unchanged_attributes(weighted.model):
+                    noisy.append(run_reference(weighted, tensors))
+            except ExportError:
+                return False
+    return all(
+        _largest_distance(noisy[0][name], noisy[1][name])
+        >= _TIED_SHARE * _largest_distance(tied.reference[name], answer[name])
+        for name in outputs
+    )
+
+
+def _noisy(value: torch.Tensor, traced: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return floats that are not the traced ones with noise of their scale; anything else as it is."""
+    if not value.is_floating_point() or torch.equal(value, traced):
+        return value
+    return value + NOISE * traced.abs().max() * torch.randn(value.shape, generator=generator).to(value)
+
+
+def _largest_distance(first: NDArray[Any], second: NDArray[Any]) -> float:
+    """Return how far two arrays are apart at most; infinity where they have other shapes."""
+    if first.shape != second.shape:
+        return float("inf")
+    return float(np.abs(first.astype(np.float64) - second.astype(np.float64)).max(initial=0.0))
 
 
 def _moved_outputs(prepared: PreparedPart, draw: Draw, computed_in: Sequence[str]) -> dict[str, OutputComparison]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,21 +11,23 @@ from numpy.typing import NDArray
 from torch import nn
 
 from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
-from winml.modelkit.errors import StageError, VerificationError
+from winml.modelkit.errors import ExportError, StageError, VerificationError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
-from winml.modelkit.verify.input_draws import InputDraws
+from winml.modelkit.verify.input_draws import InputDraws, holds_nan
 from winml.modelkit.verify.other_sizes import Draw, WrittenGraph, compare_at_other_sizes, unchanged_attributes
 from winml.modelkit.verify.other_values import (
     OtherValues,
+    Varied,
     checked_values,
     deciding_inputs,
     places_words,
     refuse_frozen_values,
+    refuse_unread_values,
     run_at_other_values,
 )
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, run_reference, with_values
-from winml.modelkit.verify.stable_draws import compare_stable_draws, is_decided_by_rounding
+from winml.modelkit.verify.stable_draws import compare_stable_draws, is_decided_by_rounding, is_decided_by_ties
 
 if TYPE_CHECKING:
     from winml.modelkit.runtime.sessions import Session
@@ -48,14 +50,15 @@ def verify_written_file(
         VerificationError: they disagree, or the comparison would show nothing.
     """
     written, second, values = _with_reference_outputs(written, prepared, inputs)
-    draws = (written.draw, second)
-    refuse_outputs_by_value(draws)
+    refuse_outputs_by_value((written.draw, second))
     dtypes = dtypes_inside(prepared.part.module, written.draw.reference)
     file = _File(written.path, prepared.model)
+    prepared = file.closed_before_weights(prepared)
     try:
+        second = _without_nan(prepared, inputs, written.draw, second, file.run)
         verification = compare_stable_draws(
             prepared,
-            draws,
+            (written.draw, second),
             computed_in=dtypes,
             # The third is for other sizes.
             draw_inputs=lambda number, replaced: inputs.draw(number + 1, with_padding=inputs.hides(replaced.inputs)),
@@ -65,10 +68,17 @@ def verify_written_file(
         if error.is_graph_wrong:
             _name_deciding_inputs(error, prepared, written, second, file.run)
         raise
-    compared = refuse_frozen_values(
-        written, values, file.run, dtypes, lambda draw, outputs: is_decided_by_rounding(prepared, draw, outputs, dtypes)
-    )
-    at_other_sizes = compare_at_other_sizes(written, dtypes, advice=advice)
+
+    def is_rounding(varied: Varied, outputs: Collection[str]) -> bool:
+        if is_decided_by_rounding(prepared, varied.draw, outputs, dtypes):
+            return True
+        return varied.are_ties and is_decided_by_ties(
+            prepared, varied.draw, written.draw, outputs, file.run(varied.draw)
+        )
+
+    compared = refuse_frozen_values(written, values, file.run, dtypes, is_rounding)
+    refuse_unread_values(written, values)
+    at_other_sizes = compare_at_other_sizes(written, dtypes, file.answer, advice=advice)
     checked = checked_values(written, (second, *written.proof.draws), values, compared)
     return replace(verification, comparisons=(*verification.comparisons, *at_other_sizes), values=checked)
 
@@ -93,8 +103,31 @@ def _with_reference_outputs(
             lambda drawing: drawing.draw(2, with_padding=not drawing.hides(written.draw.inputs)),
             lambda tensors: Draw(tensors, run_reference(weighted, tensors), sizes),
         )
-        values = run_at_other_values(weighted, written.draw, inputs.learned.rules)
+        values = run_at_other_values(weighted, written.draw, inputs.learned.rules, reads_values=bool(written.choices))
     return written, _telling_draw(written.draw, second, values), values
+
+
+def _without_nan(
+    prepared: PreparedPart,
+    inputs: InputDraws,
+    traced: Draw,
+    second: Draw,
+    run_file: Callable[[Draw], Mapping[str, NDArray[Any]]],
+) -> Draw:
+    """Return the second draw, with other masks where the file alone answers NaN to it: they may hide whole rows."""
+    if holds_nan(second.reference) or not holds_nan(run_file(second)):
+        return second
+    others = inputs.other_masks(lambda drawing: drawing.draw(2, with_padding=not drawing.hides(traced.inputs)))
+    for tensors, learn in others:
+        try:
+            with with_values(prepared) as weighted:
+                draw = _answered_draw(weighted, Draw(tensors, {}, traced.sizes))
+        except ExportError:
+            continue
+        if not holds_nan(draw.reference) and not holds_nan(run_file(draw)):
+            learn()
+            return draw
+    return second
 
 
 def _telling_draw(traced: Draw, second: Draw, values: OtherValues) -> Draw:
@@ -144,19 +177,39 @@ class _File:
         self._path, self._model = path, model
         self._session: Session | None = None
 
-    def run(self, draw: Draw) -> Mapping[str, NDArray[Any]]:
+    def closed_before_weights(self, prepared: PreparedPart) -> PreparedPart:
+        """Return the part such that its weights are loaded only after the file is closed: one of both is in memory."""
+        load = prepared.part.with_weights
+        if load is None:
+            return prepared
+
+        def load_alone() -> nn.Module:
+            self._session = None
+            return load()
+
+        return replace(prepared, part=replace(prepared.part, with_weights=load_alone))
+
+    def answer(self, draw: Draw) -> Mapping[str, NDArray[Any]]:
         """Return the answers of the file to the inputs of a draw.
 
         Raises:
-            VerificationError: ONNX Runtime cannot run it.
+            StageError: ONNX Runtime cannot run it.
         """
         # ONNX Runtime is loaded by those who verify only.
         from winml.modelkit.runtime.sessions import Session
 
+        if self._session is None:
+            self._session = Session(self._path)
+        return self._session.run({name: to_numpy(value) for name, value in draw.inputs.items()})
+
+    def run(self, draw: Draw) -> Mapping[str, NDArray[Any]]:
+        """Return the same.
+
+        Raises:
+            VerificationError: ONNX Runtime cannot run it.
+        """
         try:
-            if self._session is None:
-                self._session = Session(self._path)
-            return self._session.run({name: to_numpy(value) for name, value in draw.inputs.items()})
+            return self.answer(draw)
         except StageError as error:
             raise VerificationError(
                 f"cannot verify: {error.message.replace(str(self._path), 'the file')}",
