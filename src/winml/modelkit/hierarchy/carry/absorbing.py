@@ -18,6 +18,8 @@ __all__ = ["REORDERINGS", "Comparison", "absorbed_work"]
 
 REORDERINGS = frozenset({"Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast"})
 """Operators that give values another place or form; where one is gone, nobody need do its work."""
+_LAYOUT_CHANGES = frozenset({"ReorderInput", "ReorderOutput"})
+"""Operators of ONNX Runtime that change the layout of a value and compute nothing."""
 _LONGEST = 4
 """Most operators on the way between two values of which a node reads one in place of the other. Chosen: scale, shift
 and two reorderings."""
@@ -65,9 +67,9 @@ def absorbed_work(
                 continue
             # Into the layer before, as tools do it, unless that is as it was.
             takers = [] if name in comparison.makers else _changed_before(comparison, node, source, before)
-            if not takers and (survivor is None or _has_other_weights(comparison, node, survivor)):
+            if not takers and _has_other_weights(comparison, node, survivor):
                 takers = [node]
-            for taker in takers:
+            for taker in (node for node in takers if node.op_type not in _LAYOUT_CHANGES):
                 absorbed.setdefault(taker, []).extend(work)
     return absorbed
 
