@@ -150,7 +150,7 @@ def conditions_as_python() -> Iterator[None]:
     Outside of an export torch compiles what they are given, which fails where modules have hooks.
     """
     compile_function = torch.compile
-    torch.compile = _uncompiled  # type: ignore[assignment]
+    torch.compile = _uncompiled
     try:
         yield
     finally:

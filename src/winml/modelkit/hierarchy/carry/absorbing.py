@@ -67,7 +67,7 @@ def absorbed_work(
                 continue
             # Into the layer before, as tools do it, unless that is as it was.
             takers = [] if name in comparison.makers else _changed_before(comparison, node, source, before)
-            if not takers and _has_other_weights(comparison, node, survivor):
+            if not takers and (_has_other_weights(comparison, node, survivor) or _is_new_with_factor(node, survivor)):
                 takers = [node]
             for taker in (node for node in takers if node.op_type not in _LAYOUT_CHANGES):
                 absorbed.setdefault(taker, []).extend(work)
@@ -163,6 +163,12 @@ def _has_other_weights(comparison: Comparison, node: ir.Node, survivor: ir.Node 
         and not comparison.original.has_initializer(value.name or "")
         for value in node.inputs
     )
+
+
+def _is_new_with_factor(node: ir.Node, survivor: ir.Node | None) -> bool:
+    """Say whether a node that the original has not keeps a number as an attribute, as the ``alpha`` of FusedMatMul."""
+    kinds = (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS)
+    return survivor is None and any(attribute.type in kinds for attribute in node.attributes.values())
 
 
 def _changed_before(
