@@ -22,6 +22,7 @@ BOUNDARIES: dict[str, str] = {
     "inspect.weightless:run_weightless": "a foreign forward may need values; becomes a result with its reason",
     "load.inputs.alike_axes:accepts_shapes.call": "a foreign forward raises what it likes; it does not take the shapes",
     "load.inputs.argument_names:_record": "a user's constructor raises what it likes; said again with its members",
+    "load.inputs.nested_arguments:_made_or_none": "a user's mapping raises what it likes; then it cannot be copied so",
     "load.script:_guard_user_code": "a user's factory raises what it likes; said again with the line it stands in",
     "sweep.architecture_export:_attempt_export": "whatever goes wrong with one model is a row of the table",
     "sweep.architecture_export:_find_small_config": "a config that makes no model is a row of the table",

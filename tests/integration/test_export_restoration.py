@@ -242,6 +242,58 @@ def test_module_with_what_is_gone_or_not_there_yet_is_left_as_found() -> None:
     assert not hasattr(model, "last")
 
 
+class Frozen(dict[str, int]):
+    """Refuses to be emptied."""
+
+    def clear(self) -> None:
+        """Refuse."""
+        raise TypeError("frozen")
+
+
+def test_state_that_is_hard_to_put_back_loses_nothing_else() -> None:
+    """Neither sparse nor inference tensors nor a mapping with a will of its own are in the way."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("sparse", torch.eye(2).to_sparse())
+    with torch.inference_mode():
+        model.register_buffer("count", torch.zeros(1))
+    model.register_buffer("last", torch.zeros(1))
+    vars(model)["table"] = Frozen(first=1)
+    with module_left_as_found(model) as found:
+        with torch.inference_mode():
+            model.count += 1
+        model.last += 1
+        model.table["second"] = 2
+    assert (0.0, 0.0, {"first": 1}) == (model.count.item(), model.last.item(), model.table)
+    assert () == found.notes
+
+
+def test_large_buffer_is_not_copied_and_what_was_written_into_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One limit stands for all tensors; the small ones are put back first."""
+    monkeypatch.setattr("winml.modelkit.export.left_as_found.LARGEST_COPY_BYTES", 64)
+    model = nn.Linear(2, 2)
+    model.register_buffer("table", torch.zeros(100))
+    model.register_buffer("unchanged", torch.zeros(100))
+    model.register_buffer("count", torch.zeros(1))
+    with module_left_as_found(model) as found:
+        model.table += 1
+        model.count += 1
+    assert (1.0, 0.0) == (model.table[0].item(), model.count.item())
+    assert ["table"] == [note.removeprefix("the forward wrote into ").split()[0] for note in found.notes]
+
+
+def test_setting_that_cannot_be_read_does_not_stop_an_export(tmp_path: Path) -> None:
+    """Torch refuses to read one name of a setting that was set by another."""
+    before = torch.backends.fp32_precision
+    torch.backends.fp32_precision = "tf32"
+    try:
+        result = export_pytorch(nn.Linear(4, 4), tmp_path / "model.onnx", torch.randn(3, 4))
+        assert "tf32" == torch.backends.fp32_precision
+    finally:
+        torch.backends.fp32_precision = before
+    assert result.verification is not None
+    assert result.verification.is_verified
+
+
 def test_counter_beside_the_answer_does_not_stop_an_export(tmp_path: Path) -> None:
     """The file is right and the counter is where it was, with either exporter."""
     for exporter in ("torchscript", "dynamo"):

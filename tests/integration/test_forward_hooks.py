@@ -87,3 +87,48 @@ def test_computation_in_a_hook_belongs_to_the_module_whose_hook_it_is(exporter: 
     assert {("first", "Exp"): 1, ("first", "Sin"): 1, ("second", "Cos"): 1} == {
         key: count for key, count in found.items() if key[1] in {"Exp", "Sin", "Cos"}
     }
+
+
+class Refusing(nn.Module):
+    """Refuses to run."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Raise."""
+        raise ValueError("no")
+
+
+class Tolerant(nn.Module):
+    """Goes on where its part refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusing, self.leaf = Refusing(), Leaf()
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Try the one and call the other."""
+        try:
+            values = self.refusing(values)
+        except ValueError:
+            values = values.exp()
+        return self.leaf(values)
+
+
+def test_module_with_a_hook_that_raises_leaves_the_modules_after_it_their_nodes(tmp_path: Path) -> None:
+    """Its scope ends where it failed."""
+    model = Tolerant().eval()
+    model.refusing.register_forward_hook(lambda _module, _args, output: output)
+    found = modules_of(tmp_path / "model.onnx", WinMLExportConfig(exporter="torchscript", torch_module=()), model)
+    assert Counter({("", "Exp"): 1, ("leaf", "Gemm"): 1, ("leaf", "Tanh"): 1}) == found
+
+
+def test_hooks_of_the_root_with_and_without_keywords_see_the_same_arguments(tmp_path: Path) -> None:
+    """Those without see positions; those with find an argument by position and by name, and may replace it by name."""
+    model = Leaf().eval()
+    model.register_forward_pre_hook(lambda _module, args: (args[0] * 2,))
+    model.register_forward_pre_hook(
+        lambda _module, args, kwargs: (args, {"values": kwargs["values"].exp()}), with_kwargs=True
+    )
+    model.register_forward_hook(lambda _module, args, _kwargs, output: output + args[0], with_kwargs=True)
+    found = modules_of(tmp_path / "model.onnx", WinMLExportConfig(torch_module=()), model)
+    assert 1 == found["", "Exp"]
+    assert 1 == found["", "Add"]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from torch.nn import functional
 from checkpoints import CONFIGS, build_model, make_distinct
 from oracle import observe
 from tag_checks import check_file, load_nodes, tagged_operators
-from winml.modelkit import ExportResult, WinMLExportConfig, export_pytorch
+from winml.modelkit import ExportResult, WinMLExportConfig, export_pytorch, optimize_onnx
 from winml.modelkit.flows.export.live_module import loaded_from_module
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
@@ -311,3 +312,35 @@ def test_transformers_model_beside_plain_modules_keeps_its_tags(tmp_path: Path) 
     inside = [node for node in build_tree(trace) if node.path.startswith("backbone")]
     assert not any(node.is_torch_nn for node in inside)
     assert ["head", "head.0", "head.1", "head.2"] == [node.path for node in build_tree(trace) if "head" in node.path]
+
+
+class Residual(nn.Module):
+    """Two normalized convolutions, the second of which is added to the input; one activation for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.relu = nn.ReLU()
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """Return as many channels as there are."""
+        hidden = self.relu(self.bn1(self.conv1(image)))
+        return self.relu(image + self.bn2(self.conv2(hidden)))
+
+
+def test_change_of_layout_is_no_work_of_the_modules_around_it(tmp_path: Path) -> None:
+    """ONNX Runtime's reordering behind a normalization belongs to that alone."""
+    torch.manual_seed(0)
+    model = Residual().eval()
+    for norm in (model.bn1, model.bn2):
+        nn.init.uniform_(norm.weight)
+        nn.init.uniform_(norm.running_mean)
+    source, target = tmp_path / "source.onnx", tmp_path / "target.onnx"
+    config = WinMLExportConfig(verify=False, exporter="torchscript")
+    export_pytorch(model, source, torch.randn(1, 8, 16, 16), config=config)
+    optimize_onnx(source, target, nchwc_layout=True, verify=False)
+    nodes = {node.output[0]: node for node in onnx.load(target).graph.node}
+    made = {entry.key: entry.value for entry in nodes["/bn2/BatchNormalization_output_0"].metadata_props}
+    assert "/Residual/BatchNorm2d.bn2" == made["winml.hierarchy.tag"]
+    assert "winml.hierarchy.modules" not in made

@@ -181,3 +181,28 @@ def test_inspect_allocates_nothing_that_grows_with_the_weights() -> None:
     assert seen.tree is not None
     assert seen.parameter_bytes > 10 * 10**9
     assert torch.get_default_device() == torch.device("cpu")
+
+
+CONDITION = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    def forward(self, rows):
+        return torch.cond(rows.sum() > 0, self.first, self.second, (rows,))
+def build():
+    return Net()
+def example_inputs():
+    return {"rows": torch.ones(3, 4)}
+"""
+
+
+def test_inspect_takes_a_condition_as_the_export_does(tmp_path: Path) -> None:
+    """The tree of a model with torch.cond is told."""
+    script = tmp_path / "net.py"
+    script.write_text(CONDITION)
+    seen = inspect_model(ModelRequest(f"{script}:build"), hierarchy=True)
+    assert seen.tree is not None
+    assert seen.outputs is not None
+    assert ("first", "second") == tuple(path for path in ("first", "second") if path not in seen.never_ran)

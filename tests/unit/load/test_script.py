@@ -302,3 +302,10 @@ def only():
     with pytest.raises(UsageError, match="Only takes no input 'ids'") as caught:
         _load(folder, text, "only")
     assert "{'features': {…}}" in str(caught.value.hint)
+
+
+def test_script_example_that_is_no_function_is_told(folder: Path) -> None:
+    """It is not passed over."""
+    with pytest.raises(InputError, match="example_inputs is a dict, not a function") as caught:
+        _load(folder, "\nexample_inputs = {'ids': torch.tensor([3])}\n")
+    assert "def example_inputs(): return" in (caught.value.hint or "")

@@ -113,3 +113,11 @@ def test_stamp_holds_until_the_structure_changes(tmp_path: Path) -> None:
     assert not is_normalized(loaded)
     loaded.metadata_props[NORMALIZED_KEY] = "not JSON"
     assert not is_normalized(loaded)
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 200_000, "9" * 10_000])
+def test_stamp_that_no_parser_takes_is_none(text: str) -> None:
+    """A damaged stamp says that the graph is to be normalized, however it is damaged."""
+    model = parse(CAPTURED)
+    model.metadata_props[NORMALIZED_KEY] = text
+    assert not is_normalized(model)

@@ -31,3 +31,19 @@ def test_reference_that_is_refused_repeats_what_was_noted_about_the_inputs(notes
         run_reference(prepared, {"input": torch.zeros(1, 4)})
     assert "the model refused input float32[1, 4], in module 0" in caught.value.message
     assert "Give shapes it takes with --shape-config, or all inputs with --input-specs." + words == caught.value.hint
+
+
+class Compiling(nn.Module):
+    """Compiles what it calls, with options only."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Call what a decorator returns."""
+        return torch.compile(fullgraph=True)(torch.relu)(values)
+
+
+def test_function_that_a_forward_compiles_with_options_only_is_run_as_it_is() -> None:
+    """The decorator form of torch.compile returns the function."""
+    part = ModelPart(model=Compiling(), inputs=(InputTensorSpec(name="values", shape=(2,), dtype="float32"),))
+    with prepared_part(part) as prepared:
+        (answer,) = run_reference(prepared, {"values": torch.tensor([-1.0, 1.0])}).values()
+    assert [0.0, 1.0] == answer.tolist()

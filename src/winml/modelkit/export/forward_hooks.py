@@ -30,6 +30,27 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_pre_hooks or module._forward_hooks)
 
 
+class _Keywords(dict[str, Any]):
+    """Arguments by keyword; one that was given by position is found as well, as a hook may expect either."""
+
+    def __init__(self, keywords: dict[str, Any], signature: inspect.Signature, args: tuple[Any, ...]) -> None:
+        super().__init__(keywords)
+        self._by_position = signature.bind_partial(*args).arguments
+
+    def __missing__(self, name: str) -> Any:
+        return self._by_position[name]
+
+
+def _without_repetitions(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments where a keyword takes the place of the same argument given by position."""
+    bound = signature.bind_partial(*args)
+    repeated = {name for name in kwargs if name in bound.arguments}
+    bound.arguments.update({name: kwargs[name] for name in repeated})
+    return bound.args, {name: value for name, value in kwargs.items() if name not in repeated}
+
+
 @contextmanager
 def detached_hooks(module: nn.Module, forward: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Take the hooks of a module away for the time of the block; yields ``forward`` with these hooks around it.
@@ -56,22 +77,21 @@ def _with_hooks(module: nn.Module, forward: Callable[..., Any], hooks: dict[str,
         (hook, key in hooks["_forward_pre_hooks_with_kwargs"]) for key, hook in hooks["_forward_pre_hooks"].items()
     ]
     after = [(hook, key in hooks["_forward_hooks_with_kwargs"]) for key, hook in hooks["_forward_hooks"].items()]
-    takes_keywords = any(takes for _, takes in (*before, *after))
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not takes_keywords:
-            # Hooks without keywords see the arguments only where these are given by position.
-            bound = signature.bind(*args, **kwargs)
-            args, kwargs = bound.args, bound.kwargs
+        # Hooks without keywords see the arguments only where these are given by position.
+        bound = signature.bind(*args, **kwargs)
+        args, kwargs = bound.args, bound.kwargs
         for hook, takes in before:
-            changed = hook(module, args, kwargs) if takes else hook(module, args)
+            changed = hook(module, args, _Keywords(kwargs, signature, args)) if takes else hook(module, args)
             if changed is not None and takes:
-                args, kwargs = changed
+                args, kwargs = _without_repetitions(signature, *changed)
             elif changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)
         outputs = forward(*args, **kwargs)
         for hook, takes in after:
-            changed = hook(module, args, kwargs, outputs) if takes else hook(module, args, outputs)
+            keywords = _Keywords(kwargs, signature, args)
+            changed = hook(module, args, keywords, outputs) if takes else hook(module, args, outputs)
             outputs = outputs if changed is None else changed
         return outputs
 

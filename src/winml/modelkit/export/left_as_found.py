@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
-__all__ = ["kept_values", "module_left_as_found", "process_left_as_found"]
+from winml.modelkit.errors import first_line
+
+__all__ = ["LeftAsFound", "kept_values", "module_left_as_found", "process_left_as_found"]
 
 LARGEST_COPY_BYTES = 2**26
-"""Chosen: parameters of this size in all are copied in some ten milliseconds. No forward known writes into larger ones,
-and a copy of those would cost as much memory as the model."""
+"""Chosen: tensors of this size in all are copied in some ten milliseconds. No forward known writes into more, and a
+copy would cost as much memory as the model."""
 _DEPTH = 4
 """Chosen: a list in a record in a mapping of a module is reached; a whole program that hangs on a module is not."""
 _OPAQUE = (
@@ -46,6 +47,7 @@ _FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (np.geterr, lambda settings: np.seterr(**settings)),
 )
 """What returns a setting of the process, and what sets it."""
+_UNREADABLE = object()
 
 
 @contextmanager
@@ -53,12 +55,12 @@ def process_left_as_found() -> Iterator[None]:
     """Put back random generators (of torch, numpy and Python) and the settings of torch at the end of the block."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     device_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    flags = [read() for read, _ in _FLAGS]
+    flags = [_read_or_unreadable(read) for read, _ in _FLAGS]
     try:
         yield
     finally:
         for (read, write), value in zip(_FLAGS, flags, strict=True):
-            if read() != value:
+            if value is not _UNREADABLE and _read_or_unreadable(read) != value:
                 write(value)
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
@@ -67,14 +69,30 @@ def process_left_as_found() -> Iterator[None]:
             torch.cuda.set_rng_state_all(device_states)
 
 
+def _read_or_unreadable(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except RuntimeError:  # such as where the same was set by another of torch's names for it
+        return _UNREADABLE
+
+
+@dataclass
+class LeftAsFound:
+    """What is told of a block at whose end state is put back."""
+
+    notes: tuple[str, ...] = ()
+    """At the end: one sentence for each thing that is not as it was found."""
+
+
 @contextmanager
-def module_left_as_found(model: nn.Module) -> Iterator[None]:
+def module_left_as_found(model: nn.Module) -> Iterator[LeftAsFound]:
     """Put back, in place and at the end, all state of a module and of those below it.
 
     Attributes, hooks, parameters, buffers and modules are the same objects again, tensors have their values, gradients
-    and flags, and lists, mappings and sets hold what they held. Values of parameters are put back up to
-    ``LARGEST_COPY_BYTES`` of them in all.
+    and flags, and lists, mappings and sets hold what they held. Values are put back up to ``LARGEST_COPY_BYTES`` of
+    them in all; of others it is noted that they were written into.
     """
+    found = LeftAsFound()
     state = _State()
     for module in list(model.modules()):
         state.remember(vars(module), _DEPTH)
@@ -83,14 +101,27 @@ def module_left_as_found(model: nn.Module) -> Iterator[None]:
             if not isinstance(value, _OPAQUE) and hasattr(value, "__dict__"):
                 state.remember(vars(value), 1)
     parameters = list(model.parameters())
-    held = (parameter for parameter in parameters if not isinstance(parameter, UninitializedParameter))
-    if sum(parameter.numel() * parameter.element_size() for parameter in held) <= LARGEST_COPY_BYTES:
-        state.tensors += _copies(parameters)
+    names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    copies, others = _copies([*state.tensors, *parameters])
+    versions = [(tensor, _version(tensor)) for tensor in others]
     flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters]
     try:
-        yield
+        yield found
     finally:
         state.put_back()
+        refused = [(copy, reason) for copy in copies if (reason := copy.put_back())]
+        written = [tensor for tensor, version in versions if _version(tensor) != version]
+        found.notes = (
+            *(
+                f"the forward wrote into {names.get(id(tensor), 'a tensor')} ({_size_bytes(tensor) >> 20} MiB), which "
+                "is too large to be copied and keeps what was written"
+                for tensor in written
+            ),
+            *(
+                f"{names.get(id(copy.tensor), 'a tensor')} could not be given back its values: {reason}"
+                for copy, reason in refused
+            ),
+        )
         for parameter, requires_grad, gradient in flags:
             if parameter.requires_grad != requires_grad:
                 parameter.requires_grad_(requires_grad)
@@ -100,8 +131,8 @@ def module_left_as_found(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def kept_values(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Put back, in place and at the end, the values of tensors; of those without values, nothing."""
-    copies = _copies(tensors)
+    """Put back, in place and at the end, the values of tensors, up to ``LARGEST_COPY_BYTES`` of them in all."""
+    copies, _ = _copies(tensors)
     try:
         yield
     finally:
@@ -116,21 +147,54 @@ class _TensorCopy:
     tensor: torch.Tensor
     values: torch.Tensor
 
-    def put_back(self) -> None:
+    def put_back(self) -> str:
+        """Give the tensor its values again; return what kept it from that, if anything."""
         tensor, values = self.tensor, self.values
-        with torch.no_grad():
-            if tensor.shape != values.shape or tensor.dtype != values.dtype or tensor.device != values.device:
-                tensor.data = values
-            elif not torch.equal(tensor, values):
-                tensor.copy_(values)
+        try:
+            with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+                if tensor.shape != values.shape or tensor.dtype != values.dtype or tensor.device != values.device:
+                    tensor.data = values
+                elif not _are_equal(tensor, values):
+                    tensor.copy_(values)
+        except RuntimeError as error:
+            return first_line(error)
+        return ""
 
 
-def _copies(tensors: Iterable[torch.Tensor]) -> list[_TensorCopy]:
-    """Return copies of the values of tensors, of those that hold any."""
+def _are_equal(tensor: torch.Tensor, values: torch.Tensor) -> bool:
+    try:
+        return torch.equal(tensor, values)
+    except RuntimeError:  # torch compares no tensors of this dtype
+        return False
+
+
+def _copies(tensors: Iterable[torch.Tensor]) -> tuple[list[_TensorCopy], list[torch.Tensor]]:
+    """Return copies of the values of tensors, the smallest first, and the tensors for which the limit was too small."""
     # Of other classes are fake tensors, and those that get their shape with the first call.
     classes = (torch.Tensor, nn.Parameter, nn.Buffer)
-    held = (tensor for tensor in tensors if type(tensor) in classes and not tensor.is_meta)
-    return [_TensorCopy(tensor, tensor.detach().clone()) for tensor in held]
+    held = [
+        tensor
+        for tensor in tensors
+        if type(tensor) in classes and not tensor.is_meta and tensor.layout == torch.strided
+    ]
+    held.sort(key=_size_bytes)
+    copies: list[_TensorCopy] = []
+    left = LARGEST_COPY_BYTES
+    for tensor in held:
+        left -= _size_bytes(tensor)
+        if left < 0:
+            break
+        copies.append(_TensorCopy(tensor, tensor.detach().clone()))
+    return copies, held[len(copies) :]
+
+
+def _size_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """Return a number that grows with every write in place; None of a tensor that has none."""
+    return None if tensor.is_inference() else tensor._version
 
 
 class _State:
@@ -138,7 +202,7 @@ class _State:
 
     def __init__(self) -> None:
         self.containers: dict[int, tuple[Any, Any]] = {}
-        self.tensors: list[_TensorCopy] = []
+        self.tensors: list[torch.Tensor] = []
         self._seen_tensors: set[int] = set()
 
     def remember(self, value: Any, depth: int) -> None:
@@ -148,11 +212,12 @@ class _State:
         if isinstance(value, torch.Tensor):
             if not isinstance(value, nn.Parameter) and id(value) not in self._seen_tensors:
                 self._seen_tensors.add(id(value))
-                self.tensors += _copies([value])
+                self.tensors.append(value)
         elif isinstance(value, (dict, list, set, deque)):
             if id(value) in self.containers:
                 return
-            items = dict(value) if isinstance(value, dict) else list(value)
+            kind = _kind(value)
+            items = dict(kind.items(value)) if isinstance(value, dict) else list(kind.__iter__(value))
             self.containers[id(value)] = (value, items)
             if depth:
                 for item in items.values() if isinstance(items, dict) else items:
@@ -162,17 +227,22 @@ class _State:
                 self.remember(item, depth - 1)
 
     def put_back(self) -> None:
-        """Make everything hold what it held."""
+        """Make every container hold what it held."""
         for container, items in self.containers.values():
+            kind = _kind(container)  # a subclass may refuse what puts back
             if isinstance(container, dict):
-                if not _are_same([*container.items()], [*items.items()]):
-                    container.clear()
-                    container.update(items)
-            elif not _are_same([*container], items):
-                container.clear()
-                container.update(items) if isinstance(container, set) else container.extend(items)
-        for copy in self.tensors:
-            copy.put_back()
+                if not _are_same([*kind.items(container)], [*items.items()]):
+                    kind.clear(container)
+                    for key, value in items.items():
+                        kind.__setitem__(container, key, value)
+            elif not _are_same([*kind.__iter__(container)], items):
+                kind.clear(container)
+                (kind.update if isinstance(container, set) else kind.extend)(container, items)
+
+
+def _kind(container: Any) -> Any:
+    """Return the class of Python's own that a container is of."""
+    return next(kind for kind in (OrderedDict, dict, list, set, deque) if isinstance(container, kind))
 
 
 def _are_same(now: list[Any], before: list[Any]) -> bool:

@@ -40,6 +40,7 @@ from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import ResolvedModel, resolve_checkpoint, resolve_model
 from winml.modelkit.results.inspected_model import InspectedModel, WeightsOnDisk
 from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.verify.reference_run import conditions_as_python
 from winml.modelkit.words import count_words, size_words
 
 __all__ = ["inspect_model", "list_tasks"]
@@ -140,7 +141,8 @@ def _run_forward(resolved: ResolvedModel, request: ModelRequest, *, hierarchy: b
     """Run the model as an export would, without weights; where that fails and the tree is wanted, with random ones."""
     names = [spec.name for spec in resolved.inputs]
     sizes = _trace_sizes(resolved.dimensions)
-    with prepared_for_export(resolved.model, names, resolved.forward_kwargs, arguments=resolved.arguments) as forward:
+    preparation = prepared_for_export(resolved.model, names, resolved.forward_kwargs, arguments=resolved.arguments)
+    with preparation as forward, conditions_as_python():
 
         def run_at(sizes: Mapping[str, int]) -> WeightlessRun:
             return run_weightless(resolved.model, resolved.inputs, lambda flat: _outputs_by_name(forward, flat), sizes)
@@ -179,7 +181,8 @@ def _run_with_values(resolved: ResolvedModel, request: ModelRequest, note: str) 
         )
     loaded = load_resolved(resolved, dataclasses.replace(request, random_weights=True)).only_part
     names = [spec.name for spec in loaded.inputs]
-    with prepared_for_export(loaded.model, names, loaded.forward_kwargs, arguments=loaded.arguments) as forward:
+    preparation = prepared_for_export(loaded.model, names, loaded.forward_kwargs, arguments=loaded.arguments)
+    with preparation as forward, conditions_as_python():
         drawn = make_feeds(loaded.inputs, request.seed, sizes=_trace_sizes(loaded.dimensions))
         feeds = loaded.example or {name: to_torch(value) for name, value in drawn.items()}
         try:

@@ -111,12 +111,21 @@ class _ExampleFunction:
 
 
 def _example_function(module: ModuleType, source: ModelSource) -> _ExampleFunction | None:
-    """Return the function that gives the inputs of this factory, else the one that gives those of every factory."""
+    """Return the function that gives the inputs of this factory, else the one that gives those of every factory.
+
+    Raises:
+        InputError: what has its name is no function.
+    """
     own_name = f"{EXAMPLE_INPUTS}_{str(source.factory).replace('.', '_')}"
     for name in (own_name, EXAMPLE_INPUTS):
         function = getattr(module, name, None)
         if callable(function):
             return _ExampleFunction(name, function)
+        if function is not None:
+            raise InputError(
+                f"{source.name}: {name} is a {type(function).__name__}, not a function",
+                hint=f"Let a function return it: def {name}(): return ...",
+            )
     return None
 
 

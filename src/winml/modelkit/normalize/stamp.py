@@ -26,7 +26,7 @@ def is_normalized(model: ir.Model) -> bool:
     """Say whether the model carries a stamp of this version, and structure and names are still the stamped ones."""
     try:
         record = json.loads(model.metadata_props.get(NORMALIZED_KEY, "null"))
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return False
     return bool(record == _record(model))
 

@@ -25,7 +25,15 @@ from winml.modelkit.hierarchy.tracing import module_of_error
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.words import shape_words
 
-__all__ = ["PreparedPart", "copies_for", "dtypes_inside", "prepared_part", "run_reference", "with_values"]
+__all__ = [
+    "PreparedPart",
+    "conditions_as_python",
+    "copies_for",
+    "dtypes_inside",
+    "prepared_part",
+    "run_reference",
+    "with_values",
+]
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -
     part, model = prepared.part, prepared.model
     try:
         # A forward may write into its inputs; the next to read them needs them as they were.
-        with _as_exported(model), _conditions_as_python():
+        with _as_exported(model), conditions_as_python():
             outputs = model(*copies_for(model, tensors).values())
     except ExportError:
         raise
@@ -136,17 +144,22 @@ def _as_exported(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _conditions_as_python() -> Iterator[None]:
+def conditions_as_python() -> Iterator[None]:
     """Let ``torch.cond`` and its relatives call one branch after the other, for the time of the block.
 
     Outside of an export torch compiles what they are given, which fails where modules have hooks.
     """
     compile_function = torch.compile
-    torch.compile = lambda function, **_options: function  # type: ignore[assignment]
+    torch.compile = _uncompiled
     try:
         yield
     finally:
         torch.compile = compile_function
+
+
+def _uncompiled(model: Any = None, **_options: Any) -> Any:
+    """Return what ``torch.compile`` is given as it is; a decorator that does so where it is given options only."""
+    return model if model is not None else lambda function: function
 
 
 def _output_array(tensor: torch.Tensor) -> NDArray[Any]:

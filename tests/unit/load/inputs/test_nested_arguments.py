@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import collections.abc
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -180,3 +182,56 @@ def test_arguments_of_names_that_contradict_are_refused(names: list[str], words:
     with pytest.raises(UsageError) as caught:
         arguments_of_names(Net(), names, "--input-specs")
     assert f"--input-specs: {words}" in caught.value.message
+
+
+class Wrapped(collections.abc.MutableMapping[str, Any]):
+    """Keeps its members in a dict of its own, and remembers more than them."""
+
+    def __init__(self, members: Any, scale: float = 1.0) -> None:
+        self.members = dict(members)
+        self.scale = scale
+
+    def __getitem__(self, name: str) -> Any:
+        return self.members[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.members[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.members[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.members)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+
+class Locked(Wrapped):
+    """Neither takes other members nor is made from any."""
+
+    def __init__(self) -> None:
+        super().__init__({"x": torch.zeros(2)})
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise TypeError("locked")
+
+
+def test_mapping_of_the_user_keeps_its_own_tensors() -> None:
+    """What is built has the members of the call, and what else the mapping holds."""
+    mine = torch.zeros(2)
+    given = Wrapped({"x": mine}, scale=3.0)
+    tensors, nested = flatten_arguments({"features": given}, "inputs")
+    assert ["features.x"] == list(tensors)
+    assert nested is not None
+    other = torch.ones(2)
+    built = nested.build({"features.x": other})["features"]
+    assert (Wrapped, 3.0) == (type(built), built.scale)
+    assert built["x"] is other
+    assert given["x"] is mine
+
+
+def test_mapping_that_takes_no_other_members_is_refused() -> None:
+    """No copy with the tensors of a call can be made."""
+    with pytest.raises(InputError, match="gave Locked for 'features', of which no copy with other tensors"):
+        flatten_arguments({"features": Locked()}, "inputs")

@@ -96,19 +96,24 @@ class ModuleScopes:
 @contextmanager
 def _scopes_around_hooks(scopes: Mapping[nn.Module, str]) -> Iterator[None]:
     """Open the scope of a module before its hooks, and close it after them, where torch has it for the forward only."""
+    entered: list[nn.Module] = []
 
     def enter(module: nn.Module, _args: Any) -> None:
         if (tracing := torch._C._get_tracing_state()) is not None:
             tracing.push_scope(scopes[module])
+            entered.append(module)
 
-    def leave(_module: nn.Module, _args: Any, _outputs: Any) -> None:
-        if (tracing := torch._C._get_tracing_state()) is not None:
-            tracing.pop_scope()
+    def leave(module: nn.Module, _args: Any, _outputs: Any) -> None:
+        # Called after a failure as well, which may have been before the module was entered.
+        if entered and entered[-1] is module:
+            entered.pop()
+            if (tracing := torch._C._get_tracing_state()) is not None:
+                tracing.pop_scope()
 
     with ExitStack() as handles:
         for module in filter(has_hooks, scopes):
             handles.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
-            handles.callback(module.register_forward_hook(leave).remove)
+            handles.callback(module.register_forward_hook(leave, always_call=True).remove)
         yield
 
 

@@ -123,9 +123,9 @@ class HTPExporter:
             loaded = loaded_from_module(model, inputs, self.config)
             return loaded, first_choice(self.config, parameter_bytes(model))
 
-        # Deciding the inputs may run the module as well.
-        with told_as(PYTHON_WORDS), module_left_as_found(model):
-            return self._export_parts(describe, self._target(output, overwrite=overwrite, with_report=with_report))
+        target = self._target(output, overwrite=overwrite, with_report=with_report)
+        with told_as(PYTHON_WORDS):
+            return self._export_parts(describe, target, model)
 
     def export_checkpoint(
         self,
@@ -165,7 +165,12 @@ class HTPExporter:
         named = Path(output)
         return ExportTarget(named.absolute(), overwrite, self.config.hierarchy, with_report, named_folder=named.parent)
 
-    def _export_parts(self, load: Callable[[], tuple[LoadedModel, ExporterUse]], target: ExportTarget) -> ExportResult:
+    def _export_parts(
+        self,
+        load: Callable[[], tuple[LoadedModel, ExporterUse]],
+        target: ExportTarget,
+        live_module: nn.Module | None = None,
+    ) -> ExportResult:
         """Load a model and export its parts, one at a time; what the forwards leave behind is put back."""
         started = datetime.now(timezone.utc)
         target.paths().refuse_existing(overwrite=target.overwrite)
@@ -174,8 +179,12 @@ class HTPExporter:
             left_as_found.enter_context(process_left_as_found())
             left_as_found.enter_context(working_directory_kept())
             with clock.step("model preparation") as step:
+                # Deciding the inputs of a live module may run it as well.
+                if live_module is not None:
+                    kept = left_as_found.enter_context(module_left_as_found(live_module))
                 loaded, exporter = load()
-                left_as_found.enter_context(module_left_as_found(loaded.model))
+                if live_module is None:
+                    kept = left_as_found.enter_context(module_left_as_found(loaded.model))
                 self._refuse_options(loaded, target)
                 parameter_count = sum(parameter.numel() for parameter in loaded.model.parameters())
                 step.summary = f"{loaded.info.class_name}, {count_words(parameter_count)} parameters"
@@ -189,6 +198,7 @@ class HTPExporter:
                 run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts)
                 for part in loaded.parts:
                     result = export_part(run, result, part, exporter)
+        result = replace(result, model_notes=(*result.model_notes, *kept.notes))
         return result.in_folder(target.named_folder)
 
     def _refuse_options(self, loaded: LoadedModel, target: ExportTarget) -> None:

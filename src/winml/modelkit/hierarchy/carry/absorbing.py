@@ -18,6 +18,8 @@ __all__ = ["REORDERINGS", "Comparison", "absorbed_work"]
 
 REORDERINGS = frozenset({"Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast"})
 """Operators that give values another place or form; where one is gone, nobody need do its work."""
+_LAYOUT_CHANGES = frozenset({"ReorderInput", "ReorderOutput"})
+"""Operators of ONNX Runtime that change the layout of a value and compute nothing."""
 _LONGEST = 4
 """Most operators on the way between two values of which a node reads one in place of the other. Chosen: scale, shift
 and two reorderings."""
@@ -65,9 +67,9 @@ def absorbed_work(
                 continue
             # Into the layer before, as tools do it, unless that is as it was.
             takers = [] if name in comparison.makers else _changed_before(comparison, node, source, before)
-            if not takers and (survivor is None or _has_other_weights(comparison, node, survivor)):
+            if not takers and (_has_other_weights(comparison, node, survivor) or _is_new_with_factor(node, survivor)):
                 takers = [node]
-            for taker in takers:
+            for taker in (node for node in takers if node.op_type not in _LAYOUT_CHANGES):
                 absorbed.setdefault(taker, []).extend(work)
     return absorbed
 
@@ -161,6 +163,12 @@ def _has_other_weights(comparison: Comparison, node: ir.Node, survivor: ir.Node 
         and not comparison.original.has_initializer(value.name or "")
         for value in node.inputs
     )
+
+
+def _is_new_with_factor(node: ir.Node, survivor: ir.Node | None) -> bool:
+    """Say whether a node that the original has not keeps a number as an attribute, as the ``alpha`` of FusedMatMul."""
+    kinds = (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS)
+    return survivor is None and any(attribute.type in kinds for attribute in node.attributes.values())
 
 
 def _changed_before(

@@ -123,6 +123,12 @@ class _Flattening:
                 "register_dataclass or torch.utils._pytree.",
             )
         build_members = self.flatten(members, name)
+        if _with_members(leaf, members) is None:
+            raise InputError(
+                f"{self.given_by} gave {type(leaf).__name__} for {name!r}, of which no copy with other tensors can be "
+                "made",
+                hint="Give a dict, or a class that is made from a mapping.",
+            )
         return lambda tensors: _with_members(leaf, build_members(tensors))
 
 
@@ -146,11 +152,31 @@ def _members(value: Any) -> dict[str, Any] | None:
 
 
 def _with_members(template: Any, members: Mapping[str, Any]) -> Any:
-    """Return a copy with other members; registering its type with pytree would outlast the export."""
-    copied = copy.copy(template)
-    for name, value in members.items():
-        if dataclasses.is_dataclass(template):
+    """Return a copy with other members, None where none can be made; the template stays as it is.
+
+    Registering its type with pytree would outlast the export.
+    """
+    if dataclasses.is_dataclass(template):
+        copied = copy.copy(template)
+        for name, value in members.items():
             object.__setattr__(copied, name, value)  # also where it is frozen
-        else:
-            copied[name] = value
+        return copied
+    ways = (_deep_copy_with, lambda template, members: type(template)(members))
+    made = (_made_or_none(make, template, members) for make in ways)
+    return next((mapping for mapping in made if mapping is not None), None)
+
+
+def _made_or_none(make: Callable[[Any, Mapping[str, Any]], Any], template: Any, members: Mapping[str, Any]) -> Any:
+    try:
+        made = make(template, members)
+        return made if len(made) == len(members) and all(made[name] is members[name] for name in members) else None
+    except Exception:
+        return None
+
+
+def _deep_copy_with(template: Any, members: Mapping[str, Any]) -> Any:
+    """Return a copy of a mapping with other members, whose own ones are not copied."""
+    copied = copy.deepcopy(template, {id(value): value for value in template.values()})
+    for name, value in members.items():
+        copied[name] = value
     return copied
