@@ -23,8 +23,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-# Machines are shared, so the time of one example says nothing. Without the phase "explain", which traces every line: in a
-# process that has run models for minutes, Python 3.11 has hung in that trace.
+# Machines are shared, so the time of one example says nothing. The phase "explain" traces lines, in which Python 3.11
+# has hung in a process that had run models for minutes.
 _PHASES = [phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain]
 hypothesis.settings.register_profile("winml", deadline=None, phases=_PHASES)
 hypothesis.settings.load_profile("winml")

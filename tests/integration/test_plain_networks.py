@@ -314,7 +314,7 @@ def test_transformers_model_beside_plain_modules_keeps_its_tags(tmp_path: Path) 
     assert ["head", "head.0", "head.1", "head.2"] == [node.path for node in build_tree(trace) if "head" in node.path]
 
 
-class Residual(nn.Module):
+class NormalizedResidual(nn.Module):
     """Two normalized convolutions, the second of which is added to the input; one activation for both."""
 
     def __init__(self) -> None:
@@ -332,7 +332,7 @@ class Residual(nn.Module):
 def test_change_of_layout_is_no_work_of_the_modules_around_it(tmp_path: Path) -> None:
     """ONNX Runtime's reordering behind a normalization belongs to that alone."""
     torch.manual_seed(0)
-    model = Residual().eval()
+    model = NormalizedResidual().eval()
     for norm in (model.bn1, model.bn2):
         nn.init.uniform_(norm.weight)
         nn.init.uniform_(norm.running_mean)
