@@ -342,5 +342,5 @@ def test_change_of_layout_is_no_work_of_the_modules_around_it(tmp_path: Path) ->
     optimize_onnx(source, target, nchwc_layout=True, verify=False)
     nodes = {node.output[0]: node for node in onnx.load(target).graph.node}
     made = {entry.key: entry.value for entry in nodes["/bn2/BatchNormalization_output_0"].metadata_props}
-    assert "/Residual/BatchNorm2d.bn2" == made["winml.hierarchy.tag"]
+    assert "/NormalizedResidual/BatchNorm2d.bn2" == made["winml.hierarchy.tag"]
     assert "winml.hierarchy.modules" not in made
