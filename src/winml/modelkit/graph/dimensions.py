@@ -109,7 +109,9 @@ def _axis_names(given: Any) -> Any:
         # Keys of JSON are text.
         numbers = {axis: int(axis) if re.fullmatch(r"-?\d+", str(axis)) else axis for axis in given}
         return {numbers[axis]: UNNAMED if symbol is None else symbol for axis, symbol in given.items()}
-    return dict.fromkeys(given, UNNAMED) if isinstance(given, (list, tuple)) else given
+    # Of anything but numbers, the reader says what it expected.
+    is_list = isinstance(given, (list, tuple)) and all(isinstance(axis, (int, str)) for axis in given)
+    return dict.fromkeys(given, UNNAMED) if is_list else given
 
 
 def _check_axes(axes: Mapping[str, Mapping[int, str]]) -> Mapping[str, Mapping[int, str]]:
