@@ -29,14 +29,21 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from checkpoints import CONFIGS, build_model, make_distinct  # noqa: E402
-from foreign_tools import Tool, onnxscript_fusions, onnxscript_optimizer, onnxsim, onnxslim, ort_level  # noqa: E402
+from foreign_tools import (  # noqa: E402
+    onnxscript_fusions,
+    onnxscript_optimizer,
+    onnxsim,
+    onnxslim,
+    optimized,
+    ort_level,
+    retagged,
+)
 from hostile_modules import GROUPS, group_inputs, make_group  # noqa: E402
 from truth import Recording, judge, record  # noqa: E402
-from winml.modelkit import ExportResult, WinMLExportConfig, export_pytorch, optimize_onnx  # noqa: E402
+from winml.modelkit import ExportResult, WinMLExportConfig, export_pytorch  # noqa: E402
 from winml.modelkit.export.preparation import prepared_for_export  # noqa: E402
 from winml.modelkit.export.tensors import to_torch  # noqa: E402
 from winml.modelkit.flows.export.live_module import loaded_from_module  # noqa: E402
-from winml.modelkit.flows.retag import retag_model  # noqa: E402
 from winml.modelkit.runtime.feeds import make_feeds  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "reference" / "carry.md"
@@ -55,31 +62,15 @@ FURTHER: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Architectures beside those of the tests: folded scales, and fused residual sums."""
 
 
-def foreign(tool: Tool) -> Tool:
-    """Return a tool followed by carrying the tags to its file."""
-
-    def run(source: Path, target: Path) -> None:
-        made = target.with_suffix(".made.onnx")
-        tool(source, made)
-        retag_model(source, made, target, overwrite=True)
-
-    return run
-
-
-def own(**options: Any) -> Callable[[Path, Path], object]:
-    """Return our optimizer with options."""
-    return lambda source, target: optimize_onnx(source, target, overwrite=True, verify=False, **options)
-
-
 TOOLS: Mapping[str, Callable[[Path, Path], object]] = {
     "as exported": lambda source, target: target.write_bytes(source.read_bytes()),
-    **{f"winml optimize --level {level}": own(level=level) for level in LEVELS},
-    "winml optimize --enable-nchwc-layout": own(level="full", nchwc_layout=True),
-    **{f"ORT, {level}": foreign(ort_level(f"ENABLE_{level.upper()}")) for level in ("basic", "extended", "all")},
-    "onnxslim": foreign(onnxslim),
-    "onnxsim": foreign(onnxsim),
-    "onnxscript optimizer": foreign(onnxscript_optimizer),
-    "onnxscript fusions": foreign(onnxscript_fusions),
+    **{f"winml optimize --level {level}": optimized(level=level) for level in LEVELS},
+    "winml optimize --enable-nchwc-layout": optimized(level="full", nchwc_layout=True),
+    **{f"ORT, {level}": retagged(ort_level(f"ENABLE_{level.upper()}")) for level in ("basic", "extended", "all")},
+    "onnxslim": retagged(onnxslim),
+    "onnxsim": retagged(onnxsim),
+    "onnxscript optimizer": retagged(onnxscript_optimizer),
+    "onnxscript fusions": retagged(onnxscript_fusions),
 }
 
 

@@ -11,6 +11,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
+from winml.modelkit import optimize_onnx
+from winml.modelkit.flows.retag import retag_model
+
 __all__ = [
     "Tool",
     "dynamic_quantization",
@@ -20,8 +23,10 @@ __all__ = [
     "onnxsim",
     "onnxslim",
     "opset_21",
+    "optimized",
     "ort_level",
     "ort_transformers",
+    "retagged",
 ]
 
 Tool = Callable[[Path, Path], None]
@@ -99,3 +104,19 @@ def onnxscript_optimizer(source: Path, target: Path) -> None:
     model = ir.load(source)
     optimizer.optimize(model)
     ir.save(model, target)
+
+
+def retagged(tool: Tool) -> Tool:
+    """Return a tool after which the tags are carried to its file."""
+
+    def run(source: Path, target: Path) -> None:
+        made = target.with_suffix(".made.onnx")
+        tool(source, made)
+        retag_model(source, made, target, overwrite=True)
+
+    return run
+
+
+def optimized(**options: Any) -> Callable[[Path, Path], object]:
+    """Return our optimizer with options."""
+    return lambda source, target: optimize_onnx(source, target, overwrite=True, verify=False, **options)

@@ -8,28 +8,10 @@ from typing import Any
 
 import pytest
 
-from foreign_tools import Tool, onnxscript_fusions, onnxsim, onnxslim, ort_level
+from foreign_tools import onnxscript_fusions, onnxsim, onnxslim, optimized, ort_level, retagged
 from hostile_modules import GROUPS, MODULES, group_inputs, make_group
 from truth import judge, record
-from winml.modelkit import WinMLExportConfig, export_pytorch, optimize_onnx
-from winml.modelkit.flows.retag import retag_model
-
-
-def retagged(tool: Tool) -> Tool:
-    """Return a tool after which the tags are carried to its file."""
-
-    def run(source: Path, target: Path) -> None:
-        made = target.with_suffix(".made.onnx")
-        tool(source, made)
-        retag_model(source, made, target, overwrite=True)
-
-    return run
-
-
-def optimized(**options: Any) -> Callable[[Path, Path], object]:
-    """Return our optimizer."""
-    return lambda source, target: optimize_onnx(source, target, overwrite=True, verify=False, **options)
-
+from winml.modelkit import WinMLExportConfig, export_pytorch
 
 EVERYWHERE: Mapping[str, Callable[[Path, Path], object]] = {
     "level full, blocked layout": optimized(level="full", nchwc_layout=True),
