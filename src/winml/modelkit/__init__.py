@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.flows.export.export import HTPExporter, export_pytorch
     from winml.modelkit.flows.optimize import optimize_onnx, run_optimize_analyze_loop
+    from winml.modelkit.flows.quantize.quantize import quantize_onnx
     from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
     from winml.modelkit.inference.auto_model import WinMLAutoModel
     from winml.modelkit.results.build_result import BuildResult
@@ -54,6 +55,7 @@ __all__ = [
     "build_onnx_model",
     "export_pytorch",
     "optimize_onnx",
+    "quantize_onnx",
     "run_optimize_analyze_loop",
 ]
 
@@ -80,6 +82,7 @@ _HOMES = {
     "build_onnx_model": "builds.build_model",
     "export_pytorch": "flows.export.export",
     "optimize_onnx": "flows.optimize",
+    "quantize_onnx": "flows.quantize.quantize",
     "run_optimize_analyze_loop": "flows.optimize",
 }
 

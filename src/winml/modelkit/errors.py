@@ -16,6 +16,7 @@ The exit code of the command is on the class (FORMATS: 0 success, 1 failure, 2 w
     │   ├── ExportError             1
     │   ├── NormalizeError          1
     │   ├── OptimizeError           1
+    │   ├── QuantizeError           1
     │   ├── MeasureError            1
     │   └── WriteError              1   the output could not be written
     ├── VerificationError           3   two models that should give equal outputs do not
@@ -127,6 +128,10 @@ class NormalizeError(StageError):
 
 class OptimizeError(StageError):
     """A graph could not be optimized: an engine failed, or a pass did not do what it declares."""
+
+
+class QuantizeError(StageError):
+    """A graph could not be quantized: an engine failed, or had no form for any node."""
 
 
 class MeasureError(StageError):

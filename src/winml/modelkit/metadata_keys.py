@@ -24,6 +24,9 @@ PART_KEY = "winml.part"
 """Which part of a model of several the file is, and which of its outputs feeds which input."""
 NORMALIZED_KEY = "winml.normalized"
 """JSON with ``version`` and ``fingerprint``."""
+QUANTIZATION_KEY = "winml.quantization"
+"""Of a node: its precision and what it is (``weight``, ``activation``, ``operator``). Of the model: what was asked for
+and what came of it, module by module."""
 CUT_KEY = "winml.module"
 """Which call of which module a cut model is."""
 

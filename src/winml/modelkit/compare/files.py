@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from winml.modelkit.compare.fidelity import FidelityInfo, measure_fidelity
 from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.compare.thresholds import ROUNDING_FACTOR
-from winml.modelkit.compare.words import difference_words
+from winml.modelkit.compare.words import difference_words, fidelity_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, sizes_by_key
 from winml.modelkit.runtime.ir_versions import runnable
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["LARGE_DIMENSIONS", "open_session", "refuse_different"]
+__all__ = ["LARGE_DIMENSIONS", "open_session", "refuse_different", "refuse_unfaithful"]
 
 Feeds = dict[str, NDArray[Any]]
 
@@ -84,6 +85,38 @@ def refuse_different(
     return replace(
         verification, has_signal=any(map(_is_telling, (item for draw in expected for item in draw.values())))
     )
+
+
+def refuse_unfaithful(
+    reference: Path, candidate: Path, seed: int, least_sqnr_db: float, *, sizes: Mapping[str, int] | None = None
+) -> FidelityInfo:
+    """Compare the answers of a file of fewer bits with those of the file it was made from.
+
+    The candidate is run as users run it, with the optimizations of ONNX Runtime, since its form depends on them.
+
+    Args:
+        reference: The file that is right.
+        candidate: The file of fewer bits.
+        seed: Seed of the values.
+        least_sqnr_db: Ratio in decibels that every output has to reach.
+        sizes: As for :func:`refuse_different`.
+
+    Raises:
+        StageError: the reference itself cannot be run, so there is nothing to compare with.
+        VerificationError: an output does not reach the ratio, or the candidate cannot be run.
+    """
+    try:
+        draws, expected = _draws_and_answers(reference, seed, sizes or {})
+    except (StageError, UsageError) as error:
+        raise _reference_error(reference, error) from error
+    fidelity = measure_fidelity(expected, _candidate_answers(candidate, draws, as_written=False), least_sqnr_db)
+    if fidelity.has_signal and not fidelity.is_verified:
+        raise VerificationError(
+            f"too little is left of the answers of {reference.name}: {fidelity_words(fidelity)}",
+            hint="No file was written. Exclude the modules that suffer (--exclude), choose another --precision or "
+            "--mode, lower --min-sqnr, or write it all the same with --no-verify.",
+        )
+    return fidelity
 
 
 def _answers_to_reference_sizes(reference: Path, candidate: Path, seed: int, sizes: Mapping[str, int]) -> _BothAnswers:

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 
-__all__ = ["difference_words", "equality_words"]
+__all__ = ["comparison_words", "difference_words", "equality_words", "fidelity_words"]
+
+
+def comparison_words(comparison: VerificationInfo | FidelityInfo | None) -> str:
+    """Return the outcome of comparing the result with its source in one sentence."""
+    return fidelity_words(comparison) if isinstance(comparison, FidelityInfo) else equality_words(comparison)
+
+
+def fidelity_words(fidelity: FidelityInfo) -> str:
+    """Return how near the result is to its source, where it is farthest."""
+    if not fidelity.has_signal:
+        return "inconclusive: the source answers nothing but zeros, NaN or infinity"
+    worst = fidelity.worst
+    how = worst.problem or f"SQNR {worst.sqnr_db:.1f} dB, cosine {worst.cosine:.4f}"
+    return f"{how} for {worst.name} over {fidelity.draws} draws (least accepted {fidelity.least_sqnr_db:g} dB)"
 
 
 def difference_words(verification: VerificationInfo) -> str:

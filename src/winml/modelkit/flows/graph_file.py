@@ -17,8 +17,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import onnx_ir as ir
 
+from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.compare.words import equality_words
+from winml.modelkit.compare.words import comparison_words
 from winml.modelkit.graph.files.foreign_reading import load_foreign, merge_duplicate_keys
 from winml.modelkit.graph.files.graph_reading import graph_of, reading_graph
 from winml.modelkit.graph.files.output_files import OutputFiles
@@ -40,6 +41,7 @@ from winml.modelkit.runtime.ir_versions import newest_ir_version
 
 __all__ = [
     "ALREADY_NORMALIZED",
+    "Comparison",
     "CopyRules",
     "GraphFileTask",
     "GraphWork",
@@ -53,6 +55,9 @@ ALREADY_NORMALIZED = "already normalized, and nothing else was asked for: the re
 _READING, _NORMALIZATION, _WRITING = "reading", "normalization", "writing and verification"
 
 ResultT = TypeVar("ResultT", bound=StageResult)
+
+Comparison = VerificationInfo | FidelityInfo
+"""What a comparison with the source says: equal within rounding, or near enough for fewer bits."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,7 @@ class GraphWork(ABC, Generic[ResultT]):
         """
         return {}
 
-    def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
+    def compare(self, source: Path, written: Path, seed: int) -> Comparison:
         """Compare the file that was written with its source.
 
         Raises:
@@ -180,7 +185,7 @@ class TransformedFile(Generic[ResultT]):
     """The file that was written, counted in it."""
     coverage: Coverage
     """Tags of the file that was written, counted in it."""
-    verification: VerificationInfo | None
+    verification: Comparison | None
     """Comparison with the source; None where it was not asked for, or the result is a copy."""
     steps: tuple[StepTiming, ...]
     notes: tuple[str, ...]
@@ -320,7 +325,7 @@ class _Written:
     files: tuple[WrittenFile, ...]
     summary: GraphSummary
     coverage: Coverage
-    verification: VerificationInfo | None
+    verification: Comparison | None
 
 
 def _write_result(
@@ -341,7 +346,7 @@ def _write_result(
             _refresh_metadata(model, work, is_plain=is_plain)
             write_model(model, staged, external=_is_external(task, model))
             verification = work.compare(task.source, staged, task.seed) if task.verify else None
-            step.summary = equality_words(verification)
+            step.summary = comparison_words(verification)
         # Counted in the file that ships, not in the graph it was written from.
         shipped = graph_of(read_structure(staged), staged)
         coverage, summary = measure_coverage(shipped), summarize_graph(shipped, sum(files.written_sizes().values()))

@@ -1,0 +1,144 @@
+"""``winml quantize``: lets modules of an ONNX file compute with fewer bits, and keeps its tags."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._build_configs import config_option, read_build_config
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
+from winml.modelkit.cli._progress import show_step
+from winml.modelkit.cli._requests import sizes_by_name
+from winml.modelkit.cli._streams import silence_library_warnings
+from winml.modelkit.errors import UsageError
+from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS
+
+if TYPE_CHECKING:
+    from winml.modelkit.quantize.options import QuantizeOptions
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml quantize -m model.onnx -o int8.onnx
+  winml quantize -m model.onnx -o int8.onnx --exclude BertPooler --exclude 'encoder.layer.0.**'
+  winml quantize -m model.onnx -o mixed.onnx --per-module rules.json
+"""
+
+_CHOICES = [name for name in PRECISIONS if name != FLOAT32]
+
+
+@click.command(name="quantize", cls=WinMLCommand, epilog=EPILOG)
+@click.option("-m", "--model", type=NonEmptyPath(), required=True, help="ONNX file; it stays as it is.")
+@click.option("-o", "--output", type=NonEmptyPath(), required=True, help="File to write.")
+@click.option("--precision", type=click.Choice(_CHOICES), help="Bits of what is quantized.  [default: int8]")
+@click.option(
+    "--mode",
+    type=click.Choice(list(MODES)),
+    help="How; the usual one of the precision where left out. "
+    f"{'; '.join(f'{name}: {rules.words}' for name, rules in MODES.items())}.",
+)
+@click.option(
+    "--exclude", metavar="SELECTOR", multiple=True, help="Modules that stay as they are, and those below them."
+)
+@click.option("--include", metavar="SELECTOR", multiple=True, help="The only modules that change, with all below them.")
+@click.option(
+    "--per-module",
+    metavar="JSON",
+    help='Precision by selector, such as {"BertPooler": "fp32"}; the first that matches wins; a file or text.',
+)
+@click.option("--per-channel/--per-tensor", default=None, help="A scale for each output channel, or one for a weight.")
+@click.option("--symmetric/--asymmetric", default=None, help="Weights without a zero point, or with one.")
+@click.option("--min-sqnr", "min_sqnr_db", type=float, metavar="DB", help="Ratio in dB every output has to reach.")
+@config_option("A build config, or its quant section; options win over it.")
+@click.option(
+    "--external-data/--no-external-data",
+    default=None,
+    help="Keep weights in a file of their own, or inside; by default large ones go outside, which loads faster.",
+)
+@click.option("--verify/--no-verify", default=True, help="Compare the result with the source in ONNX Runtime.")
+@click.option(
+    "--shape-config",
+    metavar="JSON",
+    help='Sizes to compare at, such as {"batch": 4}, by name or input:axis; else some are tried; a file or text.',
+)
+@click.option("--overwrite", is_flag=True, help="Replace the output if it is there already.")
+@verbose_option("Tell more: every module.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Let modules of an ONNX file compute with fewer bits; its nodes go on naming their modules.
+
+    Exit codes: 0 done, 1 the files are wrong, 2 wrong usage, 3 too little is left of the answers of the source.
+    """
+    requested = _quantize_options(options)
+    _refuse_early(options)
+    _quantize_file(requested, options)
+
+
+def _quantize_options(options: dict[str, Any]) -> QuantizeOptions:
+    """Return what is asked for: the config's section, with options of the command on top.
+
+    Raises:
+        UsageError: a precision cannot be reached with the mode.
+        ConfigError: the config or the rules are wrong.
+    """
+    from winml.modelkit.options import parse_options, read_json
+    from winml.modelkit.quantize.options import QuantizeOptions
+
+    given = {name: options[name] for name in QuantizeOptions.model_fields if options.get(name) not in (None, ())}
+    if "per_module" in given:
+        given["per_module"], _ = read_json(options["per_module"], "--per-module")
+    quant = read_build_config(options["config"], section="quant").quant if options["config"] is not None else None
+    section = (
+        quant.model_dump(mode="json", exclude_none=True, include=set(QuantizeOptions.model_fields)) if quant else {}
+    )
+    requested = parse_options(QuantizeOptions, {**section, **given}, "options")
+    list(requested.requested_modes())
+    return requested
+
+
+def _refuse_early(options: dict[str, Any]) -> None:
+    """Refuse what paths show to be wrong, before a model library is imported."""
+    from winml.modelkit.graph.files.output_files import refuse_existing
+    from winml.modelkit.graph.files.output_paths import ExportPaths
+
+    model: Path = options["model"]
+    paths = ExportPaths.for_output(options["output"], with_sidecar=False, with_report=False)
+    refuse_existing([paths.model], overwrite=options["overwrite"])
+    if not model.is_file():
+        raise UsageError(f"{model}: no such file", hint="Give the path of an ONNX file.")
+    sizes_by_name({**options, "batch_size": None})
+
+
+def _quantize_file(requested: QuantizeOptions, options: dict[str, Any]) -> None:
+    silence_library_warnings(debug=options["debug"])
+    from winml.modelkit.cli._streams import library_output_to_stderr
+    from winml.modelkit.flows.quantize.quantize import quantize_onnx
+
+    with library_output_to_stderr():
+        result = quantize_onnx(
+            options["model"],
+            options["output"],
+            options=requested,
+            overwrite=options["overwrite"],
+            verify=options["verify"],
+            external_data=options["external_data"],
+            sizes=sizes_by_name({**options, "batch_size": None}),
+            on_step=None if options["quiet"] else show_step,
+        )
+    if options["format_"] == "json":
+        print_json(result.as_record())
+        return
+    if options["quiet"]:
+        return
+    from winml.modelkit.report.quantization_summary import print_quantization
+    from winml.modelkit.report.terminal import console_for
+
+    print_quantization(result, console_for(sys.stdout), verbose=options["verbose"])

@@ -1,0 +1,138 @@
+"""How much of the answer is left when a graph computes with fewer bits?
+
+Compares outputs that are already computed, over all draws together: the power of the signal against that of the error
+(signal-to-quantization-noise ratio), the direction (cosine), and the error relative to the signal. Runs neither side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FidelityInfo", "OutputFidelity", "measure_fidelity"]
+
+Array = NDArray[Any]
+
+MOST_DB = 200.0
+"""Chosen: an exact answer has an infinite ratio, which JSON cannot hold; rounding of float64 is at about 300."""
+
+
+@dataclass(frozen=True)
+class OutputFidelity:
+    """How near one output is to that of the reference, over all draws."""
+
+    name: str
+    sqnr_db: float
+    """Power of the reference over power of the error, in decibels; at most 200, which means equal."""
+    cosine: float
+    """Cosine of the angle between both, all values as one vector; 1 where both are zero."""
+    relative_error: float
+    """Root of the mean square error, over that of the reference."""
+    max_abs_diff: float
+    problem: str = ""
+    """Why it cannot be compared: another shape, or NaN or infinity on one side only."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        numbers = {
+            "sqnr_db": self.sqnr_db,
+            "cosine": self.cosine,
+            "relative_error": self.relative_error,
+            "max_abs_diff": self.max_abs_diff,
+        }
+        return {
+            "name": self.name,
+            **{key: value if math.isfinite(value) else None for key, value in numbers.items()},
+            **({"problem": self.problem} if self.problem else {}),
+        }
+
+
+@dataclass(frozen=True)
+class FidelityInfo:
+    """Outcome of comparing a graph of fewer bits with the one it was made from."""
+
+    outputs: tuple[OutputFidelity, ...]
+    least_sqnr_db: float
+    """Below it, an output counts as wrong."""
+    has_signal: bool
+    """Whether the reference answers with something a wrong graph would get wrong: neither nothing nor only NaN."""
+    draws: int
+
+    @property
+    def worst(self) -> OutputFidelity:
+        """The output that is farthest from its reference."""
+        return min(self.outputs, key=lambda output: (not output.problem, output.sqnr_db))
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether every output is near enough, and the comparison means something."""
+        return self.has_signal and all(
+            not output.problem and output.sqnr_db >= self.least_sqnr_db for output in self.outputs
+        )
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {
+            "is_verified": self.is_verified,
+            "has_signal": self.has_signal,
+            "min_sqnr_db": self.least_sqnr_db,
+            "draws": self.draws,
+            "outputs": [output.as_record() for output in self.outputs],
+        }
+
+
+def measure_fidelity(
+    reference: Sequence[Mapping[str, Array]], answers: Sequence[Mapping[str, Array]], least_sqnr_db: float
+) -> FidelityInfo:
+    """Measure how near outputs are to those of a reference.
+
+    Args:
+        reference: Outputs of the reference by name, one mapping per draw.
+        answers: Outputs of the other graph by name, in the same order of draws.
+        least_sqnr_db: Ratio in decibels below which an output counts as wrong.
+    """
+    outputs = tuple(
+        _fidelity_of(name, [draw[name] for draw in reference], [draw[name] for draw in answers])
+        for name in reference[0]
+    )
+    has_signal = any(
+        bool(np.any(np.isfinite(values) & (values != 0)))
+        for draw in reference
+        for values in draw.values()
+        if values.dtype.kind in "fiub"
+    )
+    return FidelityInfo(outputs, least_sqnr_db, has_signal, len(reference))
+
+
+def _fidelity_of(name: str, reference: Sequence[Array], answers: Sequence[Array]) -> OutputFidelity:
+    signal = noise = other = product = largest = 0.0
+    for expected, actual in zip(reference, answers, strict=True):
+        if expected.shape != actual.shape:
+            problem = f"shape {list(actual.shape)} instead of {list(expected.shape)}"
+            return OutputFidelity(name, -MOST_DB, 0.0, math.inf, math.inf, problem)
+        left, right = expected.astype(np.float64).ravel(), actual.astype(np.float64).ravel()
+        finite = np.isfinite(left)
+        if not np.array_equal(finite, np.isfinite(right)):
+            problem = "NaN or infinity in different places"
+            return OutputFidelity(name, -MOST_DB, 0.0, math.inf, math.inf, problem)
+        left, right = left[finite], right[finite]
+        difference = right - left
+        signal += float(left @ left)
+        other += float(right @ right)
+        noise += float(difference @ difference)
+        product += float(left @ right)
+        largest = max(largest, float(np.abs(difference).max(initial=0.0)))
+    relative = math.sqrt(noise / signal) if signal else (0.0 if not noise else math.inf)
+    cosine = product / math.sqrt(signal * other) if signal and other else float(signal == other)
+    return OutputFidelity(name, _decibels(relative), cosine, relative, largest)
+
+
+def _decibels(relative: float) -> float:
+    if not relative:
+        return MOST_DB
+    return max(-MOST_DB, min(MOST_DB, -20.0 * math.log10(relative))) if math.isfinite(relative) else -MOST_DB

@@ -1,0 +1,1 @@
+"""What does ``winml quantize`` do, from file to file?"""

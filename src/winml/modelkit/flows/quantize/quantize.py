@@ -1,0 +1,159 @@
+"""Quantizes an ONNX file by module.
+
+Reading, plain form, comparison and writing are those of every verb that changes a graph (``graph_file``). Knows no
+PyTorch and imports none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+
+from winml.modelkit.compare.fidelity import FidelityInfo
+from winml.modelkit.compare.files import refuse_unfaithful
+from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
+from winml.modelkit.inspect.onnx_tree import read_tree
+from winml.modelkit.optimize.opset_conversion import convert_opset
+from winml.modelkit.options import parse_options
+from winml.modelkit.progress import StepEvent
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
+from winml.modelkit.quantize.planning import GraphModules
+from winml.modelkit.quantize.precisions import MODES
+from winml.modelkit.results.quantized_model import QuantizedFile
+
+__all__ = ["graph_modules", "quantize_file", "quantize_onnx"]
+
+EXTERNAL_BYTES = 32_000_000
+"""As for an optimized file: a session that maps its weights is there sooner than one that parses them."""
+
+
+def quantize_onnx(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    options: QuantizeOptions | None = None,
+    overwrite: bool = False,
+    verify: bool = True,
+    external_data: bool | None = None,
+    seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
+    **flags: Any,
+) -> QuantizedFile:
+    """Let modules of an ONNX file compute with fewer bits; its nodes go on saying which module they came from.
+
+    Args:
+        model: The file; it stays as it is.
+        output: The ``.onnx`` file to write.
+        options: What is to be done; None: as ``flags`` say.
+        overwrite: Replace a file that is there already.
+        verify: Compare the result with ``model`` in ONNX Runtime.
+        external_data: Keep weights in a file of their own (True) or inside (False); None: those of
+            ``EXTERNAL_BYTES`` or more in a file of their own.
+        seed: Seed of the values compared on.
+        sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
+        on_step: Called when a step starts and when it ends.
+        **flags: Fields of :class:`QuantizeOptions`: ``precision``, ``mode``, ``exclude`` and so on.
+
+    Returns:
+        The record of the quantization. The file is in place.
+
+    Raises:
+        UsageError: a flag nobody knows, an output that exists, a selector that names no module, or nothing is left to
+            quantize.
+        InputError: the file is no ONNX model, its data is missing, or it is quantized already.
+        QuantizeError: an engine failed, or had no form for any node.
+        StageError: ``model`` itself does not run, so the result cannot be compared with it.
+        VerificationError: too little is left of the answers; no file was written.
+    """
+    if options is None:
+        options = parse_options(QuantizeOptions, flags, "quantize_onnx")
+    task = GraphFileTask(
+        Path(model),
+        Path(output),
+        overwrite=overwrite,
+        verify=verify,
+        seed=seed,
+        external_data=external_data,
+        external_from_bytes=EXTERNAL_BYTES,
+    )
+    return quantize_file(task, options, on_step, sizes=sizes)
+
+
+def quantize_file(
+    task: GraphFileTask,
+    options: QuantizeOptions,
+    on_step: Callable[[StepEvent], None] | None = None,
+    *,
+    sizes: Mapping[str, int] | None = None,
+) -> QuantizedFile:
+    """Quantize an ONNX file as a task says; see :func:`quantize_onnx` for what is returned and raised."""
+    task.refuse_early()
+    modes = tuple(dict.fromkeys(mode for _, mode in options.requested_modes()))
+    work = _Quantization(task.source, options, sizes or {})
+    done = transform_file(task, work, on_step)
+    assert done.verification is None or isinstance(done.verification, FidelityInfo)
+    return QuantizedFile(
+        source=task.source,
+        model_path=done.model_path,
+        files=done.files,
+        precision=options.base.name,
+        modes=modes,
+        modules=done.result.modules,
+        before=done.before,
+        after=done.after,
+        coverage=done.coverage,
+        is_tagged=any(done.before.modules.values()),
+        fidelity=done.verification,
+        steps=done.steps,
+        notes=done.notes,
+    )
+
+
+@dataclass
+class _Quantization(GraphWork[QuantizeResult]):
+    """The quantizer, once."""
+
+    step_name: ClassVar[str] = "quantization"
+
+    source: Path
+    options: QuantizeOptions
+    sizes: Mapping[str, int]
+    """Sizes of open dimensions to compare at; of the others, some are tried."""
+    notes: list[str] = field(default_factory=list)
+
+    def apply(self, model: ir.Model) -> QuantizeResult:
+        """Quantize the model, at the opset that the operators need."""
+        least = max(MODES[mode].least_opset for _, mode in self.options.requested_modes())
+        if model.opset_imports.get("", least) < least:
+            self.notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which quantized operators need.")
+            model, _ = convert_opset(model, least)
+        return quantize(model, self.options, graph_modules(model, self.source.stem))
+
+    def summary(self, result: QuantizeResult) -> str:
+        """Return how many nodes were quantized."""
+        return f"{result.quantized} nodes quantized, {result.left} left"
+
+    def compare(self, source: Path, written: Path, seed: int) -> FidelityInfo:
+        """Measure what is left of the answers."""
+        asked = [precision.least_sqnr_db for precision, _ in self.options.requested_modes()]
+        least = self.options.min_sqnr_db if self.options.min_sqnr_db is not None else min(asked)
+        return refuse_unfaithful(source, written, seed, least, sizes=self.sizes)
+
+
+def graph_modules(model: ir.Model, root: str) -> GraphModules:
+    """Return the modules of a graph, from its tags or, where it has none, from the names of its nodes.
+
+    Args:
+        model: The model.
+        root: Name of the root where node names are all there is.
+    """
+    nodes = [ir.serde.serialize_node(node) for node in model.graph]
+    tree = read_tree(nodes, model.metadata_props, root)
+    return GraphModules(tree.modules, dict(zip((node.name for node in nodes), tree.tags, strict=True)), tree.source)

@@ -1,0 +1,71 @@
+"""The frozen options of the quantize stage: of the command, of the build config and of Python alike.
+
+Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import pydantic
+
+from winml.modelkit.options import Options
+from winml.modelkit.quantize.precisions import PRECISIONS, Mode, Precision, PrecisionName, mode_for
+
+__all__ = ["CalibrationMethod", "QuantizeOptions"]
+
+CalibrationMethod = Literal["minmax", "entropy", "percentile"]
+SelectorText = Annotated[str, pydantic.Field(min_length=1)]
+
+
+class QuantizeOptions(Options):
+    """How few bits the numbers of which modules take."""
+
+    precision: PrecisionName | None = None
+    """Bits of what is quantized. Null: `int8`."""
+    mode: Mode | None = None
+    """How: `dynamic`, `qdq`, `weight-only` or `float`. Null: the usual one of each precision."""
+    exclude: tuple[SelectorText, ...] = ()
+    """Selectors of modules that stay as they are, with all below them."""
+    include: tuple[SelectorText, ...] = ()
+    """Selectors of the only modules that change, with all below them. Empty: all."""
+    per_module: dict[str, PrecisionName] = {}
+    """Selector to precision; of several that match a module the first wins, and all win over `precision`."""
+    per_channel: bool | None = None
+    """A scale for each output channel of a weight rather than one for the weight. Null: yes."""
+    symmetric: bool | None = None
+    """Weights without a zero point. Null: as is usual for the precision."""
+
+    min_sqnr_db: float | None = None
+    """Signal-to-quantization-noise ratio in decibels that every output has to reach. Null: that of the precision."""
+
+    @property
+    def base(self) -> Precision:
+        """The precision of every module that nothing else is said of."""
+        return PRECISIONS[self.precision or "int8"]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no bit is asked for."""
+        return self.precision is None and not self.per_module
+
+    def requested_modes(self) -> Iterator[tuple[Precision, Mode]]:
+        """Yield each precision that is asked for with the way to it, each once.
+
+        Raises:
+            UsageError: a precision cannot be reached with the mode.
+        """
+        for precision in dict.fromkeys([self.base, *(PRECISIONS[name] for name in self.per_module.values())]):
+            if (mode := self.mode_of(precision)) is not None:
+                yield precision, mode
+
+    def mode_of(self, precision: Precision) -> Mode | None:
+        """Return the way to a precision; None for float32.
+
+        Raises:
+            UsageError: the precision asked for everywhere cannot be reached with the mode.
+        """
+        # The mode is the way to the base precision; to those of single modules, where it leads there as well.
+        wish = self.mode if precision == self.base or self.mode in precision.modes else None
+        return mode_for(precision, wish)

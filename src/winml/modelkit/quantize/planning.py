@@ -1,0 +1,161 @@
+"""Decides for each node whether it is quantized, how, and if not why.
+
+Reads the graph and the modules of its nodes; changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.selector import HasAddress, select
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
+
+__all__ = ["GraphModules", "PlannedNode", "QuantizationPlan", "constant_weight", "plan_quantization"]
+
+QUANTIZED_OPERATORS = frozenset({
+    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul",
+    "QLinearConv", "MatMulNBits", "GatherBlockQuantized", "QAttention", "QGemm", "DynamicQuantizeMatMul",
+    "MatMulIntegerToFloat", "DynamicQuantizeLSTM", "QMoE",
+})  # fmt: skip
+"""Operators that only a quantized graph has."""
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+
+
+@dataclass(frozen=True)
+class GraphModules:
+    """Which module each node of the main graph belongs to, from tags or, where there are none, from node names."""
+
+    modules: Sequence[HasAddress]
+    tag_of: Mapping[str, str]
+    """Node name to the tag of its module; ``""`` where nothing says it."""
+    source: str = "winml tags"
+    """What says it, in words."""
+
+    def selected_tags(self, selector: str) -> frozenset[str]:
+        """Return the tags of the modules that a selector names.
+
+        Raises:
+            UsageError: it names none; the nearest addresses are listed.
+        """
+        return frozenset(module.tag for module in select(self.modules, selector))
+
+
+@dataclass(frozen=True)
+class PlannedNode:
+    """What is to become of one node that has a weight."""
+
+    name: str
+    operator: str
+    tag: str
+    requested: Precision
+    mode: Mode | None
+    """How it gets there; None where it stays as it is."""
+    reason: str = ""
+    """Why it stays as it is."""
+
+
+@dataclass(frozen=True)
+class QuantizationPlan:
+    """What is to become of the nodes that have weights, in the order of the graph."""
+
+    nodes: tuple[PlannedNode, ...]
+
+    def groups(self) -> dict[tuple[Mode, Precision], frozenset[str]]:
+        """Return the names of the nodes to be quantized by mode and precision, in the order the modes work."""
+        ordered: dict[tuple[Mode, Precision], set[str]] = {}
+        for mode in MODES:
+            for node in self.nodes:
+                if node.mode == mode:
+                    ordered.setdefault((mode, node.requested), set()).add(node.name)
+        return {key: frozenset(names) for key, names in ordered.items()}
+
+
+def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> QuantizationPlan:
+    """Decide what becomes of each node of the main graph that has a weight.
+
+    Args:
+        model: The model; every node of its main graph has a name of its own.
+        options: What is asked for.
+        modules: The module of each node.
+
+    Raises:
+        InputError: the graph is quantized already.
+        UsageError: a selector names no module, a precision goes with no mode, or nothing is left to quantize.
+    """
+    _refuse_quantized(model)
+    precision_of = _ModulePrecisions(options, modules)
+    planned = []
+    for node in model.graph:
+        weight = constant_weight(node)
+        if weight is None or not node.name:
+            continue
+        tag = modules.tag_of.get(node.name, "")
+        requested, reason = precision_of(tag)
+        mode = options.mode_of(requested)
+        if mode is not None and node.op_type not in MODES[mode].operators:
+            mode, reason = None, f"{mode} has no form of {node.op_type}"
+        planned.append(PlannedNode(node.name, node.op_type, tag, requested, mode, reason if mode is None else ""))
+    plan = QuantizationPlan(tuple(planned))
+    if not plan.groups():
+        raise UsageError(
+            f"nothing is left to quantize: {_reasons(planned)}",
+            hint="Narrow --exclude, widen --include, or choose another --mode.",
+        )
+    return plan
+
+
+def constant_weight(node: ir.Node) -> ir.Value | None:
+    """Return the weight of a node: the floating-point initializer of at least two dimensions that it reads first."""
+    for value in node.inputs:
+        if value is None or value.const_value is None or not value.is_initializer():
+            continue
+        if value.const_value.dtype in _FLOATS and len(value.const_value.shape) >= 2:
+            return value
+    return None
+
+
+class _ModulePrecisions:
+    """The precision each module is to have, and why one keeps its own."""
+
+    def __init__(self, options: QuantizeOptions, modules: GraphModules) -> None:
+        self._base = options.base
+        self._rules = [(modules.selected_tags(text), PRECISIONS[name]) for text, name in options.per_module.items()]
+        self._included = [modules.selected_tags(text) for text in options.include]
+        self._excluded = [(text, modules.selected_tags(text)) for text in options.exclude]
+
+    def __call__(self, tag: str) -> tuple[Precision, str]:
+        """Return the precision of a module, and a reason where it stays as it is."""
+        for text, tags in self._excluded:
+            if _is_within_any(tag, tags):
+                return PRECISIONS[FLOAT32], f"excluded by {text}"
+        if self._included and not any(_is_within_any(tag, tags) for tags in self._included):
+            return PRECISIONS[FLOAT32], "not included"
+        for tags, precision in self._rules:
+            if _is_within_any(tag, tags):
+                return precision, "left at fp32 by its rule" if not precision.modes else ""
+        return self._base, "" if self._base.modes else "left at fp32"
+
+
+def _is_within_any(tag: str, tags: frozenset[str]) -> bool:
+    return any(address.is_within(tag, other) for other in tags)
+
+
+def _refuse_quantized(model: ir.Model) -> None:
+    for node in model.graph.all_nodes():
+        if node.op_type in QUANTIZED_OPERATORS:
+            raise InputError(
+                f"the graph is quantized already: node {node.name or '?'} is a {node.op_type}",
+                hint="Quantize the floating-point file it was made from.",
+            )
+
+
+def _reasons(planned: Sequence[PlannedNode]) -> str:
+    reasons = dict.fromkeys(node.reason for node in planned if node.reason)
+    return "; ".join(reasons) or "no node reads a floating-point weight of two or more dimensions"
