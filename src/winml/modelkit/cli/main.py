@@ -21,9 +21,9 @@ COMMANDS = {
     "export": "Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.",
     "extract": "Cut modules out of a model, each as an ONNX model of its own.",
     "inspect": "Show what is in a model, or what an export of it will be; no weight is read.",
-    "quantize": "Let modules of an ONNX file compute with fewer bits; its tags stay.",
     "optimize": "Make an ONNX file cheaper with the same answer; its tags stay.",
     "perf": "Measure how fast a model is, and how much memory it takes.",
+    "quantize": "Let modules of an ONNX file compute with fewer bits; its tags stay.",
     "retag": "Give a file that another tool made the tags of the file it was made from.",
     "sys": "Say what a bug report needs: versions, execution providers, devices, memory.",
 }

@@ -185,10 +185,20 @@ class TransformedFile(Generic[ResultT]):
     """The file that was written, counted in it."""
     coverage: Coverage
     """Tags of the file that was written, counted in it."""
-    verification: Comparison | None
+    comparison: Comparison | None
     """Comparison with the source; None where it was not asked for, or the result is a copy."""
     steps: tuple[StepTiming, ...]
     notes: tuple[str, ...]
+
+    @property
+    def verification(self) -> VerificationInfo | None:
+        """The comparison, where the work keeps the answer."""
+        return self.comparison if isinstance(self.comparison, VerificationInfo) else None
+
+    @property
+    def fidelity(self) -> FidelityInfo | None:
+        """The comparison, where the work gives up some of the answer."""
+        return self.comparison if isinstance(self.comparison, FidelityInfo) else None
 
 
 def transform_file(
@@ -231,7 +241,7 @@ def transform_file(
         before=opened.summary,
         after=written.summary,
         coverage=written.coverage,
-        verification=written.verification,
+        comparison=written.comparison,
         steps=clock.timings(),
         notes=(*opened.notes, *notes, *result.notes),
     )
@@ -325,7 +335,7 @@ class _Written:
     files: tuple[WrittenFile, ...]
     summary: GraphSummary
     coverage: Coverage
-    verification: Comparison | None
+    comparison: Comparison | None
 
 
 def _write_result(
@@ -337,7 +347,7 @@ def _write_result(
         staged = files.reserve(paths.model)
         if paths.model.resolve() != task.source.resolve():
             files.keep(external_files(task.source))
-        verification = None
+        comparison = None
         if model is None:
             rules = task.copying
             place_copy(task.source, staged, share_data=rules.share_data, may_link=rules.may_link)
@@ -345,15 +355,15 @@ def _write_result(
         else:
             _refresh_metadata(model, work, is_plain=is_plain)
             write_model(model, staged, external=_is_external(task, model))
-            verification = work.compare(task.source, staged, task.seed) if task.verify else None
-            step.summary = comparison_words(verification)
+            comparison = work.compare(task.source, staged, task.seed) if task.verify else None
+            step.summary = comparison_words(comparison)
         # Counted in the file that ships, not in the graph it was written from.
         shipped = graph_of(read_structure(staged), staged)
         coverage, summary = measure_coverage(shipped), summarize_graph(shipped, sum(files.written_sizes().values()))
         written = files.commit(overwrite=task.overwrite)
     model_path = paths.model.absolute()
     ordered = sorted(written.items(), key=lambda item: (item[0] != model_path, item[0]))
-    return _Written(tuple(WrittenFile(path, size) for path, size in ordered), summary, coverage, verification)
+    return _Written(tuple(WrittenFile(path, size) for path, size in ordered), summary, coverage, comparison)
 
 
 def _refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: bool) -> None:

@@ -30,7 +30,7 @@ class QuantizeOptions(Options):
     """Selectors of modules that stay as they are, with all below them."""
     include: tuple[SelectorText, ...] = ()
     """Selectors of the only modules that change, with all below them. Empty: all."""
-    per_module: dict[str, PrecisionName] = {}
+    per_module: dict[str, PrecisionName] = pydantic.Field(default_factory=dict)
     """Selector to precision; of several that match a module the first wins, and all win over `precision`."""
     per_channel: bool | None = None
     """A scale for each output channel of a weight rather than one for the weight. Null: yes."""

@@ -20,13 +20,13 @@ def print_quantization(result: QuantizedFile, console: Console, *, verbose: bool
     """Print what was quantized; with ``verbose`` every module."""
     before, after = result.before, result.after
     left = sum(result.left.values())
+    ratio = before.size_bytes / max(after.size_bytes, 1)
     rows = [
         ("precision", f"{result.precision} ({', '.join(result.modes)})"),
         ("quantized", f"{result.quantized} of {result.quantized + left} nodes with weights"),
         *(("left", f"{count} {reason}") for reason, count in result.left.items()),
         ("nodes", f"{before.nodes} → {after.nodes}"),
-        ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)} "
-                 f"(÷ {before.size_bytes / max(after.size_bytes, 1):.1f})"),
+        ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)} (÷ {ratio:.1f})"),
         *([("opset", f"{before.opset} → {after.opset}")] if before.opset != after.opset else []),
         ("hierarchy", _coverage_words(result)),
         ("verified", "skipped: the files were not compared" if result.fidelity is None

@@ -96,9 +96,8 @@ def _quantize_options(options: dict[str, Any]) -> QuantizeOptions:
     if "per_module" in given:
         given["per_module"], _ = read_json(options["per_module"], "--per-module")
     quant = read_build_config(options["config"], section="quant").quant if options["config"] is not None else None
-    section = (
-        quant.model_dump(mode="json", exclude_none=True, include=set(QuantizeOptions.model_fields)) if quant else {}
-    )
+    known = set(QuantizeOptions.model_fields)
+    section = quant.model_dump(mode="json", exclude_none=True, include=known) if quant is not None else {}
     requested = parse_options(QuantizeOptions, {**section, **given}, "options")
     list(requested.requested_modes())
     return requested

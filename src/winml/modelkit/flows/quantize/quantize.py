@@ -98,7 +98,6 @@ def quantize_file(
     modes = tuple(dict.fromkeys(mode for _, mode in options.requested_modes()))
     work = _Quantization(task.source, options, sizes or {})
     done = transform_file(task, work, on_step)
-    assert done.verification is None or isinstance(done.verification, FidelityInfo)
     return QuantizedFile(
         source=task.source,
         model_path=done.model_path,
@@ -110,7 +109,7 @@ def quantize_file(
         after=done.after,
         coverage=done.coverage,
         is_tagged=any(done.before.modules.values()),
-        fidelity=done.verification,
+        fidelity=done.fidelity,
         steps=done.steps,
         notes=done.notes,
     )
