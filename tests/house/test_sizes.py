@@ -32,6 +32,7 @@ MANY_PARAMETERS: dict[str, str] = {
     "builds.build_model:build_hf_model": _PUBLIC,
     "flows.export.export:export_pytorch": _PUBLIC,
     "flows.optimize:optimize_onnx": _PUBLIC,
+    "flows.quantize.quantize:quantize_onnx": _PUBLIC,
     "flows.optimize:run_optimize_analyze_loop": _PUBLIC,
     "runtime.sessions:Session.__init__": "the one place that opens sessions: each keyword is an option of ONNX Runtime",
 }
