@@ -1,7 +1,7 @@
 """Does what reads folders of models take the folder of an export as it is written?
 
-sentence-transformers opens ``model.onnx`` through optimum, which takes older versions of transformers only; here its own
-modules work on what ONNX Runtime answers.
+sentence-transformers opens ``model.onnx`` through optimum, which takes older versions of transformers only; here its
+own modules work on what ONNX Runtime answers.
 """
 
 from __future__ import annotations
