@@ -271,7 +271,7 @@ def test_value_that_is_only_asserted_speaks_against_no_file(tmp_path: Path) -> N
         return x + 1
 
     def kept(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-        assert (count := int(n.sum())) > 0
+        assert (count := int(n.sum())) > 0  # noqa: RUF018 - what this is about
         return x if count < 9 else -x
 
     inputs = {"x": torch.randn(2, 5, 4), "n": whole([3, 2])}

@@ -26,8 +26,6 @@ def _lines_of_assertions(file: str) -> frozenset[int]:
         if isinstance(node, ast.stmt) and not hasattr(node, "body"):
             lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
             # ``assert (size := int(n)) > 0`` keeps what it read.
-            is_plain = isinstance(node, ast.Assert) and not any(
-                isinstance(part, ast.NamedExpr) for part in ast.walk(node)
-            )
-            (asserting if is_plain else deciding).update(lines)
+            keeps = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node))
+            (asserting if isinstance(node, ast.Assert) and not keeps else deciding).update(lines)
     return frozenset(asserting - deciding)
