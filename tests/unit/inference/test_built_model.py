@@ -170,7 +170,7 @@ def test_folder_of_an_export_is_loaded_like_its_file(tmp_path: Path, checkpoint:
     """Config and filler are found in it; what says how a checkpoint is read has no meaning any more."""
     export_checkpoint = HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint
     export_checkpoint(ModelRequest(str(checkpoint)), tmp_path / "exported" / "small.onnx")
-    model = WinMLAutoModel.from_pretrained(str(tmp_path / "exported"), config=PLAIN)
+    model = WinMLAutoModel.from_pretrained(tmp_path / "exported", config=PLAIN)
     assert ("text-classification", 7) == (model.task, model.pad_token_id)
     expected = WinMLAutoModel.from_onnx(tmp_path / "exported" / "small.onnx", config=PLAIN)
     torch.testing.assert_close(model(tokens(6)).logits, expected(tokens(6)).logits, rtol=0, atol=0)

@@ -33,7 +33,7 @@ class _BuiltModel(WinMLModel):
     @classmethod
     def from_pretrained(
         cls,
-        model: str,
+        model: str | os.PathLike[str],
         *,
         config: Config = None,
         task: str | None = None,
@@ -61,10 +61,11 @@ class _BuiltModel(WinMLModel):
             WinMLError: the model cannot be built or loaded.
         """
         check_load_keywords(load, f"{cls.__name__}.from_pretrained")
-        if (path := onnx_file_in(model)) is not None:
+        name = os.fspath(model) if isinstance(model, os.PathLike) else model
+        request = ModelRequest(name, **{**load, "task": cls._checked_task(task)})
+        if (path := onnx_file_in(request.model)) is not None:
             cls._refuse_for_onnx(path, {"task": task, **load})
             return cls.from_onnx(path, config=config, ep=ep, device=device, pad_token_id=pad_token_id)
-        request = ModelRequest(model, **{**load, "task": cls._checked_task(task)})
         result = build_with_open_sizes(request, config, ep=ep)
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
 
