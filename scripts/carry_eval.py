@@ -12,16 +12,13 @@ whether a tag is right:
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import io
-import logging
 import sys
 import tempfile
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -29,6 +26,7 @@ import onnx_ir as ir
 ROOT = Path(__file__).parent.parent
 sys.path += [str(ROOT / "tests"), str(ROOT / "scripts")]
 
+from carry_document import run_measurement  # noqa: E402
 from foreign_tools import (  # noqa: E402
     Tool,
     dynamic_quantization,
@@ -49,8 +47,7 @@ from winml.modelkit.hierarchy.coverage import all_nodes  # noqa: E402
 from winml.modelkit.hierarchy.tagging import clear_tag, read_tag  # noqa: E402
 from winml.modelkit.load.request import ModelRequest  # noqa: E402
 
-DOCUMENT = ROOT / "docs" / "reference" / "carry.md"
-START, END = "<!-- tables: scripts/carry_eval.py -->", "<!-- end of tables -->"
+MARKERS = "<!-- tables: scripts/carry_eval.py -->", "<!-- end of tables -->"
 REAL = "all-MiniLM-L6-v2"
 WAYS: tuple[Way, ...] = ("kept", "name", "output", "fused", "replaced", "neighbours", "root")
 TRACE = "trace."
@@ -190,27 +187,14 @@ def tables(evaluations: Mapping[str, Evaluation], failed: list[str]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Measure, print, and write where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("architectures", nargs="*")
-    parser.add_argument("--write", action="store_true", help=f"put the tables into {DOCUMENT.relative_to(ROOT)}")
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    evaluations, failed = run_tools(arguments.architectures)
+def measure(names: Sequence[str]) -> str:
+    """Return the tables; every wrong tag is told on stderr."""
+    evaluations, failed = run_tools(list(names))
     for tool, evaluation in evaluations.items():
         for line in evaluation.wrong:
             print(f"{tool}: {line}", file=sys.stderr)
-    text = tables(evaluations, failed)
-    print(text)
-    if arguments.write:
-        document = DOCUMENT.read_text(encoding="utf-8")
-        text_before, tables_and_after = document.split(START)
-        text_after = tables_and_after.split(END)[1]
-        DOCUMENT.write_text(f"{text_before}{START}\n\n{text}\n\n{END}{text_after}", encoding="utf-8")
-    return 0
+    return tables(evaluations, failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_measurement(__doc__, MARKERS, measure))

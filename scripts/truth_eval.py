@@ -9,13 +9,10 @@ table into docs/reference/carry.md. ``zoo`` stands for the small modules of ``te
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import logging
 import sys
 import tempfile
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,11 +20,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "scripts")]
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from carry_document import run_measurement  # noqa: E402
 from checkpoints import CONFIGS, build_model, make_distinct  # noqa: E402
 from foreign_tools import (  # noqa: E402
     onnxscript_fusions,
@@ -46,8 +44,7 @@ from winml.modelkit.export.tensors import to_torch  # noqa: E402
 from winml.modelkit.flows.export.live_module import loaded_from_module  # noqa: E402
 from winml.modelkit.runtime.feeds import make_feeds  # noqa: E402
 
-DOCUMENT = ROOT / "docs" / "reference" / "carry.md"
-START, END = "<!-- tables: scripts/truth_eval.py -->", "<!-- end of the table by values -->"
+MARKERS = "<!-- tables: scripts/truth_eval.py -->", "<!-- end of the table by values -->"
 EXPORTERS: tuple[Literal["torchscript", "dynamo"], ...] = ("torchscript", "dynamo")
 LEVELS = ("basic", "extended", "full")
 FURTHER: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -155,24 +152,11 @@ def table(counts: Mapping[tuple[str, str], Counter[str]], failed: Sequence[str])
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Measure, print, and write where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("architectures", nargs="*")
-    parser.add_argument("--write", action="store_true", help=f"put the table into {DOCUMENT.relative_to(ROOT)}")
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    counts, failed = run(arguments.architectures)
-    text = table(counts, failed)
-    print(text)
-    if arguments.write:
-        document = DOCUMENT.read_text(encoding="utf-8")
-        before, rest = document.split(START)
-        after = rest.split(END)[1]
-        DOCUMENT.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}", encoding="utf-8")
-    return 0
+def measure(names: Sequence[str]) -> str:
+    """Return the table."""
+    counts, failed = run(names)
+    return table(counts, failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_measurement(__doc__, MARKERS, measure))

@@ -27,8 +27,8 @@ class Leaf(nn.Module):
         super().__init__()
         self.linear = nn.Linear(size, size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.linear(x))
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.tanh(self.linear(values))
 
 
 class Calls(nn.Module):

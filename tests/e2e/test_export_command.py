@@ -159,6 +159,16 @@ def test_companion_of_somebody_else_is_told_even_when_quiet(workplace: Workplace
     assert "Warning: Other files of these names stay as they are: config.json" in outcome.err
 
 
+def test_companion_the_user_changed_is_kept_and_told(workplace: Workplace, bert_tiny: Path) -> None:
+    """``--overwrite`` is about what an export wrote."""
+    request = ("-m", bert_tiny, "-o", "model.onnx", "--no-verify", "-q")
+    assert 0 == workplace.export(*request).code
+    (workplace.folder / "config.json").write_text("{}", encoding="utf-8")
+    outcome = workplace.export(*request, "--overwrite")
+    assert (0, "{}") == (outcome.code, (workplace.folder / "config.json").read_text(encoding="utf-8"))
+    assert "Warning: Other files of these names stay as they are: config.json" in outcome.err
+
+
 def test_config_alone_becomes_a_model_of_seeded_weights(workplace: Workplace, bert_tiny: Path) -> None:
     """With ``--random-weights`` a seed gives the same file each time, and the export says what it is worth."""
     request = ("-m", bert_tiny / "config.json", "--random-weights", "--seed", "7", "--no-verify", "--clean-onnx")

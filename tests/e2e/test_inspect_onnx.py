@@ -72,6 +72,13 @@ def test_inspect_of_our_export_in_both_formats_agrees(exported: Path) -> None:
     assert 64 == record["macs"] == blocks["/Net"]["total"]["macs"]
 
 
+def test_inspect_of_the_folder_of_an_export_is_that_of_its_file(exported: Path) -> None:
+    """As for every verb that reads ONNX files."""
+    code, text, words = _run("inspect", exported.parent, "--format", "json")
+    assert (0, "") == (code, words)
+    assert json.loads(_run("inspect", exported, "--format", "json")[1]) == json.loads(text)
+
+
 def test_inspect_module_lists_the_nodes_of_what_it_names(exported: Path) -> None:
     """A selector over paths gives one block, and JSON its nodes."""
     code, text, _ = _run("inspect", exported, "--module", "blocks.1", "--format", "json")

@@ -99,7 +99,7 @@ def test_list_shows_what_is_on_where(workplace: Workplace) -> None:
         (["-o", "out.onnx", "--ep", "qmn"], 2, "Did you mean 'qnn'"),
         (["-o", "out.onnx", "--ep", "qnn", "--enable-attention-fusion"], 2, "does not run the operators"),
         (["-o", "out.onnx", "--config", '{"optim": {"gelu_fuson": true}}'], 2, "did you mean 'gelu_fusion'"),
-        (["-o", "model.onnx", "--level", "full"], 2, "--overwrite"),
+        (["-o", "model.onnx", "--level", "full", "--overwrite"], 2, "which must stay as it is"),
         (["-o", "out.txt", "--level", "full"], 2, "out.txt"),
         (["-o", "out.onnx", "--opset", "13"], 1, "opset 17 to 13"),
     ],

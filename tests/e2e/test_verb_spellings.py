@@ -62,7 +62,7 @@ def test_quiet_and_verbose_before_the_verb_mean_what_they_mean_behind_it(tmp_pat
     for verb in (("sys",), ("cache", "ls")):
         refused = run_here("-q", *verb)
         assert (2, "") == (refused.code, refused.out)
-        assert "No such option '--quiet'" in refused.err
+        assert f"-q (--quiet) stands before the verb, and 'winml {' '.join(verb)}' does not take it" in refused.err
 
 
 def test_completion_offers_verbs_and_options(monkeypatch: pytest.MonkeyPatch) -> None:

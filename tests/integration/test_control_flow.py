@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from hostile_modules import Leaf
 from tag_checks import load_nodes
 from winml.modelkit import export_pytorch
 from winml.modelkit.runtime.sessions import run_onnx
@@ -17,24 +18,12 @@ from winml.modelkit.runtime.sessions import run_onnx
 VALUES = torch.linspace(-1, 2, 12).reshape(3, 4)
 
 
-class Leaf(nn.Module):
-    """A layer and a bend."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply both."""
-        return torch.tanh(self.linear(values))
-
-
 class Either(nn.Module):
     """The sum decides which module is called."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = Leaf(), Leaf()
+        self.first, self.second = Leaf(4), Leaf(4)
 
     def forward(self, values: torch.Tensor) -> Any:
         """Call one of them."""
@@ -46,7 +35,7 @@ class Repeated(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.leaf = Leaf()
+        self.leaf = Leaf(4)
 
     def forward(self, values: torch.Tensor) -> Any:
         """Loop."""
@@ -61,7 +50,7 @@ class Turned(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.leaf = Leaf()
+        self.leaf = Leaf(4)
         self.register_buffer("table", torch.polar(torch.ones(3, 2), torch.arange(6.0).reshape(3, 2)))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from checkpoints import make_distinct
+from hostile_modules import Leaf
 from oracle import observe
 from tag_checks import COUNTED, check_order, load_nodes
 from winml.modelkit import ExportResult, WinMLExportConfig, export_pytorch
@@ -22,18 +23,6 @@ from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.runtime.sessions import run_onnx
 
 ORDERED = COUNTED | {"Tanh", "Relu", "Sigmoid"}
-
-
-class Leaf(nn.Module):
-    """A linear layer and a bend."""
-
-    def __init__(self, size: int = 4) -> None:
-        super().__init__()
-        self.linear = nn.Linear(size, size)
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply both."""
-        return torch.tanh(self.linear(values))
 
 
 class Parent(nn.Module):
@@ -53,7 +42,7 @@ class SharedLeaf(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = Leaf()
+        self.first = Leaf(4)
         self.again = self.first
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -79,7 +68,7 @@ class NestedLists(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stages = nn.ModuleList(nn.ModuleList(Leaf() for _ in range(2)) for _ in range(2))
+        self.stages = nn.ModuleList(nn.ModuleList(Leaf(4) for _ in range(2)) for _ in range(2))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Call them in order."""
@@ -94,9 +83,9 @@ class Siblings(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.query = Leaf()
-        self.key = Leaf()
-        self.idle = Leaf()
+        self.query = Leaf(4)
+        self.key = Leaf(4)
+        self.idle = Leaf(4)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Multiply what they answer."""
@@ -108,7 +97,7 @@ class KeyedChildren(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.branches = nn.ModuleDict({"a/b": Leaf(), "a_b": Leaf(), "a": Leaf()})
+        self.branches = nn.ModuleDict({"a/b": Leaf(4), "a_b": Leaf(4), "a": Leaf(4)})
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Call them all."""
@@ -160,7 +149,7 @@ BUILDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, str]
         {"": "/TwoParents", "left": "/TwoParents/Parent.left", "right": "/TwoParents/Parent.right"},
     ),
     "leaf of two parents": (
-        lambda: TwoParents(Leaf()),
+        lambda: TwoParents(Leaf(4)),
         (2, 4),
         {
             "": "/TwoParents",
@@ -495,7 +484,7 @@ def test_export_with_input_specs_draws_valid_values(tmp_path: Path) -> None:
 
 def test_export_forward_replaced_on_the_instance_is_the_one_exported(tmp_path: Path) -> None:
     """A module whose forward somebody replaced is exported with that forward, and keeps it."""
-    model = distinct(Leaf())
+    model = distinct(Leaf(4))
     original = model.forward
 
     def patched(values: torch.Tensor) -> torch.Tensor:

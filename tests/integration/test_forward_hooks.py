@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from hostile_modules import Leaf
 from tag_checks import load_nodes
 from winml.modelkit import WinMLExportConfig, export_pytorch
 
@@ -17,24 +18,12 @@ VALUES = torch.linspace(-1, 1, 12).reshape(3, 4)
 EXPORTERS = ("torchscript", "dynamo")
 
 
-class Leaf(nn.Module):
-    """A layer and a bend."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply both."""
-        return torch.tanh(self.linear(values))
-
-
 class Pair(nn.Module):
     """Returns a record of two leaves."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = Leaf(), Leaf()
+        self.first, self.second = Leaf(4), Leaf(4)
 
     def forward(self, values: torch.Tensor) -> Any:
         """Call one after the other."""
@@ -102,7 +91,7 @@ class Tolerant(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.refusing, self.leaf = Refusing(), Leaf()
+        self.refusing, self.leaf = Refusing(), Leaf(4)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Try the one and call the other."""
@@ -123,7 +112,7 @@ def test_module_with_a_hook_that_raises_leaves_the_modules_after_it_their_nodes(
 
 def test_hooks_of_the_root_with_and_without_keywords_see_the_same_arguments(tmp_path: Path) -> None:
     """Those without see positions; those with find an argument by position and by name, and may replace it by name."""
-    model = Leaf().eval()
+    model = Leaf(4).eval()
     model.register_forward_pre_hook(lambda _module, args: (args[0] * 2,))
     model.register_forward_pre_hook(
         lambda _module, args, kwargs: (args, {"values": kwargs["values"].exp()}), with_kwargs=True

@@ -263,6 +263,28 @@ def test_value_that_is_declared_is_told_as_fixed(tmp_path: Path) -> None:
     assert any(note.startswith("Input n is fixed to 3") for note in result.notes)
 
 
+def test_value_that_is_only_asserted_speaks_against_no_file(tmp_path: Path) -> None:
+    """An assertion decides nothing in the graph, unless it keeps what it read."""
+
+    def checked(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        assert bool((n > 0).all()), "positive it must be"
+        return x + 1
+
+    def kept(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        assert (count := int(n.sum())) > 0  # noqa: RUF018 - what this is about
+        return x if count < 9 else -x
+
+    inputs = {"x": torch.randn(2, 5, 4), "n": whole([3, 2])}
+    config = WinMLExportConfig(exporter="torchscript")
+    result = export_pytorch(Around(checked), tmp_path / "checked.onnx", inputs, config=config)
+    assert result.verification is not None
+    assert result.verification.is_verified
+    assert "Nothing in the graph reads input n." in result.notes
+    assert not any("reads the value of a tensor" in note for note in result.notes)
+    with pytest.raises(VerificationError, match="the trace fixed n"):
+        export_pytorch(Around(kept), tmp_path / "kept.onnx", inputs, config=config)
+
+
 def test_value_that_pytorch_refuses_is_told(tmp_path: Path) -> None:
     """Where PyTorch takes no other value the input counts as fixed, and where it takes some the others are named."""
 

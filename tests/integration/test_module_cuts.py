@@ -160,6 +160,20 @@ def test_modules_of_an_optimized_file_are_cut(architecture: str, exported: Expor
     assert len(result.modules) >= 10
 
 
+def test_modules_of_a_file_in_any_order_of_nodes_are_cut(exported: Exporter, tmp_path: Path) -> None:
+    """Other tools write nodes in any order, and ONNX Runtime takes them so."""
+    model = onnx.load(exported("bert"))
+    nodes = list(model.graph.node)[::-1]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.save(model, tmp_path / "reversed.onnx")
+    result, expected = (_extract(path, tmp_path / path.stem) for path in (tmp_path / "reversed.onnx", exported("bert")))
+    assert () == result.refused
+    assert [(module.file, module.nodes) for module in expected.modules] == [
+        (module.file, module.nodes) for module in result.modules
+    ]
+
+
 def test_calls_an_optimizer_mixed_are_refused(exported: Exporter, tmp_path: Path) -> None:
     """Where nothing tells two calls apart any more, the module is refused, and others are cut."""
     result = _extract(_optimized(exported("albert"), tmp_path), tmp_path / "cut")

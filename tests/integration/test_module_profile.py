@@ -204,8 +204,8 @@ def _browser() -> str:
     return found
 
 
-def _opened(page: str, folder: Path) -> str:
-    """Return the document as the browser has it after its scripts ran, without a network."""
+def _opened(page: str, folder: Path, *, width: int = 1280) -> str:
+    """Return the document as a browser of that width has it after its scripts ran, without a network."""
     path = folder / "page.html"
     path.write_text(page, encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
@@ -215,7 +215,8 @@ def _opened(page: str, folder: Path) -> str:
         "--disable-quic",
         "--host-resolver-rules=MAP * ~NOTFOUND",
     ]
-    options += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=10000", "--dump-dom", path.as_uri()]
+    options += [f"--user-data-dir={folder / 'profile'}", f"--window-size={width},1000"]
+    options += ["--virtual-time-budget=10000", "--dump-dom", path.as_uri()]
     done = subprocess.run(
         [_browser(), *options], capture_output=True, text=True, encoding="utf-8", check=True, timeout=120
     )
@@ -229,7 +230,7 @@ def _column(document: str, position: int) -> list[str]:
     cells = [
         re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for attributes, row in rows if "hidden" not in attributes
     ]
-    return [row[position] for row in cells]
+    return [row[position].replace("<wbr>", "") for row in cells]
 
 
 def test_page_opens_in_a_browser_without_network(profiled: ProfiledModules, tmp_path: Path) -> None:
@@ -249,3 +250,19 @@ def test_page_opens_in_a_browser_without_network(profiled: ProfiledModules, tmp_
     times = [float(value) for value in _column(document, 4)]
     assert sorted(times) == times
     assert 'aria-sort="ascending"' in document
+
+
+@pytest.mark.parametrize("width", [800, 1280])
+def test_last_column_lies_on_the_page(profiled: ProfiledModules, tmp_path: Path, width: int) -> None:
+    """At either width: nothing has to be scrolled into sight, and counts have no decimals."""
+    measured = """<script>addEventListener("load", () => {
+        const heads = [...document.querySelectorAll("th:last-child")];
+        document.title = Math.max(...heads.map(head => head.getBoundingClientRect().right)) + " of " + innerWidth;
+    });</script></body>"""
+    page = module_page(profiled.profile, title="net", facts={}).replace("</body>", measured)
+    document = _opened(page, tmp_path, width=width)
+    found = re.search(r"<title>([\d.]+) of (\d+)</title>", document)
+    assert found is not None
+    assert width == int(found[2])
+    assert float(found[1]) <= width
+    assert all(count.isdecimal() for count in _column(document, 5))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from winml.modelkit.builds.found_models import onnx_file
+from winml.modelkit.builds.found_models import onnx_file, onnx_file_in
 from winml.modelkit.errors import ModelPathError
 from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord
 
@@ -65,3 +65,23 @@ def test_export_with_its_tokenizer_beside_it_is_the_model_of_its_folder(tmp_path
     """A config alone makes no checkpoint."""
     place = folder(tmp_path / "exported", "config.json", "tokenizer.json", "model.onnx")
     assert place / "model.onnx" == onnx_file(str(place))
+
+
+def test_only_file_of_a_folder_without_weights_is_its_model(tmp_path: Path) -> None:
+    """An export has the name its user gave it; of several, none is meant more than another."""
+    place = folder(tmp_path / "exported", "config.json", "minilm.onnx")
+    assert place / "minilm.onnx" == onnx_file(str(place)) == onnx_file_in(str(place))
+    (place / "other.onnx").touch()
+    assert onnx_file_in(str(place)) is None
+    (place / "config.json").unlink()
+    with pytest.raises(ModelPathError, match="neither a checkpoint") as raised:
+        onnx_file_in(str(place))
+    assert "minilm.onnx, other.onnx" in raised.value.hint
+
+
+def test_names_that_are_no_folders_with_models_are_none_of_theirs(tmp_path: Path) -> None:
+    """Whoever reads the name says what is wrong with it."""
+    checkpoint = folder(tmp_path / "checkpoint", "config.json", "model.onnx", "model.safetensors")
+    empty = folder(tmp_path / "empty")
+    for name in (str(checkpoint), str(empty), "owner/name", "x" * 5000, "zero\0byte", str(checkpoint / "model.onnx")):
+        assert onnx_file_in(name) is None

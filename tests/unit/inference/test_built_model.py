@@ -15,10 +15,11 @@ from tokenizers.pre_tokenizers import Whitespace
 
 import winml.modelkit
 from checkpoints import build_model, save_checkpoint
-from winml.modelkit import WinMLAutoModel, WinMLExportConfig, export_pytorch
+from winml.modelkit import HTPExporter, WinMLAutoModel, WinMLExportConfig, export_pytorch
 from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.inference.built_model import WinMLModel
 from winml.modelkit.load.checkpoints.task import TASKS, inference_class
+from winml.modelkit.load.request import ModelRequest
 
 LENGTH = 12
 PLAIN = {"quant": None, "compile": None}
@@ -163,6 +164,18 @@ def test_from_pretrained_builds_loads_and_names_the_class_inspect_prints(checkpo
     actual = model(tokens(6))
     assert type(expected) is type(actual)
     torch.testing.assert_close(actual.logits, expected.logits, rtol=1e-4, atol=1e-5)
+
+
+def test_folder_of_an_export_is_loaded_like_its_file(tmp_path: Path, checkpoint: Path) -> None:
+    """Config and filler are found in it; what says how a checkpoint is read has no meaning any more."""
+    export_checkpoint = HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint
+    export_checkpoint(ModelRequest(str(checkpoint)), tmp_path / "exported" / "small.onnx")
+    model = WinMLAutoModel.from_pretrained(tmp_path / "exported", config=PLAIN)
+    assert ("text-classification", 7) == (model.task, model.pad_token_id)
+    expected = WinMLAutoModel.from_onnx(tmp_path / "exported" / "small.onnx", config=PLAIN)
+    torch.testing.assert_close(model(tokens(6)).logits, expected(tokens(6)).logits, rtol=0, atol=0)
+    with pytest.raises(UsageError, match="random_weights has no meaning for an ONNX file"):
+        WinMLAutoModel.from_pretrained(str(tmp_path / "exported"), random_weights=True)
 
 
 def write_tokenizer(folder: Path, **special: str) -> transformers.PreTrainedTokenizerFast:

@@ -302,6 +302,9 @@ def test_load_config_without_model_type_is_told_by_its_name(folder: Path, tmp_pa
     assert any("taken as 'bert', from the name 'bert-copy'" in note for note in loaded.notes)
     nameless = folder.rename(tmp_path / "unnamed")
     assert "names no model_type" in _refused(CheckpointError, nameless)
+    # As a tokenizer.json looks: no config, whatever numbers are in it.
+    (nameless / "config.json").write_text('{"vocab": {"depths": 11143}}', encoding="utf-8")
+    assert "names no model_type" in _refused(CheckpointError, nameless)
 
 
 def test_load_own_code_is_refused_then_run_and_announced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

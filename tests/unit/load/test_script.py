@@ -123,6 +123,7 @@ def test_script_in_a_package_is_found_from_the_working_directory(folder: Path) -
     ("text", "factory", "error", "words"),
     [
         ("", "mkae", ModelPathError, "Did you mean 'make'?"),
+        ("import os\nfrom torch import nn", "o", ModelPathError, "It has: Net, make."),
         ("size = 3", "size", ModelPathError, "'size' is a int, not a function"),
         ("", "make", UsageError, "nothing says what inputs Net takes"),
         ("def bad():\n    raise ValueError('too small')", "bad", InputError, "net.py:15: ValueError: too small"),

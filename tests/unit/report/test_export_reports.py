@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from hostile_modules import Leaf
 from winml.modelkit import ExportResult, export_pytorch
 from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.hierarchy.coverage import Coverage
@@ -25,25 +26,13 @@ from winml.modelkit.report.sidecar import DescribedFile, adapted_sidecar_json, s
 from winml.modelkit.report.terminal import console_for
 
 
-class Leaf(nn.Module):
-    """A layer and a bend."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply both."""
-        return torch.tanh(self.linear(values))
-
-
 class Model(nn.Module):
     """Two leaves, the first called twice, and one that never runs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.leaves = nn.ModuleList(Leaf() for _ in range(2))
-        self.idle = Leaf()
+        self.leaves = nn.ModuleList(Leaf(4) for _ in range(2))
+        self.idle = Leaf(4)
         self.leaves[0].linear.bias.requires_grad_(False)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:

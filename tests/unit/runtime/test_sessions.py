@@ -101,6 +101,15 @@ def test_prepared_run_on_refused_values_gives_the_reason() -> None:
         run()
 
 
+def test_node_that_refuses_its_values_is_named() -> None:
+    """In the words of every other message, not in those of ONNX Runtime's own source."""
+    text = "g (float[N] x, float[M] z) => (float[K] y) { [inner] y = Add(x, z) }"
+    model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 17]>\n{text}')
+    feeds = {"x": np.ones(3, np.float32), "z": np.ones(2, np.float32)}
+    with pytest.raises(StageError, match=r"cannot run the model in memory: node inner \(Add\): Attempting .* 2 by 3"):
+        Session(ir.to_proto(model).SerializeToString()).run(feeds)
+
+
 def test_prepared_run_takes_text_and_says_so() -> None:
     """Text is handed over in every run; what it makes is no array of numbers."""
     text = "g (string[2] x) => (string[2] y) { y = Identity(x) }"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.builds.build import BuildCache, BuildListener, identify_plan, run_build
-from winml.modelkit.builds.cache import cache_root, digest, library_versions
+from winml.modelkit.builds.cache import CACHE_VARIABLE, cache_root, digest, library_versions
 from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, check_load_keywords, parse_build_config
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
@@ -125,7 +125,7 @@ def build_in_cache(
     key = cache_key(plan, identity, stages)
     folder = cache_root() / "builds" / f"{_name_slug(plan.request.model)}-{key[:16]}"
     cache = BuildCache(identity, StageStore(cache_root()))
-    with unrecorded():
+    with unrecorded(), told_as({"another output path": f"another folder for the cache ({CACHE_VARIABLE})"}):
         return run_build(plan, folder, cache=cache, rebuild=rebuild, stages=stages, listener=listener)
 
 

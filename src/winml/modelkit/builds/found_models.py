@@ -12,13 +12,13 @@ from pathlib import Path
 
 from winml.modelkit.errors import CheckpointError, ModelPathError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.file_names import BUILD_MANIFEST_NAME, BUILT_MODEL_NAME, CHECKPOINT_CONFIG_NAME
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, BUILT_MODEL_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.progress import StepEvent
 
-__all__ = ["FoundModel", "exported_model", "onnx_file"]
+__all__ = ["FoundModel", "exported_model", "onnx_file", "onnx_file_in"]
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,24 @@ def onnx_file(name: str) -> Path | None:
     return path
 
 
+def onnx_file_in(name: str) -> Path | None:
+    """Return the ONNX file where a name is the folder of a build or of an export; None where it is anything else.
+
+    Raises:
+        ModelPathError: it is such a folder, and which file in it is meant does not show.
+    """
+    try:
+        folder = named_path(name.strip())
+    except ModelPathError:
+        return None  # whoever reads the name says what is wrong with it
+    return _built_model(folder) if folder.is_dir() and any(folder.glob(f"*{MODEL_SUFFIX}")) else None
+
+
 def _built_model(folder: Path) -> Path | None:
-    model, is_built = folder / BUILT_MODEL_NAME, (folder / BUILD_MANIFEST_NAME).is_file()
+    is_built = (folder / BUILD_MANIFEST_NAME).is_file()
+    models = sorted(folder.glob(f"*{MODEL_SUFFIX}"))
+    # An export has the name the user gave it.
+    model = models[0] if len(models) == 1 and not is_built else folder / BUILT_MODEL_NAME
     if model.is_file():
         # A checkpoint may hold an export beside its weights; the weights are the model then.
         return None if not is_built and _holds_weights(folder) else model
@@ -88,10 +104,9 @@ def _built_model(folder: Path) -> Path | None:
     if not any((folder / pattern).is_file() for pattern in _OF_CHECKPOINTS) and not any(
         folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}")
     ):
-        models = sorted(path.name for path in folder.glob("*.onnx"))
         raise ModelPathError(
             f"{folder}: is neither a checkpoint (no {CHECKPOINT_CONFIG_NAME}) nor a build (no {BUILD_MANIFEST_NAME})",
-            hint=f"Give one of the files in it: {', '.join(models[:5])}."
+            hint=f"Give one of the files in it: {', '.join(path.name for path in models[:5])}."
             if models
             else "Give an ONNX file, the folder of a build, or the folder of a checkpoint.",
         )

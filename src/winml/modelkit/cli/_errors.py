@@ -53,7 +53,11 @@ class WinMLCommand(click.Command):
         given = ctx.find_root().params
         for name in ("quiet", "verbose"):
             if given.get(name) and name not in ctx.params:
-                raise click.NoSuchOption(f"--{name}", ctx=ctx)
+                raise click.UsageError(
+                    f"-{name[0]} (--{name}) stands before the verb, and {ctx.command_path!r} does not take it. "
+                    "Leave it out.",
+                    ctx,
+                )
             if given.get(name):
                 ctx.params[name] = True
 

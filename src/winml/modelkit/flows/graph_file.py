@@ -22,7 +22,7 @@ from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import comparison_words
 from winml.modelkit.graph.files.foreign_reading import load_foreign, merge_duplicate_keys
 from winml.modelkit.graph.files.graph_reading import graph_of, reading_graph
-from winml.modelkit.graph.files.output_files import OutputFiles
+from winml.modelkit.graph.files.output_files import OutputFiles, refuse_inputs
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.graph.files.placing import external_files, place_copy
 from winml.modelkit.graph.files.reading import read_structure
@@ -108,9 +108,10 @@ class GraphFileTask:
         """Refuse an output that cannot be, before anything is read.
 
         Raises:
-            UsageError: the output exists, is a directory, or does not end in ``.onnx``.
+            UsageError: the output exists, is a directory or the source, or does not end in ``.onnx``.
             WriteError: its place cannot be written to.
         """
+        refuse_inputs([self.paths.model], [self.source])
         self.paths.refuse_existing(overwrite=self.overwrite)
 
 
@@ -345,8 +346,7 @@ def _write_result(
     paths = task.paths
     with clock.step(_WRITING) as step, OutputFiles() as files:
         staged = files.reserve(paths.model)
-        if paths.model.resolve() != task.source.resolve():
-            files.keep(external_files(task.source))
+        files.keep(external_files(task.source))
         comparison = None
         if model is None:
             rules = task.copying
@@ -361,9 +361,10 @@ def _write_result(
         shipped = graph_of(read_structure(staged), staged)
         coverage, summary = measure_coverage(shipped), summarize_graph(shipped, sum(files.written_sizes().values()))
         written = files.commit(overwrite=task.overwrite)
-    model_path = paths.model.absolute()
-    ordered = sorted(written.items(), key=lambda item: (item[0] != model_path, item[0]))
-    return _Written(tuple(WrittenFile(path, size) for path, size in ordered), summary, coverage, comparison)
+    # As the user named them, the model first.
+    named = [WrittenFile(paths.model.with_name(path.name), size) for path, size in written.items()]
+    ordered = sorted(named, key=lambda file: (file.path != paths.model, file.path.name))
+    return _Written(tuple(ordered), summary, coverage, comparison)
 
 
 def _refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: bool) -> None:

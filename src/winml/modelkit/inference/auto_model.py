@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from winml.modelkit.builds.build_model import build_onnx_model
 from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
+from winml.modelkit.builds.found_models import onnx_file_in
 from winml.modelkit.builds.open_sizes import build_with_open_sizes
-from winml.modelkit.errors import TaskError
+from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.inference.built_model import WinMLModel, described_model
 from winml.modelkit.inference.model_folder import config_beside, pad_token_beside
 from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
@@ -32,7 +33,7 @@ class _BuiltModel(WinMLModel):
     @classmethod
     def from_pretrained(
         cls,
-        model: str,
+        model: str | os.PathLike[str],
         *,
         config: Config = None,
         task: str | None = None,
@@ -44,7 +45,8 @@ class _BuiltModel(WinMLModel):
         """Build a PyTorch or Hugging Face model and load it.
 
         Args:
-            model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``.
+            model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``; or the
+                folder of an export or a build, whose ``model.onnx`` is taken as by :meth:`from_onnx`.
             config: What the build is to do; see :func:`~winml.modelkit.build_hf_model`. Where it says nothing about
                 sizes, batch and sequence are left open if the model and the provider take that.
             task: What the model is for; None: the task of this class, else decided from the model's config.
@@ -59,7 +61,11 @@ class _BuiltModel(WinMLModel):
             WinMLError: the model cannot be built or loaded.
         """
         check_load_keywords(load, f"{cls.__name__}.from_pretrained")
-        request = ModelRequest(model, **{**load, "task": cls._checked_task(task)})
+        name = os.fspath(model) if isinstance(model, os.PathLike) else model
+        request = ModelRequest(name, **{**load, "task": cls._checked_task(task)})
+        if (path := onnx_file_in(request.model)) is not None:
+            cls._refuse_for_onnx(path, {"task": task, **load})
+            return cls.from_onnx(path, config=config, ep=ep, device=device, pad_token_id=pad_token_id)
         result = build_with_open_sizes(request, config, ep=ep)
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
 
@@ -78,6 +84,20 @@ class _BuiltModel(WinMLModel):
         if pad_token_id is None:
             pad_token_id = pad_token_beside(Path(model), config_beside(Path(model)))
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
+
+    @staticmethod
+    def _refuse_for_onnx(path: Path, load: Mapping[str, Any]) -> None:
+        """Refuse what says how a checkpoint becomes a graph, which an ONNX file already is.
+
+        Raises:
+            UsageError: names the first that was given.
+        """
+        name = next((name for name, value in load.items() if value is not None), None)
+        if name is not None:
+            raise UsageError(
+                f"{name} has no meaning for an ONNX file, and {path} is one",
+                hint="Leave it out, or name the checkpoint the file was made from.",
+            )
 
     @classmethod
     def _checked_task(cls, task: str | None) -> str | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from winml.modelkit.errors import ModelPathError, UsageError
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX
 from winml.modelkit.graph.dimensions import DynamicRequest
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.specs import InputTensorSpec, is_open
@@ -293,4 +293,6 @@ def _without_weights_hint(folder: Path) -> str:
     foreign = sorted({path.name for pattern in _FOREIGN_WEIGHTS for path in folder.glob(pattern)})
     if foreign:
         return f"{foreign[0]} is in a format that is not read: save it as safetensors first."
+    if models := sorted(path.name for path in folder.glob(f"*{MODEL_SUFFIX}")):
+        return f"It holds ONNX files; name one of them: {', '.join(models[:5])}."
     return "Add --random-weights to build the model from its config alone."

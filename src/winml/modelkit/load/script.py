@@ -30,6 +30,8 @@ from winml.modelkit.options import nearest
 __all__ = ["ScriptModel", "load_script"]
 
 EXAMPLE_INPUTS = "example_inputs"
+SHOWN_FUNCTIONS = 8
+"""Functions of a script that a message names. Chosen: they fit on one line."""
 
 _ResultT = TypeVar("_ResultT")
 
@@ -173,10 +175,9 @@ def _find_factory(module: ModuleType, source: ModelSource) -> Any:
     factory: Any = module
     for name in str(source.factory).split("."):
         if not hasattr(factory, name):
-            guess = nearest(name, [public for public in vars(factory) if not public.startswith("_")])
             raise ModelPathError(
                 f"{source.name}: {source.path or source.module} has no {name!r}",
-                hint=f"Did you mean {guess!r}?" if guess else "Name a function in it that returns the model.",
+                hint=_hint_of_functions(name, factory),
             )
         factory = getattr(factory, name)
     if not callable(factory):
@@ -185,6 +186,18 @@ def _find_factory(module: ModuleType, source: ModelSource) -> Any:
             hint="Name a function without parameters that returns the model.",
         )
     return factory
+
+
+def _hint_of_functions(name: str, holder: Any) -> str:
+    """Return what to write in place of a name that a module or a class lacks."""
+    public = {key: value for key, value in vars(holder).items() if callable(value) and not key.startswith("_")}
+    if guess := nearest(name, public):
+        return f"Did you mean {guess!r}?"
+    home = getattr(holder, "__name__", None)
+    own = [key for key, value in public.items() if getattr(value, "__module__", None) == home]
+    own = [key for key in own if not key.startswith(EXAMPLE_INPUTS)]
+    found = f" It has: {', '.join(own[:SHOWN_FUNCTIONS])}." if own else ""
+    return f"Name a function in it that returns the model.{found}"
 
 
 def _call_user_code(function: Callable[[], Any], shown: str, module: ModuleType) -> Any:

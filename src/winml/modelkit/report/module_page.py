@@ -5,6 +5,7 @@ The chart library plotly is inside the page. Computes no time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -59,6 +60,7 @@ def module_page(profile: ModuleProfile, *, title: str, facts: Mapping[str, str])
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_shown)
     environment.filters["measured"] = _format_number
+    environment.filters["pieces"] = _pieces
     template = environment.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
     return template.render(
         title=title,
@@ -86,7 +88,17 @@ def _chart_text(text: str) -> str:
 def _format_number(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:,.0f}" if float(value).is_integer() and value else f"{value:.3f}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+
+
+def _pieces(text: str) -> list[str]:
+    """Return the pieces of a text between which a narrow column breaks it first: after dots and slashes."""
+    return re.split(r"(?<=[./])(?=.)", text)
+
+
+def _count(per_run: float) -> float:
+    """Return a mean of counts; a whole one as the integer it is, which is shown without decimals."""
+    return int(per_run) if per_run == int(per_run) else per_run
 
 
 def _time_sums(profile: ModuleProfile) -> Iterator[tuple[str, str]]:
@@ -152,7 +164,7 @@ def _module_row(module: ModuleTime, kernel_ms: float) -> tuple[Any, ...]:
         module.total_ms,
         share,
         module.self_ms,
-        module.kernels,
+        _count(module.kernels),
         module.output_bytes,
         ", ".join(module.operators) + fused_words(module),
     )
@@ -166,7 +178,7 @@ def _class_rows(profile: ModuleProfile) -> list[tuple[Any, ...]]:
             entry.total_ms,
             _kernel_percent(entry.total_ms, profile),
             entry.self_ms,
-            entry.kernels,
+            _count(entry.kernels),
             ", ".join(entry.operators),
         )
         for entry in profile.by_class()

@@ -99,6 +99,7 @@ def _sidecar_record(result: ExportResult, part: ExportedPart) -> dict[str, Any]:
         "outputs": {
             "files": [{"name": file.path.name, "size_bytes": file.size_bytes} for file in part.files],
             "companions": list(result.companions.names),
+            "companions_sha256": dict(result.companions.sha256),
             "inputs": [spec.as_record() for spec in part.inputs],
             "outputs": [spec.as_record() for spec in part.outputs],
         },

@@ -316,7 +316,20 @@ def ort_reason(error: Exception) -> str:
     """Return the reason in an error of ONNX Runtime, without error codes and source locations."""
     # "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from ... failed": the first three fields are codes.
     reason = first_line(error).rpartition("[ONNXRuntimeError] : ")[2].split(" : ", 2)[-1]
-    return _SOURCE_LOCATION.sub("", reason)
+    return _NODE_FAILED.sub(_node_words, _SOURCE_LOCATION.sub("", reason))
+
+
+def _node_words(found: re.Match[str]) -> str:
+    operator, name, reason = found.groups()
+    return f"node {name or 'without a name'} ({operator}): {reason}"
+
+
+_NODE_FAILED = re.compile(
+    r"(?:Error in execution: )?Non-zero status code returned while running (\w+) node\. Name:'(.*?)' "
+    r"Status Message: (?:[^.]+ was false\. )?(.*)",
+    re.DOTALL,
+)
+"""How ONNX Runtime begins when a node refuses its values; the condition in C++ says nothing that the rest does not."""
 
 
 _SOURCE_LOCATION = re.compile(

@@ -90,6 +90,18 @@ def test_earlier_companions_are_read_from_a_sidecar(tmp_path: Path) -> None:
     assert () == earlier_companions(sidecar)
 
 
+def test_companion_that_was_changed_since_is_the_users(tmp_path: Path) -> None:
+    """Known by the digests in the sidecar; those of earlier versions have none."""
+    companions = place(fill(tmp_path / "from", config="12", vocab="v"), tmp_path / "to")
+    outputs = {"companions": list(companions.names), "companions_sha256": companions.sha256}
+    sidecar = tmp_path / "to" / "model_htp_metadata.json"
+    sidecar.write_text(json.dumps({"outputs": outputs}), encoding="utf-8")
+    assert ("config.json", "vocab.json") == earlier_companions(sidecar)
+    fill(tmp_path / "to", config="mine")
+    (tmp_path / "to" / "vocab.json").unlink()
+    assert ("vocab.json",) == earlier_companions(sidecar)
+
+
 @pytest.mark.parametrize("name", ["../config.json", "..", "a/../../b", "/config.json", "C:config.json", "..\\b"])
 def test_name_that_leads_out_is_never_written(tmp_path: Path, name: str) -> None:
     """Whoever chose the names."""
@@ -127,7 +139,8 @@ def test_file_that_appears_before_the_commit_stays(tmp_path: Path, overwrite: bo
         fill(target, config="other", vocab="v")
         files.commit(overwrite=overwrite)
     settled = settled_companions(companions, target, sources, files.gave_way)
-    assert Companions(("merges.json",), 2, ("config.json",)) == settled
+    assert (("merges.json",), 2, ("config.json",)) == (settled.names, settled.size_bytes, settled.kept)
+    assert {"merges.json"} == settled.sha256.keys()
     assert {"config.json": "other", "vocab.json": "v", "merges.json": "mm"} == texts(target)
 
 

@@ -28,14 +28,19 @@ def test_for_output_leaves_out_what_is_not_asked_for() -> None:
     assert (None, None) == (found.sidecar, found.report)
 
 
-@pytest.mark.parametrize(
-    ("name", "better"), [("model", "model.onnx"), ("model.pt", "model.pt.onnx"), ("out/m.v2", "out/m.v2.onnx")]
-)
+@pytest.mark.parametrize(("name", "better"), [("model.pt", "model.pt.onnx"), ("out/m.v2", "out/m.v2.onnx")])
 def test_for_output_other_ending_is_refused_with_a_name(name: str, better: str) -> None:
     """The error says which name would do."""
     with pytest.raises(UsageError, match=r"does not end in \.onnx") as caught:
         paths(Path(name))
     assert f"Name it {Path(better)}" == caught.value.hint
+
+
+def test_for_output_without_an_ending_may_have_meant_a_folder() -> None:
+    """Both names are said."""
+    with pytest.raises(UsageError, match=r"does not end in \.onnx") as caught:
+        paths(Path("new"))
+    assert all(str(name) in caught.value.hint for name in ("new.onnx", Path("new") / "model.onnx"))
 
 
 @pytest.mark.parametrize("name", ["folder", "folder.onnx"])

@@ -95,7 +95,7 @@ def _refuse_early(options: dict[str, Any]) -> str | None:
             hint="Give an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:factory; or --model-type "
             "or --model-class.",
         )
-    model: str | None = given[0] if given else None
+    model: str | None = _file_in_folder(given[0]) if given else None
     is_file = model is not None and model.lower().endswith(".onnx")
     if options["module"] is not None and not is_file:
         raise UsageError("--module works on ONNX files only", hint="Use --hierarchy to see the module tree.")
@@ -104,6 +104,14 @@ def _refuse_early(options: dict[str, Any]) -> str | None:
 
         resolve_source(model_request({**options, "model": model}), needs_weights=False)
     return model
+
+
+def _file_in_folder(name: str) -> str:
+    """Return the ONNX file where a name is the folder of a build or an export, else the name itself."""
+    from winml.modelkit.builds.found_models import onnx_file_in
+
+    path = onnx_file_in(name)
+    return name if path is None else str(path)
 
 
 def _inspect_file(path: Path, options: dict[str, Any]) -> None:

@@ -152,7 +152,7 @@ def _list_capabilities(requested: OptimizeOptions, options: dict[str, Any]) -> N
 
 def _refuse_early(options: dict[str, Any]) -> Path:
     """Return the file to write; refuse what paths show to be wrong, before a model library is imported."""
-    from winml.modelkit.graph.files.output_files import refuse_existing
+    from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
     from winml.modelkit.graph.files.output_paths import ExportPaths
 
     model: Path | None = options["model"]
@@ -160,6 +160,7 @@ def _refuse_early(options: dict[str, Any]) -> Path:
         raise UsageError("no model was given", hint="Give one with --model; --list shows what can be done.")
     output: Path = options["output"] or optimized_path(model)
     paths = ExportPaths.for_output(output, with_sidecar=False, with_report=False)
+    refuse_inputs([paths.model], [model])
     refuse_existing([paths.model], overwrite=options["overwrite"])
     if not model.is_file():
         raise UsageError(f"{model}: no such file", hint="Give the path of an ONNX file.")

@@ -105,11 +105,12 @@ def _quantize_options(options: dict[str, Any]) -> QuantizeOptions:
 
 def _refuse_early(options: dict[str, Any]) -> None:
     """Refuse what paths show to be wrong, before a model library is imported."""
-    from winml.modelkit.graph.files.output_files import refuse_existing
+    from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
     from winml.modelkit.graph.files.output_paths import ExportPaths
 
     model: Path = options["model"]
     paths = ExportPaths.for_output(options["output"], with_sidecar=False, with_report=False)
+    refuse_inputs([paths.model], [model])
     refuse_existing([paths.model], overwrite=options["overwrite"])
     if not model.is_file():
         raise UsageError(f"{model}: no such file", hint="Give the path of an ONNX file.")

@@ -28,6 +28,7 @@ from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.export.torchscript.merging import merge_equal_nodes
 from winml.modelkit.export.torchscript.operators import further_operators
 from winml.modelkit.export.torchscript.scopes import ModuleScopes, operator_of_error
+from winml.modelkit.export.torchscript.traced_assertions import asserts_only
 from winml.modelkit.export.torchscript.traced_booleans import booleans_as_numbers
 from winml.modelkit.export.torchscript.traced_rounding import tensors_rounded_as_numbers
 from winml.modelkit.hierarchy.tracing import module_of_error
@@ -153,12 +154,14 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
 def _fixed_choices(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
     """Return the lines where the user's Python read a tensor's value during tracing.
 
-    Lines of installed libraries are left out: they mostly read shapes, and the user cannot change them.
+    Lines of installed libraries are left out: they mostly read shapes, and the user cannot change them. So are those
+    that only assert something: the answer is the same wherever there is one.
     """
     places = (
         f"{Path(warning.filename).name}:{warning.lineno}"
         for warning in caught
         if issubclass(warning.category, _TracerWarning) and "site-packages" not in Path(warning.filename).parts
+        if not asserts_only(warning.filename, warning.lineno)
     )
     return tuple(dict.fromkeys(places))
 

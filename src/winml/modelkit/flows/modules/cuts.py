@@ -109,6 +109,8 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
     modules = select(_tagged_modules(path), selector)
     # Other tools may have written it; what they broke in the metadata of nodes would be written again.
     model = reading_graph(path, lambda: load_foreign(path))
+    # Tools write nodes in any order and ONNX Runtime takes them so; what is cut out follows the order of the nodes.
+    model.graph.sort()
     parts = ModuleParts(model)
     calls, refused, without_nodes = [], [], []
     for module in modules:

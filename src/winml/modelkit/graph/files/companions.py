@@ -11,11 +11,12 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from winml.modelkit.errors import InternalError
 from winml.modelkit.file_names import MODEL_SUFFIX, stays_inside
+from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.output_files import OutputFiles
 
 __all__ = [
@@ -38,6 +39,8 @@ class Companions:
     """Of all of them."""
     kept: tuple[str, ...] = ()
     """Files of somebody else that have one of the names, and were left as they are."""
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    """Of each of ``names``: by it the next run sees which of them the user changed since."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -66,7 +69,8 @@ def reserve_companions(
         InternalError: a name leads out of the directory.
         WriteError: a file cannot be written.
     """
-    names, kept, size_bytes = [], [], 0
+    digests: dict[str, str] = {}
+    kept, size_bytes = [], 0
     for name, source in sources.items():
         if not stays_inside(name):
             raise InternalError(f"companion {name!r} of {source} leads out of {directory}")
@@ -82,9 +86,9 @@ def reserve_companions(
         else:
             with files.explained_errors():
                 shutil.copyfile(source, files.reserve(target, gives_way=True))
-        names.append(name)
+        digests[name] = hash_file(source)
         size_bytes += source.stat().st_size
-    return Companions(tuple(names), size_bytes, tuple(kept))
+    return Companions(tuple(digests), size_bytes, tuple(kept), digests)
 
 
 def settled_companions(
@@ -107,6 +111,7 @@ def settled_companions(
         names=tuple(name for name in companions.names if name not in lost),
         size_bytes=companions.size_bytes - sum(sources[name].stat().st_size for name in lost),
         kept=(*companions.kept, *other),
+        sha256={name: digest for name, digest in companions.sha256.items() if name not in lost},
     )
 
 
@@ -143,14 +148,28 @@ def is_in_the_way(directory: Path, name: str) -> bool:
 
 
 def earlier_companions(sidecar: Path) -> tuple[str, ...]:
-    """Return the names that the export before this one put beside its model, as its sidecar says; empty without one."""
+    """Return the names that the export before this one put beside its model, as its sidecar says; empty without one.
+
+    Files that were changed since are left out: they are the user's.
+    """
     try:
-        names = json.loads(sidecar.read_text(encoding="utf-8"))["outputs"]["companions"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        outputs = json.loads(sidecar.read_text(encoding="utf-8"))["outputs"]
+        names, digests = outputs["companions"], outputs.get("companions_sha256")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ()
     if not isinstance(names, list):
         return ()
-    return tuple(name for name in names if isinstance(name, str) and stays_inside(name))
+    named = (name for name in names if isinstance(name, str) and stays_inside(name))
+    # Sidecars of earlier versions hold no digests.
+    known = digests if isinstance(digests, dict) else {}
+    return tuple(name for name in named if not _is_changed(sidecar.parent / name, known.get(name)))
+
+
+def _is_changed(path: Path, digest: str | None) -> bool:
+    try:
+        return digest is not None and path.is_file() and hash_file(path) != digest
+    except OSError:
+        return True
 
 
 def _is_same_content(source: Path, target: Path) -> bool:

@@ -39,8 +39,10 @@ class ExportPaths:
         if model.is_dir():
             raise UsageError(f"output {model} is a directory", hint=f"Name the file: {model / BUILT_MODEL_NAME}")
         if model.suffix != ".onnx":
+            inside = "" if model.suffix else f", or {model / BUILT_MODEL_NAME} for a folder of that name"
             raise UsageError(
-                f"output {model} does not end in .onnx", hint=f"Name it {model.with_name(model.name + '.onnx')}"
+                f"output {model} does not end in .onnx",
+                hint=f"Name it {model.with_name(model.name + '.onnx')}{inside}",
             )
         return cls(
             model=model,
@@ -53,7 +55,7 @@ class ExportPaths:
 
         Raises:
             OutputExistsError: names the first file that exists.
-        UsageError: names the first that is no regular file.
+            UsageError: names the first that is no regular file.
         """
         outputs = (self.model, self.sidecar, self.report)
         refuse_existing([path for path in outputs if path], overwrite=overwrite)

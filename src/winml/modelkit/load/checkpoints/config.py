@@ -61,10 +61,10 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
         RemoteCodeError: the checkpoint needs its own code, and that was not allowed or is not there.
     """
     content = _read_content(path)
-    refuse_absurd_sizes(content, path)
     _check_architectures(content, path)
     references = _own_class_references(content)
     model_type, notes = _decide_model_type(content, name, path, has_own_code=_AUTO_CONFIG in references)
+    refuse_absurd_sizes(content, path)
     own = _classes_of_own_code(references, model_type)
     if own and not trust_remote_code:
         raise RemoteCodeError(
