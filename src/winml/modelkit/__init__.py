@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         WinMLError,
     )
     from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.flows.diff import diff_models
     from winml.modelkit.flows.export.export import HTPExporter, export_pytorch
     from winml.modelkit.flows.optimize import optimize_onnx, run_optimize_analyze_loop
     from winml.modelkit.flows.quantize.quantize import quantize_onnx
@@ -53,6 +54,7 @@ __all__ = [
     "__version__",
     "build_hf_model",
     "build_onnx_model",
+    "diff_models",
     "export_pytorch",
     "optimize_onnx",
     "quantize_onnx",
@@ -81,6 +83,7 @@ _HOMES = {
     "build_hf_model": "builds.build_model",
     "build_onnx_model": "builds.build_model",
     "export_pytorch": "flows.export.export",
+    "diff_models": "flows.diff",
     "optimize_onnx": "flows.optimize",
     "quantize_onnx": "flows.quantize.quantize",
     "run_optimize_analyze_loop": "flows.optimize",
