@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ModulePair", "ModuleStructure", "StoredWeight", "changed_counts", "match_modules", "match_weights"]
+__all__ = ["MatchedModule", "ModuleStructure", "StoredWeight", "changed_counts", "match_modules", "match_weights"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ModuleStructure:
 
 
 @dataclass(frozen=True)
-class ModulePair:
+class MatchedModule:
     """A module before and after; None where it is missing."""
 
     before: ModuleStructure | None
@@ -66,7 +66,7 @@ class ModulePair:
         return self.before is not None and self.after is not None and self.before.tag != self.after.tag
 
 
-def match_modules(before: Sequence[ModuleStructure], after: Sequence[ModuleStructure]) -> list[ModulePair]:
+def match_modules(before: Sequence[ModuleStructure], after: Sequence[ModuleStructure]) -> list[MatchedModule]:
     """Pair the modules of two graphs, in the order of the second; those that went follow the one they followed.
 
     Modules of one tag are the same. Of the others, those of one path are, then those that look alike: the same class,
@@ -74,15 +74,17 @@ def match_modules(before: Sequence[ModuleStructure], after: Sequence[ModuleStruc
     """
     partner = _partners(before, after)
     by_tag = {module.tag: module for module in before}
-    pairs = [ModulePair(by_tag.get(partner.get(module.tag, "")), module) for module in after]
+    matches = [MatchedModule(by_tag.get(partner.get(module.tag, "")), module) for module in after]
     found = set(partner.values())
     for position, module in enumerate(before):
         if module.tag in found:
             continue
         previous = {earlier.tag for earlier in before[:position]}
-        place = max((i + 1 for i, pair in enumerate(pairs) if pair.before and pair.before.tag in previous), default=0)
-        pairs.insert(place, ModulePair(module, None))
-    return pairs
+        place = max(
+            (i + 1 for i, match in enumerate(matches) if match.before and match.before.tag in previous), default=0
+        )
+        matches.insert(place, MatchedModule(module, None))
+    return matches
 
 
 def _partners(before: Sequence[ModuleStructure], after: Sequence[ModuleStructure]) -> dict[str, str]:
@@ -122,15 +124,15 @@ def match_weights(
         are_equal: Says of two names, before and after, of one type and shape, whether the values are the same.
 
     Returns:
-        Pairs of one name with other values, type or shape; pairs of two names with the same values; and the others
+        Pairs of one name with other values, type or shape; two names with the same values; and the others
         alone. Weights of one name with the same values are left out.
     """
     old, new = {weight.name: weight for weight in before}, {weight.name: weight for weight in after}
-    pairs: list[tuple[StoredWeight | None, StoredWeight | None]] = []
+    matches: list[tuple[StoredWeight | None, StoredWeight | None]] = []
     for name in [name for name in new if name in old]:
         left, right = old.pop(name), new.pop(name)
         if left.words != right.words or not are_equal(name, name):
-            pairs.append((left, right))
+            matches.append((left, right))
     by_words: defaultdict[str, list[StoredWeight]] = defaultdict(list)
     for weight in old.values():
         by_words[weight.words].append(weight)
@@ -138,9 +140,9 @@ def match_weights(
         twin = next((other for other in by_words[weight.words] if are_equal(other.name, weight.name)), None)
         if twin is not None:
             by_words[weight.words].remove(twin)
-        pairs.append((twin, weight))
-    pairs += [(weight, None) for weights in by_words.values() for weight in weights]
-    return pairs
+        matches.append((twin, weight))
+    matches += [(weight, None) for weights in by_words.values() for weight in weights]
+    return matches
 
 
 def changed_counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, tuple[int, int]]:

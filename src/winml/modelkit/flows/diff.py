@@ -16,7 +16,7 @@ from pathlib import Path
 import onnx
 
 from winml.modelkit.compare.structure import (
-    ModulePair,
+    MatchedModule,
     ModuleStructure,
     StoredWeight,
     changed_counts,
@@ -62,8 +62,8 @@ def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -
     """
     old, new = _Side.read(Path(before)), _Side.read(Path(after))
     weights = _WeightComparison(old.places, new.places)
-    pairs = match_modules(old.modules, new.modules)
-    changed = [module for pair in pairs if (module := _changed_module(pair, weights)) is not None]
+    matches = match_modules(old.modules, new.modules)
+    changed = [module for match in matches if (module := _changed_module(match, weights)) is not None]
     interface = _interface_changes(old.structure, new.structure)
     is_rewired = not changed and fingerprint(graph_of(old.structure, old.path)) != fingerprint(
         graph_of(new.structure, new.path)
@@ -74,7 +74,7 @@ def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -
         operators=changed_counts(old.operators, new.operators),
         interface=interface,
         modules=tuple(changed),
-        same_modules=sum(pair.before is not None and pair.after is not None for pair in pairs)
+        same_modules=sum(match.before is not None and match.after is not None for match in matches)
         - sum(module.status in ("changed", "renamed") for module in changed),
         is_rewired=is_rewired and not interface,
         notes=_notes(old.tree, new.tree),
@@ -200,11 +200,11 @@ class _WeightComparison:
         return self._digests[place]
 
 
-def _changed_module(pair: ModulePair, weights: _WeightComparison) -> ChangedModule | None:
+def _changed_module(match: MatchedModule, weights: _WeightComparison) -> ChangedModule | None:
     """Return what changed of a module; None where nothing did."""
-    before, after = pair.before, pair.after
+    before, after = match.before, match.after
     shown = after or before
-    assert shown is not None  # a pair has one side at least
+    assert shown is not None  # a match has one side at least
     old_operators = before.operators if before else {}
     new_operators = after.operators if after else {}
     operators = changed_counts(old_operators, new_operators)
@@ -221,7 +221,7 @@ def _changed_module(pair: ModulePair, weights: _WeightComparison) -> ChangedModu
         status = "added"
     elif after is None:
         status = "removed"
-    elif pair.is_renamed:
+    elif match.is_renamed:
         status = "renamed"
     elif is_changed:
         status = "changed"
@@ -239,13 +239,13 @@ def _changed_module(pair: ModulePair, weights: _WeightComparison) -> ChangedModu
         dtypes=changed_counts(_bytes_by_dtype(before), _bytes_by_dtype(after)),
         weights=tuple(changes),
         attributes_changed=attributes,
-        renamed_from=before.tag if before is not None and pair.is_renamed else "",
+        renamed_from=before.tag if before is not None and match.is_renamed else "",
     )
 
 
 def _weight_change(before: StoredWeight | None, after: StoredWeight | None) -> WeightChange:
     if before is None:
-        assert after is not None  # a pair has one side at least
+        assert after is not None  # a match has one side at least
         return WeightChange(after.name, "added", after=after.words)
     if after is None:
         return WeightChange(before.name, "removed", before=before.words)

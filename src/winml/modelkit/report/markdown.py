@@ -127,6 +127,7 @@ def _node_lines(part: ExportedPart) -> Iterator[str]:
 def table_lines(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, code_columns: Collection[int] = ()
 ) -> Iterator[str]:
+    """Yield the lines of a table of foreign texts; those in ``code_columns`` are shown as code."""
     yield _row_text(header)
     yield _row_text(["---"] * len(header))
     for row in rows:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 __all__ = ["ChangedModule", "ComparedFile", "ModuleStatus", "StructureDiff", "WeightChange"]
 
 ModuleStatus = Literal["added", "removed", "changed", "renamed"]
-Pair = tuple[int, int]
+BeforeAfter = tuple[int, int]
 """A number before and after."""
 
 
@@ -72,12 +72,12 @@ class ChangedModule:
     """Module path."""
     tag: str
     class_name: str
-    nodes: Pair
-    parameters: Pair
-    size_bytes: Pair
-    operators: Mapping[str, Pair] = field(default_factory=dict)
+    nodes: BeforeAfter
+    parameters: BeforeAfter
+    size_bytes: BeforeAfter
+    operators: Mapping[str, BeforeAfter] = field(default_factory=dict)
     """Operator → nodes before and after, where they differ."""
-    dtypes: Mapping[str, Pair] = field(default_factory=dict)
+    dtypes: Mapping[str, BeforeAfter] = field(default_factory=dict)
     """Type of weights → bytes before and after, where they differ."""
     weights: tuple[WeightChange, ...] = ()
     attributes_changed: int = 0
@@ -103,8 +103,8 @@ class ChangedModule:
             "nodes": list(self.nodes),
             "parameters": list(self.parameters),
             "size_bytes": list(self.size_bytes),
-            "operators": {name: list(pair) for name, pair in self.operators.items()},
-            "dtypes": {name: list(pair) for name, pair in self.dtypes.items()},
+            "operators": {name: list(match) for name, match in self.operators.items()},
+            "dtypes": {name: list(match) for name, match in self.dtypes.items()},
             "fusions": self.fusions,
             "attributes_changed": self.attributes_changed,
             "weights": [weight.as_record() for weight in self.weights],
@@ -117,7 +117,7 @@ class StructureDiff:
 
     before: ComparedFile
     after: ComparedFile
-    operators: Mapping[str, Pair]
+    operators: Mapping[str, BeforeAfter]
     """Operator → nodes before and after, where they differ; the largest change first."""
     interface: tuple[str, ...]
     """What changed of inputs, outputs and opsets, a sentence each."""
@@ -135,13 +135,13 @@ class StructureDiff:
         return not (self.modules or self.interface or self.is_rewired)
 
     def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready record: sizes in bytes, pairs as ``[before, after]``."""
+        """Return a JSON-ready record: sizes in bytes, numbers as ``[before, after]``."""
         return {
             "schema_version": 1,
             "is_same": self.is_same,
             "before": self.before.as_record(),
             "after": self.after.as_record(),
-            "operators": {name: list(pair) for name, pair in self.operators.items()},
+            "operators": {name: list(match) for name, match in self.operators.items()},
             "interface": list(self.interface),
             "modules": [module.as_record() for module in self.modules],
             "same_modules": self.same_modules,

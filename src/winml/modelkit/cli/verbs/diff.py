@@ -52,17 +52,22 @@ def command(context: click.Context, **options: Any) -> None:
     Weights are compared by content, in the files; their values are not told. Exit codes: 0 the same, 3 different,
     1 the files are wrong, 2 wrong usage.
     """
-    output: Path | None = options["output"]
-    inputs = [options["before"], options["after"]]
-    refuse_outputs([output] if output is not None else [], inputs, overwrite=options["overwrite"])
+    _refuse_early(options)
     from winml.modelkit.flows.diff import diff_models
 
-    diff = diff_models(*inputs)
-    if output is not None:
-        _write(diff, output, overwrite=options["overwrite"])
+    diff = diff_models(options["before"], options["after"])
+    if options["output"] is not None:
+        _write(diff, options["output"], overwrite=options["overwrite"])
     _show(diff, options)
     if not (diff.is_same or options["exit_zero"]):
         context.exit(DIFFERENT)
+
+
+def _refuse_early(options: dict[str, Any]) -> None:
+    """Refuse what paths show to be wrong, before anything is read."""
+    output: Path | None = options["output"]
+    inputs = [options["before"], options["after"]]
+    refuse_outputs([output] if output is not None else [], inputs, overwrite=options["overwrite"])
 
 
 def _write(diff: StructureDiff, output: Path, *, overwrite: bool) -> None:
