@@ -47,8 +47,7 @@ TOO_FAR = 3
 @verbose_option("Tell more: every module.")
 @format_option
 @debug_option
-@click.pass_context
-def command(context: click.Context, **options: Any) -> None:
+def command(**options: Any) -> None:
     """Run REFERENCE and CANDIDATE on the same values, and say how near their answers are.
 
     CANDIDATE is an ONNX file or the folder of a build; REFERENCE is one as well, or a checkpoint or Hub id, which
@@ -79,7 +78,7 @@ def command(context: click.Context, **options: Any) -> None:
         result.as_record(), options, lambda console: print_comparison(result, console, verbose=options["verbose"])
     )
     if not result.is_within:
-        context.exit(TOO_FAR)
+        click.get_current_context().exit(TOO_FAR)
 
 
 def _refuse_early(options: dict[str, Any]) -> tuple[Any, Path]:

@@ -45,8 +45,7 @@ DIFFERENT = 3
 )
 @verbose_option("Tell more: every module, and the names of weights.")
 @debug_option
-@click.pass_context
-def command(context: click.Context, **options: Any) -> None:
+def command(**options: Any) -> None:
     """Compare BEFORE and AFTER by module: operators, weights, types, sizes. Neither is run.
 
     Weights are compared by content, in the files; their values are not told. Exit codes: 0 the same, 3 different,
@@ -60,7 +59,7 @@ def command(context: click.Context, **options: Any) -> None:
         _write(diff, options["output"], overwrite=options["overwrite"])
     _show(diff, options)
     if not (diff.is_same or options["exit_zero"]):
-        context.exit(DIFFERENT)
+        click.get_current_context().exit(DIFFERENT)
 
 
 def _refuse_early(options: dict[str, Any]) -> None:
