@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         WinMLError,
     )
     from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
+    from winml.modelkit.flows.diff import diff_models
     from winml.modelkit.flows.export.export import HTPExporter, export_pytorch
     from winml.modelkit.flows.optimize import optimize_onnx, run_optimize_analyze_loop
     from winml.modelkit.flows.quantize.quantize import quantize_onnx
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BuildResult",
     "CheckpointError",
+    "CompareOptions",
     "ConfigError",
     "ExportError",
     "ExportResult",
@@ -53,6 +56,8 @@ __all__ = [
     "__version__",
     "build_hf_model",
     "build_onnx_model",
+    "compare_models",
+    "diff_models",
     "export_pytorch",
     "optimize_onnx",
     "quantize_onnx",
@@ -81,6 +86,9 @@ _HOMES = {
     "build_hf_model": "builds.build_model",
     "build_onnx_model": "builds.build_model",
     "export_pytorch": "flows.export.export",
+    "CompareOptions": "flows.compare.compare",
+    "compare_models": "flows.compare.compare",
+    "diff_models": "flows.diff",
     "optimize_onnx": "flows.optimize",
     "quantize_onnx": "flows.quantize.quantize",
     "run_optimize_analyze_loop": "flows.optimize",

@@ -17,7 +17,9 @@ __all__ = ["main"]
 COMMANDS = {
     "build": "Export a model and optimize it into one folder; what has not changed is not made again.",
     "cache": "Show or remove what earlier builds keep on this disk.",
+    "compare": "Run two models on the same values, and find the module where their answers part.",
     "config": "Write what a build of a model will do, as a file to read, change and keep.",
+    "diff": "Show what changed between two ONNX files, module by module; neither is run.",
     "export": "Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.",
     "extract": "Cut modules out of a model, each as an ONNX model of its own.",
     "inspect": "Show what is in a model, or what an export of it will be; no weight is read.",

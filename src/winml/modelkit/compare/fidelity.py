@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FidelityInfo", "OutputFidelity", "measure_fidelity"]
+__all__ = ["FidelityInfo", "OutputFidelity", "measure_fidelity", "value_fidelity"]
 
 Array = NDArray[Any]
 
@@ -97,7 +97,7 @@ def measure_fidelity(
         least_sqnr_db: Ratio in decibels below which an output counts as wrong.
     """
     outputs = tuple(
-        _fidelity_of(name, [draw[name] for draw in reference], [draw[name] for draw in answers])
+        value_fidelity(name, [draw[name] for draw in reference], [draw[name] for draw in answers])
         for name in reference[0]
     )
     has_signal = any(
@@ -109,7 +109,14 @@ def measure_fidelity(
     return FidelityInfo(outputs, least_sqnr_db, has_signal, len(reference))
 
 
-def _fidelity_of(name: str, reference: Sequence[Array], answers: Sequence[Array]) -> OutputFidelity:
+def value_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Array]) -> OutputFidelity:
+    """Return how near one value is to its reference, over all draws together.
+
+    Args:
+        name: Its name.
+        reference: The value in each draw, as it should be.
+        answers: The value in each draw, as it is.
+    """
     signal = noise = other = product = largest = 0.0
     for expected, actual in zip(reference, answers, strict=True):
         if expected.shape != actual.shape:

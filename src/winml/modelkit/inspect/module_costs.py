@@ -17,7 +17,7 @@ from winml.modelkit.inspect.macs import ShapeTable, count_macs, is_counted
 from winml.modelkit.inspect.onnx_contents import Contents, PlacedNode
 from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree
 
-__all__ = ["Cost", "ModuleCost", "charge_modules", "count_node_macs"]
+__all__ = ["Cost", "ModuleCost", "charge_modules", "count_node_macs", "weight_owners"]
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def charge_modules(tree: OnnxTree, contents: Contents, macs: Sequence[int | None
     own_costs: dict[str, Cost] = defaultdict(Cost)
     for tag, node_macs in zip(tree.tags, macs, strict=True):
         own_costs[tag] += Cost(nodes=1, macs=node_macs)
-    for weight, owner in zip(contents.weights, _weight_owners(tree, contents), strict=True):
+    for weight, owner in zip(contents.weights, weight_owners(tree, contents), strict=True):
         own_costs[owner] += Cost(parameters=weight.elements, size_bytes=weight.size_bytes or 0)
     totals = _total_costs(tree.modules, own_costs)
     modules = [
@@ -136,7 +136,7 @@ def charge_modules(tree: OnnxTree, contents: Contents, macs: Sequence[int | None
     return modules, own_costs[""]
 
 
-def _weight_owners(tree: OnnxTree, contents: Contents) -> list[str]:
+def weight_owners(tree: OnnxTree, contents: Contents) -> list[str]:
     """Return the tag of the module each weight is charged to; ``""`` for none."""
     readers: list[set[str]] = [set() for _ in contents.weights]
     for node, tag in zip(contents.nodes, tree.tags, strict=True):

@@ -16,7 +16,14 @@ from winml.modelkit.hierarchy.selector import HasAddress, select
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
 
-__all__ = ["GraphModules", "PlannedNode", "QuantizationPlan", "constant_weight", "plan_quantization"]
+__all__ = [
+    "QUANTIZED_OPERATORS",
+    "GraphModules",
+    "PlannedNode",
+    "QuantizationPlan",
+    "constant_weight",
+    "plan_quantization",
+]
 
 QUANTIZED_OPERATORS = frozenset({
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul",

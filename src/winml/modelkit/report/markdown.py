@@ -16,7 +16,7 @@ from winml.modelkit.results.export_result import ExportedPart, ExportResult, Nod
 from winml.modelkit.results.words import coverage_words, module_size_words, verification_words
 from winml.modelkit.words import count_words, printable, shape_words, size_words
 
-__all__ = ["code_span", "export_report", "markdown_text"]
+__all__ = ["code_span", "export_report", "markdown_text", "table_lines"]
 
 _MEANINGFUL = re.compile(r"[\\`*\[\]|#~<>&]|(?<!\w)_|_(?!\w)")
 """What Markdown reads as more than itself; an underscore only at the edge of a word."""
@@ -34,7 +34,7 @@ def _summary_lines(result: ExportResult, part: ExportedPart) -> Iterator[str]:
     part_words = "" if part.description is None else f", part {part.name}"
     yield f"# Export of {markdown_text(result.model.name_or_path + part_words)}"
     yield ""
-    yield from _table_lines(
+    yield from table_lines(
         ("", "value"),
         [
             ("Class", result.model.class_name),
@@ -57,7 +57,7 @@ def _summary_lines(result: ExportResult, part: ExportedPart) -> Iterator[str]:
 def _step_lines(part: ExportedPart) -> Iterator[str]:
     yield "## Steps"
     yield ""
-    yield from _table_lines(
+    yield from table_lines(
         ("#", "step", "seconds", "what it did"),
         [(str(step.number), step.name, f"{step.seconds:.2f}", step.summary) for step in part.steps],
     )
@@ -66,7 +66,7 @@ def _step_lines(part: ExportedPart) -> Iterator[str]:
 def _tensor_lines(part: ExportedPart) -> Iterator[str]:
     yield "## Inputs and outputs"
     yield ""
-    yield from _table_lines(
+    yield from table_lines(
         ("", "name", "type"),
         [
             *(("input", spec.name, shape_words(spec.dtype, spec.shape)) for spec in part.inputs),
@@ -97,7 +97,7 @@ def _tree_lines(part: ExportedPart) -> Iterator[str]:
 def _statistics_lines(part: ExportedPart) -> Iterator[str]:
     yield "## How the tags were won"
     yield ""
-    yield from _table_lines(
+    yield from table_lines(
         ("source", "nodes", "share"),
         [
             (source, str(count), f"{100 * count / part.coverage.nodes:.1f} %")
@@ -117,16 +117,17 @@ def _node_lines(part: ExportedPart) -> Iterator[str]:
         yield ""
         yield f"### {code_span(module.tag)}"
         yield ""
-        yield from _table_lines(
+        yield from table_lines(
             ("node", "operator", "source"),
             [(node.name, node.op_type, node.source or "") for node in by_tag[module.tag]],
             code_columns={0},
         )
 
 
-def _table_lines(
+def table_lines(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, code_columns: Collection[int] = ()
 ) -> Iterator[str]:
+    """Yield the lines of a table of foreign texts; those in ``code_columns`` are shown as code."""
     yield _row_text(header)
     yield _row_text(["---"] * len(header))
     for row in rows:

@@ -1,0 +1,121 @@
+"""``winml compare``: do two models answer alike, and which module is the first to part?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from winml.modelkit.cli._answers import refuse_outputs, show_answer
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
+from winml.modelkit.cli._requests import sizes_by_name
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
+from winml.modelkit.errors import UsageError
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml compare model.onnx int8.onnx
+  winml compare ./checkpoint model.onnx --by-module
+  winml compare model.onnx fp16.onnx --by-module --input-data sample.npz -o where.json
+  winml compare model.onnx int8.onnx --threshold 0.2
+"""
+
+TOO_FAR = 3
+"""Specified: exit code for the answer "no"; an output is farther off than was asked for."""
+
+
+@click.command(name="compare", cls=WinMLCommand, epilog=EPILOG)
+@click.argument("reference")
+@click.argument("candidate")
+@click.option("--by-module", is_flag=True, help="Compare every module, and name the first whose error is its own.")
+@click.option("--threshold", type=click.FloatRange(min=0), help="Largest relative error of an output; else exit 3.")
+@click.option("--input-data", metavar="FILE", help="Values for the inputs: an .npz file with an array for each.")
+@click.option(
+    "--shape-config",
+    metavar="JSON",
+    help='Sizes of open dimensions, such as {"batch": 4}, by name or input:axis; a file or text.',
+)
+@click.option("--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Sets of random values.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random values.")
+@click.option("--map", "names", multiple=True, metavar="A=B", help="Input or output A of REFERENCE is B of CANDIDATE.")
+@click.option("-o", "--output", type=NonEmptyPath(), help="Also write the answer to this file, as JSON.")
+@click.option("--overwrite", is_flag=True, help="Replace the output if it is there already.")
+@verbose_option("Tell more: every module.")
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Run REFERENCE and CANDIDATE on the same values, and say how near their answers are.
+
+    CANDIDATE is an ONNX file or the folder of a build; REFERENCE is one as well, or a checkpoint or Hub id, which
+    PyTorch runs. Exit codes: 0 done, 3 an output is off by more than --threshold, 1 failed, 2 wrong usage.
+    """
+    reference, candidate = _refuse_early(options)
+    silence_library_warnings(debug=options["debug"])
+    from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
+    from winml.modelkit.report.model_comparison import print_comparison
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+    run = RunOptions(
+        options["candidate"],
+        sizes=sizes_by_name({**options, "batch_size": None}),
+        input_data=Path(options["input_data"]) if options["input_data"] else None,
+        seed=options["seed"],
+    )
+    asked = CompareOptions(
+        run,
+        by_module=options["by_module"],
+        threshold=options["threshold"],
+        draws=options["samples"],
+        names=_names(options["names"]),
+    )
+    with library_output_to_stderr():
+        result = compare_models(reference, candidate, asked)
+    show_answer(
+        result.as_record(), options, lambda console: print_comparison(result, console, verbose=options["verbose"])
+    )
+    if not result.is_within:
+        click.get_current_context().exit(TOO_FAR)
+
+
+def _refuse_early(options: dict[str, Any]) -> tuple[Any, Path]:
+    """Return what is compared; refuse what options and paths show to be wrong, before heavy imports."""
+    from winml.modelkit.builds.found_models import onnx_file
+    from winml.modelkit.load.request import ModelRequest, resolve_source
+
+    candidate = onnx_file(options["candidate"])
+    if candidate is None:
+        raise UsageError(
+            f"CANDIDATE {options['candidate']} is no ONNX file",
+            hint="The first of the two may be a PyTorch model; the second is what was made of it.",
+        )
+    reference: Any = onnx_file(options["reference"])
+    if reference is None:
+        reference = ModelRequest(model=options["reference"])
+        resolve_source(reference)
+    _names(options["names"])
+    sizes_by_name({**options, "batch_size": None})
+    if options["output"] is not None:
+        read = [candidate, *([reference] if isinstance(reference, Path) else [])]
+        refuse_outputs([options["output"]], read, overwrite=options["overwrite"])
+    return reference, candidate
+
+
+def _names(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Return what ``--map`` says.
+
+    Raises:
+        UsageError: one has no equals sign between two names.
+    """
+    named = {}
+    for text in pairs:
+        left, sign, right = text.partition("=")
+        if not (left and sign and right):
+            raise UsageError(
+                f"--map {text}: expected two names, reference=candidate", hint="Such as --map ids=input_ids."
+            )
+        named[left] = right
+    return named

@@ -1,0 +1,91 @@
+"""``winml diff``: what changed between two ONNX files, module by module."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._options import NonEmptyPath, debug_option, verbose_option
+
+if TYPE_CHECKING:
+    from winml.modelkit.results.structure_diff import StructureDiff
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml diff export.onnx optimized.onnx
+  winml diff old.onnx new.onnx --format markdown > comment.md
+  winml diff old.onnx new.onnx --exit-zero -o changes.json
+"""
+
+DIFFERENT = 3
+"""Specified: exit code for the answer "no"; the files are not the same."""
+
+
+@click.command(name="diff", cls=WinMLCommand, epilog=EPILOG)
+@click.argument("before", type=NonEmptyPath())
+@click.argument("after", type=NonEmptyPath())
+@click.option("-o", "--output", type=NonEmptyPath(), help="File to write the answer to as JSON; .md writes Markdown.")
+@click.option("--overwrite", is_flag=True, help="Replace the output if it is there already.")
+@click.option("--exit-zero", is_flag=True, help="Exit with 0 although the files differ.")
+@click.option(
+    "-f",
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json", "markdown"]),
+    default="table",
+    show_default=True,
+    help="Form of the answer on stdout.",
+)
+@verbose_option("Tell more: every module, and the names of weights.")
+@debug_option
+def command(**options: Any) -> None:
+    """Compare BEFORE and AFTER by module: operators, weights, types, sizes. Neither is run.
+
+    Weights are compared by content, in the files; their values are not told. Exit codes: 0 the same, 3 different,
+    1 the files are wrong, 2 wrong usage.
+    """
+    _refuse_early(options)
+    from winml.modelkit.flows.diff import diff_models
+
+    diff = diff_models(options["before"], options["after"])
+    if options["output"] is not None:
+        _write(diff, options["output"], overwrite=options["overwrite"])
+    _show(diff, options)
+    if not (diff.is_same or options["exit_zero"]):
+        click.get_current_context().exit(DIFFERENT)
+
+
+def _refuse_early(options: dict[str, Any]) -> None:
+    """Refuse what paths show to be wrong, before anything is read."""
+    output: Path | None = options["output"]
+    inputs = [options["before"], options["after"]]
+    refuse_outputs([output] if output is not None else [], inputs, overwrite=options["overwrite"])
+
+
+def _write(diff: StructureDiff, output: Path, *, overwrite: bool) -> None:
+    from winml.modelkit.graph.files.output_files import OutputFiles
+    from winml.modelkit.report.structure_diff import diff_markdown
+
+    text = diff_markdown(diff) if output.suffix == ".md" else f"{json_text(diff.as_record())}\n"
+    with OutputFiles() as files:
+        files.reserve(output).write_text(text, encoding="utf-8")
+        files.commit(overwrite=overwrite)
+
+
+def _show(diff: StructureDiff, options: dict[str, Any]) -> None:
+    from winml.modelkit.report.structure_diff import diff_markdown, print_diff
+    from winml.modelkit.report.terminal import console_for
+
+    if options["format_"] == "json":
+        print_json(diff.as_record())
+    elif options["format_"] == "markdown":
+        click.echo(diff_markdown(diff), nl=False)
+    else:
+        print_diff(diff, console_for(sys.stdout), verbose=options["verbose"])

@@ -1,0 +1,1 @@
+"""What does ``winml compare`` do? Runs two models on the same values, and finds where their answers part."""

@@ -1,0 +1,115 @@
+"""A PyTorch model as one side of a comparison: what its modules return, by forward hooks.
+
+Loads and calls the model as the export does. Hooks keep what is asked for, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch.utils import _pytree
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.export.tensors import to_numpy, to_torch
+from winml.modelkit.load.model import load_model
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
+
+__all__ = ["TorchSide", "opened_torch_side"]
+
+Array = NDArray[Any]
+
+
+class TorchSide:
+    """One PyTorch model, ready to be called."""
+
+    def __init__(self, prepared: PreparedPart, shown: str) -> None:
+        """Take a prepared model.
+
+        Args:
+            prepared: Its parameters hold values.
+            shown: The model, for people.
+        """
+        self.shown = shown
+        self._prepared = prepared
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the tensors it is called with."""
+        return tuple(spec.name for spec in self._prepared.part.inputs)
+
+    def outputs(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the model, and return what it answers.
+
+        Raises:
+            UsageError: it takes an input that there is no value for.
+            ExportError: it refuses the values; names the module.
+        """
+        if missing := [name for name in self.input_names if name not in feeds]:
+            raise UsageError(
+                f"{self.shown} takes {', '.join(self.input_names)}, and the other side has no input {missing[0]!r}",
+                hint="Compare it with a file that was exported from it, or name the input with --map.",
+            )
+        tensors = {name: to_torch(feeds[name]) for name in self.input_names}
+        with torch.inference_mode():
+            return dict(run_reference(self._prepared, tensors))
+
+    def values(self, feeds: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+        """Run the model, and return what its modules return, by the names of :meth:`value_name`."""
+        wanted, kept = set(names), dict[str, Array]()
+        if not wanted:
+            return kept
+        with self._hooked(lambda name, tensor: kept.update({name: to_numpy(tensor)}) if name in wanted else None):
+            self.outputs(feeds)
+        return kept
+
+    def value_counts(self, feeds: Mapping[str, Array]) -> dict[tuple[str, int], int]:
+        """Run the model, and return how many floating-point tensors each call of each module returns.
+
+        Returns:
+            Module path and number of the call, from 1 → tensors.
+        """
+        counts: dict[tuple[str, int], int] = {}
+
+        def count(name: str, _tensor: torch.Tensor) -> None:
+            path, call, _ = name.rsplit("|", 2)
+            counts[path, int(call)] = counts.get((path, int(call)), 0) + 1
+
+        with self._hooked(count):
+            self.outputs(feeds)
+        return counts
+
+    @staticmethod
+    def value_name(path: str, call: int, index: int) -> str:
+        """Return the name of one tensor that a call of a module returns."""
+        return f"{path}|{call}|{index}"
+
+    @contextmanager
+    def _hooked(self, keep: Any) -> Iterator[None]:
+        """Call ``keep`` with the name and the tensor of every floating-point tensor that any module returns."""
+        calls: dict[str, int] = {}
+
+        def hook(path: str) -> Any:
+            def after(_module: Any, _arguments: Any, output: Any) -> None:
+                calls[path] = calls.get(path, 0) + 1
+                leaves = [leaf for leaf in _pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+                for index, tensor in enumerate(leaf for leaf in leaves if leaf.is_floating_point()):
+                    keep(self.value_name(path, calls[path], index), tensor)
+
+            return after
+
+        with ExitStack() as hooks:
+            for path, module in self._prepared.model.named_modules():
+                hooks.callback(module.register_forward_hook(hook(path)).remove)
+            yield
+
+
+@contextmanager
+def opened_torch_side(request: ModelRequest) -> Iterator[TorchSide]:
+    """Load a model with its weights, for the time of the block."""
+    with prepared_part(load_model(request).only_part) as prepared, with_values(prepared) as weighted:
+        yield TorchSide(weighted, request.model or "the model")

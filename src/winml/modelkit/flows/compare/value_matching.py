@@ -1,0 +1,87 @@
+"""Which values of one side are the same as which of the other?
+
+Values of two files are the same where they have one name, which exporters, optimizers and quantizers keep; else where a
+module has as many outputs on both sides, in order. What a PyTorch module returns is what its nodes hand on, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from winml.modelkit.flows.compare.onnx_side import CallKey, ModuleBoundary, OnnxSide
+from winml.modelkit.flows.compare.torch_side import TorchSide
+from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.module_identity import ModuleIdentity
+
+__all__ = ["MatchedBoundary", "match_files", "match_with_torch"]
+
+NamesOfBoth = tuple[str, str]
+"""Name of a value in the reference and in the candidate."""
+
+
+@dataclass(frozen=True)
+class MatchedBoundary:
+    """The values at the boundary of one call of a module that both sides have."""
+
+    identity: ModuleIdentity
+    inputs: tuple[str, ...]
+    """Names in the candidate of what it is fed."""
+    outputs: tuple[NamesOfBoth, ...]
+    taps: tuple[NamesOfBoth, ...]
+    """Inputs and outputs that both sides have, to be recorded."""
+    reason: str = ""
+    """Why there is no output to compare."""
+
+
+def match_files(reference: OnnxSide, candidate: OnnxSide) -> list[MatchedBoundary]:
+    """Match the boundaries of two files, in the order the reference computes them, inner modules first."""
+    return [
+        _matched(boundary, candidate.boundaries.get(boundary.key), reference, candidate)
+        for boundary in _in_order(reference.boundaries)
+    ]
+
+
+def _in_order(boundaries: Mapping[CallKey, ModuleBoundary]) -> list[ModuleBoundary]:
+    return sorted(boundaries.values(), key=lambda item: (item.position, -address.depth(item.identity.tag)))
+
+
+def _matched(
+    boundary: ModuleBoundary, other: ModuleBoundary | None, reference: OnnxSide, candidate: OnnxSide
+) -> MatchedBoundary:
+    inputs = tuple((name, name) for name in boundary.inputs if name in reference.value_names & candidate.value_names)
+    outputs = tuple((name, name) for name in boundary.outputs if name in candidate.value_names)
+    if not outputs and other is not None and other.outputs and len(other.outputs) == len(boundary.outputs):
+        outputs = tuple(zip(boundary.outputs, other.outputs, strict=True))
+    reason = ""
+    if not outputs:
+        reason = boundary.reason or (
+            "the candidate has no such module" if other is None else other.reason or "none of its outputs is kept there"
+        )
+    names = tuple(dict.fromkeys(name for name, _ in inputs))
+    return MatchedBoundary(boundary.identity, names, outputs, tuple(dict.fromkeys((*inputs, *outputs))), reason)
+
+
+def match_with_torch(counts: Mapping[tuple[str, int], int], candidate: OnnxSide) -> list[MatchedBoundary]:
+    """Match the boundaries of a file with what the modules of a PyTorch model return.
+
+    Args:
+        counts: Module path and call → floating-point tensors it returns.
+        candidate: The file.
+    """
+    matched = []
+    for boundary in _in_order(candidate.boundaries):
+        identity = boundary.identity
+        count = counts.get((identity.module, identity.call), 0)
+        outputs = _returned(boundary.outputs, count, identity)
+        reason = "" if outputs else boundary.reason or "PyTorch returns nothing like its outputs"
+        matched.append(MatchedBoundary(identity, boundary.inputs, outputs, outputs, reason))
+    return matched
+
+
+def _returned(names: Sequence[str], count: int, identity: ModuleIdentity) -> tuple[NamesOfBoth, ...]:
+    """Return the tensors a module returns with the values of the file; of one tensor, the value computed last."""
+    if not count or not names:
+        return ()
+    kept = names if count == len(names) else names[-1:] if count == 1 else ()
+    return tuple((TorchSide.value_name(identity.module, identity.call, index), name) for index, name in enumerate(kept))

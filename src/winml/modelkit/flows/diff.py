@@ -1,0 +1,312 @@
+"""What does ``winml diff`` do? Compares the structure of two ONNX files module by module; neither is run.
+
+Weights are compared in the files, piece by piece, so that memory does not grow with them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from winml.modelkit.compare.structure import (
+    MatchedModule,
+    ModuleStructure,
+    StoredWeight,
+    changed_counts,
+    match_modules,
+    match_weights,
+)
+from winml.modelkit.graph.files.graph_reading import graph_of
+from winml.modelkit.graph.files.initializer_bytes import (
+    StoredBytes,
+    bytes_digest,
+    have_equal_bytes,
+    locate_initializers,
+)
+from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.fingerprint import fingerprint
+from winml.modelkit.inspect.module_costs import weight_owners
+from winml.modelkit.inspect.onnx_contents import Contents, PlacedNode, read_contents
+from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
+from winml.modelkit.results.structure_diff import ChangedModule, ComparedFile, ModuleStatus, StructureDiff, WeightChange
+
+__all__ = ["diff_models"]
+
+NO_MODULE = "nodes of no module"
+
+
+def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> StructureDiff:
+    """Compare the structure of two ONNX files, module by module, without running them.
+
+    Operators, attributes, types and sizes are compared, and weights by their content; of weights only names, types and
+    shapes are told. Renamed modules are matched by what they hold.
+
+    Args:
+        before: An ONNX file.
+        after: Another one.
+
+    Returns:
+        What was added, removed, changed and renamed.
+
+    Raises:
+        ModelPathError: there is no such file.
+        InputError: one is no ONNX file, or its data is missing.
+    """
+    old, new = _Side.read(Path(before)), _Side.read(Path(after))
+    weights = _WeightComparison(old.places, new.places)
+    matches = match_modules(old.modules, new.modules)
+    changed = [module for match in matches if (module := _changed_module(match, weights)) is not None]
+    interface = _interface_changes(old.structure, new.structure)
+    is_rewired = not changed and fingerprint(graph_of(old.structure, old.path)) != fingerprint(
+        graph_of(new.structure, new.path)
+    )
+    return StructureDiff(
+        before=old.as_compared(),
+        after=new.as_compared(),
+        operators=changed_counts(old.operators, new.operators),
+        interface=interface,
+        modules=tuple(changed),
+        same_modules=sum(match.before is not None and match.after is not None for match in matches)
+        - sum(module.status in ("changed", "renamed") for module in changed),
+        is_rewired=is_rewired and not interface,
+        notes=_notes(old.tree, new.tree),
+    )
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One file as it was read."""
+
+    path: Path
+    structure: onnx.ModelProto
+    tree: OnnxTree
+    modules: tuple[ModuleStructure, ...]
+    places: Mapping[str, StoredBytes]
+
+    @classmethod
+    def read(cls, path: Path) -> _Side:
+        structure = read_structure(path)
+        contents = read_contents(structure)
+        metadata = {item.key: item.value for item in structure.metadata_props}
+        tree = read_tree([node.proto for node in contents.nodes], metadata, structure.graph.name.strip("/") or "graph")
+        return cls(path, structure, tree, _module_structures(tree, contents), locate_initializers(path, structure))
+
+    @property
+    def operators(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for module in self.modules:
+            counts.update(module.operators)
+        return counts
+
+    def as_compared(self) -> ComparedFile:
+        files = (self.path, *external_files(self.path))
+        opsets = {entry.domain or "ai.onnx": entry.version for entry in self.structure.opset_import}
+        return ComparedFile(
+            path=self.path,
+            size_bytes=sum(file.stat().st_size for file in files),
+            nodes=sum(module.nodes for module in self.modules),
+            parameters=sum(module.parameters for module in self.modules),
+            weight_bytes=sum(module.size_bytes for module in self.modules),
+            opset=opsets.get("ai.onnx", 0),
+            tree_source=self.tree.source,
+        )
+
+
+def _module_structures(tree: OnnxTree, contents: Contents) -> tuple[ModuleStructure, ...]:
+    operators: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    signatures: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    weights: defaultdict[str, list[StoredWeight]] = defaultdict(list)
+    parameters: Counter[str] = Counter()
+    for node, tag in zip(contents.nodes, tree.tags, strict=True):
+        operators[tag][node.operator] += 1
+        signatures[tag][_signature(node)] += 1
+    for weight, tag in zip(contents.weights, weight_owners(tree, contents), strict=True):
+        weights[tag].append(StoredWeight(weight.name, weight.dtype, weight.shape, weight.size_bytes or 0))
+        parameters[tag] += weight.elements
+    known = [(module.path, module.tag, module.class_name) for module in tree.modules]
+    if operators[""] or weights[""]:
+        known.append(("", "", NO_MODULE))
+    return tuple(
+        ModuleStructure(
+            path,
+            tag,
+            class_name,
+            operators[tag],
+            signatures[tag],
+            tuple(weights[tag]),
+            parameters[tag],
+            sum(weight.size_bytes for weight in weights[tag]),
+        )
+        for path, tag, class_name in known
+    )
+
+
+def _signature(node: PlacedNode) -> str:
+    """Return the operator with a digest of its attributes; graphs count by the nodes in them, defaults not at all."""
+    digest = hashlib.blake2b(digest_size=8)
+    defaults = _default_attributes(node.proto.op_type, node.proto.domain)
+    for attribute in sorted(node.proto.attribute, key=lambda item: item.name):
+        if attribute.HasField("g") or attribute.graphs:
+            digest.update(attribute.name.encode())
+        elif defaults.get(attribute.name) != (text := _attribute_bytes(attribute)):
+            digest.update(text)
+    return f"{node.operator} {digest.hexdigest()}"
+
+
+@functools.cache
+def _default_attributes(operator: str, domain: str) -> Mapping[str, bytes]:
+    """Return the attributes of an operator that may be left out, as they are then."""
+    try:
+        schema = onnx.defs.get_schema(operator, domain=domain)
+    except onnx.defs.SchemaError:
+        return {}
+    return {name: _attribute_bytes(attribute.default_value) for name, attribute in schema.attributes.items()}
+
+
+def _attribute_bytes(attribute: onnx.AttributeProto) -> bytes:
+    plain = onnx.AttributeProto()
+    plain.CopyFrom(attribute)
+    plain.ClearField("doc_string")
+    content: bytes = plain.SerializeToString(deterministic=True)
+    return content
+
+
+class _WeightComparison:
+    """Says which weights of two files have the same values; of one whose name changed a digest is kept."""
+
+    def __init__(self, before: Mapping[str, StoredBytes], after: Mapping[str, StoredBytes]) -> None:
+        self._before, self._after = before, after
+        self._digests: dict[StoredBytes, str] = {}
+
+    def are_equal(self, before: str, after: str) -> bool:
+        left, right = self._before.get(before), self._after.get(after)
+        if left is None or right is None:
+            return left is right  # a weight of a subgraph or a constant: its node is compared
+        if before == after:
+            return have_equal_bytes(left, right)
+        return left.size_bytes == right.size_bytes and self._digest(left) == self._digest(right)
+
+    def _digest(self, place: StoredBytes) -> str:
+        if place not in self._digests:
+            self._digests[place] = bytes_digest(place)
+        return self._digests[place]
+
+
+def _changed_module(match: MatchedModule, weights: _WeightComparison) -> ChangedModule | None:
+    """Return what changed of a module; None where nothing did."""
+    before, after = match.before, match.after
+    shown = after or before
+    assert shown is not None  # a match has one side at least
+    old_operators = before.operators if before else {}
+    new_operators = after.operators if after else {}
+    operators = changed_counts(old_operators, new_operators)
+    changes = [
+        _weight_change(left, right)
+        for left, right in match_weights(
+            before.weights if before else (), after.weights if after else (), weights.are_equal
+        )
+    ]
+    attributes = _changed_attributes(before, after) if before and after else 0
+    is_changed = bool(operators or changes or attributes)
+    status: ModuleStatus
+    if before is None:
+        status = "added"
+    elif after is None:
+        status = "removed"
+    elif match.is_renamed:
+        status = "renamed"
+    elif is_changed:
+        status = "changed"
+    else:
+        return None
+    return ChangedModule(
+        status=status,
+        module=shown.path,
+        tag=shown.tag,
+        class_name=shown.class_name,
+        nodes=(before.nodes if before else 0, after.nodes if after else 0),
+        parameters=(before.parameters if before else 0, after.parameters if after else 0),
+        size_bytes=(before.size_bytes if before else 0, after.size_bytes if after else 0),
+        operators=operators,
+        dtypes=changed_counts(_bytes_by_dtype(before), _bytes_by_dtype(after)),
+        weights=tuple(changes),
+        attributes_changed=attributes,
+        renamed_from=before.tag if before is not None and match.is_renamed else "",
+    )
+
+
+def _weight_change(before: StoredWeight | None, after: StoredWeight | None) -> WeightChange:
+    if before is None:
+        assert after is not None  # a match has one side at least
+        return WeightChange(after.name, "added", after=after.words)
+    if after is None:
+        return WeightChange(before.name, "removed", before=before.words)
+    if before.name != after.name:
+        return WeightChange(after.name, "renamed", before.words, after.words, before.name)
+    return WeightChange(after.name, "changed", before.words, after.words)
+
+
+def _changed_attributes(before: ModuleStructure, after: ModuleStructure) -> int:
+    """Return how many nodes have an operator as before with other attributes."""
+    gone = Counter(before.signatures) - Counter(after.signatures)
+    come = Counter(after.signatures) - Counter(before.signatures)
+    by_operator = [Counter[str](), Counter[str]()]
+    for counts, signatures in zip(by_operator, (gone, come), strict=True):
+        for signature, count in signatures.items():
+            counts[signature.rpartition(" ")[0]] += count
+    return sum((by_operator[0] & by_operator[1]).values())
+
+
+def _bytes_by_dtype(module: ModuleStructure | None) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for weight in module.weights if module else ():
+        counts[weight.dtype] += weight.size_bytes
+    return counts
+
+
+def _interface_changes(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[str, ...]:
+    """Return what changed of inputs, outputs, opsets and functions, a sentence each."""
+    changes = []
+    for kind in ("input", "output"):
+        old, new = _declared_values(before.graph, kind), _declared_values(after.graph, kind)
+        changes += [f"{kind} {name} {old[name]} is gone" for name in old if name not in new]
+        changes += [f"{kind} {name} {new[name]} is new" for name in new if name not in old]
+        changes += [
+            f"{kind} {name} was {old[name]}, is {new[name]}" for name in old if name in new and old[name] != new[name]
+        ]
+        if not changes and list(old) != list(new):
+            changes.append(f"the {kind}s are in another order")
+    old_opsets = {entry.domain or "ai.onnx": entry.version for entry in before.opset_import}
+    new_opsets = {entry.domain or "ai.onnx": entry.version for entry in after.opset_import}
+    for domain, (left, right) in changed_counts(old_opsets, new_opsets).items():
+        changes.append(f"opset of {domain} was {left or 'absent'}, is {right or 'absent'}")
+    return tuple(changes)
+
+
+def _declared_values(graph: onnx.GraphProto, kind: str) -> dict[str, str]:
+    initialized = {tensor.name for tensor in graph.initializer}
+    values = {}
+    for value in getattr(graph, kind):
+        tensor = value.type.tensor_type
+        if value.name in initialized:
+            continue
+        sizes = [
+            str(size.dim_value) if size.HasField("dim_value") else size.dim_param or "?" for size in tensor.shape.dim
+        ]
+        values[value.name] = f"{onnx.TensorProto.DataType.Name(tensor.elem_type).lower()}[{', '.join(sizes)}]"
+    return values
+
+
+def _notes(before: OnnxTree, after: OnnxTree) -> tuple[str, ...]:
+    if before.source == after.source:
+        return ()
+    where = f"Modules are read from {before.source} before and from {after.source} after: they need not match."
+    return (f"{where} winml retag gives a file the tags of the file it was made from.",)

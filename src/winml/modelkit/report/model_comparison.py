@@ -1,0 +1,97 @@
+"""Tells in a terminal how two models agree, and which module is the first to part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from winml.modelkit.report.terminal import TextTable, print_rows
+from winml.modelkit.results.model_comparison import ComparedModule, ComparedOutput, ModelComparison
+
+__all__ = ["print_comparison"]
+
+SHOWN_MODULES = 12
+"""Rows of the module table unless all are asked for. Chosen: the answer fits on a screen."""
+
+
+def print_comparison(result: ModelComparison, console: Console, *, verbose: bool) -> None:
+    """Print the answer; with ``verbose`` every module, in the order they are computed."""
+    print_rows(list(_rows(result)), console)
+    if result.modules is None:
+        return
+    known = [module for module in result.modules if module.fidelity is not None]
+    worst = sorted(known, key=lambda module: -(module.own_error or 0.0))[:SHOWN_MODULES]
+    first = result.first_divergence
+    shown = list(result.modules) if verbose else [module for module in known if module in worst or module is first]
+    if not shown:
+        return
+    console.print()
+    table = TextTable(
+        ("", "module", "own error", "error", "of inputs", "SQNR dB", "cosine"), numbers=frozenset({2, 3, 4, 5, 6})
+    )
+    for module in shown:
+        table.add("first" if module is first else "", module.identity.words, *_cells(module))
+    table.print(console)
+    if len(shown) < len(result.modules):
+        console.print(f"the {len(shown)} with the largest own error of {len(result.modules)} (--verbose shows all)")
+
+
+def _rows(result: ModelComparison) -> Iterator[tuple[str, str]]:
+    yield "reference", result.reference
+    yield "candidate", result.candidate
+    yield "inputs", f"{result.input_source}, {result.draws} {'set' if result.draws == 1 else 'sets'}"
+    for output in result.outputs:
+        yield "output", _output_words(output)
+    if result.threshold is not None:
+        verdict = "within" if result.is_within else "beyond"
+        yield "threshold", f"{verdict} a relative error of {result.threshold:g}"
+    if result.modules is not None:
+        yield "first", _first_words(result)
+        missing = [module for module in result.modules if module.fidelity is None]
+        reasons = dict.fromkeys(module.reason for module in missing)
+        yield from (
+            ("not seen", f"{sum(module.reason == reason for module in missing)} modules: {reason}")
+            for reason in reasons
+        )
+    yield from (("note", note) for note in result.notes)
+
+
+def _output_words(output: ComparedOutput) -> str:
+    fidelity = output.fidelity
+    if fidelity.problem:
+        return f"{fidelity.name}: {fidelity.problem}"
+    words = (
+        f"{fidelity.name}: relative error {fidelity.relative_error:.1e}, SQNR {fidelity.sqnr_db:.1f} dB, "
+        f"cosine {fidelity.cosine:.6f}, largest difference {fidelity.max_abs_diff:.1e}"
+    )
+    if output.top1_agreement is None:
+        return words
+    return f"{words}, largest at the same place {100 * output.top1_agreement:.1f} %"
+
+
+def _first_words(result: ModelComparison) -> str:
+    first = result.first_divergence
+    if first is None or first.fidelity is None:
+        return f"no module has an error of its own beyond rounding ({result.tolerance:g}) and what all of them have"
+    problem = f": {first.fidelity.problem}" if first.fidelity.problem else ""
+    return f"{first.identity.words} is the first whose error is its own{problem} ({first.identity.tag})"
+
+
+def _cells(module: ComparedModule) -> tuple[str, str, str, str, str]:
+    fidelity = module.fidelity
+    if fidelity is None:
+        return (module.reason, "", "", "", "")
+    if fidelity.problem:
+        return (fidelity.problem, "", _number(module.input_error), "", "")
+    return (
+        _number(module.own_error),
+        _number(fidelity.relative_error),
+        _number(module.input_error),
+        f"{fidelity.sqnr_db:.1f}",
+        f"{fidelity.cosine:.6f}",
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}"

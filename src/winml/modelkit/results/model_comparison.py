@@ -1,0 +1,113 @@
+"""How the answers of two models agree, and where they part: the record of ``winml compare``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from winml.modelkit.compare.fidelity import OutputFidelity
+from winml.modelkit.hierarchy.module_identity import ModuleIdentity
+
+__all__ = ["ComparedModule", "ComparedOutput", "ModelComparison"]
+
+
+@dataclass(frozen=True)
+class ComparedOutput:
+    """One output of both models."""
+
+    fidelity: OutputFidelity
+    top1_agreement: float | None = None
+    """Share of positions at which the largest value along the last axis is at the same place; None where that means
+    nothing."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready record."""
+        return {**self.fidelity.as_record(), "top1_agreement": self.top1_agreement}
+
+
+@dataclass(frozen=True)
+class ComparedModule:
+    """One call of one module."""
+
+    identity: ModuleIdentity
+    fidelity: OutputFidelity | None
+    """Of its output that is farthest off; None where no value of it is on both sides."""
+    input_error: float | None = None
+    """Largest relative error of what it was fed; None where nothing is known of it."""
+    own_error: float | None = None
+    """Relative error that it was not fed."""
+    reason: str = ""
+    """Why nothing of it can be compared."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready record."""
+        measured = self.fidelity.as_record() if self.fidelity is not None else {}
+        measured["value"] = measured.pop("name", None)
+        return {
+            **self.identity.as_record(),
+            **measured,
+            "input_error": _finite(self.input_error),
+            "own_error": _finite(self.own_error),
+            "reason": self.reason or None,
+        }
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """Everything there is to tell about two models on the same values."""
+
+    reference: str
+    candidate: str
+    draws: int
+    input_source: str
+    outputs: tuple[ComparedOutput, ...]
+    threshold: float | None
+    """Largest accepted relative error of an output; None where nothing is asked for."""
+    modules: tuple[ComparedModule, ...] | None = None
+    """In the order their outputs are computed; None where they were not compared."""
+    divergence: int | None = None
+    """Position in ``modules`` of the first whose error is its own."""
+    tolerance: float = 0.0
+    """Relative error of a module that counts as rounding."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> ComparedOutput:
+        """The output that is farthest off."""
+        return min(self.outputs, key=lambda output: (not output.fidelity.problem, output.fidelity.sqnr_db))
+
+    @property
+    def first_divergence(self) -> ComparedModule | None:
+        """The first module whose error is its own."""
+        return self.modules[self.divergence] if self.modules is not None and self.divergence is not None else None
+
+    @property
+    def is_within(self) -> bool:
+        """Whether every output is as near as was asked for."""
+        return self.threshold is None or all(
+            not output.fidelity.problem and output.fidelity.relative_error <= self.threshold for output in self.outputs
+        )
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready record; errors are shares of the reference, SQNR is in decibels."""
+        first = self.first_divergence
+        return {
+            "schema_version": 1,
+            "reference": self.reference,
+            "candidate": self.candidate,
+            "draws": self.draws,
+            "input_source": self.input_source,
+            "threshold": self.threshold,
+            "is_within": self.is_within,
+            "outputs": [output.as_record() for output in self.outputs],
+            "first_divergence": None
+            if first is None
+            else {**first.identity.as_record(), "metric": "own_error", "value": _finite(first.own_error)},
+            "modules": None if self.modules is None else [module.as_record() for module in self.modules],
+            "notes": list(self.notes),
+        }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

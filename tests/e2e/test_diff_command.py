@@ -1,0 +1,213 @@
+"""``winml diff`` names what changed, module by module, and nothing that did not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from e2e.in_process import run_here
+from winml.modelkit import diff_models
+from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> Path:
+    """The file that is compared with."""
+    return saved(build(), tmp_path / "before.onnx")
+
+
+def build(change: Callable[[ir.Model], None] = lambda _: None) -> ir.Model:
+    """Return a graph of two layers in modules ``first`` and ``second``, after a change."""
+    generator = np.random.default_rng(0)
+    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=[2, 40])
+    weights = {
+        name: ir.val(name, const_value=ir.tensor(generator.standard_normal(shape).astype(np.float32), name=name))
+        for name, shape in (("w_1", (40, 40)), ("b_1", (40,)), ("w_2", (40, 40)))
+    }
+    nodes = []
+    value = x
+    for operator, extra, tag, attributes in (
+        ("MatMul", "w_1", "/M/First", {}),
+        ("Add", "b_1", "/M/First", {}),
+        ("Relu", "", "/M/First", {}),
+        ("MatMul", "w_2", "/M/Second", {}),
+        ("LeakyRelu", "", "/M/Second", {"alpha": 0.1}),
+    ):
+        inputs = [value, weights[extra]] if extra else [value]
+        node = ir.node(operator, inputs, attributes=attributes, name=f"{tag}/{operator}_{len(nodes)}")
+        write_tag(node, NodeTag(tag, tag.rpartition("/")[2].lower(), "direct"))
+        nodes.append(node)
+        value = node.outputs[0]
+        value.name = f"v{len(nodes)}"
+    value.dtype, value.shape = ir.DataType.FLOAT, ir.Shape([2, 40])
+    graph = ir.Graph([x], [value], nodes=nodes, initializers=list(weights.values()), opset_imports={"": 17}, name="m")
+    model = ir.Model(graph, ir_version=10)
+    change(model)
+    return model
+
+
+def saved(model: ir.Model, path: Path, **options: object) -> Path:
+    """Write a model and return where it is."""
+    ir.save(model, path, **options)  # type: ignore[arg-type]
+    return path
+
+
+def change_weight(model: ir.Model) -> None:
+    """Change one number of the second layer's weight."""
+    array = model.graph.initializers["w_2"].const_value.numpy().copy()  # type: ignore[union-attr]
+    array[17, 3] += 1e-6
+    model.graph.initializers["w_2"].const_value = ir.tensor(array, name="w_2")
+
+
+def change_attribute(model: ir.Model) -> None:
+    """Give LeakyRelu another slope."""
+    list(model.graph)[-1].attributes["alpha"] = ir.AttrFloat32("alpha", 0.2)
+
+
+def spell_default(model: ir.Model) -> None:
+    """Give LeakyRelu the slope that it has where none is given."""
+    del list(model.graph)[-1].attributes["alpha"]
+
+
+def rename_weight(model: ir.Model) -> None:
+    """Call the second layer's weight otherwise."""
+    value = model.graph.initializers.pop("w_2")
+    value.name = "other"
+    model.graph.register_initializer(value)
+
+
+def rename_module(model: ir.Model) -> None:
+    """Call the second module otherwise."""
+    for node in model.graph:
+        tag = read_tag(node)
+        assert tag is not None
+        if tag.tag == "/M/Second":
+            write_tag(node, NodeTag("/M/Third", "third", "direct"))
+
+
+def half(model: ir.Model) -> None:
+    """Store the second layer's weight in half precision, behind a Cast."""
+    value = model.graph.initializers["w_2"]
+    reader = next(iter(value.uses())).node
+    stored = ir.val("w_2_half", const_value=ir.tensor(value.const_value.numpy().astype(np.float16), name="w_2_half"))  # type: ignore[union-attr]
+    cast = ir.node("Cast", [stored], attributes={"to": 1}, name="/M/Second/Cast")
+    write_tag(cast, NodeTag("/M/Second", "second", "inherited"))
+    cast.outputs[0].name = "w_2_cast"
+    reader.replace_input_with(1, cast.outputs[0])
+    del model.graph.initializers["w_2"]
+    model.graph.register_initializer(stored)
+    model.graph.insert_before(reader, cast)
+
+
+def test_files_of_the_same_model_are_the_same(before: Path, tmp_path: Path) -> None:
+    """Where the weights lie, and in which order, changes nothing."""
+    outside = saved(build(), tmp_path / "outside.onnx", external_data="outside.data", size_threshold_bytes=0)
+
+    diff = diff_models(before, outside)
+
+    assert diff.is_same
+    assert diff.same_modules == 3
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_changed_weight_is_found_by_content(before: Path, tmp_path: Path, *, outside: bool) -> None:
+    """One number of one weight is told as that weight of that module, wherever it is stored; never its values."""
+    options = {"external_data": "after.data", "size_threshold_bytes": 0} if outside else {}
+    diff = diff_models(before, saved(build(change_weight), tmp_path / "after.onnx", **options))
+
+    (module,) = diff.modules
+    assert (module.status, module.module, module.tag) == ("changed", "second", "/M/Second")
+    assert [(weight.name, weight.status) for weight in module.weights] == [("w_2", "changed")]
+    assert not module.operators
+    assert module.weights[0].as_record() == {
+        "name": "w_2", "status": "changed", "before": "float32[40, 40]", "after": "float32[40, 40]",
+        "renamed_from": None,
+    }  # fmt: skip
+
+
+def test_changed_attribute_is_counted_and_a_default_is_none(before: Path, tmp_path: Path) -> None:
+    """An attribute counts by what it means, not by whether it is written."""
+    diff = diff_models(before, saved(build(change_attribute), tmp_path / "after.onnx"))
+    assert [(module.tag, module.attributes_changed) for module in diff.modules] == [("/M/Second", 1)]
+
+    def write_out(model: ir.Model) -> None:
+        list(model.graph)[-1].attributes["alpha"] = ir.AttrFloat32("alpha", 0.01)
+
+    left_out, written = tmp_path / "default.onnx", tmp_path / "written.onnx"
+    diff = diff_models(saved(build(spell_default), left_out), saved(build(write_out), written))
+    assert not diff.modules
+
+
+def test_renamed_weights_and_modules_are_matched(before: Path, tmp_path: Path) -> None:
+    """A name is no change of what stands behind it."""
+    diff = diff_models(before, saved(build(rename_weight), tmp_path / "weight.onnx"))
+    assert [(item.name, item.status, item.renamed_from) for item in diff.modules[0].weights] == [
+        ("other", "renamed", "w_2")
+    ]
+
+    diff = diff_models(before, saved(build(rename_module), tmp_path / "module.onnx"))
+    assert [(module.status, module.renamed_from, module.tag) for module in diff.modules] == [
+        ("renamed", "/M/Second", "/M/Third")
+    ]
+
+
+def test_types_operators_and_interface_are_told(before: Path, tmp_path: Path) -> None:
+    """A weight of another type shows in the operators, the types and the bytes of its module."""
+    (module,) = diff_models(before, saved(build(half), tmp_path / "half.onnx")).modules
+    assert dict(module.operators) == {"Cast": (0, 1)}
+    assert dict(module.dtypes) == {"float32": (6400, 0), "float16": (0, 3200)}
+    assert module.size_bytes == (6400, 3200)
+
+    def open_batch(model: ir.Model) -> None:
+        model.graph.inputs[0].shape = ir.Shape(["batch", 40])
+
+    diff = diff_models(before, saved(build(open_batch), tmp_path / "open.onnx"))
+    assert diff.interface == ("input x was float[2, 40], is float[batch, 40]",)
+
+
+def test_command_answers_for_people_programs_and_comments(before: Path, tmp_path: Path) -> None:
+    """Exit code 3 says that they differ, 0 that they do not, or that nobody asked."""
+    after = saved(build(change_weight), tmp_path / "after.onnx")
+
+    table = run_here("diff", before, after)
+    assert table.code == 3
+    assert "/M/Second" in table.out
+    assert run_here("diff", before, before).code == 0
+
+    answer = run_here("diff", before, after, "--format", "json", "--exit-zero", "-o", tmp_path / "changes.md")
+    assert answer.code == 0
+    record = json.loads(answer.out)
+    assert record["schema_version"] == 1
+    assert [module["tag"] for module in record["modules"]] == ["/M/Second"]
+    assert "| changed | `/M/Second` |" in (tmp_path / "changes.md").read_text()
+
+
+def test_missing_data_and_files_that_are_none_are_refused(before: Path, tmp_path: Path) -> None:
+    """What cannot be read is an error, not a difference."""
+    outside = saved(build(), tmp_path / "outside.onnx", external_data="outside.data", size_threshold_bytes=0)
+    (tmp_path / "outside.data").unlink()
+    assert run_here("diff", before, outside).code == 1
+    assert run_here("diff", before, tmp_path / "none.onnx").code == 2
+    (tmp_path / "text.onnx").write_text("no model")
+    assert run_here("diff", before, tmp_path / "text.onnx").code == 1
+
+
+def test_graph_without_modules_is_compared_as_a_whole(before: Path, tmp_path: Path) -> None:
+    """Nodes of no module are one row."""
+    proto = onnx.load(before)
+    for node in proto.graph.node:
+        node.ClearField("metadata_props")
+        node.name = ""
+    onnx.save(proto, tmp_path / "bare.onnx")
+    proto.graph.node[2].op_type = "Tanh"
+    onnx.save(proto, tmp_path / "other.onnx")
+
+    (module,) = diff_models(tmp_path / "bare.onnx", tmp_path / "other.onnx").modules
+
+    assert (module.tag, dict(module.operators)) == ("", {"Relu": (1, 0), "Tanh": (0, 1)})

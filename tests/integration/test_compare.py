@@ -1,0 +1,158 @@
+"""An error planted in one module is found there, whatever was done to the file and wherever the reference runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from checkpoints import save_checkpoint
+from e2e.in_process import run_here
+from winml.modelkit import CompareOptions, WinMLExportConfig, compare_models, optimize_onnx, quantize_onnx
+from winml.modelkit.errors import UsageError
+from winml.modelkit.flows.export.export import HTPExporter
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.metadata_keys import MODULE_KEY
+from winml.modelkit.results.model_comparison import ModelComparison
+from winml.modelkit.runtime.opened_model import RunOptions
+
+SIZES = {"bert": {"num_hidden_layers": 3}, "gpt2": {"n_layer": 3}, "vit": {"num_hidden_layers": 3}}
+"""Three layers each, so that the planted one is neither the first nor the last."""
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small checkpoint and its export, optimized and quantized."""
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    checkpoint = save_checkpoint(request.param, folder / "checkpoint", **SIZES[request.param])
+    exporter = HTPExporter(WinMLExportConfig(verify=False))
+    exporter.export_checkpoint(ModelRequest(model=str(checkpoint)), folder / "plain.onnx")
+    optimize_onnx(folder / "plain.onnx", folder / "optimized.onnx", level="full")
+    # Small random layers have less to spare than real ones; how much is left is not the question here.
+    quantize_onnx(folder / "plain.onnx", folder / "quantized.onnx", verify=False)
+    return folder
+
+
+def planted(source: Path, target: Path, change: Callable[[np.ndarray], np.ndarray]) -> str:
+    """Change one weight in the middle of a model, and write it; returns the path of the module it belongs to.
+
+    Of a quantized layer it is the scale that is changed.
+    """
+    model = onnx.load(source)
+    readers = [
+        (node, name)
+        for node in model.graph.node
+        for name in node.input
+        if node.op_type in ("MatMul", "Gemm", "MatMulInteger", "Mul", "FusedMatMul", "FusedGemm", "Attention")
+    ]
+    weights = {item.name: item for item in model.graph.initializer}
+    fitting = [
+        (node, weights[name])
+        for node, name in readers
+        if name in weights
+        and weights[name].data_type == onnx.TensorProto.FLOAT
+        and (name.endswith("_scale") if node.op_type == "Mul" else len(weights[name].dims) == 2)
+    ]
+    node, weight = fitting[len(fitting) // 2]
+    array = change(numpy_helper.to_array(weight).copy())
+    weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+    onnx.save(model, target)
+    return next(entry.value for entry in node.metadata_props if entry.key == MODULE_KEY)
+
+
+def compared(reference: Path | ModelRequest, candidate: Path) -> ModelComparison:
+    """Compare two models module by module."""
+    return compare_models(reference, candidate, CompareOptions(RunOptions(candidate.name), by_module=True))
+
+
+@pytest.mark.parametrize("kind", ["plain", "optimized", "quantized"])
+def test_planted_error_is_found_in_its_module(exported: Path, kind: str, tmp_path: Path) -> None:
+    """The first module whose error is its own is the one that was changed, beside any rounding that is everywhere."""
+    module = planted(exported / f"{kind}.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
+
+    result = compared(exported / "plain.onnx", tmp_path / "wrong.onnx")
+
+    assert result.first_divergence is not None
+    assert result.first_divergence.identity.module == module
+
+
+@pytest.mark.parametrize("kind", ["plain", "optimized"])
+def test_infinite_weight_is_found_in_its_module(exported: Path, kind: str, tmp_path: Path) -> None:
+    """What overflows is told as such."""
+
+    def overflow(array: np.ndarray) -> np.ndarray:
+        array.flat[array.size // 2] = np.inf
+        return array
+
+    module = planted(exported / f"{kind}.onnx", tmp_path / "wrong.onnx", overflow)
+
+    first = compared(exported / "plain.onnx", tmp_path / "wrong.onnx").first_divergence
+
+    assert first is not None
+    assert first.identity.module == module
+    assert first.fidelity is not None
+    assert first.fidelity.problem
+
+
+def test_nothing_is_found_where_nothing_was_planted(exported: Path) -> None:
+    """Rounding is no error of a module, nor is what fewer bits do to all of them."""
+    for kind in ("plain", "optimized", "quantized"):
+        result = compared(exported / "plain.onnx", exported / f"{kind}.onnx")
+        assert result.first_divergence is None, kind
+        assert result.modules is not None
+        seen = [module for module in result.modules if module.fidelity is not None]
+        assert len(seen) >= 0.8 * len(result.modules)
+
+
+def test_file_is_compared_with_the_pytorch_model(exported: Path, tmp_path: Path) -> None:
+    """PyTorch's modules return what the nodes of the file hand on, and the planted one does not."""
+    request = ModelRequest(model=str(exported / "checkpoint"))
+    right = compared(request, exported / "plain.onnx")
+    assert right.first_divergence is None
+    assert max(output.fidelity.relative_error for output in right.outputs) < 1e-4
+    assert right.modules is not None
+    assert sum(module.fidelity is not None for module in right.modules) >= 0.8 * len(right.modules)
+
+    module = planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
+    first = compared(request, tmp_path / "wrong.onnx").first_divergence
+    assert first is not None
+    assert first.identity.module == module
+
+
+def test_command_says_where_and_how_far(exported: Path, tmp_path: Path) -> None:
+    """Exit code 3 where an output is beyond the threshold; the record names the module."""
+    module = planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
+    plain, wrong = exported / "plain.onnx", tmp_path / "wrong.onnx"
+
+    assert run_here("compare", plain, plain, "--threshold", "1e-6").code == 0
+    answer = run_here("compare", plain, wrong, "--by-module", "--threshold", "1e-6", "--format", "json")
+
+    assert answer.code == 3
+    record = json.loads(answer.out)
+    assert record["first_divergence"]["module"] == module
+    assert record["first_divergence"]["value"] > record["threshold"]
+    assert f"{module} is the first" in run_here("compare", plain, wrong, "--by-module").out
+
+
+def test_other_inputs_are_refused_unless_they_are_mapped(exported: Path, tmp_path: Path) -> None:
+    """What the two sides call differently has to be said."""
+    model = onnx.load(exported / "plain.onnx")
+    name = model.graph.input[0].name
+    for node in model.graph.node:
+        for index, read in enumerate(node.input):
+            if read == name:
+                node.input[index] = "renamed"
+    model.graph.input[0].name = "renamed"
+    onnx.save(model, tmp_path / "renamed.onnx")
+
+    run = RunOptions("renamed.onnx")
+    with pytest.raises(UsageError, match=r"--map") as refusal:
+        compare_models(exported / "plain.onnx", tmp_path / "renamed.onnx", CompareOptions(run))
+    assert name in refusal.value.message
+    mapped = CompareOptions(run, names={name: "renamed"}, threshold=1e-6)
+    assert compare_models(exported / "plain.onnx", tmp_path / "renamed.onnx", mapped).is_within
