@@ -15,7 +15,12 @@ from onnxruntime.quantization import QuantizationMode, QuantType
 from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.quant_utils import TENSOR_NAME_QUANT_SUFFIX, get_qmin_qmax_for_qType
 
-from winml.modelkit.graph.weightless_proto import WeightlessProto, from_weightless, to_weightless, weights_read_on_demand
+from winml.modelkit.graph.weightless_proto import (
+    WeightlessProto,
+    from_weightless,
+    to_weightless,
+    weights_read_on_demand,
+)
 from winml.modelkit.quantize.engine_task import EngineTask, quiet_quantizer
 from winml.modelkit.quantize.gemm_products import gemms_as_products
 from winml.modelkit.quantize.integer_weights import IntegerRange, measure_scales, quantized_tensor
@@ -65,22 +70,15 @@ class _LazyWeightQuantizer(ONNXQuantizer):  # type: ignore[misc]  # onnxruntime 
         self.integers: dict[str, ir.TensorProtocol] = {}
         """Quantized weights by name."""
 
-    def quantize_initializer_impl(
-        self, weight: onnx.TensorProto, qType: int, reduce_range: bool = False, keep_float_weight: bool = False
-    ) -> tuple[str, str, str]:
+    def quantize_initializer_impl(self, weight: onnx.TensorProto, integer_type: int, *_: bool) -> tuple[str, str, str]:
         """Quantize a weight with one scale; return the names of its integers, zero point and scale."""
-        return self._add_integers(weight, qType, None)
+        return self._add_integers(weight, integer_type, None)
 
     def quantize_weight_per_channel_impl(
-        self,
-        weight_name: str,
-        weight_qType: int,
-        channel_axis: int,
-        reduce_range: bool = True,
-        keep_float_weight: bool = False,
+        self, weight_name: str, integer_type: int, channel_axis: int, *_: bool
     ) -> tuple[str, str, str]:
         """Quantize a weight with a scale for each channel; return the names of its integers, zero points and scales."""
-        return self._add_integers(self.initializers[weight_name], weight_qType, channel_axis)
+        return self._add_integers(self.initializers[weight_name], integer_type, channel_axis)
 
     def _add_integers(self, weight: onnx.TensorProto, integer_type: int, axis: int | None) -> tuple[str, str, str]:
         tensor = self.weights.get(weight.name) or ir.serde.deserialize_tensor(weight)
@@ -92,8 +90,8 @@ class _LazyWeightQuantizer(ONNXQuantizer):  # type: ignore[misc]  # onnxruntime 
         names = (f"{weight.name}{TENSOR_NAME_QUANT_SUFFIX}", f"{weight.name}_zero_point", f"{weight.name}_scale")
         self.model.initializer_extend(
             [
-                onnx.numpy_helper.from_array(scales.scales, names[2]),
-                onnx.numpy_helper.from_array(scales.zero_points, names[1]),
+                ir.serde.serialize_tensor(ir.Tensor(scales.scales, name=names[2])),
+                ir.serde.serialize_tensor(ir.Tensor(scales.zero_points, name=names[1])),
                 onnx.TensorProto(name=names[0], data_type=integer_type, dims=weight.dims),
             ]
         )

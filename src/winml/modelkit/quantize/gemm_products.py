@@ -33,7 +33,7 @@ def gemms_as_products(sent: WeightlessProto, names: Collection[str]) -> Weightle
     initializers = {initializer.name: initializer for initializer in sent.proto.graph.initializer}
     nodes = []
     for node in sent.proto.graph.node:
-        settings = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        settings = {attribute.name: attribute.f or attribute.i for attribute in node.attribute}
         if node.op_type != "Gemm" or node.domain or node.name not in names or not _is_product(settings):
             nodes.append(node)
             continue
