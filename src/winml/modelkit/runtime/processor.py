@@ -7,7 +7,6 @@ signed bytes in 16 bits, where large sums saturate. Asks the operating system; k
 from __future__ import annotations
 
 import platform
-import sys
 from pathlib import Path
 
 __all__ = ["has_integer_dot_products", "is_x86"]
@@ -18,9 +17,10 @@ DOT_PRODUCT_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})
 
 def has_integer_dot_products() -> bool | None:
     """Say whether there are instructions for sums of 8-bit products (VNNI, Arm dot product); None: unknown."""
-    if sys.platform == "linux":
+    system = platform.system()
+    if system == "Linux":
         return flags_have_dot_products(_text_of(Path("/proc/cpuinfo")))
-    if sys.platform == "darwin":
+    if system == "Darwin":
         return True if platform.machine() == "arm64" else None  # every processor of Apple's own has them
     return None  # Windows has no public name for VNNI
 
