@@ -16,7 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-__all__ = ["WeightlessProto", "from_weightless", "to_weightless", "weights_read_on_demand"]
+__all__ = ["WeightlessProto", "from_weightless", "read_once", "to_weightless", "weights_read_on_demand"]
 
 SMALLEST_BYTES = 4096
 """Tensors from this size on travel without values. Chosen: shapes, scales and biases, which libraries read, are
@@ -42,17 +42,22 @@ class WeightlessProto:
 def to_weightless(model: ir.Model) -> WeightlessProto:
     """Return a model as a protobuf without the values of its large initializers; the model is not changed."""
     tensors: dict[str, tuple[ir.Value, ir.TensorProtocol]] = {}
+    small: list[tuple[ir.Value, ir.ExternalTensor]] = []
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
         if tensor is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes >= SMALLEST_BYTES:
             tensors[name] = (value, tensor)
+        elif isinstance(tensor, ir.ExternalTensor):
+            small.append((value, tensor))
     try:
+        for value, tensor in small:
+            value.const_value = ir.Tensor(read_once(tensor), dtype=tensor.dtype, name=value.name)
         for name, (value, tensor) in tensors.items():
             shape = ir.Shape(tensor.shape.numpy())
             value.const_value = ir.ExternalTensor(_ELSEWHERE, None, None, tensor.dtype, shape=shape, name=name)
         proto = ir.serde.serialize_model(model)
     finally:
-        for value, tensor in tensors.values():
+        for value, tensor in (*tensors.values(), *small):
             value.const_value = tensor
     for initializer in proto.graph.initializer:
         if initializer.name in tensors:
@@ -87,7 +92,7 @@ def weights_read_on_demand(weights: Mapping[str, ir.TensorProtocol]) -> Iterator
 
     def to_array(tensor: onnx.TensorProto, *arguments: Any, **keywords: Any) -> NDArray[Any]:
         if _is_hollow(tensor, weights):
-            return np.asarray(weights[tensor.name].numpy())
+            return read_once(weights[tensor.name])
         return original(tensor, *arguments, **keywords)
 
     numpy_helper.to_array = to_array
@@ -95,6 +100,16 @@ def weights_read_on_demand(weights: Mapping[str, ir.TensorProtocol]) -> Iterator
         yield
     finally:
         numpy_helper.to_array = original
+
+
+def read_once(tensor: ir.TensorProtocol) -> NDArray[Any]:
+    """Return the values of a tensor without keeping the file they are in mapped, which would count as memory."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return np.asarray(tensor.numpy())
+    values = np.array(tensor.numpy())
+    with contextlib.suppress(BufferError):  # someone else still looks at the mapped values
+        tensor.release()
+    return values
 
 
 def _is_hollow(tensor: onnx.TensorProto, weights: Mapping[str, ir.TensorProtocol]) -> bool:

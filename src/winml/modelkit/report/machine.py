@@ -25,6 +25,8 @@ def _machine_rows(machine: Machine) -> Iterator[tuple[str, str]]:
     cores = {"physical": machine.physical_cores, "logical": machine.logical_cores, "usable": machine.usable_cores}
     counts = ", ".join(f"{count} {name}" for name, count in cores.items() if count is not None)
     yield "processor", f"{machine.processor} · cores: {counts or 'not known'}"
+    dot_products = {True: "yes", False: "no", None: "not known"}[machine.has_integer_dot_products]
+    yield "8-bit dot products", f"{dot_products} (VNNI, or those of Arm: what makes int8 fast)"
     yield "memory", f"{size_words(machine.total_bytes)}, {size_words(machine.available_bytes)} of it available"
     for device in machine.devices:
         device_name = f" {device.name}" if device.name else ""

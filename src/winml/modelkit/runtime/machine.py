@@ -20,6 +20,7 @@ import psutil
 
 from winml.modelkit.runtime.devices import present_providers
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, short_name
+from winml.modelkit.runtime.processor import has_integer_dot_products
 from winml.modelkit.version import __version__
 
 __all__ = ["LIBRARIES", "DeviceInfo", "Machine", "ProviderInfo", "look_at_machine"]
@@ -72,6 +73,8 @@ class Machine:
     logical_cores: int | None
     usable_cores: int | None
     """Cores this process may run on; None where the system does not tell."""
+    has_integer_dot_products: bool | None
+    """Whether sums of 8-bit products have instructions of their own (VNNI); None where the system does not tell."""
     total_bytes: int
     available_bytes: int
     providers: tuple[ProviderInfo, ...]
@@ -89,6 +92,7 @@ class Machine:
                 "physical_cores": self.physical_cores,
                 "logical_cores": self.logical_cores,
                 "usable_cores": self.usable_cores,
+                "has_integer_dot_products": self.has_integer_dot_products,
             },
             "memory": {"total_bytes": self.total_bytes, "available_bytes": self.available_bytes},
             "execution_providers": [asdict(provider) for provider in self.providers],
@@ -117,6 +121,7 @@ def look_at_machine() -> Machine:
         physical_cores=psutil.cpu_count(logical=False),
         logical_cores=psutil.cpu_count(),
         usable_cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else None,
+        has_integer_dot_products=has_integer_dot_products(),
         total_bytes=int(memory.total),
         available_bytes=int(memory.available),
         providers=tuple(_list_providers()),

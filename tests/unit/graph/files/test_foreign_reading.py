@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
 from winml.modelkit.errors import InputError
-from winml.modelkit.graph.files.foreign_reading import load_foreign, merge_duplicate_keys, read_foreign
+from winml.modelkit.graph.files.foreign_reading import (
+    load_by_reference,
+    load_foreign,
+    merge_duplicate_keys,
+    read_foreign,
+)
+from winml.modelkit.graph.files.graph_reading import reading_graph
+from winml.modelkit.graph.files.stored_tensors import StoredTensor
 
 
 def model_with(*entries: tuple[str, str]) -> onnx.ModelProto:
@@ -116,3 +126,56 @@ def test_read_foreign_graph_that_is_none_is_refused(tmp_path: Path) -> None:
     path.write_bytes(model.SerializeToString())
     with pytest.raises(InputError, match="cannot be read as a graph"):
         read_foreign(path)
+
+
+WEIGHTS = {
+    "large": np.arange(4096, dtype=np.float32).reshape(64, 64),
+    "short": np.arange(4096, dtype=np.int64).astype(ml_dtypes.bfloat16),
+    "small": np.arange(4, dtype=np.float32),
+    "halves": np.arange(16384, dtype=np.int64).astype(ml_dtypes.int4),
+}
+
+
+def save_weights(folder: Path, *, data: str | None = None) -> Path:
+    """Write a model with weights of several types, inside the file or in a data file."""
+    x = ir.Value(name="x", shape=ir.Shape([4]), type=ir.TensorType(ir.DataType.FLOAT))
+    node = ir.Node("", "Neg", [x], outputs=[ir.Value(name="y")])
+    values = [ir.Value(name=name, const_value=ir.tensor(array, name=name)) for name, array in WEIGHTS.items()]
+    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=values, opset_imports={"": 21}, name="g")
+    ir.save(ir.Model(graph, ir_version=10), folder / "model.onnx", external_data=data, size_threshold_bytes=0)
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize("data", [None, "model.data"])
+def test_load_by_reference_gives_the_values_of_weights_inside_and_outside(tmp_path: Path, data: str | None) -> None:
+    """Every weight has type and values it was written with."""
+    model = load_by_reference(save_weights(tmp_path, data=data))
+
+    assert list(model.graph.initializers) == list(WEIGHTS)
+    for name, array in WEIGHTS.items():
+        tensor = model.graph.initializers[name].const_value
+        assert tensor is not None
+        assert np.array_equal(tensor.numpy(), array)
+        assert tensor.numpy().dtype == array.dtype
+
+
+def test_load_by_reference_leaves_large_weights_in_the_file(tmp_path: Path) -> None:
+    """A weight is read when it is asked for: one of a file that was replaced has the new values."""
+    path = save_weights(tmp_path)
+    tensor = load_by_reference(path).graph.initializers["large"].const_value
+    assert isinstance(tensor, StoredTensor)
+
+    path.write_bytes(path.read_bytes().replace(WEIGHTS["large"].tobytes(), (-WEIGHTS["large"]).tobytes()))
+
+    assert np.array_equal(tensor.numpy(), -WEIGHTS["large"])
+
+
+def test_load_by_reference_of_a_weight_that_is_too_long_names_it(tmp_path: Path) -> None:
+    """A shape that does not go with the bytes is found while reading, not where the values are used."""
+    path = save_weights(tmp_path)
+    model = onnx.load(path)
+    model.graph.initializer[0].dims[0] -= 1
+    path.write_bytes(model.SerializeToString())
+
+    with pytest.raises(InputError, match="tensor 'large' has 16384 bytes"):
+        reading_graph(path, lambda: load_by_reference(path))

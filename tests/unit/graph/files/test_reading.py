@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from winml.modelkit.errors import InputError, ModelPathError
-from winml.modelkit.graph.files.reading import KEPT_BYTES, read_structure
+from winml.modelkit.graph.files.reading import KEPT_BYTES, read_referring, read_structure
 
 LARGE = KEPT_BYTES
 
@@ -177,3 +177,28 @@ def test_read_structure_without_a_file_names_the_path(tmp_path: Path) -> None:
         read_structure(tmp_path / "missing.onnx")
     with pytest.raises(ModelPathError, match="is a directory"):
         read_structure(tmp_path)
+
+
+def test_read_referring_names_the_place_of_large_initializers_and_keeps_everything_else(tmp_path: Path) -> None:
+    """The bytes of an initializer are found at its offset; tensors that are no initializers have their values."""
+    model = _model_with_large_tensors()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+
+    referring = read_referring(path)
+
+    found = [*referring.graph.initializer, *referring.graph.node[1].attribute[0].g.initializer]
+    originals = [*model.graph.initializer, *model.graph.node[1].attribute[0].g.initializer]
+    outside = 0
+    for tensor, original in zip(found, originals, strict=True):
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        if not place:
+            assert tensor == original
+            continue
+        outside += 1
+        assert place["location"] == path.name
+        start, length = int(place["offset"]), int(place["length"])
+        assert path.read_bytes()[start : start + length] == original.raw_data
+    assert outside == sum(len(tensor.raw_data) >= KEPT_BYTES for tensor in originals)
+    assert referring.graph.node[0] == model.graph.node[0]
+    assert referring.graph.sparse_initializer == model.graph.sparse_initializer

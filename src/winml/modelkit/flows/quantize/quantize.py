@@ -17,6 +17,7 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_unfaithful
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
+from winml.modelkit.flows.quantize.kernel_notes import kernel_notes
 from winml.modelkit.inspect.onnx_tree import read_tree
 from winml.modelkit.optimize.opset_conversion import convert_opset
 from winml.modelkit.options import parse_options
@@ -111,7 +112,7 @@ def quantize_file(
         is_tagged=any(done.before.modules.values()),
         fidelity=done.fidelity,
         steps=done.steps,
-        notes=done.notes,
+        notes=(*done.notes, *work.notes, *kernel_notes(modes, signed_weights=options.base.signed_weights)),
     )
 
 

@@ -1,0 +1,44 @@
+"""Tells whether the processor multiplies 8-bit integers with instructions of their own.
+
+ONNX Runtime's integer kernels are fast with them. On x86 without them, they add pairs of products of unsigned and
+signed bytes in 16 bits, where large sums saturate. Asks the operating system; knows no kernel.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+__all__ = ["has_integer_dot_products", "is_x86"]
+
+DOT_PRODUCT_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})
+"""Specified: how Linux calls VNNI of AVX-512 and of AVX2, and the dot product of Arm, in ``/proc/cpuinfo``."""
+
+
+def has_integer_dot_products() -> bool | None:
+    """Say whether there are instructions for sums of 8-bit products (VNNI, Arm dot product); None: unknown."""
+    system = platform.system()
+    if system == "Linux":
+        return flags_have_dot_products(_text_of(Path("/proc/cpuinfo")))
+    if system == "Darwin":
+        return True if platform.machine() == "arm64" else None  # every processor of Apple's own has them
+    return None  # Windows has no public name for VNNI
+
+
+def flags_have_dot_products(cpuinfo: str) -> bool | None:
+    """Return what the text of ``/proc/cpuinfo`` says of them; None where it lists no flags."""
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    flags = next((value for key, _, value in lines if key.strip() in ("flags", "Features")), None)
+    return None if flags is None else not DOT_PRODUCT_FLAGS.isdisjoint(flags.split())
+
+
+def is_x86() -> bool:
+    """Say whether the processor is one of Intel's or AMD's kind."""
+    return platform.machine().lower() in ("x86_64", "amd64", "i386", "i686", "x86")
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
