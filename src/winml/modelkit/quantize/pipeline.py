@@ -20,6 +20,7 @@ from winml.modelkit.hierarchy.coverage import measure_coverage
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.dynamic_engine import quantize_dynamically
 from winml.modelkit.quantize.engine_task import EngineTask
+from winml.modelkit.quantize.float_engine import convert_floats
 from winml.modelkit.quantize.module_precision import ModulePrecision
 from winml.modelkit.quantize.node_records import mark_quantized_nodes
 from winml.modelkit.quantize.options import QuantizeOptions
@@ -51,6 +52,7 @@ class QuantizeResult(StageResult):
 ENGINES: Mapping[Mode, Callable[[ir.Model, EngineTask], ir.Model]] = {
     "dynamic": quantize_dynamically,
     "weight-only": quantize_weights,
+    "float": convert_floats,
 }
 """Who does it for each mode."""
 
@@ -103,6 +105,8 @@ def _run_engine(model: ir.Model, mode: Mode, task: EngineTask) -> ir.Model:
 def _module_outcomes(planned: Sequence[PlannedNode], reached: frozenset[str]) -> tuple[ModulePrecision, ...]:
     by_module: defaultdict[tuple[str, str], list[PlannedNode]] = defaultdict(list)
     for node in planned:
+        if not node.has_weight:
+            continue
         by_module[node.tag, node.requested.name].append(node)
     outcomes = []
     for (tag, requested), nodes in by_module.items():
