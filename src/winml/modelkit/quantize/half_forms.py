@@ -30,7 +30,11 @@ _FLOAT, _HALF = "tensor(float)", "tensor(float16)"
 
 
 def half_nodes(model: ir.Model, names: frozenset[str]) -> frozenset[ir.Node]:
-    """Return the nodes of the main graph, among the named ones, that can compute in float16 and do so safely."""
+    """Return the nodes of the main graph, among the named ones, that can compute in float16 and do so safely.
+
+    Values without a type get the one that follows from the operators, in place: onnx knows no operators of others.
+    """
+    _complete_types(model)
     halves: set[ir.Node] = set()
     wide: set[ir.Node] = set()
     for node in model.graph:
@@ -41,6 +45,19 @@ def half_nodes(model: ir.Model, names: frozenset[str]) -> frozenset[ir.Node]:
         elif _has_half_form(node, model.opset_imports):
             halves.add(node)
     return frozenset(halves)
+
+
+def _complete_types(model: ir.Model) -> None:
+    for node in model.graph:
+        if all(value.dtype is not None for value in node.outputs):
+            continue
+        schema = _schema_of(node, model.opset_imports)
+        if schema is None:
+            continue
+        known = {name: value.dtype for name, value in _formal_types(node, schema) if value.dtype is not None}
+        for name, value in _formal_types(node, schema):
+            if value.dtype is None and (dtype := known.get(name)) is not None:
+                value.type = ir.TensorType(dtype)
 
 
 def _is_all_wide(node: ir.Node, wide: set[ir.Node]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -86,8 +87,11 @@ def _half_quadratic(matrix: Array, form: BlockForm) -> Blocks:
         from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantConfig, HQQWeightOnlyQuantizer
     config = HQQWeightOnlyQuantConfig(block_size=form.block_size, bits=form.bits)
     graph = onnx.GraphProto(initializer=[ir.serde.serialize_tensor(ir.tensor(matrix.copy(), name="w"))])
-    (product,) = HQQWeightOnlyQuantizer(config).quantize(_product_node(), [graph])
-    return _parts_of(product, graph.initializer)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # and is not written
+        (product,) = HQQWeightOnlyQuantizer(config).quantize(_product_node(), [graph])
+    packed, scales, zero_points = _arrays(product, graph.initializer)
+    return Blocks(packed, scales.reshape(packed.shape[:2]), zero_points.reshape(packed.shape[:2]))
 
 
 def _k_quant(matrix: Array, form: BlockForm) -> Blocks:
@@ -107,9 +111,10 @@ def _k_quant(matrix: Array, form: BlockForm) -> Blocks:
         k_blocks=count,
         q_weight=values.astype(np.uint8),
         scale=scales.astype(np.float32),
-        zero_point=zero_points.astype(np.uint8),
+        zero_point=None,  # it packs those of an odd number of blocks across output channels
     )
-    return _parts_of(product, initializers)
+    packed, scales = _arrays(product, initializers)
+    return Blocks(packed, scales, _packed_zero_points(zero_points.astype(np.uint8).reshape(width, count), form))
 
 
 def _product_node() -> onnx.NodeProto:
@@ -117,11 +122,18 @@ def _product_node() -> onnx.NodeProto:
     return onnx.NodeProto(op_type="MatMul", name="product", input=["x", "w"], output=["y"])
 
 
-def _parts_of(product: onnx.NodeProto, initializers: Iterable[onnx.TensorProto]) -> Blocks:
+def _arrays(product: onnx.NodeProto, initializers: Iterable[onnx.TensorProto]) -> list[Array]:
     arrays = {tensor.name: ir.from_proto(tensor).numpy() for tensor in initializers}
-    packed, scales, zero_points = (arrays[name] for name in product.input[1:])
-    scales = scales.reshape(packed.shape[:2]).astype(np.float32, copy=False)
-    return Blocks(packed, scales, zero_points.reshape(len(packed), -1))
+    return [arrays[name] for name in product.input[1:]]
+
+
+def _packed_zero_points(zero_points: Array, form: BlockForm) -> Array:
+    """Return whole zero points of width × blocks with those of a channel in as few bytes as hold them."""
+    if form.values_per_byte == 1:
+        return zero_points
+    even = np.pad(zero_points, ((0, 0), (0, zero_points.shape[1] % 2)))
+    packed: Array = even[:, ::2] | even[:, 1::2] << 4
+    return packed
 
 
 _ALGORITHMS: Mapping[Algorithm, Callable[[Array, BlockForm], Blocks]] = {
