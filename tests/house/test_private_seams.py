@@ -114,6 +114,9 @@ SEAMS: dict[str, dict[str, str]] = {
         "._buffers": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_what_from_pretrained_loads",
         "._parameters": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_what_from_pretrained_loads",
     },
+    "quantize.half_forms": {
+        "onnxruntime.capi": "tests/unit/quantize/test_float_engine.py::test_float16_inside_and_float32_at_the_edges",
+    },
     "runtime.sessions": {
         "onnxruntime.capi": "tests/unit/runtime/test_sessions.py::"
         "test_session_of_a_broken_file_names_it_and_the_reason",

@@ -148,8 +148,8 @@ class GraphWork(ABC, Generic[ResultT]):
         """
         return {}
 
-    def compare(self, source: Path, written: Path, seed: int) -> Comparison:
-        """Compare the file that was written with its source.
+    def compare(self, source: Path, written: Path, seed: int) -> Comparison | None:
+        """Compare the file that was written with its source; None where that cannot be done here.
 
         Raises:
             StageError: the source itself cannot be run, so there is nothing to compare with.

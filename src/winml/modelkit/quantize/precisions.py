@@ -46,6 +46,12 @@ class ModeRules:
     """Oldest version of ONNX's operators that has those it makes."""
     needs_ranges: bool = False
     """Whether the ranges of activations have to be known."""
+    changes_every_node: bool = False
+    """Whether it changes what computes with floats, whatever the operator, with a weight or without."""
+
+    def changes(self, operator: str) -> bool:
+        """Say whether it changes nodes of an operator, where they have a weight."""
+        return self.changes_every_node or operator in self.operators
 
 
 MODES: Mapping[Mode, ModeRules] = {
@@ -66,9 +72,10 @@ MODES: Mapping[Mode, ModeRules] = {
         least_opset=13,
     ),
     "float": ModeRules(
-        "weights and activations in 16-bit floating point",
+        "16-bit floating point: weights and activations in fp16, or weights in bf16 that are computed in float32",
         frozenset(),
         least_opset=13,
+        changes_every_node=True,
     ),
 }
 """Ways to fewer bits, in the order they work where one graph uses several."""

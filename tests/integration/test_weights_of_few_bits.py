@@ -1,0 +1,116 @@
+"""Files with weights in few bits: written from files, verified, and with the precision of each module on its nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from graphs import parse
+from winml.modelkit.errors import UsageError
+from winml.modelkit.flows.quantize import quantize as flow
+from winml.modelkit.flows.quantize.quantize import quantize_onnx
+from winml.modelkit.graph.stage import all_nodes
+from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.results.quantized_model import QuantizedFile
+
+MODULES = ("embedding", "attention", "feed_forward", "norm", "head")
+BODY = """m (int64[batch,length] ids) => (float[batch,length,96] y)
+    <float[1] w0 = {0}, float[1] w1 = {0}, float[1] w2 = {0}, float[1] w3 = {0}, float[1] w4 = {0}> {
+    a = Gather (w0, ids)
+    b = MatMul (a, w1)
+    c = MatMul (b, w2)
+    d = Mul (c, w3)
+    y = MatMul (d, w4)
+}"""
+SHAPES = {"w0": (96, 64), "w1": (64, 64), "w2": (64, 64), "w3": (64,), "w4": (64, 96)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A file of five modules, its weights in a data file."""
+    model = parse(BODY)
+    generator = np.random.default_rng(1)
+    for name, shape in SHAPES.items():
+        value = model.graph.initializers[name]
+        array = (generator.standard_normal(shape) / 8).astype(np.float32)
+        value.const_value, value.shape = ir.tensor(array, name=name), ir.Shape(shape)
+    for node, module in zip(model.graph, MODULES, strict=True):
+        write_tag(node, NodeTag(f"/M/{module}", module, "direct"))
+    ir.save(model, tmp_path / "m.onnx", external_data="m.data")
+    return tmp_path / "m.onnx"
+
+
+def _records(path: Path) -> dict[str, set[tuple[str, str, int | None]]]:
+    """Return what the nodes of each module say of their precision."""
+    found: dict[str, set[tuple[str, str, int | None]]] = {}
+    for node in all_nodes(ir.load(path)):
+        if (text := node.metadata_props.get(QUANTIZATION_KEY)) is not None and (tag := read_tag(node)) is not None:
+            record = json.loads(text)
+            found.setdefault(tag.module, set()).add((record["precision"], record["kind"], record.get("block_size")))
+    return found
+
+
+def _actual(result: QuantizedFile) -> dict[str, str]:
+    return {module.tag.rsplit("/", 1)[-1]: module.actual for module in result.modules}
+
+
+def test_modes_mix_in_one_file(source: Path, tmp_path: Path) -> None:
+    """Four precisions by four ways meet in one verified graph; every node has a tag, and those that changed say how."""
+    result = quantize_onnx(
+        source,
+        tmp_path / "q.onnx",
+        precision="fp16",
+        per_module={"feed_forward": "int4", "attention": "int8", "head": "fp32"},
+    )
+    assert {"embedding": "fp16", "attention": "int8", "feed_forward": "int4", "head": "fp32"} == _actual(result)
+    assert result.fidelity is not None
+    assert result.fidelity.worst.sqnr_db > 10
+    assert result.coverage.nodes == result.coverage.tagged
+    records = _records(tmp_path / "q.onnx")
+    assert {("int4", "operator", 32)} == records["feed_forward"]
+    assert ("int8", "operator", None) in records["attention"]
+    assert {("fp16", "operator", None)} == records["embedding"] == records["norm"]
+    assert "head" not in records
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("int4", "operator"), ("fp16", "operator"), ("bf16", "weight")])
+def test_nodes_say_their_precision(source: Path, tmp_path: Path, precision: str, kind: str) -> None:
+    """The records of the nodes agree with the summary of the modules."""
+    result = quantize_onnx(source, tmp_path / "q.onnx", precision=precision)
+    size = 32 if precision == "int4" else None
+    assert {"embedding", "attention", "feed_forward", "head"} == set(_actual(result))
+    assert {precision} == set(_actual(result).values())
+    assert (precision, kind, size) in _records(tmp_path / "q.onnx")["head"]
+
+
+def test_source_that_does_not_fit_into_memory_is_not_run(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is written, and the record says that it was not verified and why."""
+    monkeypatch.setattr(flow, "available_bytes", lambda: 1000)
+    result = quantize_onnx(source, tmp_path / "q.onnx", precision="int4")
+    assert result.fidelity is None
+    assert "Not verified" in "".join(result.notes)
+    assert (tmp_path / "q.onnx").exists()
+
+
+def test_weights_beyond_float16_are_told(source: Path, tmp_path: Path) -> None:
+    """The number of values that float16 cannot hold is in the notes of the record."""
+    model = ir.load(source)
+    values = np.full((64,), 1e-3, np.float32)
+    values[:3] = 1e5
+    model.graph.initializers["w3"].const_value = ir.tensor(values, name="w3")
+    ir.save(model, tmp_path / "large.onnx", external_data="large.data")
+    result = quantize_onnx(tmp_path / "large.onnx", tmp_path / "q.onnx", precision="fp16", verify=False)
+    assert "3 value(s) of weights were beyond the range of float16" in "".join(result.notes)
+
+
+def test_block_size_that_no_kernel_has_is_refused(source: Path, tmp_path: Path) -> None:
+    """Before the file is read."""
+    with pytest.raises(UsageError, match="block_size"):
+        quantize_onnx(source, tmp_path / "q.onnx", precision="int4", block_size=48)

@@ -1,0 +1,142 @@
+"""Weights are kept in 4 or 8 bits by blocks, and quantized once, when they are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from blocked_graphs import floats, sqnr_db, task_for, weighted
+from graphs import operators, tags
+from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
+from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.quantize.weight_only import weight_matrices
+from winml.modelkit.quantize.weight_only.engine import quantize_weights
+
+PRODUCT = "m (float[2,64] x) => (float[2,48] y) <float[1] w = {0}> { y = MatMul (x, w) }"
+GEMM = """m (float[2,64] x) => (float[2,48] y) <float[1] w = {0}, float[1] wb = {0}> {
+    y = Gemm <transB = 1> (x, w, wb)
+}"""
+TIED = """m (int64[2,5] ids) => (float[2,5,80] y) <float[1] w = {0}> {
+    e = Gather (w, ids)
+    t = Transpose <perm = [1, 0]> (w)
+    y = MatMul (e, t)
+}"""
+IDS = np.arange(10).reshape(2, 5) * 7 % 80
+
+LEAST_DB = {"int4": 17.0, "int8": 38.0}
+"""Rounding normal values to 4 and 8 bits in blocks leaves 21 and 43 dB; half of the error is lost to chance here."""
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+@pytest.mark.parametrize("options", [{}, {"symmetric": True}, {"block_size": 16}, {"block_size": 128}], ids=str)
+def test_product_becomes_one_in_blocks(precision: str, options: dict[str, int]) -> None:
+    """The node has the operator of few bits with its tag; the weight is gone, and the answer is near."""
+    model = weighted(PRODUCT, w=(64, 48))
+    quantized = quantize_weights(model, task_for(model, precision, **options))
+    assert ["MatMulNBits"] == operators(quantized)
+    assert [("/M/MatMul", "direct")] == tags(quantized)
+    assert "w" not in quantized.graph.initializers
+    assert ["MatMul"] == operators(model)
+    assert sqnr_db(model, quantized, x=floats(2, 64)) > LEAST_DB[precision]
+
+
+@pytest.mark.parametrize("algorithm", ["rtn", "hqq", "k_quant"])
+def test_algorithms_of_onnxruntime_answer_alike(algorithm: str) -> None:
+    """Each of them makes a weight that ONNX Runtime runs, a depth that no block divides included."""
+    model = weighted(PRODUCT.replace("2,64", "2,70"), w=(70, 48))
+    quantized = quantize_weights(model, task_for(model, "int4", algorithm=algorithm))
+    assert ["MatMulNBits"] == operators(quantized)
+    assert sqnr_db(model, quantized, x=floats(2, 70)) > LEAST_DB["int4"]
+
+
+def test_gemm_keeps_its_bias() -> None:
+    """A weight that is stored with output channels first, and a bias, become one node."""
+    model = weighted(GEMM, w=(48, 64), wb=(48,))
+    quantized = quantize_weights(model, task_for(model, "int8"))
+    assert ["MatMulNBits"] == operators(quantized)
+    assert sqnr_db(model, quantized, x=floats(2, 64)) > LEAST_DB["int8"]
+
+
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        ("m (float[2,2,64] x) => (float[2,2,48] y) <float[1] w = {0}> { y = MatMul (x, w) }", (2, 64, 48)),
+        ("m (float[48,2] x) => (float[64,2] y) <float[1] w = {0}> { y = MatMul (w, x) }", (64, 48)),
+        ("m (float[2,64] x) => (float[2,48] y) <float[1] w = {0}> { y = Gemm <alpha = 2.0> (x, w) }", (64, 48)),
+        ("m (int64[2] x) => (float[64,2] y) <float[1] w = {0}> { y = Gather <axis = 1> (w, x) }", (64, 48)),
+        ("m (int64[2] x) => (float[2,40] y) <float[1] w = {0}> { y = Gather (w, x) }", (64, 40)),
+    ],
+    ids=["batched", "weight on the left", "scaled", "columns", "odd rows"],
+)
+def test_node_without_a_form_in_blocks_stays(body: str, shape: tuple[int, ...]) -> None:
+    """Its weight stays float."""
+    model = weighted(body, w=shape)
+    quantized = quantize_weights(model, task_for(model, "int4"))
+    assert operators(model) == operators(quantized)
+    assert ["w"] == [name for name, value in quantized.graph.initializers.items() if value.uses()]
+
+
+def test_table_takes_the_largest_block_that_divides_its_rows() -> None:
+    """A row of 48 values has three blocks of 16."""
+    model = weighted("m (int64[2] x) => (float[2,48] y) <float[1] w = {0}> { y = Gather (w, x) }", w=(80, 48))
+    quantized = quantize_weights(model, task_for(model, "int4"))
+    assert ["Reshape", "GatherBlockQuantized"] == operators(quantized)
+    assert 16 == quantized.graph[1].attributes["block_size"].as_int()
+    assert sqnr_db(model, quantized, x=[3, 79]) > LEAST_DB["int4"]
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+def test_tied_table_is_quantized_once(precision: str, tmp_path: Path) -> None:
+    """The embedding and the head read the same values, and the weight is read once while the file is written."""
+    model = weighted(TIED, w=(80, 64))
+    reads: list[str] = []
+    tensor = model.graph.initializers["w"].const_value
+    assert tensor is not None
+
+    def read() -> ir.TensorProtocol:
+        reads.append("w")
+        return tensor
+
+    model.graph.initializers["w"].const_value = ir.LazyTensor(read, tensor.dtype, tensor.shape, name="w")
+    quantized = quantize_weights(model, task_for(model, precision))
+    assert ["Reshape", "GatherBlockQuantized", "MatMulNBits"] == operators(quantized)
+    for external in (True, False):
+        write_model(quantized, tmp_path / "q.onnx", external=external)
+    assert ["w", "w"] == reads
+    assert sqnr_db(model, quantized, ids=IDS) > LEAST_DB[precision]
+
+
+def test_tied_table_of_an_embedding_that_stays_is_kept_beside_the_head() -> None:
+    """Only the head gets few bits; the table stays for the embedding."""
+    model = weighted(TIED, w=(80, 64))
+    quantized = quantize_weights(model, task_for(model, "int4", "MatMul"))
+    assert ["Gather", "MatMulNBits"] == operators(quantized)
+    assert "w" in quantized.graph.initializers
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+def test_weight_read_in_slabs_is_the_same(
+    precision: str, is_transposed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight in a file, of which a few rows are in memory at a time, gives the bytes of the whole one."""
+    model = weighted(PRODUCT, w=(130, 48))
+    whole = quantize_weights(model, task_for(model, precision, block_size=16))
+    value = model.graph.initializers["w"]
+    assert value.const_value is not None
+    array = value.const_value.numpy()
+    (tmp_path / "w.bin").write_bytes(bytes(8) + (array.T if is_transposed else array).tobytes())
+    stored = StoredValues(tmp_path / "w.bin", 8, ir.DataType.FLOAT, (48, 130) if is_transposed else (130, 48))
+    value.const_value = StoredTensor(stored, permutation=(1, 0) if is_transposed else None, name="w")
+    monkeypatch.setattr(weight_matrices, "SLAB_ELEMENTS", 1)
+    slabs = quantize_weights(model, task_for(model, precision, block_size=16))
+    parts = [value.const_value for value in slabs.graph.initializers.values()]
+    assert 3 == len(parts)
+    for part in parts:
+        assert part is not None
+        expected = whole.graph.initializers[part.name or ""].const_value
+        assert expected is not None
+        assert expected.tobytes() == part.tobytes()
