@@ -291,7 +291,7 @@ def _skip_reason(stage: Stage, plan: BuildPlan) -> str:
         return plan.switched_off[stage.section]
     if getattr(plan.config, stage.section) is None:
         return f"{stage.section} is null in the config"
-    return "" if stage.work else f"winml {__version__} has no {stage.name} stage yet"
+    return stage.idle(plan.config) if stage.work else f"winml {__version__} has no {stage.name} stage yet"
 
 
 def _record_words(record: StageRecord) -> str:

@@ -35,6 +35,7 @@ class _BuiltModel(WinMLModel):
         model: str,
         *,
         config: Config = None,
+        precision: str | None = None,
         task: str | None = None,
         ep: str | None = None,
         device: Device = None,
@@ -47,6 +48,7 @@ class _BuiltModel(WinMLModel):
             model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``.
             config: What the build is to do; see :func:`~winml.modelkit.build_hf_model`. Where it says nothing about
                 sizes, batch and sequence are left open if the model and the provider take that.
+            precision: Bits of the result, such as ``int8``; None: as the config says.
             task: What the model is for; None: the task of this class, else decided from the model's config.
             ep: Execution provider to run it on; None: the one for the device.
             device: Kind of processor; None: the provider's own, the CPU without one.
@@ -60,7 +62,7 @@ class _BuiltModel(WinMLModel):
         """
         check_load_keywords(load, f"{cls.__name__}.from_pretrained")
         request = ModelRequest(model, **{**load, "task": cls._checked_task(task)})
-        result = build_with_open_sizes(request, config, ep=ep)
+        result = build_with_open_sizes(request, config, ep=ep, precision=precision)
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
 
     @classmethod
@@ -69,12 +71,13 @@ class _BuiltModel(WinMLModel):
         model: str | os.PathLike[str],
         *,
         config: Config = None,
+        precision: str | None = None,
         ep: str | None = None,
         device: Device = None,
         pad_token_id: int | None = None,
     ) -> WinMLModel:
         """Build from an ONNX file and load the result; see :meth:`from_pretrained`."""
-        result = build_onnx_model(model, config=config)
+        result = build_onnx_model(model, config=config, precision=precision)
         if pad_token_id is None:
             pad_token_id = pad_token_beside(Path(model), config_beside(Path(model)))
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)

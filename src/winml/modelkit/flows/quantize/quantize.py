@@ -112,6 +112,7 @@ def quantize_file(
         fidelity=done.fidelity,
         steps=done.steps,
         notes=done.notes,
+        normalizations=done.normalizations,
     )
 
 
