@@ -12,7 +12,7 @@ from e2e.in_process import run_here
 from winml.modelkit.builds.foreign_configs import read_winml_cli_config
 from winml.modelkit.builds.stages import STAGES
 
-IDLE = [stage.section for stage in STAGES if stage.work is None]
+IDLE = ["quant", *(stage.section for stage in STAGES if stage.work is None)]
 WINML_CLI: dict[str, Any] = {
     "export": {
         "opset_version": 16,
@@ -59,9 +59,11 @@ def test_config_says_the_opset_and_null_for_stages_that_will_not_run(here: Path,
     assert 18 == _config("-m", small_bert, "-c", '{"export": {"exporter": "dynamo"}}')[0]["export"]["opset_version"]
     exported = run_here("export", "-m", small_bert, "-o", "m.onnx", "--no-verify", "-f", "json")
     assert record["export"]["opset_version"] == json.loads(exported.out)["opset_produced"]
-    asked, told = _config("-m", small_bert, "-p", "w8a16")
-    assert ({"precision": "w8a16"}, None) == (asked["quant"], asked["compile"])
-    assert "no stage that reads quant yet" in told
+    asked, told = _config("-m", small_bert, "-p", "w8a16", "--ep", "qnn", "--no-compile")
+    assert ("w8a16", "qnn", None) == (asked["quant"]["precision"], asked["quant"]["ep"], asked["compile"])
+    assert "" == told
+    _, told = _config("-m", small_bert, "-c", '{"compile": {"device": "npu"}}')
+    assert "no stage that reads compile yet" in told
 
 
 def test_config_of_an_onnx_file_is_what_build_takes(here: Path, small_file: Path) -> None:
@@ -146,7 +148,7 @@ def test_config_of_winml_cli_is_read_where_it_means_the_same(here: Path, small_b
     assert [[0, 119], [0, 1]] == [spec["value_range"] for spec in record["export"]["input_tensors"]]
     assert (16, False, "auto") == tuple(record["export"][key] for key in ("opset_version", "hierarchy", "exporter"))
     assert (True, "none") == (record["optim"]["gelu_fusion"], record["optim"]["level"])
-    assert ({"precision": "w8a16"}, None) == (record["quant"], record["compile"])
+    assert ("w8a16", None) == (record["quant"]["precision"], record["compile"])
     for words in ("loader.model_type bert", "export.output_tensors", "export.verbose", "optim.clamp_values", "samples"):
         assert words in told
     exported = run_here("export", "-c", "theirs.json", "-m", small_bert, "-o", "m.onnx", "-f", "json")

@@ -19,6 +19,7 @@ from winml.modelkit.builds.cache import library_versions
 from winml.modelkit.builds.companions import BuildCompanions
 from winml.modelkit.builds.file_records import FileRecords
 from winml.modelkit.builds.folder import held_folder, refuse_input_as_output
+from winml.modelkit.builds.handover import handed_over_stages
 from winml.modelkit.builds.identity import ModelIdentity, identify_model, identify_onnx
 from winml.modelkit.builds.model_sidecar import has_sidecar, model_sidecar
 from winml.modelkit.builds.plan import BuildPlan
@@ -101,6 +102,7 @@ def run_build(
     """
     identity = cache.identity if cache is not None else identify_plan(plan)
     store = cache.store if cache is not None else None
+    stages = handed_over_stages(stages, plan)
     names = names_of(stages)
     refuse_input_as_output(folder, identity.places, (*names, BUILD_MANIFEST_NAME))
     with held_folder(folder, names, is_cache=cache is not None, tell=listener.tell) as held:
@@ -169,7 +171,10 @@ class _Build:
                 part.records.append(StageRecord(name=stage.name, status="skipped", reason=skip_reason))
         elif stage.makes_graph:
             records = self._runner.run(stage, None)
-            self._parts = [BuiltPart(name, of_several=len(records) > 1, current=None) for name in records]
+            skipped = self._parts[0].records if self._parts else []
+            self._parts = [
+                BuiltPart(name, of_several=len(records) > 1, current=None, records=[*skipped]) for name in records
+            ]
             self._keep_records(records)
         else:
             for part in self._parts:
@@ -291,6 +296,8 @@ def _skip_reason(stage: Stage, plan: BuildPlan) -> str:
         return plan.switched_off[stage.section]
     if getattr(plan.config, stage.section) is None:
         return f"{stage.section} is null in the config"
+    if stage.handed_to is not None:
+        return f"done by {stage.handed_to} in memory: no float copy of the weights is written"
     return stage.idle(plan.config) if stage.work else f"winml {__version__} has no {stage.name} stage yet"
 
 

@@ -93,6 +93,8 @@ class Stage:
     """Whether it makes the graphs of all parts from a PyTorch model, rather than changing one graph."""
     idle: Callable[[WinMLBuildConfig], str] = lambda _config: ""
     """Why it has nothing to do although its section is no null, in a few words; empty where it has."""
+    handed_to: StageName | None = None
+    """Stage that does its work as well, on the graph in memory; None: it has a file of its own."""
     undo_resolution: Callable[[dict[str, Any], StageRecord], dict[str, Any]] = lambda options, _earlier: options
     """Options, in which values that an earlier run resolved are put back to what that run was asked."""
 

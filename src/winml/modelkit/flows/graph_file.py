@@ -46,6 +46,7 @@ __all__ = [
     "GraphFileTask",
     "GraphWork",
     "TransformedFile",
+    "refresh_metadata",
     "summarize_graph",
     "transform_file",
 ]
@@ -353,7 +354,7 @@ def _write_result(
             place_copy(task.source, staged, share_data=rules.share_data, may_link=rules.may_link)
             step.summary = "a copy by reference"
         else:
-            _refresh_metadata(model, work, is_plain=is_plain)
+            refresh_metadata(model, work, is_plain=is_plain)
             write_model(model, staged, external=_is_external(task, model))
             comparison = work.compare(task.source, staged, task.seed) if task.verify else None
             step.summary = comparison_words(comparison)
@@ -366,7 +367,7 @@ def _write_result(
     return _Written(tuple(WrittenFile(path, size) for path, size in ordered), summary, coverage, comparison)
 
 
-def _refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: bool) -> None:
+def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: bool) -> None:
     """Bring what the file says about itself up to date, in place; a key that the file does not have is not added.
 
     The stamp is: every graph that is in its plain form bears one.

@@ -46,6 +46,8 @@ class ModeRules:
     """Oldest version of ONNX's operators that has those it makes."""
     needs_ranges: bool = False
     """Whether the ranges of activations have to be known."""
+    is_by_tensor: bool = False
+    """Whether it reads one weight at a time while the result is written, and knows no other values."""
 
 
 MODES: Mapping[Mode, ModeRules] = {
@@ -64,11 +66,13 @@ MODES: Mapping[Mode, ModeRules] = {
         "weights in 4 or 8 bits by blocks, activations stay float (MatMulNBits)",
         frozenset({"MatMul", "Gemm", "Gather"}),
         least_opset=13,
+        is_by_tensor=True,
     ),
     "float": ModeRules(
         "weights and activations in 16-bit floating point",
         frozenset(),
         least_opset=13,
+        is_by_tensor=True,
     ),
 }
 """Ways to fewer bits, in the order they work where one graph uses several."""

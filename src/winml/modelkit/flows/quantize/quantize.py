@@ -27,7 +27,7 @@ from winml.modelkit.quantize.planning import GraphModules
 from winml.modelkit.quantize.precisions import MODES
 from winml.modelkit.results.quantized_model import QuantizedFile
 
-__all__ = ["graph_modules", "quantize_file", "quantize_onnx"]
+__all__ = ["Quantization", "graph_modules", "quantize_file", "quantize_onnx"]
 
 EXTERNAL_BYTES = 32_000_000
 """As for an optimized file: a session that maps its weights is there sooner than one that parses them."""
@@ -96,7 +96,7 @@ def quantize_file(
     """Quantize an ONNX file as a task says; see :func:`quantize_onnx` for what is returned and raised."""
     task.refuse_early()
     modes = tuple(dict.fromkeys(mode for _, mode in options.requested_modes()))
-    work = _Quantization(task.source, options, sizes or {})
+    work = Quantization(task.source, options, sizes or {})
     done = transform_file(task, work, on_step)
     return QuantizedFile(
         source=task.source,
@@ -117,7 +117,7 @@ def quantize_file(
 
 
 @dataclass
-class _Quantization(GraphWork[QuantizeResult]):
+class Quantization(GraphWork[QuantizeResult]):
     """The quantizer, once."""
 
     step_name: ClassVar[str] = "quantization"
@@ -142,9 +142,13 @@ class _Quantization(GraphWork[QuantizeResult]):
 
     def compare(self, source: Path, written: Path, seed: int) -> FidelityInfo:
         """Measure what is left of the answers."""
+        return refuse_unfaithful(source, written, seed, self.least_sqnr_db, sizes=self.sizes)
+
+    @property
+    def least_sqnr_db(self) -> float:
+        """Ratio in decibels that every output has to reach."""
         asked = [precision.least_sqnr_db for precision, _ in self.options.requested_modes()]
-        least = self.options.min_sqnr_db if self.options.min_sqnr_db is not None else min(asked)
-        return refuse_unfaithful(source, written, seed, least, sizes=self.sizes)
+        return self.options.min_sqnr_db if self.options.min_sqnr_db is not None else min(asked)
 
 
 def graph_modules(model: ir.Model, root: str) -> GraphModules:
