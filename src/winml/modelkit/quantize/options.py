@@ -13,9 +13,11 @@ import pydantic
 from winml.modelkit.options import Options
 from winml.modelkit.quantize.precisions import PRECISIONS, Mode, Precision, PrecisionName, mode_for
 
-__all__ = ["CalibrationMethod", "QuantizeOptions"]
+__all__ = ["Algorithm", "CalibrationMethod", "QuantizeOptions"]
 
 CalibrationMethod = Literal["minmax", "entropy", "percentile"]
+Algorithm = Literal["rtn", "hqq", "k_quant"]
+BlockSize = Literal[16, 32, 64, 128, 256]
 SelectorText = Annotated[str, pydantic.Field(min_length=1)]
 
 
@@ -36,6 +38,11 @@ class QuantizeOptions(Options):
     """A scale for each output channel of a weight rather than one for the weight. Null: yes."""
     symmetric: bool | None = None
     """Weights without a zero point. Null: as is usual for the precision."""
+    block_size: BlockSize = 32
+    """Weight-only: values of a weight that share a scale."""
+    algorithm: Algorithm = "rtn"
+    """Weight-only: how scales are found. `rtn` rounds to the nearest step, `hqq` and `k_quant` search, and take
+    longer."""
 
     min_sqnr_db: float | None = None
     """Signal-to-quantization-noise ratio in decibels that every output has to reach. Null: that of the precision."""

@@ -25,6 +25,7 @@ from winml.modelkit.quantize.node_records import mark_quantized_nodes
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import GraphModules, PlannedNode, plan_quantization
 from winml.modelkit.quantize.precisions import Mode
+from winml.modelkit.quantize.weight_only.engine import quantize_weights
 
 __all__ = ["QuantizeResult", "quantize"]
 
@@ -49,6 +50,7 @@ class QuantizeResult(StageResult):
 
 ENGINES: Mapping[Mode, Callable[[ir.Model, EngineTask], ir.Model]] = {
     "dynamic": quantize_dynamically,
+    "weight-only": quantize_weights,
 }
 """Who does it for each mode."""
 

@@ -25,6 +25,7 @@ QUANTIZED_OPERATORS = frozenset({
 })  # fmt: skip
 """Operators that only a quantized graph has."""
 
+_TAKING_TRANSPOSED = ("MatMul", "Gemm")
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
@@ -112,8 +113,15 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
 
 
 def constant_weight(node: ir.Node) -> ir.Value | None:
-    """Return the weight of a node: the floating-point initializer of at least two dimensions that it reads first."""
+    """Return the weight of a node: the floating-point initializer of at least two dimensions that it reads first.
+
+    It may be read transposed: a table that an embedding shares with a product (tied embeddings) stands in the graph
+    once, with a ``Transpose`` before the product.
+    """
     for value in node.inputs:
+        maker = value.producer() if value is not None else None
+        if maker is not None and maker.op_type == "Transpose" and node.op_type in _TAKING_TRANSPOSED:
+            value = maker.inputs[0]
         if value is None or value.const_value is None or not value.is_initializer():
             continue
         if value.const_value.dtype in _FLOATS and len(value.const_value.shape) >= 2:

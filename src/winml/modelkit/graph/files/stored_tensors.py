@@ -120,6 +120,11 @@ class StoredTensor(ir.LazyTensor):
         """A key that is equal for two tensors with the same bytes, whatever their names."""
         return (self.stored, self.dtype, self._permutation)
 
+    @property
+    def permutation(self) -> tuple[int, ...] | None:
+        """Order of the stored axes in the tensor; None: as stored."""
+        return self._permutation
+
     def named(self, name: str) -> StoredTensor:
         """Return the same values under another name."""
         return StoredTensor(self.stored, dtype=self.dtype, permutation=self._permutation, name=name)

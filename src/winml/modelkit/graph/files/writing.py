@@ -129,7 +129,9 @@ def _placeholders_for_weights(model: ir.Model) -> Iterator[dict[str, ir.TensorPr
                 # Strings have no bytes to stream. Data in another file is always copied into the file written.
                 if tensor is None or tensor.dtype == ir.DataType.STRING:
                     continue
-                if graph is model.graph and (tensor.nbytes >= STREAMED_BYTES or isinstance(tensor, ir.ExternalTensor)):
+                # What is computed on demand is computed once, in the order of the file.
+                on_demand = isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor))
+                if graph is model.graph and (on_demand or tensor.nbytes >= STREAMED_BYTES):
                     replaced_tensors.append((value, tensor))
                     value.const_value = _placeholder_for(value, tensor)
                 elif isinstance(tensor, ir.ExternalTensor):

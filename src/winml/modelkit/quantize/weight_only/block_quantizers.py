@@ -1,0 +1,147 @@
+"""Quantizes a matrix in blocks with what the installed ONNX Runtime has for it.
+
+A block is some consecutive values of one output channel that share a scale. Knows arrays only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.quantize.options import Algorithm
+
+__all__ = ["BlockForm", "Blocks", "quantize_blocks"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class BlockForm:
+    """How the values of a weight are kept."""
+
+    bits: int
+    block_size: int
+    """Values that share a scale; a power of two, at least 16."""
+    is_symmetric: bool
+    """Whether blocks have no zero point."""
+    algorithm: Algorithm
+
+    def block_count(self, depth: int) -> int:
+        """Return how many blocks an output channel has."""
+        return -(-depth // self.block_size)
+
+    @property
+    def values_per_byte(self) -> int:
+        """Number of quantized values in a byte."""
+        return 8 // self.bits
+
+    @property
+    def has_float_zero_points(self) -> bool:
+        """Whether zero points lie between the steps."""
+        return self.algorithm == "hqq"
+
+    @property
+    def has_zero_points(self) -> bool:
+        """Whether there are any."""
+        return self.algorithm != "rtn" or not self.is_symmetric
+
+
+class Blocks(NamedTuple):
+    """A quantized matrix, in the layout of ``MatMulNBits``."""
+
+    packed: Array
+    """uint8, width × blocks × bytes of a block."""
+    scales: Array
+    """float32, width × blocks."""
+    zero_points: Array | None
+    """uint8, width × bytes of the zero points of a channel; or float32, width × blocks."""
+
+
+def quantize_blocks(matrix: Array, form: BlockForm) -> Blocks:
+    """Quantize a float32 matrix of depth × width."""
+    return _ALGORITHMS[form.algorithm](matrix, form)
+
+
+def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
+    with _logging_left_alone():
+        from onnxruntime.quantization.matmul_nbits_quantizer import (
+            DefaultWeightOnlyQuantConfig,
+            DefaultWeightOnlyQuantizer,
+        )
+    config = DefaultWeightOnlyQuantConfig(
+        block_size=form.block_size, is_symmetric=form.is_symmetric, bits=form.bits
+    )
+    packed, scales, zero_points = DefaultWeightOnlyQuantizer(config).qbits_block_quant(matrix)
+    return Blocks(packed, scales, None if form.is_symmetric else zero_points)
+
+
+def _half_quadratic(matrix: Array, form: BlockForm) -> Blocks:
+    with _logging_left_alone():
+        from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantConfig, HQQWeightOnlyQuantizer
+    return _by_node(HQQWeightOnlyQuantizer(HQQWeightOnlyQuantConfig(block_size=form.block_size, bits=form.bits)), matrix)
+
+
+def _by_node(quantizer: Any, matrix: Array) -> Blocks:
+    """Return what a quantizer of nodes makes of a product with a matrix."""
+    from onnx import helper, numpy_helper
+
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
+    graph = helper.make_graph([node], "weight", [], [], [numpy_helper.from_array(matrix, "w")])
+    (product,) = quantizer.quantize(node, [graph])
+    return _parts_of(product, {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer})
+
+
+def _parts_of(product: Any, arrays: Mapping[str, Array]) -> Blocks:
+    packed, scales, *zero_points = (arrays[name] for name in product.input[1:])
+    blocks = packed.shape[:2]
+    zero_point = zero_points[0].reshape(blocks[0], -1) if zero_points else None
+    return Blocks(packed, scales.reshape(blocks).astype(np.float32, copy=False), zero_point)
+
+
+def _k_quant(matrix: Array, form: BlockForm) -> Blocks:
+    with _logging_left_alone():
+        from onnxruntime.quantization.neural_compressor import weight_only
+    from onnx import helper, numpy_helper
+
+    depth, width = matrix.shape
+    count = form.block_count(depth)
+    padded = np.pad(matrix, ((0, count * form.block_size - depth), (0, 0)))
+    rows = np.ascontiguousarray(padded.T).reshape(-1, form.block_size)
+    values, scales, zero_points = weight_only.quant_tensor_k_quant_cpu(rows, form.bits, form.block_size)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
+    product, initializers = weight_only.make_matmul_weight_only_node(
+        node=node,
+        weight_shape=(depth, width),
+        num_bits=form.bits,
+        group_size=form.block_size,
+        k_blocks=count,
+        q_weight=values.astype(np.uint8),
+        scale=scales.astype(np.float32),
+        zero_point=zero_points.astype(np.uint8),
+    )
+    return _parts_of(product, {tensor.name: numpy_helper.to_array(tensor) for tensor in initializers})
+
+
+_ALGORITHMS: Mapping[Algorithm, Callable[[Array, BlockForm], Blocks]] = {
+    "rtn": _round_to_nearest,
+    "hqq": _half_quadratic,
+    "k_quant": _k_quant,
+}
+
+
+@contextlib.contextmanager
+def _logging_left_alone() -> Iterator[None]:
+    """Undo what an import does to the root logger: ONNX Runtime's quantizers give it a handler and a level."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)

@@ -1,0 +1,201 @@
+"""Keeps weights in 4 or 8 bits by blocks; activations stay float.
+
+Works on the graph alone: each weight is read and quantized when the result is written. Before / After::
+
+    x, weight[K,N] → MatMul                 x, values, scales, zero points → MatMulNBits
+    x, weight, bias → Gemm                  the same with the bias
+    table[V,K], indices → Gather            values, indices, scales, zero points → GatherBlockQuantized
+    table → Transpose → MatMul (tied)       the values of the table, for both
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from winml.modelkit.quantize.engine_task import EngineTask
+from winml.modelkit.quantize.planning import constant_weight
+from winml.modelkit.quantize.weight_only.block_quantizers import BlockForm
+from winml.modelkit.quantize.weight_only.packed_weights import PackedWeight, PackingDesk
+from winml.modelkit.quantize.weight_only.weight_matrices import WeightMatrix
+
+__all__ = ["quantize_weights"]
+
+DOMAIN = "com.microsoft"
+COMPUTE_IN_INT8 = 4
+"""Specified: ``accuracy_level`` of ``MatMulNBits`` at which activations are rounded to 8 bits, block by block."""
+_REDUCED = {"alpha": 1.0, "beta": 1.0, "transA": 0}
+"""Attributes of a Gemm that is a product with a weight and a sum with a bias, and their values."""
+
+
+def quantize_weights(model: ir.Model, task: EngineTask) -> ir.Model:
+    """Return the model with the weights of the named nodes in few bits; the given model is not changed."""
+    quantized = model.clone()
+    packing = _Packing(quantized.graph, task)
+    for node in list(quantized.graph):
+        if node.name in task.nodes:
+            packing.replace(node)
+    packing.remove_unused()
+    quantized.opset_imports.setdefault(DOMAIN, 1)
+    return quantized
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """The weight of a node, and how the node sees it."""
+
+    value: ir.Value
+    """The initializer."""
+    is_transposed: bool
+    """Whether it has width × depth."""
+
+
+class _Packing:
+    """One graph, in place."""
+
+    def __init__(self, graph: ir.Graph, task: EngineTask) -> None:
+        self._graph = graph
+        self._form = block_form(task)
+        self._desk = PackingDesk()
+        self._packed: dict[tuple[str, bool], tuple[ir.Value, ...]] = {}
+        """Name of a weight and whether it is transposed → its values, scales and zero points."""
+        self._tables: dict[str, ir.Value] = {}
+        """Name of the values of a weight → the same with two axes, as a Gather wants them."""
+        self._replaced: list[ir.Value] = []
+
+    def replace(self, node: ir.Node) -> None:
+        """Replace a node; one that has no form with few bits stays."""
+        operand = _operand_of(node)
+        if operand is None:
+            return
+        new = self._product(node, operand) if node.op_type != "Gather" else self._lookup(node, operand)
+        if new is None:
+            return
+        new.metadata_props.update(node.metadata_props)
+        new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+        self._replaced += [value for value in node.inputs if value is not None]
+        name = node.outputs[0].name
+        self._graph.insert_before(node, new)
+        ir.convenience.replace_all_uses_with(node.outputs[0], new.outputs[0], replace_graph_outputs=True)
+        self._graph.remove(node, safe=True)
+        new.outputs[0].name = name
+
+    def remove_unused(self) -> None:
+        """Remove the weights that nothing reads any more, and their transpositions."""
+        for value in self._replaced:
+            maker = value.producer()
+            if maker is not None and maker.op_type == "Transpose" and not value.uses() and not value.is_graph_output():
+                weight = maker.inputs[0]
+                if maker.graph is not None:
+                    self._graph.remove(maker, safe=True)
+                value = weight if weight is not None else value
+            if value.is_initializer() and not value.uses() and not value.is_graph_output():
+                self._graph.initializers.pop(value.name or "", None)
+
+    def _product(self, node: ir.Node, operand: _Operand) -> ir.Node | None:
+        matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
+        parts = self._parts(operand, matrix)
+        bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
+        inputs: list[ir.Value | None] = [node.inputs[0], *parts]
+        if bias is not None:
+            inputs += [None] * (5 - len(inputs)) + [bias]
+        attributes = {
+            "K": matrix.depth,
+            "N": matrix.width,
+            "bits": self._form.bits,
+            "block_size": self._form.block_size,
+            "accuracy_level": COMPUTE_IN_INT8,
+        }
+        return ir.node("MatMulNBits", inputs, attributes, domain=DOMAIN, name=node.name)
+
+    def _lookup(self, node: ir.Node, operand: _Operand) -> ir.Node | None:
+        matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
+        if matrix.depth % self._form.block_size or self._form.has_float_zero_points:
+            return None  # its values are not padded, and its zero points are whole numbers
+        values, *others = self._parts(operand, matrix)
+        table = self._table(node, values, matrix)
+        attributes = {
+            "gather_axis": 0,
+            "quantize_axis": 1,
+            "bits": self._form.bits,
+            "block_size": self._form.block_size,
+        }
+        return ir.node(
+            "GatherBlockQuantized", [table, node.inputs[1], *others], attributes, domain=DOMAIN, name=node.name
+        )
+
+    def _parts(self, operand: _Operand, matrix: WeightMatrix) -> tuple[ir.Value, ...]:
+        """Return values, scales and zero points of a weight: those that another node reads already, or new ones."""
+        key = (operand.value.name or "", operand.is_transposed)
+        if key not in self._packed:
+            packed = PackedWeight(matrix, self._form, key[0], self._desk)
+            self._packed[key] = tuple(self._registered(tensor) for tensor in packed.tensors())
+        return self._packed[key]
+
+    def _table(self, node: ir.Node, values: ir.Value, matrix: WeightMatrix) -> ir.Value:
+        """Return the values of a weight with two axes; ONNX Runtime reshapes them when it loads the file."""
+        name = values.name or ""
+        if name not in self._tables:
+            sizes = [matrix.width, matrix.depth // self._form.values_per_byte]
+            shape = self._registered(ir.tensor(sizes, ir.DataType.INT64, name=f"{name}_shape"))
+            reshape = ir.node("Reshape", [values, shape], name=f"{node.name}/Reshape")
+            reshape.metadata_props.update(node.metadata_props)
+            reshape.outputs[0].name = f"{name}_table"
+            reshape.outputs[0].type, reshape.outputs[0].shape = ir.TensorType(ir.DataType.UINT8), ir.Shape(sizes)
+            self._graph.insert_before(node, reshape)
+            self._tables[name] = reshape.outputs[0]
+        return self._tables[name]
+
+    def _registered(self, tensor: ir.TensorProtocol) -> ir.Value:
+        """Return an initializer of the graph; a name that is taken gets a number."""
+        name, number = tensor.name or "", 1
+        while name in self._graph.initializers:
+            number += 1
+            name = f"{tensor.name}_{number}"
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
+        self._graph.register_initializer(value)
+        return value
+
+
+def block_form(task: EngineTask) -> BlockForm:
+    """Return how a task wants weights to be kept."""
+    options = task.options
+    return BlockForm(
+        bits=task.precision.weight_bits,
+        block_size=options.block_size,
+        is_symmetric=bool(task.is_symmetric),
+        algorithm=options.algorithm,
+    )
+
+
+def _operand_of(node: ir.Node) -> _Operand | None:
+    """Return the weight of a node that has a form with few bits; None for others."""
+    weight = constant_weight(node)
+    if weight is None or len(weight.const_value.shape) != 2 or weight.is_graph_input():  # type: ignore[union-attr]
+        return None
+    if node.op_type == "Gather":
+        axis = node.attributes.get("axis")
+        on_rows = axis is None or axis.as_int() == 0
+        return _Operand(weight, is_transposed=True) if on_rows and node.inputs[0] is weight else None
+    read = node.inputs[1]
+    is_transposed = read is not weight  # read behind a Transpose
+    if node.op_type == "Gemm":
+        given = {name: attribute.value for name, attribute in node.attributes.items()}
+        if any(given.get(name, value) != value for name, value in _REDUCED.items()) or not _has_plain_bias(node):
+            return None
+        is_transposed ^= bool(given.get("transB", 0))
+    maker = read.producer() if read is not None else None
+    is_read = read is weight or (maker is not None and maker.inputs[0] is weight)
+    return _Operand(weight, is_transposed) if is_read else None
+
+
+def _has_plain_bias(node: ir.Node) -> bool:
+    """Say whether a Gemm has no bias, or one value for each output channel."""
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    return bias is None or (bias.shape is not None and len(bias.shape) == 1 and bias.shape[0] != 1)
+
+
+def _tensor_of(value: ir.Value) -> ir.TensorProtocol:
+    assert value.const_value is not None
+    return value.const_value

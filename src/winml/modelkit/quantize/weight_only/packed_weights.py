@@ -1,0 +1,119 @@
+"""Weights that are quantized when they are written, one at a time.
+
+The parts of a quantized weight come from one computation: values, scales and zero points stand together in the list of
+initializers and are written in its order. Only the weight whose turn it is stays in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from winml.modelkit.quantize.weight_only.block_quantizers import BlockForm, Blocks, quantize_blocks
+from winml.modelkit.quantize.weight_only.weight_matrices import WeightMatrix
+
+__all__ = ["PackedWeight", "PackingDesk"]
+
+Array = NDArray[Any]
+
+_PACKED, _SCALES, _ZERO_POINTS = "packed", "scales", "zero_points"
+
+
+class PackingDesk:
+    """Holds the parts of the weight that was quantized last, until each was read once."""
+
+    def __init__(self) -> None:
+        """Hold nothing."""
+        self._owner: PackedWeight | None = None
+        self._parts: dict[str, Array] = {}
+        self.computations = 0
+        """How often a weight was quantized so far."""
+
+    def take(self, weight: PackedWeight, part: str) -> Array:
+        """Return a part of a weight; it is quantized now unless it was the last one and the part was not read yet."""
+        if self._owner is not weight or part not in self._parts:
+            self._parts = {}
+            self._owner, self._parts = weight, weight.compute()
+            self.computations += 1
+        values = self._parts.pop(part)
+        if not self._parts:
+            self._owner = None
+        return values
+
+
+class PackedWeight:
+    """A weight matrix in blocks of few bits, as tensors whose values are computed when they are read."""
+
+    def __init__(self, matrix: WeightMatrix, form: BlockForm, name: str, desk: PackingDesk) -> None:
+        """Refer to the matrix; nothing is read."""
+        self.matrix, self.form, self._name, self._desk = matrix, form, name, desk
+        self._scale_dtype = matrix.tensor.dtype
+
+    def compute(self) -> dict[str, Array]:
+        """Return all parts by name."""
+        parts: dict[str, Array] = {}
+        multiple = self.form.block_size * self.form.values_per_byte
+        by_depth = self.matrix.is_read_by_depth
+        for slab in self.matrix.slabs(multiple if by_depth else 1):
+            blocks = quantize_blocks(slab.values, self.form)
+            if blocks.scales.shape == self._blocks:
+                return self._finished(_by_name(blocks))  # the only slab
+            for name, values in _by_name(blocks).items():
+                if name not in parts:
+                    parts[name] = np.empty(self._shapes[name], values.dtype)
+                step = parts[name].shape[1] / self._blocks[1] if name == _ZERO_POINTS else 1
+                start = round(slab.start // self.form.block_size * step) if by_depth else slab.start
+                place = np.s_[:, start : start + values.shape[1]] if by_depth else np.s_[start : start + len(values)]
+                parts[name][place] = values
+        return self._finished(parts)
+
+    def tensors(self) -> tuple[ir.TensorProtocol, ...]:
+        """Return values, scales and, where the form has them, zero points, named after the weight."""
+        dtypes = {_PACKED: ir.DataType.UINT8, _SCALES: self._scale_dtype, _ZERO_POINTS: ir.DataType.UINT8}
+        if self.form.has_float_zero_points:
+            dtypes[_ZERO_POINTS] = self._scale_dtype
+        names = {_PACKED: f"{self._name}_Q{self.form.bits}", _SCALES: f"{self._name}_scales",
+                 _ZERO_POINTS: f"{self._name}_zero_points"}  # fmt: skip
+        return tuple(self._tensor(part, dtypes[part], names[part]) for part in self._shapes)
+
+    @property
+    def _blocks(self) -> tuple[int, int]:
+        return self.matrix.width, self.form.block_count(self.matrix.depth)
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        width, count = self._blocks
+        shapes: dict[str, tuple[int, ...]] = {
+            _PACKED: (width, count, self.form.block_size // self.form.values_per_byte),
+            _SCALES: (width, count),
+        }
+        if self.form.has_zero_points:
+            per_byte = 1 if self.form.has_float_zero_points else self.form.values_per_byte
+            shapes[_ZERO_POINTS] = (width, math.ceil(count / per_byte))
+        return shapes
+
+    def _finished(self, parts: dict[str, Array]) -> dict[str, Array]:
+        scale_type = self._scale_dtype.numpy()
+        return {
+            name: values if values.dtype == np.uint8 else values.astype(scale_type, copy=False)
+            for name, values in parts.items()
+        }
+
+    def _tensor(self, part: str, dtype: ir.DataType, name: str) -> ir.LazyTensor:
+        shape = self._shapes[part]
+
+        def read() -> ir.TensorProtocol:
+            values = self._desk.take(self, part)
+            assert values.shape == shape
+            return ir.Tensor(values, dtype=dtype, name=name)
+
+        return ir.LazyTensor(read, dtype, ir.Shape(shape, frozen=True), name=name)
+
+
+def _by_name(blocks: Blocks) -> dict[str, Array]:
+    parts = {_PACKED: blocks.packed, _SCALES: blocks.scales}
+    return parts if blocks.zero_points is None else {**parts, _ZERO_POINTS: blocks.zero_points}
