@@ -31,6 +31,7 @@ _QUANT_NAMES: Mapping[str, Mapping[str, str]] = {
     "fp16": {},
 }  # fmt: skip
 """Way to fewer bits, as winml-cli calls it → its keys that count there, and what ours are called."""
+_PLACE = {"device", "ep"}
 _QUANT_CHOICES = {
     "nodes_to_exclude": "Exclude modules: exclude, a list of selectors.",
     "op_types_to_quantize": "Leave it out; include and exclude choose modules.",
@@ -174,8 +175,9 @@ def _read_quant(quant: Section, source: str) -> list[str]:
     for theirs, ours in _QUANT_NAMES[way].items():
         if ours in QuantSection.model_fields and (value := quant.pop(theirs, None)) is not None:
             read[ours] = value
-    rest = [key for key, value in quant.items() if key not in QuantSection.model_fields and value not in (None, False)]
-    for key in set(quant) - QuantSection.model_fields.keys():
+    elsewhere = {key for names in _QUANT_NAMES.values() for key in names}
+    rest = [key for key in quant if key not in _PLACE and key not in elsewhere and quant[key] not in (None, False)]
+    for key in set(quant) - _PLACE:
         del quant[key]
     quant.update(read)
     return [f"{', '.join(rest)}: not used"] if rest else []

@@ -71,6 +71,7 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 @click.option("--compile/--no-compile", default=True, hidden=True, help="Whether the section compile counts.")
 @click.option("--level", type=click.Choice(LEVELS), help="How much the optimizer does; winml optimize --list.")
 @click.option(
+    "-p",
     "--precision",
     type=click.Choice([*PRECISIONS, "auto"]),
     help="Bits of the result; auto: by the device in the config.  [default: as the model has them]",

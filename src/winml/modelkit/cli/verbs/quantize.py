@@ -37,7 +37,7 @@ _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
 @click.command(name="quantize", cls=WinMLCommand, epilog=EPILOG)
 @click.option("-m", "--model", type=NonEmptyPath(), required=True, help="ONNX file; it stays as it is.")
 @click.option("-o", "--output", type=NonEmptyPath(), required=True, help="File to write.")
-@click.option("--precision", type=click.Choice(_CHOICES), help="Bits of what is quantized.  [default: int8]")
+@click.option("-p", "--precision", type=click.Choice(_CHOICES), help="Bits of what is quantized.  [default: int8]")
 @click.option(
     "--mode",
     type=click.Choice(list(MODES)),

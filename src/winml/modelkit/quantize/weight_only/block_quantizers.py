@@ -74,9 +74,7 @@ def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
             DefaultWeightOnlyQuantConfig,
             DefaultWeightOnlyQuantizer,
         )
-    config = DefaultWeightOnlyQuantConfig(
-        block_size=form.block_size, is_symmetric=form.is_symmetric, bits=form.bits
-    )
+    config = DefaultWeightOnlyQuantConfig(block_size=form.block_size, is_symmetric=form.is_symmetric, bits=form.bits)
     packed, scales, zero_points = DefaultWeightOnlyQuantizer(config).qbits_block_quant(matrix)
     return Blocks(packed, scales, None if form.is_symmetric else zero_points)
 
@@ -84,7 +82,9 @@ def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
 def _half_quadratic(matrix: Array, form: BlockForm) -> Blocks:
     with _logging_left_alone():
         from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantConfig, HQQWeightOnlyQuantizer
-    return _by_node(HQQWeightOnlyQuantizer(HQQWeightOnlyQuantConfig(block_size=form.block_size, bits=form.bits)), matrix)
+    return _by_node(
+        HQQWeightOnlyQuantizer(HQQWeightOnlyQuantConfig(block_size=form.block_size, bits=form.bits)), matrix
+    )
 
 
 def _by_node(quantizer: Any, matrix: Array) -> Blocks:
