@@ -148,8 +148,12 @@ class GraphWork(ABC, Generic[ResultT]):
         """
         return {}
 
-    def compare(self, source: Path, written: Path, seed: int) -> Comparison:
-        """Compare the file that was written with its source.
+    def late_notes(self, model: ir.Model) -> tuple[str, ...]:  # noqa: ARG002 - other works look at it
+        """Return what is known only once a model was written: sentences for the user."""
+        return ()
+
+    def compare(self, source: Path, written: Path, seed: int) -> Comparison | None:
+        """Compare the file that was written with its source; None where that cannot be done here.
 
         Raises:
             StageError: the source itself cannot be run, so there is nothing to compare with.

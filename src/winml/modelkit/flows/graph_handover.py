@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
 from winml.modelkit.flows.graph_file import GraphWork, refresh_metadata
-from winml.modelkit.graph.stage import StageResult
 
 __all__ = ["GraphHandover", "HandedGraph"]
 
@@ -24,16 +24,21 @@ class HandedGraph:
     """A graph after the works."""
 
     model: ir.Model
+    works: tuple[GraphWork[Any], ...]
     summaries: tuple[str, ...]
     """What each work did, in a few words."""
     notes: tuple[str, ...]
+
+    def late_notes(self) -> tuple[str, ...]:
+        """Return what is known only once the model was written."""
+        return tuple(note for work in self.works for note in work.late_notes(self.model))
 
 
 @dataclass(frozen=True)
 class GraphHandover:
     """The works on an exported graph before it is written."""
 
-    works: Callable[[Path], Sequence[GraphWork[StageResult]]]
+    works: Callable[[Path], Sequence[GraphWork[Any]]]
     """Returns them in order, for the graph that goes to a file."""
     least_sqnr_db: float
     """Ratio in decibels that every output has to reach beside PyTorch."""
@@ -46,14 +51,16 @@ class GraphHandover:
         Raises:
             StageError: a work failed.
         """
-        summaries, notes = [], []
-        for work in self.works(path):
+        works = tuple(self.works(path))
+        summaries: list[str] = []
+        notes: list[str] = []
+        for work in works:
             result = work.apply(model)
             model = result.model
             refresh_metadata(model, work, is_plain=True)
             summaries.append(work.summary(result))
             notes += result.notes
-        return HandedGraph(model, tuple(summaries), tuple(notes))
+        return HandedGraph(model, works, tuple(summaries), tuple(notes))
 
     def is_external(self, model: ir.Model) -> bool | None:
         """Say whether weights go to a file of their own; None leaves it to the writer, which asks whether they must."""

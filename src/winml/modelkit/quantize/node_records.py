@@ -7,7 +7,7 @@ numbers of few bits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -16,6 +16,9 @@ from winml.modelkit.quantize.planning import PlannedNode
 
 __all__ = ["mark_quantized_nodes"]
 
+_BLOCK_SIZE = "block_size"
+"""The attribute, and the key of the record."""
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _CONVERTING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 
 
@@ -36,19 +39,21 @@ def mark_quantized_nodes(original: ir.Model, quantized: ir.Model, planned: Seque
         if item.mode is None:
             continue
         new = list(_nodes_behind(makers.get(outputs[item.name]), before))
-        if not any(_reads_few_bits(node) for node in new):
+        has_fewer_bits = _is_half if item.mode == "float" else _reads_few_bits
+        if not any(has_fewer_bits(node) for node in new):
             continue
         reached.add(item.name)
         for node in new:
-            if kind := _kind_of(node):
-                record = {"precision": item.requested.name, "kind": kind}
+            if kind := _half_kind_of(node) if item.mode == "float" else _kind_of(node):
+                record: dict[str, str | int] = {"precision": item.requested.name, "kind": kind}
+                if (size := node.attributes.get(_BLOCK_SIZE)) is not None:
+                    record[_BLOCK_SIZE] = size.as_int()
                 node.metadata_props.setdefault(QUANTIZATION_KEY, json.dumps(record))
     return frozenset(reached)
 
 
-def _nodes_behind(node: ir.Node | None, before: Iterable[str | None]) -> Iterator[ir.Node]:
+def _nodes_behind(node: ir.Node | None, known: Container[str | None]) -> Iterator[ir.Node]:
     """Yield a node and those behind it, up to values that were there before."""
-    known = set(before)
     waiting, seen = [node], set()
     while waiting:
         node = waiting.pop()
@@ -66,6 +71,22 @@ def _reads_few_bits(node: ir.Node) -> bool:
         if tensor is not None and tensor.dtype.itemsize <= 1 and tensor.dtype != ir.DataType.BOOL:
             return True
     return False
+
+
+def _is_half(node: ir.Node) -> bool:
+    """Say whether a node makes 16-bit floats, or casts a weight that is kept in them."""
+    return _is_weight_cast(node) or (node.op_type != "Cast" and any(value.dtype in _HALVES for value in node.outputs))
+
+
+def _is_weight_cast(node: ir.Node) -> bool:
+    value = node.inputs[0] if node.op_type == "Cast" else None
+    return value is not None and value.is_initializer() and value.dtype in _HALVES
+
+
+def _half_kind_of(node: ir.Node) -> str | None:
+    if _is_weight_cast(node):
+        return "weight"
+    return "operator" if _is_half(node) else None
 
 
 def _kind_of(node: ir.Node) -> str | None:

@@ -20,10 +20,11 @@ from winml.modelkit.hierarchy.coverage import measure_coverage
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.dynamic_engine import quantize_dynamically
 from winml.modelkit.quantize.engine_task import EngineTask
+from winml.modelkit.quantize.float_engine import convert_floats
 from winml.modelkit.quantize.module_precision import ModulePrecision
 from winml.modelkit.quantize.node_records import mark_quantized_nodes
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.planning import GraphModules, PlannedNode, plan_quantization
+from winml.modelkit.quantize.planning import GraphModules, PlannedNode, constant_weight, plan_quantization
 from winml.modelkit.quantize.precisions import Mode
 from winml.modelkit.quantize.weight_only.engine import quantize_weights
 
@@ -51,6 +52,7 @@ class QuantizeResult(StageResult):
 ENGINES: Mapping[Mode, Callable[[ir.Model, EngineTask], ir.Model]] = {
     "dynamic": quantize_dynamically,
     "weight-only": quantize_weights,
+    "float": convert_floats,
 }
 """Who does it for each mode."""
 
@@ -77,6 +79,7 @@ def quantize(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -
         quantized = _run_engine(quantized, mode, EngineTask(nodes, precision, options))
     carried = carry_tags(model, quantized)
     reached = mark_quantized_nodes(model, quantized, plan.nodes)
+    notes = (*carried.notes, *_split_notes(model, quantized, reached))
     outcome = _module_outcomes(plan.nodes, reached)
     if not any(module.quantized for module in outcome):
         raise QuantizeError(
@@ -84,9 +87,7 @@ def quantize(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -
             hint="Choose another --mode or --precision.",
         )
     quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(_record(options, outcome), ensure_ascii=False)
-    return QuantizeResult(
-        quantized, changed=True, notes=carried.notes, coverage=measure_coverage(quantized), modules=outcome
-    )
+    return QuantizeResult(quantized, changed=True, notes=notes, coverage=measure_coverage(quantized), modules=outcome)
 
 
 def _run_engine(model: ir.Model, mode: Mode, task: EngineTask) -> ir.Model:
@@ -100,9 +101,21 @@ def _run_engine(model: ir.Model, mode: Mode, task: EngineTask) -> ir.Model:
         ) from error
 
 
+def _split_notes(model: ir.Model, quantized: ir.Model, reached: frozenset[str]) -> tuple[str, ...]:
+    """Say which weights are in the file twice, since nodes that keep theirs read them as well."""
+    weights = (constant_weight(node) for node in model.graph if node.name in reached)
+    names = {weight.name or "" for weight in weights if weight is not None}
+    split = sorted(name for name in names if name in quantized.graph.initializers)
+    if not split:
+        return ()
+    return (f"{len(split)} weight(s) are kept in float as well, for nodes that read them and stay: {split[0]}.",)
+
+
 def _module_outcomes(planned: Sequence[PlannedNode], reached: frozenset[str]) -> tuple[ModulePrecision, ...]:
     by_module: defaultdict[tuple[str, str], list[PlannedNode]] = defaultdict(list)
     for node in planned:
+        if not node.has_weight:
+            continue
         by_module[node.tag, node.requested.name].append(node)
     outcomes = []
     for (tag, requested), nodes in by_module.items():

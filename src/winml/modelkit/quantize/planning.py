@@ -50,7 +50,7 @@ class GraphModules:
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """What is to become of one node that has a weight."""
+    """What is to become of one node: of one that has a weight, or one that computes with floats."""
 
     name: str
     operator: str
@@ -60,11 +60,12 @@ class PlannedNode:
     """How it gets there; None where it stays as it is."""
     reason: str = ""
     """Why it stays as it is."""
+    has_weight: bool = True
 
 
 @dataclass(frozen=True)
 class QuantizationPlan:
-    """What is to become of the nodes that have weights, in the order of the graph."""
+    """What is to become of the nodes that have weights, or change without one, in the order of the graph."""
 
     nodes: tuple[PlannedNode, ...]
 
@@ -94,15 +95,18 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
     precision_of = _ModulePrecisions(options, modules)
     planned = []
     for node in model.graph:
-        weight = constant_weight(node)
-        if weight is None or not node.name:
+        if not node.name:
             continue
         tag = modules.tag_of.get(node.name, "")
         requested, reason = precision_of(tag)
         mode = options.mode_of(requested)
-        if mode is not None and node.op_type not in MODES[mode].operators:
+        has_weight = constant_weight(node) is not None
+        if not has_weight and (mode is None or not MODES[mode].changes_every_node):
+            continue
+        if mode is not None and not MODES[mode].changes(node.op_type):
             mode, reason = None, f"{mode} has no form of {node.op_type}"
-        planned.append(PlannedNode(node.name, node.op_type, tag, requested, mode, reason if mode is None else ""))
+        reason = reason if mode is None else ""
+        planned.append(PlannedNode(node.name, node.op_type, tag, requested, mode, reason, has_weight))
     plan = QuantizationPlan(tuple(planned))
     if not plan.groups():
         raise UsageError(
@@ -118,6 +122,8 @@ def constant_weight(node: ir.Node) -> ir.Value | None:
     It may be read transposed: a table that an embedding shares with a product (tied embeddings) stands in the graph
     once, with a ``Transpose`` before the product.
     """
+    if node.op_type == "Transpose":
+        return None
     for value in node.inputs:
         maker = value.producer() if value is not None else None
         if maker is not None and maker.op_type == "Transpose" and node.op_type in _TAKING_TRANSPOSED:

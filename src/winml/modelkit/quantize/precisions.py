@@ -48,6 +48,12 @@ class ModeRules:
     """Whether the ranges of activations have to be known."""
     is_by_tensor: bool = False
     """Whether it reads one weight at a time while the result is written, and knows no other values."""
+    changes_every_node: bool = False
+    """Whether it changes what computes with floats, whatever the operator, with a weight or without."""
+
+    def changes(self, operator: str) -> bool:
+        """Say whether it changes nodes of an operator, where they have a weight."""
+        return self.changes_every_node or operator in self.operators
 
 
 MODES: Mapping[Mode, ModeRules] = {
@@ -69,10 +75,11 @@ MODES: Mapping[Mode, ModeRules] = {
         is_by_tensor=True,
     ),
     "float": ModeRules(
-        "weights and activations in 16-bit floating point",
+        "16-bit floating point: weights and activations in fp16, or weights in bf16 that are computed in float32",
         frozenset(),
         least_opset=13,
         is_by_tensor=True,
+        changes_every_node=True,
     ),
 }
 """Ways to fewer bits, in the order they work where one graph uses several."""

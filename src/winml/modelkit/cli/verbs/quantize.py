@@ -27,6 +27,7 @@ __all__ = ["command"]
 EPILOG = """\b
 Examples:
   winml quantize -m model.onnx -o int8.onnx
+  winml quantize -m model.onnx -o int4.onnx --precision int4
   winml quantize -m model.onnx -o int8.onnx --exclude BertPooler --exclude 'encoder.layer.0.**'
   winml quantize -m model.onnx -o mixed.onnx --per-module rules.json
 """
@@ -54,6 +55,16 @@ _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
     help='Precision by selector, such as {"BertPooler": "fp32"}; the first that matches wins; a file or text.',
 )
 @click.option("--per-channel/--per-tensor", default=None, help="A scale for each output channel, or one for a weight.")
+@click.option(
+    "--block-size",
+    type=click.Choice(["16", "32", "64", "128", "256"]),
+    help="Weight-only: values of a weight that share a scale.  [default: 32 in 4 bits, 64 in 8 bits]",
+)
+@click.option(
+    "--algorithm",
+    type=click.Choice(["rtn", "hqq", "k_quant"]),
+    help="Weight-only: how scales are found: round to nearest, or searched for, which takes longer.  [default: rtn]",
+)
 @click.option("--symmetric/--asymmetric", default=None, help="Weights without a zero point, or with one.")
 @click.option("--min-sqnr", "min_sqnr_db", type=float, metavar="DB", help="Ratio in dB every output has to reach.")
 @config_option("A build config, or its quant section; options win over it.")
@@ -94,6 +105,8 @@ def _quantize_options(options: dict[str, Any]) -> QuantizeOptions:
     from winml.modelkit.quantize.options import QuantizeOptions
 
     given = {name: options[name] for name in QuantizeOptions.model_fields if options.get(name) not in (None, ())}
+    if "block_size" in given:
+        given["block_size"] = int(given["block_size"])
     if "per_module" in given:
         given["per_module"], _ = read_json(options["per_module"], "--per-module")
     quant = read_build_config(options["config"], section="quant").quant if options["config"] is not None else None

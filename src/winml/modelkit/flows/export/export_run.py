@@ -11,7 +11,7 @@ import onnx_ir as ir
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.exporter_choice import ExporterUse
 from winml.modelkit.file_names import part_path
-from winml.modelkit.flows.graph_handover import GraphHandover
+from winml.modelkit.flows.graph_handover import GraphHandover, HandedGraph
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.hierarchy.coverage import Coverage
@@ -89,7 +89,7 @@ class TaggedGraph:
     """What the part answers at other sizes than the traced ones."""
     exporter: ExporterUse
     notes: tuple[str, ...]
-    done: tuple[str, ...] = ()
-    """What was done to it after the export, in a few words each."""
+    handed: HandedGraph | None = None
+    """What was done to it after the export; None: nothing."""
     choices: tuple[str, ...] = ()
     """Lines of the user's Python that read a tensor's value while it was traced."""

@@ -140,7 +140,7 @@ def _handed_over(run: ExportRun, tagged_graph: TaggedGraph, path: Path) -> Tagge
         model=handed.model,
         coverage=measure_coverage(handed.model),
         notes=(*tagged_graph.notes, *handed.notes),
-        done=handed.summaries,
+        handed=handed,
     )
 
 
@@ -181,7 +181,7 @@ def _exported_part(
     skipped = () if comparison else ("Not verified: the file was not compared with the model (--no-verify).",)
     if part.dimensions and not comparison:
         skipped = (*skipped, "Not checked: whether the open dimensions stay open (--no-verify).")
-    model, exporter = tagged_graph.model, tagged_graph.exporter
+    model, exporter, handed = tagged_graph.model, tagged_graph.exporter, tagged_graph.handed
     checked_sizes = tagged_graph.proof.other_sizes(tagged_graph.draw.sizes) if comparison else {}
     return ExportedPart(
         name=part.name,
@@ -200,13 +200,14 @@ def _exported_part(
         opset_produced=model.opset_imports[""],
         dimensions=part.dimensions,
         checked_sizes=checked_sizes,
-        done=tagged_graph.done,
+        done=handed.summaries if handed is not None else (),
         fidelity=fidelity,
         notes=(
             *part.notes,
             *tagged_graph.notes,
             *run.inputs(part).notes,
             *verification_notes(verification),
+            *(handed.late_notes() if handed is not None else ()),
             *compared,
             *skipped,
         ),

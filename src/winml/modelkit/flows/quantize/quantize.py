@@ -17,15 +17,19 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_unfaithful
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
+from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.inspect.onnx_tree import read_tree
 from winml.modelkit.optimize.opset_conversion import convert_opset
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
+from winml.modelkit.quantize.half_tensors import clipped_values
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.planning import GraphModules
 from winml.modelkit.quantize.precisions import MODES
 from winml.modelkit.results.quantized_model import QuantizedFile
+from winml.modelkit.runtime.available_memory import available_bytes
+from winml.modelkit.words import size_words
 
 __all__ = ["Quantization", "graph_modules", "quantize_file", "quantize_onnx"]
 
@@ -111,7 +115,7 @@ def quantize_file(
         is_tagged=any(done.before.modules.values()),
         fidelity=done.fidelity,
         steps=done.steps,
-        notes=done.notes,
+        notes=(*done.notes, *work.late_notes(done.result.model)),
         normalizations=done.normalizations,
     )
 
@@ -140,8 +144,19 @@ class Quantization(GraphWork[QuantizeResult]):
         """Return how many nodes were quantized."""
         return f"{result.quantized} nodes quantized, {result.left} left"
 
-    def compare(self, source: Path, written: Path, seed: int) -> FidelityInfo:
-        """Measure what is left of the answers."""
+    def late_notes(self, model: ir.Model) -> tuple[str, ...]:
+        """Say what the work noted, and what float16 could not hold of the weights that were written."""
+        return (*self.notes, *_range_notes(model))
+
+    def compare(self, source: Path, written: Path, seed: int) -> FidelityInfo | None:
+        """Measure what is left of the answers, where the source fits into memory."""
+        needed, available = sum(file.stat().st_size for file in (source, *external_files(source))), available_bytes()
+        if available is not None and needed > available:
+            self.notes.append(
+                f"Not verified: to compare, the source has to be run, which takes its {size_words(needed)}, and "
+                f"{size_words(available)} of memory are available."
+            )
+            return None
         return refuse_unfaithful(source, written, seed, self.least_sqnr_db, sizes=self.sizes)
 
     @property
@@ -149,6 +164,14 @@ class Quantization(GraphWork[QuantizeResult]):
         """Ratio in decibels that every output has to reach."""
         asked = [precision.least_sqnr_db for precision, _ in self.options.requested_modes()]
         return self.options.min_sqnr_db if self.options.min_sqnr_db is not None else min(asked)
+
+
+def _range_notes(model: ir.Model) -> tuple[str, ...]:
+    """Say what float16 could not hold of the weights of a model that was written."""
+    count = clipped_values(model)
+    if not count:
+        return ()
+    return (f"{count} value(s) of weights were beyond the range of float16 and became its largest, 65504.",)
 
 
 def graph_modules(model: ir.Model, root: str) -> GraphModules:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from winml.modelkit.quantize.options import Algorithm
@@ -82,41 +84,23 @@ def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
 def _half_quadratic(matrix: Array, form: BlockForm) -> Blocks:
     with _logging_left_alone():
         from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantConfig, HQQWeightOnlyQuantizer
-    return _by_node(
-        HQQWeightOnlyQuantizer(HQQWeightOnlyQuantConfig(block_size=form.block_size, bits=form.bits)), matrix
-    )
-
-
-def _by_node(quantizer: Any, matrix: Array) -> Blocks:
-    """Return what a quantizer of nodes makes of a product with a matrix."""
-    from onnx import helper, numpy_helper
-
-    node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
-    graph = helper.make_graph([node], "weight", [], [], [numpy_helper.from_array(matrix, "w")])
-    (product,) = quantizer.quantize(node, [graph])
-    return _parts_of(product, {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer})
-
-
-def _parts_of(product: Any, arrays: Mapping[str, Array]) -> Blocks:
-    packed, scales, *zero_points = (arrays[name] for name in product.input[1:])
-    blocks = packed.shape[:2]
-    zero_point = zero_points[0].reshape(blocks[0], -1) if zero_points else None
-    return Blocks(packed, scales.reshape(blocks).astype(np.float32, copy=False), zero_point)
+    config = HQQWeightOnlyQuantConfig(block_size=form.block_size, bits=form.bits)
+    graph = onnx.GraphProto(initializer=[ir.serde.serialize_tensor(ir.tensor(matrix.copy(), name="w"))])
+    (product,) = HQQWeightOnlyQuantizer(config).quantize(_product_node(), [graph])
+    return _parts_of(product, graph.initializer)
 
 
 def _k_quant(matrix: Array, form: BlockForm) -> Blocks:
     with _logging_left_alone():
         from onnxruntime.quantization.neural_compressor import weight_only
-    from onnx import helper, numpy_helper
 
     depth, width = matrix.shape
     count = form.block_count(depth)
     padded = np.pad(matrix, ((0, count * form.block_size - depth), (0, 0)))
     rows = np.ascontiguousarray(padded.T).reshape(-1, form.block_size)
     values, scales, zero_points = weight_only.quant_tensor_k_quant_cpu(rows, form.bits, form.block_size)
-    node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
     product, initializers = weight_only.make_matmul_weight_only_node(
-        node=node,
+        node=_product_node(),
         weight_shape=(depth, width),
         num_bits=form.bits,
         group_size=form.block_size,
@@ -125,7 +109,19 @@ def _k_quant(matrix: Array, form: BlockForm) -> Blocks:
         scale=scales.astype(np.float32),
         zero_point=zero_points.astype(np.uint8),
     )
-    return _parts_of(product, {tensor.name: numpy_helper.to_array(tensor) for tensor in initializers})
+    return _parts_of(product, initializers)
+
+
+def _product_node() -> onnx.NodeProto:
+    """Return the node whose weight these quantizers take."""
+    return onnx.NodeProto(op_type="MatMul", name="product", input=["x", "w"], output=["y"])
+
+
+def _parts_of(product: onnx.NodeProto, initializers: Iterable[onnx.TensorProto]) -> Blocks:
+    arrays = {tensor.name: ir.from_proto(tensor).numpy() for tensor in initializers}
+    packed, scales, zero_points = (arrays[name] for name in product.input[1:])
+    scales = scales.reshape(packed.shape[:2]).astype(np.float32, copy=False)
+    return Blocks(packed, scales, zero_points.reshape(len(packed), -1))
 
 
 _ALGORITHMS: Mapping[Algorithm, Callable[[Array, BlockForm], Blocks]] = {

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 
-__all__ = ["Slab", "WeightMatrix"]
+__all__ = ["Slab", "WeightMatrix", "values_in_file"]
 
 Array = NDArray[Any]
 
@@ -91,19 +91,27 @@ class _StoredOrder(NamedTuple):
 
 
 def _stored_order(tensor: ir.TensorProtocol) -> _StoredOrder | None:
-    """Return where the values of a matrix lie in a file, in the dtype they are read in; None where they are not."""
+    """Return where the values of a matrix lie in a file; None where they lie in none, or are rounded."""
+    if isinstance(tensor, StoredTensor) and tensor.permutation is not None:
+        is_readable = len(tensor.shape) == 2 and _is_exact(tensor)
+        return _StoredOrder(tensor.stored, is_transposed=True) if is_readable else None
+    values = values_in_file(tensor)
+    return _StoredOrder(values, is_transposed=False) if values is not None else None
+
+
+def values_in_file(tensor: ir.TensorProtocol) -> StoredValues | None:
+    """Return where the values of a tensor lie in a file, one after the other in its order and not rounded.
+
+    Their dtype may be a narrower one. None where they lie in no file, or in another order.
+    """
     if isinstance(tensor, StoredTensor):
-        order = tensor.permutation
-        is_matrix = len(tensor.shape) == 2
-        return _StoredOrder(tensor.stored, order is not None) if is_matrix and _is_exact(tensor) else None
-    if isinstance(tensor, ir.ExternalTensor):
-        shape = tensor.shape.numpy()
-        length = math.prod(shape) * tensor.dtype.itemsize
-        if tensor.length is not None and tensor.length != length:
-            return None  # onnx_ir says what is wrong with it
-        values = StoredValues(Path(tensor.path), tensor.offset or 0, tensor.dtype, tuple(shape), tensor.name or "")
-        return _StoredOrder(values, is_transposed=False)
-    return None
+        return tensor.stored if tensor.permutation is None and _is_exact(tensor) else None
+    if not isinstance(tensor, ir.ExternalTensor):
+        return None
+    shape = tensor.shape.numpy()
+    if tensor.length is not None and tensor.length != math.prod(shape) * tensor.dtype.itemsize:
+        return None  # onnx_ir says what is wrong with it
+    return StoredValues(Path(tensor.path), tensor.offset or 0, tensor.dtype, tuple(shape), tensor.name or "")
 
 
 def _is_exact(tensor: StoredTensor) -> bool:

@@ -1,0 +1,70 @@
+"""Tensors that become 16-bit floating point when they are written.
+
+A value beyond the largest finite float16 becomes that one, and one too small for it the smallest that is not zero, so
+that masks stay finite and nothing is divided by zero. How many were beyond is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from winml.modelkit.quantize.weight_only.weight_matrices import values_in_file
+
+__all__ = ["HalfTensor", "clipped_values"]
+
+Array = NDArray[Any]
+
+LARGEST = float(np.finfo(np.float16).max)
+SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
+
+
+class HalfTensor(ir.LazyTensor):
+    """A float32 tensor as float16 or bfloat16; nothing is read until it is written."""
+
+    def __init__(self, tensor: ir.TensorProtocol, dtype: ir.DataType, name: str) -> None:
+        """Refer to the tensor."""
+        super().__init__(self._read, dtype, ir.Shape(tensor.shape.numpy(), frozen=True), name=name)
+        self._tensor32 = tensor
+        self.clipped = 0
+        """How many values were beyond the range when the tensor was read last."""
+
+    def tofile(self, file: BinaryIO) -> None:
+        """Write the bytes of all values, one piece in memory at a time where they lie in a file."""
+        self.clipped = 0
+        for piece in self._pieces():
+            file.write(np.ascontiguousarray(self._narrowed(piece)).view(np.uint8).data)
+
+    def _pieces(self) -> Iterator[Array]:
+        stored = values_in_file(self._tensor32)
+        if stored is None:
+            yield self._tensor32.numpy().reshape(-1)
+        else:
+            yield from (piece.astype(np.float32, copy=False) for piece in stored.pieces())
+
+    def _read(self) -> ir.TensorProtocol:
+        self.clipped = 0
+        values = self._narrowed(self._tensor32.numpy())
+        return ir.Tensor(np.ascontiguousarray(values), dtype=self.dtype, name=self.name)
+
+    def _narrowed(self, values: Array) -> Array:
+        if self.dtype == ir.DataType.BFLOAT16:
+            return values.astype(self.dtype.numpy())  # the range of float32
+        beyond = np.isfinite(values) & (np.abs(values) > LARGEST)
+        self.clipped += int(np.count_nonzero(beyond))
+        with np.errstate(over="ignore"):
+            halves = values.astype(np.float16)
+        halves[beyond] = np.copysign(LARGEST, values[beyond])
+        vanished = (halves == 0) & (values != 0)
+        halves[vanished] = np.copysign(SMALLEST, values[vanished])
+        return halves
+
+
+def clipped_values(model: ir.Model) -> int:
+    """Return how many weights of a model that was written were beyond the range of float16."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sum(tensor.clipped for tensor in tensors if isinstance(tensor, HalfTensor))
