@@ -175,7 +175,7 @@ def _read_quant(quant: Section, source: str) -> list[str]:
     for theirs, ours in _QUANT_NAMES[way].items():
         if ours in QuantSection.model_fields and (value := quant.pop(theirs, None)) is not None:
             read[ours] = value
-    elsewhere = {key for names in _QUANT_NAMES.values() for key in names}
+    elsewhere = {key for names in _QUANT_NAMES.values() for key in names} - _QUANT_NAMES[way].keys()
     rest = [key for key in quant if key not in _PLACE and key not in elsewhere and quant[key] not in (None, False)]
     for key in set(quant) - _PLACE:
         del quant[key]

@@ -7,6 +7,7 @@ PyTorch and imports none.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,15 +135,19 @@ class Quantization(GraphWork[QuantizeResult]):
 
     def apply(self, model: ir.Model) -> QuantizeResult:
         """Quantize the model, at the opset that the operators need."""
-        least = max(MODES[mode].least_opset for _, mode in self.options.requested_modes())
+        least = max((MODES[mode].least_opset for _, mode in self.options.requested_modes()), default=0)
         if model.opset_imports.get("", least) < least:
             self.notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which quantized operators need.")
             model, _ = convert_opset(model, least)
         return quantize(model, self.options, graph_modules(model, self.source.stem))
 
     def summary(self, result: QuantizeResult) -> str:
-        """Return how many nodes were quantized."""
-        return f"{result.quantized} nodes quantized, {result.left} left"
+        """Return how many nodes were quantized, and why others were not."""
+        reasons: Counter[str] = Counter()
+        for module in result.modules:
+            reasons.update(module.left)
+        left = "".join(f", {count} left ({reason})" for reason, count in reasons.most_common())
+        return f"{result.quantized} nodes quantized{left}"
 
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:
         """Say what the work noted, and what float16 could not hold of the weights that were written."""
