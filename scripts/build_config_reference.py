@@ -22,8 +22,8 @@ Written by `scripts/build_config_reference.py` from the code; change it there. `
 {SCHEMA_VERSION}; files of earlier versions are read.
 
 A section that is null skips its stage. An unknown key is an error. `winml build` reads all of it, `winml export
--c` the sections `loader` and `export`, `winml optimize -c` the section `optim`; the stages that read `quant`,
-`compile` and `eval` are not built yet, so nothing acts on these sections so far.
+-c` the sections `loader` and `export`, `winml optimize -c` the section `optim`, `winml quantize -c` the section
+`quant`; the stages that read `compile` and `eval` are not built yet, so nothing acts on these sections so far.
 """
 
 

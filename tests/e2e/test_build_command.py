@@ -38,7 +38,7 @@ def built(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> Workplace
     assert [] == outcome.complaint
     assert "[1/4] export" in outcome.err
     assert "normalized  once" in outcome.out
-    assert "skipped: winml 0.1.0 has no quantize stage yet" in outcome.out
+    assert "skipped: no precision is asked for (--precision)" in outcome.out
     assert "skipped: winml 0.1.0 has no compile stage yet" in outcome.out
     return workplace
 
@@ -73,6 +73,22 @@ def test_second_build_reuses_all_without_importing_torch(place: Workplace, bert_
     assert record == json.loads(place.files()["out/build_manifest.json"])
     assert ["reused", "reused", "skipped", "skipped"] == [stage["status"] for stage in record["parts"][0]["stages"]]
     assert "--no-quant" == record["parts"][0]["stages"][2]["reason"]
+
+
+def test_precision_on_the_command_line_wins_over_a_config_that_leaves_it_out(place: Workplace, bert_tiny: Path) -> None:
+    """The model then has these bits; without a precision the stage says that none was asked for."""
+    flags = ("-c", '{"optim": {"gelu_fusion": true}, "quant": null}', "--precision", "int8", "--exclude", "BertPooler")
+    outcome = place.winml("build", "-m", bert_tiny, "-o", "out", *flags)
+    assert 0 == outcome.code, outcome.err
+    assert "int8 (dynamic)" in outcome.err
+    files = place.files()
+    assert files["out/quantized.onnx"] == files["out/model.onnx"]
+    assert {"precision": "int8", "exclude": ["BertPooler"]}.items() <= json.loads(files["out/winml_build_config.json"])[
+        "quant"
+    ].items()
+    missing = place.winml("build", "-m", bert_tiny, "-o", "out", *_FLAGS, "-p", "int8", "--exclude", "Nowhere")
+    assert 2 == missing.code
+    assert "Nowhere" in missing.err
 
 
 def test_no_optimize_leaves_the_export_as_the_model(place: Workplace, bert_tiny: Path) -> None:
@@ -148,6 +164,9 @@ def test_ignored_option_is_said_to_be(place: Workplace) -> None:
         (("-m", "out/model.onnx", "-o", "out/model.onnx"), "is a file"),
         (("-m", "out/model.onnx", "-o", "new", "--optimise"), "No such option"),
         (("-m", "./nowhere", "-o", "new"), "no such file or folder"),
+        (("-m", "out/model.onnx", "-o", "new", "--exclude", "a", "--no-quant"), "--exclude has no meaning"),
+        (("-m", "out/model.onnx", "-o", "new", "-p", "int4", "--mode", "qdq"), "cannot be reached with --mode qdq"),
+        (("-m", "out/model.onnx", "-o", "new", "-p", "int3"), "'int3' is not one of"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[2:]),
 )

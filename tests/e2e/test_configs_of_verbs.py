@@ -12,7 +12,7 @@ from e2e.in_process import run_here
 from winml.modelkit.builds.foreign_configs import read_winml_cli_config
 from winml.modelkit.builds.stages import STAGES
 
-IDLE = [stage.section for stage in STAGES if stage.work is None]
+IDLE = ["quant", *(stage.section for stage in STAGES if stage.work is None)]
 WINML_CLI: dict[str, Any] = {
     "export": {
         "opset_version": 16,
@@ -59,9 +59,24 @@ def test_config_says_the_opset_and_null_for_stages_that_will_not_run(here: Path,
     assert 18 == _config("-m", small_bert, "-c", '{"export": {"exporter": "dynamo"}}')[0]["export"]["opset_version"]
     exported = run_here("export", "-m", small_bert, "-o", "m.onnx", "--no-verify", "-f", "json")
     assert record["export"]["opset_version"] == json.loads(exported.out)["opset_produced"]
-    asked, told = _config("-m", small_bert, "-p", "w8a16")
-    assert ({"precision": "w8a16"}, None) == (asked["quant"], asked["compile"])
-    assert "no stage that reads quant yet" in told
+    asked, told = _config("-m", small_bert, "-p", "w8a16", "--ep", "qnn", "--no-compile")
+    assert ("w8a16", "qnn", None) == (asked["quant"]["precision"], asked["quant"]["ep"], asked["compile"])
+    assert "" == told
+    _, told = _config("-m", small_bert, "-c", '{"compile": {"device": "npu"}}')
+    assert "no stage that reads compile yet" in told
+
+
+def test_device_fills_the_section_quant_and_says_with_what(here: Path, small_file: Path) -> None:
+    """``auto`` is written as what it stands for; a place begins no quantization that a config leaves out."""
+    record, told = _config("-m", small_file, "--device", "gpu", "--no-compile")
+    assert ("fp16", "gpu") == (record["quant"]["precision"], record["quant"]["device"])
+    assert "precision auto is fp16 for the gpu" in told
+    record, told = _config("-m", small_file, "-p", "auto", "--no-compile")
+    assert "fp32" == record["quant"]["precision"]
+    assert "the quantize stage will be skipped" in told
+    left_out, _ = _config("-m", small_file, "-c", '{"quant": null}', "--device", "gpu", "--no-compile")
+    assert left_out["quant"] is None
+    _refused("quantize", "-m", small_file, "-o", "q.onnx", "-c", '{"precision": "auto"}', words="left at fp32")
 
 
 def test_config_of_an_onnx_file_is_what_build_takes(here: Path, small_file: Path) -> None:
@@ -146,9 +161,11 @@ def test_config_of_winml_cli_is_read_where_it_means_the_same(here: Path, small_b
     assert [[0, 119], [0, 1]] == [spec["value_range"] for spec in record["export"]["input_tensors"]]
     assert (16, False, "auto") == tuple(record["export"][key] for key in ("opset_version", "hierarchy", "exporter"))
     assert (True, "none") == (record["optim"]["gelu_fusion"], record["optim"]["level"])
-    assert ({"precision": "w8a16"}, None) == (record["quant"], record["compile"])
-    for words in ("loader.model_type bert", "export.output_tensors", "export.verbose", "optim.clamp_values", "samples"):
+    assert ("w8a16", None) == (record["quant"]["precision"], record["compile"])
+    for words in ("loader.model_type bert", "export.output_tensors", "export.verbose", "optim.clamp_values"):
         assert words in told
+    # Read where the quantizer has calibration samples, else named.
+    assert ("samples" in told) != ("samples" in record["quant"])
     exported = run_here("export", "-c", "theirs.json", "-m", small_bert, "-o", "m.onnx", "-f", "json")
     assert 0 == exported.code, exported.err
     assert [2, 16] == json.loads(exported.out)["inputs"][0]["shape"]

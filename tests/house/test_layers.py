@@ -55,8 +55,8 @@ def _room_of(target: str) -> str | None:
 INSIDE: dict[str, tuple[str, ...]] = {"load": ("checkpoints", "inputs", ""), "cli": ("", "verbs")}
 """Room to the order of its folders; ``""`` stands for the files of the room itself."""
 
-SHARED_BY_FLOWS = {"graph_file"}
-"""Files of flows that are no verb's: the skeleton every graph stage is a call of."""
+SHARED_BY_FLOWS = {"graph_file", "graph_handover"}
+"""Files of flows that are no verb's: the skeleton every graph stage is a call of, and what works on a graph in memory."""
 
 
 def _folder_inside(name: str) -> str:

@@ -30,6 +30,8 @@ LONG_FUNCTIONS: dict[str, str] = {}
 _PUBLIC = "public: its keywords are what callers write"
 MANY_PARAMETERS: dict[str, str] = {
     "builds.build_model:build_hf_model": _PUBLIC,
+    "builds.build_model:build_onnx_model": _PUBLIC,
+    "inference.auto_model:_BuiltModel.from_pretrained": _PUBLIC,
     "flows.export.export:export_pytorch": _PUBLIC,
     "flows.optimize:optimize_onnx": _PUBLIC,
     "flows.quantize.quantize:quantize_onnx": _PUBLIC,

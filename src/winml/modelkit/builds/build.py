@@ -10,7 +10,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from winml.modelkit.builds.cache import library_versions
 from winml.modelkit.builds.companions import BuildCompanions
 from winml.modelkit.builds.file_records import FileRecords
 from winml.modelkit.builds.folder import held_folder, refuse_input_as_output
+from winml.modelkit.builds.handover import handed_over_stages
 from winml.modelkit.builds.identity import ModelIdentity, identify_model, identify_onnx
 from winml.modelkit.builds.model_sidecar import has_sidecar, model_sidecar
 from winml.modelkit.builds.plan import BuildPlan
@@ -101,7 +102,7 @@ def run_build(
     """
     identity = cache.identity if cache is not None else identify_plan(plan)
     store = cache.store if cache is not None else None
-    names = names_of(stages)
+    names = tuple(dict.fromkeys((*names_of(stages), *names_of(handed_over_stages(stages, plan)))))
     refuse_input_as_output(folder, identity.places, (*names, BUILD_MANIFEST_NAME))
     with held_folder(folder, names, is_cache=cache is not None, tell=listener.tell) as held:
         job = BuildJob(plan, held, identity, tuple(stages), rebuild, store, listener.on_step)
@@ -126,17 +127,28 @@ class _Build:
     """One build in a folder it holds."""
 
     def __init__(self, job: BuildJob, listener: BuildListener) -> None:
-        self._job = job
         self._listener = listener
-        self._clock = StepClock([stage.name for stage in job.stages], listener.on_stage)
         self._files = FileRecords(job.folder.path)
         self._earlier = job.folder.manifest
+        self._job = job = self._with_chosen_stages(job)
+        self._clock = StepClock([stage.name for stage in job.stages], listener.on_stage)
         self._runner = StageRunner(job, self._files, self._earlier)
         self._parts: list[BuiltPart] = []
         """Known once the graphs are there."""
         self._companions = BuildCompanions(job.folder, job.identity.companions if job.plan.with_companions else {})
         self._started = datetime.now(timezone.utc).astimezone()
         self._started_at = time.perf_counter()
+
+    def _with_chosen_stages(self, job: BuildJob) -> BuildJob:
+        """Let the export hand its graph over in memory where it may; not where a file of it is there already."""
+        handed_over = handed_over_stages(job.stages, job.plan)
+        if handed_over == job.stages:
+            return job
+        exports = [stage for stage in job.stages if stage.makes_graph]
+        runner = StageRunner(job, self._files, self._earlier)
+        if not job.rebuild and all(runner.is_reusable(stage) for stage in exports):
+            return job
+        return replace(job, stages=handed_over)
 
     def run(self) -> BuildResult:
         """Run or reuse every stage, and put the result in place."""
@@ -169,7 +181,10 @@ class _Build:
                 part.records.append(StageRecord(name=stage.name, status="skipped", reason=skip_reason))
         elif stage.makes_graph:
             records = self._runner.run(stage, None)
-            self._parts = [BuiltPart(name, of_several=len(records) > 1, current=None) for name in records]
+            skipped = self._parts[0].records if self._parts else []
+            self._parts = [
+                BuiltPart(name, of_several=len(records) > 1, current=None, records=[*skipped]) for name in records
+            ]
             self._keep_records(records)
         else:
             for part in self._parts:
@@ -291,7 +306,9 @@ def _skip_reason(stage: Stage, plan: BuildPlan) -> str:
         return plan.switched_off[stage.section]
     if getattr(plan.config, stage.section) is None:
         return f"{stage.section} is null in the config"
-    return "" if stage.work else f"winml {__version__} has no {stage.name} stage yet"
+    if stage.handed_to is not None:
+        return f"done by {stage.handed_to} in memory: no float copy of the weights is written"
+    return stage.idle(plan.config) if stage.work else f"winml {__version__} has no {stage.name} stage yet"
 
 
 def _record_words(record: StageRecord) -> str:

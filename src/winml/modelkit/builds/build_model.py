@@ -16,6 +16,7 @@ from winml.modelkit.builds.cache import CACHE_VARIABLE, cache_root, digest, libr
 from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, check_load_keywords, parse_build_config
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
+from winml.modelkit.builds.quantization import with_precision
 from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage
 from winml.modelkit.errors import UsageError, told_as
@@ -48,6 +49,7 @@ def build_hf_model(
     output: str | os.PathLike[str] | None = None,
     *,
     config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    precision: str | None = None,
     verify: bool = True,
     rebuild: bool = False,
     with_companions: bool = True,
@@ -63,6 +65,7 @@ def build_hf_model(
         model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``.
         output: Folder to build in; None: a folder of the cache, one for each model and config.
         config: What every stage is to do: a config, its JSON object, or the path of a file with one.
+        precision: Bits of the result, such as ``int8``; wins over that of the config.
         verify: Compare what each stage makes with what it was made from.
         rebuild: Run every stage, whatever is there.
         with_companions: Copy config, tokenizer and processor files of the checkpoint beside the result.
@@ -80,7 +83,7 @@ def build_hf_model(
     check_load_keywords(load, "build_hf_model")
     with told_as(_python_words()):
         plan = plan_build(
-            given_build_config(config, listener),
+            given_build_config(config, listener, precision=precision),
             ModelRequest(os.fspath(model) if isinstance(model, os.PathLike) else model, **load),
             verify=verify,
             with_companions=with_companions,
@@ -93,6 +96,7 @@ def build_onnx_model(
     output: str | os.PathLike[str] | None = None,
     *,
     config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    precision: str | None = None,
     verify: bool = True,
     rebuild: bool = False,
     listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
@@ -102,7 +106,7 @@ def build_onnx_model(
     if Path(request.model).suffix.lower() != ".onnx":
         raise UsageError(f"{request.model}: does not end in .onnx", hint="build_hf_model builds PyTorch models.")
     return _build_plan(
-        plan_build(given_build_config(config, listener), request, verify=verify),
+        plan_build(given_build_config(config, listener, precision=precision), request, verify=verify),
         output,
         rebuild=rebuild,
         listener=listener,
@@ -136,7 +140,7 @@ def cache_key(plan: BuildPlan, identity: ModelIdentity, stages: Sequence[Stage] 
         "manifest_version": _KEY_VERSION,
         "model": identity.record,
         "request": request_record(plan.request),
-        "config": plan.config.model_dump(mode="json"),
+        "config": _ordered_config(plan.config),
         "skipped": [name for name in SECTIONS if getattr(plan.config, name) is None],
         "skip_pre_normalization": plan.skip_pre_normalization,
         "verify": plan.verify,
@@ -145,6 +149,14 @@ def cache_key(plan: BuildPlan, identity: ModelIdentity, stages: Sequence[Stage] 
     if not plan.with_companions:  # with them, keys stay what they were
         record["with_companions"] = False
     return digest(record)
+
+
+def _ordered_config(config: WinMLBuildConfig) -> dict[str, Any]:
+    """Return a config as JSON values whose digest tells orders of rules apart."""
+    record = config.model_dump(mode="json")
+    if config.quant is not None and config.quant.per_module:
+        record["quant"]["per_module"] = [list(rule) for rule in config.quant.per_module.items()]
+    return record
 
 
 def read_build_config(text_or_path: str | os.PathLike[str], option: str) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
@@ -159,23 +171,26 @@ def read_build_config(text_or_path: str | os.PathLike[str], option: str) -> tupl
 def given_build_config(
     config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
     listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
+    *,
+    precision: str | None = None,
 ) -> WinMLBuildConfig:
     """Return the config that a caller gave in one of the ways :func:`build_hf_model` takes; notes on it are told.
 
     Raises:
-        ConfigError: it cannot be read, or is no valid config.
+        ConfigError: it cannot be read, or is no valid config; or nobody knows the precision, which wins over its own.
     """
+    notes: tuple[str, ...] = ()
     if config is None:
-        return WinMLBuildConfig()
-    if isinstance(config, WinMLBuildConfig):
-        return config
-    if isinstance(config, Mapping):
+        parsed = WinMLBuildConfig()
+    elif isinstance(config, WinMLBuildConfig):
+        parsed = config
+    elif isinstance(config, Mapping):
         parsed, notes = parse_build_config(dict(config), "config")
     else:
         parsed, notes = read_build_config(config, "config")
     for note in notes:
         listener.tell(f"note: {note}")
-    return parsed
+    return parsed if precision is None else parsed.model_copy(update={"quant": with_precision(parsed.quant, precision)})
 
 
 def _build_plan(

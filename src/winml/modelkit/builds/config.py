@@ -19,8 +19,11 @@ from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.options import Options, parse_options, unknown_key_message
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.precisions import PrecisionName
 
 __all__ = [
+    "AUTO_PRECISION",
     "SCHEMA_VERSION",
     "SECTIONS",
     "CompileSection",
@@ -42,7 +45,8 @@ SECTIONS = ("loader", "export", "optim", "quant", "compile", "eval")
 """Keys that may be null, in the order of the stages."""
 
 Device = Literal["cpu", "gpu", "npu"]
-Precision = Annotated[str, pydantic.Field(pattern=r"^(auto|fp32|fp16|bf16|int8|int4|w\d+a\d+)$")]
+AUTO_PRECISION: Final = "auto"
+"""Precision that stands for another one, by the device."""
 ProviderName = Annotated[str, pydantic.Field(min_length=1)]
 
 
@@ -101,13 +105,14 @@ class OptimSection(OptimizeOptions):
     """What the optimizer does. A capability that is null is on or off as the level says."""
 
 
-class QuantSection(Options):
-    """How few bits the numbers take."""
+class QuantSection(QuantizeOptions):
+    """How few bits the numbers take. A build quantizes where a precision or anything else of it is asked for."""
 
-    precision: Precision | None = None
-    """`fp32`, `fp16`, `bf16`, `int8`, `int4`, bits of weights and activations (`w8a16`), or `auto`. Null: `auto`."""
+    precision: PrecisionName | Literal["auto"] | None = None  # type: ignore[assignment]  # a build decides what auto is
+    """Bits of what is quantized; `auto`: `fp32` for a CPU, `fp16` for a GPU, `w8a16` for an NPU. Null: `int8` where
+    another key asks for something, else nothing is quantized."""
     device: Device | None = None
-    """Kind of device it will run on. Null: any."""
+    """Kind of device it will run on, by which `auto` decides. Null: that of `ep`, or any."""
     ep: ProviderName | None = None
     """Execution provider it will run on. Null: any of the device."""
 
@@ -171,7 +176,22 @@ def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple
     """
     value, foreign = read_winml_cli_config(value, source) if isinstance(value, dict) else (value, [])
     migrated, notes = _migrate_to_current(value, source)
-    return parse_options(WinMLBuildConfig, migrated, source), (*foreign, *notes)
+    migrated, renamed = _with_named_precision(migrated)
+    return parse_options(WinMLBuildConfig, migrated, source), (*foreign, *notes, *renamed)
+
+
+_NAMES_OF_BITS = {"w4a16": "int4"}
+"""Bits of weights and activations, as configs could say them → the precision that is called otherwise now."""
+
+
+def _with_named_precision(value: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return a config with the precision under its present name, and what was changed."""
+    section = value.get("quant") if isinstance(value, dict) else None
+    bits = section.get("precision") if isinstance(section, dict) else None
+    if not isinstance(bits, str) or bits not in _NAMES_OF_BITS:
+        return value, ()
+    name = _NAMES_OF_BITS[bits]
+    return {**value, "quant": {**section, "precision": name}}, (f"quant.precision {bits} is now called {name}",)
 
 
 def _optimize_becomes_optim(config: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from winml.modelkit.errors import ConfigError
 
@@ -21,7 +21,22 @@ _EXPORT_KEYS = {
     "compatibility",
 }  # fmt: skip
 _LOADER_KEYS = {"model_type", "module_path", "user_script"}
-_QUANT_KEYS = {"precision", "device", "ep"}
+_QUANT_KEYS = {"weight_type", "activation_type", "calibration_method", "rtn_bits", "rtn_block_size", "rtn_symmetric"}
+_QUANT_MODES = {"static", "rtn", "fp16", "w4a16"}
+_QUANT_NAMES: Mapping[str, Mapping[str, str]] = {
+    "static": {"samples": "samples", "calibration_method": "method", "per_channel": "per_channel",
+               "symmetric": "symmetric", "weight_symmetric": "symmetric"},
+    "dynamic": {"per_channel": "per_channel", "symmetric": "symmetric", "weight_symmetric": "symmetric"},
+    "rtn": {"rtn_block_size": "block_size", "rtn_symmetric": "symmetric"},
+    "fp16": {},
+}  # fmt: skip
+"""Way to fewer bits, as winml-cli calls it → its keys that count there, and what ours are called."""
+_PLACE = {"device", "ep"}
+_QUANT_CHOICES = {
+    "nodes_to_exclude": "Exclude modules: exclude, a list of selectors.",
+    "op_types_to_quantize": "Leave it out; include and exclude choose modules.",
+    "fp16_op_block_list": "Exclude modules: exclude, a list of selectors.",
+}
 _COMPILE_KEYS = {"device", "ep"}
 _BITS = re.compile(r"^u?int(\d+)$")
 
@@ -65,7 +80,10 @@ def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
 
     specs = [spec for spec in _specs(config.get("export"), "output_tensors") if "shape" not in spec]
     own = keys("export") & _EXPORT_KEYS or keys("loader") & _LOADER_KEYS
-    later = keys("quant") & {"mode", "algorithm", "weight_type", "samples"} or "execution_provider" in keys("compile")
+    quant = config["quant"] if isinstance(config.get("quant"), dict) else {}
+    # Ours has rtn as an algorithm, too.
+    is_quant = quant.get("mode") in _QUANT_MODES or quant.get("algorithm") in _QUANT_MODES - {"rtn"}
+    later = keys("quant") & _QUANT_KEYS or is_quant or "execution_provider" in keys("compile")
     return bool(own or later or specs or "skip_optimize" in config)
 
 
@@ -74,7 +92,7 @@ def _specs(section: Any, key: str) -> list[dict[str, Any]]:
     return [spec for spec in specs if isinstance(spec, dict)] if isinstance(specs, list) else []
 
 
-def _refuse(source: str, place: str, value: Any, hint: str) -> None:
+def _refuse(source: str, place: str, value: Any, hint: str) -> NoReturn:
     raise ConfigError(f"{source}: {place}: {value!r} has no counterpart here, and would change the result", hint=hint)
 
 
@@ -145,25 +163,44 @@ def _read_optim(optim: Section, source: str) -> list[str]:
     return [f"{', '.join(unknown)}: not used, and off"] if unknown else []
 
 
-def _read_quant(quant: Section, source: str) -> list[str]:  # noqa: ARG001  # as the others
-    read, precision = _precision(quant)
-    for key in read:
-        quant.pop(key, None)
-    return _unread(quant, _QUANT_KEYS, {"precision": precision} if precision else {})
+def _read_quant(quant: Section, source: str) -> list[str]:
+    from winml.modelkit.builds.config import QuantSection
+
+    if "precision" in quant:
+        return []  # in our words already
+    for key, hint in _QUANT_CHOICES.items():
+        if value := quant.pop(key, None):
+            _refuse(source, f"quant.{key}", value, hint)
+    way, read = _way_and_precision(quant, source)
+    for theirs, ours in _QUANT_NAMES[way].items():
+        if ours in QuantSection.model_fields and (value := quant.pop(theirs, None)) is not None:
+            read[ours] = value
+    elsewhere = {key for names in _QUANT_NAMES.values() for key in names} - _QUANT_NAMES[way].keys()
+    rest = [key for key in quant if key not in _PLACE and key not in elsewhere and quant[key] not in (None, False)]
+    for key in set(quant) - _PLACE:
+        del quant[key]
+    quant.update(read)
+    return [f"{', '.join(rest)}: not used"] if rest else []
 
 
-def _precision(quant: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:
-    """Return the keys that describe the precision in winml-cli, and it in our words; None where there is no word."""
+def _way_and_precision(quant: Section, source: str) -> tuple[str, Section]:
+    """Take out the keys by which winml-cli says how many bits; return its way there, and what we call it."""
     method = "algorithm" if "algorithm" in quant else "mode"
-    if quant.get(method) == "fp16":
-        return (method,), "fp16"
-    if quant.get(method) == "rtn" and (width := quant.get("rtn_bits", 4)) in (4, 8):
-        return (method, "rtn_bits"), f"int{width}"
-    types = ("weight_type", "activation_type")
-    bits = [_BITS.match(str(quant.get(key, "uint8"))) for key in types]
-    if quant.get(method) in ("rtn", "dynamic") or not all(bits):
-        return (), None
-    return types, "w{}a{}".format(*(found[1] for found in bits if found))
+    way = {"qdq": "static", "w4a16": "rtn"}.get(name := str(quant.pop(method, "static")), name)
+    if way == "fp16":
+        return way, {"precision": "fp16"}
+    if way == "rtn":
+        if (width := quant.pop("rtn_bits", 4)) not in (4, 8):
+            _refuse(source, "quant.rtn_bits", width, "Weights alone take 4 or 8 bits.")
+        return way, {"precision": f"int{width}", "mode": "weight-only"}
+    types = [str(quant.pop(key, "uint8")) for key in ("weight_type", "activation_type")]
+    bits = [_BITS.sub(r"\1", name) for name in types]
+    if way == "dynamic" and bits[0] == "8":
+        return way, {"precision": types[0], "mode": way}
+    if way == "static" and bits[0] == "8":
+        return way, {"precision": f"w8a{bits[1]}"}
+    hint = "Name the precision in our words: precision."
+    _refuse(source, f"quant.{method}", f"{way}, weights {types[0]}, activations {types[1]}", hint)
 
 
 def _read_compile(section: Section, source: str) -> list[str]:  # noqa: ARG001  # as the others

@@ -51,10 +51,12 @@ def model_sidecar(part: BuiltPart, folder: Path, model_name: str) -> tuple[str |
 
 
 def _export_sidecar(part: BuiltPart) -> tuple[FileRecord, FileRecord] | None:
-    """Return the model that was exported and its sidecar."""
-    exported = next((record.files for record in part.records if record.name == "export"), ())
-    sidecar = next((file for file in exported if file.name.endswith(SIDECAR_SUFFIX)), None)
-    return None if sidecar is None else (exported[0], sidecar)
+    """Return the model that was made from PyTorch and its sidecar."""
+    for record in part.records:
+        sidecar = next((file for file in record.files if file.name.endswith(SIDECAR_SUFFIX)), None)
+        if sidecar is not None:
+            return record.files[0], sidecar
+    return None
 
 
 def _adapted(record: dict[str, Any], part: BuiltPart, folder: Path, model_name: str) -> str:

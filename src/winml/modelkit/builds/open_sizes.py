@@ -57,6 +57,7 @@ def build_with_open_sizes(
     config: WinMLBuildConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
     *,
     ep: str | None = None,
+    precision: str | None = None,
 ) -> BuildResult:
     """Build in the cache; a config that says something about sizes is built as it says.
 
@@ -64,11 +65,12 @@ def build_with_open_sizes(
         request: The model.
         config: See :func:`~winml.modelkit.build_hf_model`.
         ep: Execution provider that is to run it; one that takes fixed sizes only gets them.
+        precision: See :func:`~winml.modelkit.build_hf_model`.
 
     Raises:
         WinMLError: as :func:`~winml.modelkit.build_hf_model`; of the build with fixed sizes, where none is taken open.
     """
-    given = given_build_config(config)
+    given = given_build_config(config, precision=precision)
     export = given.export
     providers = [name for name in (ep, export and export.ep) if name]
     is_free = all(find_execution_provider(name).takes_dynamic for name in providers)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
+from winml.modelkit.builds.quantization import quantize_options
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import declared_options
@@ -66,12 +67,14 @@ def plan_build(
 
     Raises:
         ModelPathError: an ONNX file that does not exist.
-        UsageError: an option of a PyTorch model beside an ONNX file.
+        UsageError: an option of a PyTorch model beside an ONNX file, or a precision that its mode does not lead to.
         ConfigError: the config must hold everything (``auto`` false) and does not, or lacks the export section that the
             model needs.
     """
     sections_off = dict(switched_off or {})
     config = config.model_copy(update={"loader": loader_section(request), **dict.fromkeys(sections_off)})
+    if config.quant is not None:
+        list(quantize_options(config.quant).requested_modes())
     if is_onnx_path(request.model):
         path = named_path(request.model.strip())
         if not path.is_file():

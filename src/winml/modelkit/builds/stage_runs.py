@@ -112,6 +112,11 @@ class StageRunner:
             return _as_reused(stored, "from the cache")
         return self._run_work(stage, part, reason)
 
+    def is_reusable(self, stage: Stage) -> bool:
+        """Say whether the graphs that a stage made in the build before are there and still right."""
+        earlier = self._earlier_records(stage, None)
+        return bool(earlier) and not self._reason_to_run(stage, None, earlier)
+
     def _earlier_records(self, stage: Stage, part: BuiltPart | None) -> dict[str, StageRecord]:
         """Return what the build before made with a stage; empty where a part has no result of it."""
         if self._earlier is None:

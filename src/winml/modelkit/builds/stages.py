@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.plan import BuildPlan, request_record
+from winml.modelkit.builds.quantization import auto_words, idle_quantization, quantize_options
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
@@ -25,6 +26,7 @@ from winml.modelkit.file_names import (
     part_path,
     sidecar_path,
 )
+from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.results.build_manifest import StageName, StageRecord
 from winml.modelkit.version import __version__
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.export_result import ExportedPart, ExportResult
     from winml.modelkit.results.optimized_model import OptimizedFile
+    from winml.modelkit.results.quantized_model import QuantizedFile
 
 __all__ = ["STAGES", "Stage", "StageOutcome", "StageTask", "export_outcomes", "names_of", "without_idle_stages"]
 
@@ -88,6 +91,10 @@ class Stage:
     """Returns one outcome for each graph it made. None: this version lacks the stage."""
     makes_graph: bool = False
     """Whether it makes the graphs of all parts from a PyTorch model, rather than changing one graph."""
+    idle: Callable[[WinMLBuildConfig], str] = lambda _config: ""
+    """Why it has nothing to do although its section is no null, in a few words; empty where it has."""
+    handed_to: StageName | None = None
+    """Stage that does its work as well, on the graph in memory; None: it has a file of its own."""
     undo_resolution: Callable[[dict[str, Any], StageRecord], dict[str, Any]] = lambda options, _earlier: options
     """Options, in which values that an earlier run resolved are put back to what that run was asked."""
 
@@ -248,6 +255,60 @@ def _optimized_words(result: OptimizedFile) -> str:
     return f"from {result.before.nodes}{f': {fired}' if fired else ''}"
 
 
+def quantization_record(options: QuantizeOptions) -> dict[str, Any]:
+    """Return what decides the result of a quantization as JSON values; of rules, the order decides."""
+    record = options.model_dump(mode="json", exclude_none=True)
+    return {**record, "per_module": [list(rule) for rule in options.per_module.items()]}
+
+
+def _quantize_options(plan: BuildPlan) -> dict[str, Any]:
+    assert plan.config.quant is not None  # skipped otherwise
+    return {"quant": quantization_record(quantize_options(plan.config.quant)), "verify": plan.verify}
+
+
+def _idle_quantization(config: WinMLBuildConfig) -> str:
+    return "" if config.quant is None else idle_quantization(config.quant)
+
+
+def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
+    from winml.modelkit.flows.graph_file import GraphFileTask
+    from winml.modelkit.flows.quantize.quantize import EXTERNAL_BYTES, quantize_file
+
+    section = task.plan.config.quant
+    assert section is not None  # skipped otherwise
+    assert task.source is not None  # an earlier stage ran, or the build starts from an ONNX file
+    result = quantize_file(
+        GraphFileTask(
+            task.source,
+            task.output,
+            overwrite=True,
+            verify=task.plan.verify,
+            seed=task.plan.request.seed,
+            external_from_bytes=EXTERNAL_BYTES,
+        ),
+        quantize_options(section),
+    )
+    outcome = StageOutcome(
+        files=tuple(file.path for file in result.files),
+        normalizations=result.normalizations,
+        summary=_quantized_words(result),
+        notes=(*filter(None, (_sentence(auto_words(section)),)), *result.notes),
+    )
+    return (outcome,)
+
+
+def _sentence(words: str) -> str:
+    return words and f"{words[0].upper()}{words[1:]}."
+
+
+def _quantized_words(result: QuantizedFile) -> str:
+    from winml.modelkit.compare.words import comparison_words
+
+    left = ", ".join(f"{count} left ({reason})" for reason, count in result.left.items())
+    done = f"{result.precision} ({', '.join(result.modes)}), {result.quantized} quantized{f', {left}' if left else ''}"
+    return f"{done}, {comparison_words(result.fidelity)}"
+
+
 def _section_options(section: str) -> Callable[[BuildPlan], dict[str, Any]]:
     return lambda plan: {section: getattr(plan.config, section).model_dump(mode="json", exclude_none=True)}
 
@@ -277,8 +338,9 @@ STAGES: tuple[Stage, ...] = (
         file=QUANTIZED_NAME,
         section="quant",
         libraries=_GRAPH_LIBRARIES,
-        options=_section_options("quant"),
-        work=None,
+        options=_quantize_options,
+        work=_run_quantize,
+        idle=_idle_quantization,
     ),
     # Last: what is compiled for one device can no longer be changed.
     Stage(
@@ -293,15 +355,24 @@ STAGES: tuple[Stage, ...] = (
 
 
 def without_idle_stages(config: WinMLBuildConfig) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
-    """Return a config with null for stages that this version lacks; one that is asked for something keeps its section.
+    """Return a config with null for stages that will not run; one that is asked for something keeps its section.
 
     Returns:
-        The config, and a sentence for each section that is kept and not read.
+        The config, and a sentence for each section that is kept although its stage will not run.
     """
-    idle = [stage.section for stage in STAGES if stage.work is None and getattr(config, stage.section) is not None]
-    asked = [name for name in idle if getattr(config, name).model_dump(exclude_none=True)]
-    unread = tuple(f"winml {__version__} has no stage that reads {name} yet" for name in asked)
-    return config.model_copy(update=dict.fromkeys(name for name in idle if name not in asked)), unread
+    idle, unread = [], []
+    for stage in STAGES:
+        section = getattr(config, stage.section)
+        if section is None or (stage.work and not stage.idle(config)):
+            continue
+        # What is asked for is kept: of a stage that this version lacks, and of a stage that it leaves nothing to do.
+        if not section.model_dump(exclude_none=True, exclude_defaults=True):
+            idle.append(stage.section)
+        elif not stage.work:
+            unread.append(f"winml {__version__} has no stage that reads {stage.section} yet")
+        elif stage.idle(config):
+            unread.append(f"the {stage.name} stage will be skipped: {stage.idle(config)}")
+    return config.model_copy(update=dict.fromkeys(idle)), tuple(unread)
 
 
 def names_of(stages: Sequence[Stage], parts: Sequence[str] = (ONLY_PART,)) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_in
 from winml.modelkit.runtime.ir_versions import newest_ir_version, runnable
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["LARGE_DIMENSIONS", "open_session", "refuse_different", "refuse_unfaithful"]
+__all__ = ["LARGE_DIMENSIONS", "open_session", "refuse_different", "refuse_little_left", "refuse_unfaithful"]
 
 Feeds = dict[str, NDArray[Any]]
 
@@ -111,13 +111,27 @@ def refuse_unfaithful(
     except (StageError, UsageError) as error:
         raise _reference_error(reference, error) from error
     fidelity = measure_fidelity(expected, _candidate_answers(candidate, draws, as_written=False), least_sqnr_db)
+    refuse_little_left(fidelity, reference.name)
+    return fidelity
+
+
+def refuse_little_left(fidelity: FidelityInfo, reference: str) -> None:
+    """Refuse a file that answers too unlike what it was made from.
+
+    Args:
+        fidelity: What was measured.
+        reference: What it was made from, in words.
+
+    Raises:
+        VerificationError: an output does not reach the ratio.
+    """
     if fidelity.has_signal and not fidelity.is_verified:
         raise VerificationError(
-            f"too little is left of the answers of {reference.name}: {fidelity_words(fidelity)}",
+            f"too little is left of the answers of {reference}: {fidelity_words(fidelity)}",
             hint="No file was written. Exclude the modules that suffer (--exclude), choose another --precision or "
             "--mode, lower --min-sqnr, or write it all the same with --no-verify.",
+            is_graph_wrong=fidelity.worst.sqnr_db < 0,
         )
-    return fidelity
 
 
 def _answers_to_reference_sizes(reference: Path, candidate: Path, seed: int, sizes: Mapping[str, int]) -> _BothAnswers:

@@ -16,6 +16,7 @@ from winml.modelkit.export.config import ExporterName, WinMLExportConfig
 from winml.modelkit.words import size_words
 
 __all__ = [
+    "LARGE_HANDED_OVER_BYTES",
     "LARGE_WEIGHTS_BYTES",
     "SECOND_TRY_S",
     "ExporterUse",
@@ -26,6 +27,10 @@ __all__ = [
 
 LARGE_WEIGHTS_BYTES = 2**31
 """Specified: the largest protobuf file. Above it dynamo is chosen, since TorchScript needs the weights in memory."""
+
+LARGE_HANDED_OVER_BYTES = 2**29
+"""The same where the graph is changed in memory before it is written, so that the file may be small. Chosen: with
+TorchScript the weights are in memory, and peak memory is to stay below 1.5 GB, of which 0.5 GB are the libraries."""
 
 SECOND_TRY_S = 120.0
 """Time limit of dynamo as the second choice. Chosen: ten times what a text encoder of 12 layers takes; with open sizes
@@ -43,17 +48,18 @@ class ExporterUse:
     """Longest time it may take; None: unlimited."""
 
 
-def first_choice(config: WinMLExportConfig, weight_bytes: int) -> ExporterUse:
+def first_choice(config: WinMLExportConfig, weight_bytes: int, large_bytes: int = LARGE_WEIGHTS_BYTES) -> ExporterUse:
     """Return the exporter to try first.
 
     Args:
         config: Options of the export.
         weight_bytes: Size of the parameters in memory.
+        large_bytes: Size above which they are not to be in memory.
     """
     if config.exporter != "auto":
         return ExporterUse(config.exporter, "asked for")
-    if weight_bytes > LARGE_WEIGHTS_BYTES:
-        return ExporterUse("dynamo", f"{size_words(weight_bytes)} of weights, over {size_words(LARGE_WEIGHTS_BYTES)}")
+    if weight_bytes > large_bytes:
+        return ExporterUse("dynamo", f"{size_words(weight_bytes)} of weights, over {size_words(large_bytes)}")
     return ExporterUse("torchscript")
 
 

@@ -46,6 +46,7 @@ __all__ = [
     "GraphFileTask",
     "GraphWork",
     "TransformedFile",
+    "refresh_metadata",
     "summarize_graph",
     "transform_file",
 ]
@@ -147,6 +148,10 @@ class GraphWork(ABC, Generic[ResultT]):
         A key that the file does not have is not added.
         """
         return {}
+
+    def late_notes(self, model: ir.Model) -> tuple[str, ...]:  # noqa: ARG002 - other works look at it
+        """Return what is known only once a model was written: sentences for the user."""
+        return ()
 
     def compare(self, source: Path, written: Path, seed: int) -> Comparison | None:
         """Compare the file that was written with its source; None where that cannot be done here.
@@ -353,7 +358,7 @@ def _write_result(
             place_copy(task.source, staged, share_data=rules.share_data, may_link=rules.may_link)
             step.summary = "a copy by reference"
         else:
-            _refresh_metadata(model, work, is_plain=is_plain)
+            refresh_metadata(model, work, is_plain=is_plain)
             write_model(model, staged, external=_is_external(task, model))
             comparison = work.compare(task.source, staged, task.seed) if task.verify else None
             step.summary = comparison_words(comparison)
@@ -367,7 +372,7 @@ def _write_result(
     return _Written(tuple(ordered), summary, coverage, comparison)
 
 
-def _refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: bool) -> None:
+def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: bool) -> None:
     """Bring what the file says about itself up to date, in place; a key that the file does not have is not added.
 
     The stamp is: every graph that is in its plain form bears one.

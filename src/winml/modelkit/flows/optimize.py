@@ -30,7 +30,7 @@ from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.optimized_model import OptimizationLoop, OptimizationRound, OptimizedFile
 
-__all__ = ["EXTERNAL_BYTES", "optimize_file", "optimize_onnx", "run_optimize_analyze_loop"]
+__all__ = ["EXTERNAL_BYTES", "SingleOptimization", "optimize_file", "optimize_onnx", "run_optimize_analyze_loop"]
 
 EXTERNAL_BYTES = 32_000_000
 """Weights of this size on are written to a file of their own, which ONNX Runtime maps where it would parse and copy
@@ -111,7 +111,7 @@ def optimize_file(
     """Optimize an ONNX file as a task says; see :func:`optimize_onnx` for what is returned and raised."""
     task.refuse_early()
     refuse_unknown_opset(options.opset)
-    work = _SingleOptimization(options, sizes or {})
+    work = SingleOptimization(options, sizes or {})
     return _optimized_file(task, work, transform_file(task, work, on_step))
 
 
@@ -205,7 +205,7 @@ class _Optimization(GraphWork[OptimizeResult]):
 
 
 @dataclass(frozen=True)
-class _SingleOptimization(_Optimization):
+class SingleOptimization(_Optimization):
     """The optimizer, once."""
 
     options: OptimizeOptions

@@ -36,6 +36,7 @@ class _BuiltModel(WinMLModel):
         model: str | os.PathLike[str],
         *,
         config: Config = None,
+        precision: str | None = None,
         task: str | None = None,
         ep: str | None = None,
         device: Device = None,
@@ -49,6 +50,7 @@ class _BuiltModel(WinMLModel):
                 folder of an export or a build, whose ``model.onnx`` is taken as by :meth:`from_onnx`.
             config: What the build is to do; see :func:`~winml.modelkit.build_hf_model`. Where it says nothing about
                 sizes, batch and sequence are left open if the model and the provider take that.
+            precision: Bits of the result, such as ``int8``; None: as the config says.
             task: What the model is for; None: the task of this class, else decided from the model's config.
             ep: Execution provider to run it on; None: the one for the device.
             device: Kind of processor; None: the provider's own, the CPU without one.
@@ -64,9 +66,9 @@ class _BuiltModel(WinMLModel):
         name = os.fspath(model) if isinstance(model, os.PathLike) else model
         request = ModelRequest(name, **{**load, "task": cls._checked_task(task)})
         if (path := onnx_file_in(request.model)) is not None:
-            cls._refuse_for_onnx(path, {"task": task, **load})
+            cls._refuse_for_onnx(path, {"precision": precision, "task": task, **load})
             return cls.from_onnx(path, config=config, ep=ep, device=device, pad_token_id=pad_token_id)
-        result = build_with_open_sizes(request, config, ep=ep)
+        result = build_with_open_sizes(request, config, ep=ep, precision=precision)
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
 
     @classmethod
@@ -75,12 +77,13 @@ class _BuiltModel(WinMLModel):
         model: str | os.PathLike[str],
         *,
         config: Config = None,
+        precision: str | None = None,
         ep: str | None = None,
         device: Device = None,
         pad_token_id: int | None = None,
     ) -> WinMLModel:
         """Build from an ONNX file and load the result; see :meth:`from_pretrained`."""
-        result = build_onnx_model(model, config=config)
+        result = build_onnx_model(model, config=config, precision=precision)
         if pad_token_id is None:
             pad_token_id = pad_token_beside(Path(model), config_beside(Path(model)))
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)

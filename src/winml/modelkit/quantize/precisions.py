@@ -46,6 +46,8 @@ class ModeRules:
     """Oldest version of ONNX's operators that has those it makes."""
     needs_ranges: bool = False
     """Whether the ranges of activations have to be known."""
+    is_by_tensor: bool = False
+    """Whether it reads one weight at a time while the result is written, and knows no other values."""
     changes_every_node: bool = False
     """Whether it changes what computes with floats, whatever the operator, with a weight or without."""
 
@@ -70,11 +72,13 @@ MODES: Mapping[Mode, ModeRules] = {
         "weights in 4 or 8 bits by blocks, activations stay float (MatMulNBits)",
         frozenset({"MatMul", "Gemm", "Gather"}),
         least_opset=13,
+        is_by_tensor=True,
     ),
     "float": ModeRules(
         "16-bit floating point: weights and activations in fp16, or weights in bf16 that are computed in float32",
         frozenset(),
         least_opset=13,
+        is_by_tensor=True,
         changes_every_node=True,
     ),
 }

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.graph.bundle import PartDescription, only_part
 from winml.modelkit.graph.dimensions import DynamicDimension
@@ -54,7 +55,7 @@ class ExportedPart:
     inputs: tuple[InputTensorSpec, ...]
     outputs: tuple[OutputTensorSpec, ...]
     verification: VerificationInfo | None
-    """None where it was not asked for."""
+    """None where it was not asked for, or the file is to answer less exactly than the model."""
     exporter: str
     """``torchscript`` or ``dynamo``."""
     exporter_reason: str
@@ -69,6 +70,10 @@ class ExportedPart:
     """What the user should know of this part, one sentence each."""
     steps: tuple[StepTiming, ...] = ()
     """The steps it took; loading the model counts to the first part."""
+    done: tuple[str, ...] = ()
+    """What was done to the graph before it was written, in a few words each."""
+    fidelity: FidelityInfo | None = None
+    """How much of PyTorch's answer is left, where it has fewer bits for that."""
     model_sha256: str = ""
     """Digest of the model file, by which sidecar and report say what they describe; empty where there are none."""
 

@@ -40,6 +40,8 @@ class QuantizedFile:
     """Comparison with the source; None where it was not asked for."""
     steps: tuple[StepTiming, ...]
     notes: tuple[str, ...]
+    normalizations: int = 0
+    """How often the graph was brought into its plain form: 0 or 1."""
 
     @property
     def quantized(self) -> int:

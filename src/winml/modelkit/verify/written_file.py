@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 from torch import nn
 
+from winml.modelkit.compare.fidelity import FidelityInfo, measure_fidelity
+from winml.modelkit.compare.files import refuse_little_left
 from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, VerificationError
 from winml.modelkit.export.tensors import to_numpy
@@ -32,7 +34,7 @@ from winml.modelkit.verify.stable_draws import compare_stable_draws, is_decided_
 if TYPE_CHECKING:
     from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["verify_written_file"]
+__all__ = ["measure_written_file", "verify_written_file"]
 
 
 def verify_written_file(
@@ -81,6 +83,37 @@ def verify_written_file(
     at_other_sizes = compare_at_other_sizes(written, dtypes, file.answer, advice=advice)
     checked = checked_values(written, (second, *written.proof.draws), values, compared)
     return replace(verification, comparisons=(*verification.comparisons, *at_other_sizes), values=checked)
+
+
+def measure_written_file(
+    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, least_sqnr_db: float
+) -> FidelityInfo:
+    """Measure how much of PyTorch's answers is left in a written file that computes with fewer bits.
+
+    Args:
+        written: The file, and what was traced; its open dimensions are tried at other sizes.
+        prepared: The part it was made from.
+        inputs: Further inputs.
+        least_sqnr_db: Ratio in decibels that every output has to reach.
+
+    Raises:
+        VerificationError: an output does not reach the ratio, or ONNX Runtime cannot run the file.
+    """
+    traced = written.draw
+    with with_values(prepared) as weighted:
+        second = inputs.accepted(
+            lambda drawing: drawing.draw(2, with_padding=not drawing.hides(traced.inputs)),
+            lambda tensors: _answered_draw(weighted, Draw(tensors, {}, traced.sizes)),
+        )
+        others = (traced, *written.proof.draws)
+        answered = [draw if weighted is prepared else _answered_draw(weighted, draw) for draw in others]
+    draws = [*answered, second]
+    refuse_outputs_by_value((draws[0], second))
+    file = _File(written.path, prepared.model)
+    answers = [file.run(draw) for draw in draws]
+    fidelity = measure_fidelity([draw.reference for draw in draws], answers, least_sqnr_db)
+    refuse_little_left(fidelity, "the model in PyTorch")
+    return fidelity
 
 
 def _with_reference_outputs(

@@ -28,10 +28,12 @@ from winml.modelkit.cli._options import (
     source_options,
     weight_options,
 )
+from winml.modelkit.cli.verbs._quantize_options import filled_section, quantize_options, refuse_flags_without_stage
 from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError, told_as
 from winml.modelkit.optimize.capabilities import LEVELS
+from winml.modelkit.quantize.precisions import PRECISIONS
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
@@ -46,6 +48,7 @@ Examples:
   winml build -m sentence-transformers/all-MiniLM-L6-v2 -o built --level basic
   winml config -m ./checkpoint -o config.json && winml build -c config.json -o built
   winml build -m model.onnx -o built --level extended --ep cpu
+  winml build -m ./checkpoint -o built --precision int8 --exclude BertPooler
   winml build -m ./checkpoint --use-cache --format json
 """
 
@@ -53,6 +56,7 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 """Option that leaves a stage out → section of the config."""
 
 
+@quantize_options(after="precision")
 @click.command(name="build", cls=WinMLCommand, epilog=EPILOG)
 @model_option(
     required=False,
@@ -63,9 +67,15 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 @click.option("--use-cache", is_flag=True, help="Build in the cache: one folder for each model and config.")
 @click.option("--rebuild", is_flag=True, help="Run every stage again; files no build wrote stay.")
 @click.option("--optimize/--no-optimize", default=True, help="Optimize the graph, or not.  [default: optimize]")
-@click.option("--quant/--no-quant", default=True, hidden=True, help="Whether the section quant counts.")
+@click.option("--quant/--no-quant", default=True, help="Quantize where a precision is asked for, or not.")
 @click.option("--compile/--no-compile", default=True, hidden=True, help="Whether the section compile counts.")
 @click.option("--level", type=click.Choice(LEVELS), help="How much the optimizer does; winml optimize --list.")
+@click.option(
+    "-p",
+    "--precision",
+    type=click.Choice([*PRECISIONS, "auto"]),
+    help="Bits of the result; auto: by the device in the config.  [default: as the model has them]",
+)
 @click.option("--ep", metavar="NAME", help="Execution provider the model is for, such as qnn.")
 @click.option(
     "--dynamo/--no-dynamo",
@@ -93,7 +103,7 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 @output_options
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
-    """Build a model: export it and optimize it; one ONNX file for each stage, and model.onnx for the last.
+    """Build a model: export, optimize, quantize it; one ONNX file for each stage, and model.onnx for the last.
 
     Stages whose result is there already are not run again. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a stage's
     result does not answer as its input does.
@@ -164,6 +174,9 @@ def _with_flags(
     if options["allow_dynamic"]:
         sections["export"]["allow_dynamic"] = True
     changed: dict[str, Any] = {"export": with_sizes(config.export, options)} if config.export is not None else {}
+    if "quant" in sections_off:
+        refuse_flags_without_stage(options)
+    changed["quant"] = filled_section(config.quant, options)
     for name, given in sections.items():
         section = changed.get(name, getattr(config, name))
         if given and section is not None:

@@ -31,10 +31,11 @@ from winml.modelkit.cli._options import (
 from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError, told_as
+from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.words import printable
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.config import WinMLBuildConfig
+    from winml.modelkit.builds.config import QuantSection, WinMLBuildConfig
     from winml.modelkit.load.request import ModelRequest
 
 __all__ = ["command"]
@@ -65,7 +66,7 @@ STDIN = "-"
 @dynamic_options
 @device_option("Kind of device it will run on.")
 @click.option("--ep", metavar="NAME", help="Execution provider it will run on.")
-@click.option("-p", "--precision", metavar="NAME", help="fp32, fp16, bf16, int8, int4, w8a16 and the like, or auto.")
+@click.option("-p", "--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)}, or auto: by the device.")
 @click.option("--no-quant", is_flag=True, help="Skip quantization.")
 @click.option("--no-compile", is_flag=True, help="Skip compilation.")
 @click.option("-o", "--output", type=NonEmptyPath(), help="File to write; stdout where it is left out.")
@@ -207,11 +208,26 @@ def _config_of_options(base: WinMLBuildConfig, options: dict[str, Any]) -> WinML
     for name, values in given.items():
         if options[f"no_{name}"]:
             changed[name] = None
-        elif values:
+        # A place alone begins no quantization that the config leaves out.
+        elif values and not (name == "quant" and base.quant is None and not precision):
             section = getattr(base, name) or getattr(asked, name)
             changed[name] = section.model_copy(update=values)
+    if changed.get("quant") is not None:
+        changed["quant"] = _with_decided_precision(changed["quant"])
     if base.export is not None:
         export = with_sizes(base.export, options)
         changed["export"] = export.model_copy(update={"allow_dynamic": True}) if options["allow_dynamic"] else export
     config: WinMLBuildConfig = base.model_copy(update=changed)
     return config
+
+
+def _with_decided_precision(section: QuantSection) -> QuantSection:
+    """Return a section with the precision that the device decides where none is named; which one is told."""
+    from winml.modelkit.builds.config import AUTO_PRECISION
+    from winml.modelkit.builds.quantization import auto_words, quantize_options, with_precision
+
+    if section.precision is None:
+        section = with_precision(section, AUTO_PRECISION)
+    if words := auto_words(section):
+        tell(f"note: {words}")
+    return with_precision(section, quantize_options(section).base.name)

@@ -14,11 +14,12 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import sizes_by_name
-from winml.modelkit.cli._streams import silence_library_warnings
+from winml.modelkit.cli._streams import silence_library_warnings, tell
 from winml.modelkit.errors import UsageError
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS
 
 if TYPE_CHECKING:
+    from winml.modelkit.builds.config import QuantSection
     from winml.modelkit.quantize.options import QuantizeOptions
 
 __all__ = ["command"]
@@ -37,7 +38,7 @@ _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
 @click.command(name="quantize", cls=WinMLCommand, epilog=EPILOG)
 @click.option("-m", "--model", type=NonEmptyPath(), required=True, help="ONNX file; it stays as it is.")
 @click.option("-o", "--output", type=NonEmptyPath(), required=True, help="File to write.")
-@click.option("--precision", type=click.Choice(_CHOICES), help="Bits of what is quantized.  [default: int8]")
+@click.option("-p", "--precision", type=click.Choice(_CHOICES), help="Bits of what is quantized.  [default: int8]")
 @click.option(
     "--mode",
     type=click.Choice(list(MODES)),
@@ -109,11 +110,18 @@ def _quantize_options(options: dict[str, Any]) -> QuantizeOptions:
     if "per_module" in given:
         given["per_module"], _ = read_json(options["per_module"], "--per-module")
     quant = read_build_config(options["config"], section="quant").quant if options["config"] is not None else None
-    known = set(QuantizeOptions.model_fields)
-    section = quant.model_dump(mode="json", exclude_none=True, include=known) if quant is not None else {}
+    section = _options_of_section(quant).model_dump(mode="json", exclude_none=True) if quant is not None else {}
     requested = parse_options(QuantizeOptions, {**section, **given}, "options")
     list(requested.requested_modes())
     return requested
+
+
+def _options_of_section(section: QuantSection) -> QuantizeOptions:
+    from winml.modelkit.builds.quantization import auto_words, quantize_options
+
+    if words := auto_words(section):
+        tell(f"note: {words}")
+    return quantize_options(section)
 
 
 def _refuse_early(options: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from winml.modelkit.flows.export.graph_making import calls_of_all_parts
 from winml.modelkit.flows.export.live_module import ExampleInputs, loaded_from_module
 from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.export.part_export import export_part
+from winml.modelkit.flows.graph_handover import GraphHandover
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.working_directory import working_directory_kept
 from winml.modelkit.load.library_access import local_files_only
@@ -98,15 +99,18 @@ class HTPExporter:
         seed: int = 0,
         on_step: Callable[[StepEvent], None] | None = None,
         on_parts: Callable[[Sequence[str]], None] | None = None,
+        handover: GraphHandover | None = None,
     ) -> None:
         """Set the options of every export made with this object; see :func:`export_pytorch`.
 
         ``on_parts`` is called with the names of the parts, once they are known and before anything is written.
+        ``handover`` says what is done to the graphs in memory, so that no file holds them as they are exported.
         """
         self.config = config or WinMLExportConfig()
         self.seed = seed
         self.on_step = on_step
         self.on_parts = on_parts
+        self.handover = handover
 
     def export(
         self,
@@ -146,7 +150,8 @@ class HTPExporter:
         refuse_dynamic(self.config.ep, is_dynamic=request.is_dynamic, allow_dynamic=self.config.allow_dynamic)
         target = self._target(output, overwrite=overwrite, with_report=with_report)
         target = replace(target, with_companions=with_companions)
-        return self._export_parts(lambda: load_for_export(request, self.config), target)
+        is_handed_over = self.handover is not None
+        return self._export_parts(lambda: load_for_export(request, self.config, is_handed_over=is_handed_over), target)
 
     def export_loaded(
         self,
@@ -195,7 +200,7 @@ class HTPExporter:
             if loaded.info.source_kind in CHECKPOINT_KINDS:
                 left_as_found.enter_context(local_files_only())
             with OutputFiles() as files:
-                run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts)
+                run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts, self.handover)
                 for part in loaded.parts:
                     result = export_part(run, result, part, exporter)
         result = replace(result, model_notes=(*result.model_notes, *kept.notes))

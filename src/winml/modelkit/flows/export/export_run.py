@@ -11,6 +11,7 @@ import onnx_ir as ir
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.exporter_choice import ExporterUse
 from winml.modelkit.file_names import part_path
+from winml.modelkit.flows.graph_handover import GraphHandover, HandedGraph
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.hierarchy.coverage import Coverage
@@ -65,6 +66,8 @@ class ExportRun:
     """Everything that is written; put in place with the last part."""
     all_parts: CallTrace | None = None
     """Which modules run in any of the parts; None where there is one part."""
+    handover: GraphHandover | None = None
+    """What is done to each graph before it is written; None: nothing."""
     draws: dict[str, InputDraws] = field(default_factory=dict)
     """Part → what draws its inputs; filled as it is asked for."""
 
@@ -86,5 +89,7 @@ class TaggedGraph:
     """What the part answers at other sizes than the traced ones."""
     exporter: ExporterUse
     notes: tuple[str, ...]
+    handed: HandedGraph | None = None
+    """What was done to it after the export; None: nothing."""
     choices: tuple[str, ...] = ()
     """Lines of the user's Python that read a tensor's value while it was traced."""

@@ -95,7 +95,7 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         coverage = measure_coverage(model)
         step.summary = f"normalized to {coverage.nodes} nodes, {coverage.tagged} tagged"
     notes = (*(tree.notes if run.config.hierarchy else ()), *_capture_notes(capture), *graph_notes, *proof.notes)
-    return TaggedGraph(model, tree, coverage, draw, proof, used, notes, capture.fixed_choices)
+    return TaggedGraph(model, tree, coverage, draw, proof, used, notes, choices=capture.fixed_choices)
 
 
 def _trace_calls(prepared: PreparedPart, inputs: InputDraws) -> tuple[CallTrace, Draw]:

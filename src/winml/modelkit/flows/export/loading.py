@@ -7,9 +7,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+from torch import nn
+
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.export.exporter_choice import ExporterUse, first_choice, parameter_bytes
+from winml.modelkit.export.exporter_choice import (
+    LARGE_HANDED_OVER_BYTES,
+    LARGE_WEIGHTS_BYTES,
+    ExporterUse,
+    first_choice,
+    parameter_bytes,
+)
 from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.model import load_resolved
 from winml.modelkit.load.parts import LoadedModel, ModelPart
@@ -24,12 +33,16 @@ from winml.modelkit.verify.reference_run import prepared_part, run_reference
 __all__ = ["load_for_export"]
 
 
-def load_for_export(request: ModelRequest, config: WinMLExportConfig) -> tuple[LoadedModel, ExporterUse]:
+def load_for_export(
+    request: ModelRequest, config: WinMLExportConfig, *, is_handed_over: bool = False
+) -> tuple[LoadedModel, ExporterUse]:
     """Load a model as the exporter that is chosen for it needs it.
 
     Args:
         request: What the user asked for.
         config: Options of the export.
+        is_handed_over: Whether the graph gets fewer bits before it is written. Weights of 16 bits are then read as
+            float32, which the quantizers take and no file ever holds; and fewer weights count as large.
 
     Returns:
         The model, and the exporter to begin with.
@@ -40,12 +53,15 @@ def load_for_export(request: ModelRequest, config: WinMLExportConfig) -> tuple[L
         ExportError: the answer is to be compared with PyTorch's, and memory cannot hold the weights.
     """
     resolved = resolve_model(request, needs_weights=not request.random_weights)
+    if is_handed_over and request.dtype is None and resolved.checkpoint is not None and _has_halves(resolved.model):
+        request = replace(request, dtype="fp32")
+        resolved = resolve_model(request, needs_weights=not request.random_weights)
     weight_bytes = parameter_bytes(resolved.model)
-    use = first_choice(config, weight_bytes)
+    use = first_choice(config, weight_bytes, LARGE_HANDED_OVER_BYTES if is_handed_over else LARGE_WEIGHTS_BYTES)
     if use.name == "torchscript":
         return load_resolved(resolved, request), use
     if config.verify:
-        refuse_verification_beyond_memory(weight_bytes, available_bytes())
+        refuse_verification_beyond_memory(weight_bytes, available_bytes(), is_smaller_in_file=is_handed_over)
     loaded = load_weightless(resolved, request)
     for part in loaded.parts:
         if part.stored is not None and (refusal := _refusal_without_values(part)) is not None:
@@ -53,6 +69,10 @@ def load_for_export(request: ModelRequest, config: WinMLExportConfig) -> tuple[L
             whole = load_resolved(resolved, request).only_part
             return LoadedModel.of_one_part(loaded.info, replace(whole, notes=part.notes), [note]), use
     return loaded, use
+
+
+def _has_halves(model: nn.Module) -> bool:
+    return any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in model.parameters())
 
 
 def _refusal_without_values(part: ModelPart) -> ExportError | None:

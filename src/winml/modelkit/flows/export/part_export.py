@@ -8,7 +8,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import InternalError, VerificationError
 from winml.modelkit.export.exporter_choice import ExporterUse, second_choice
 from winml.modelkit.file_names import sidecar_path
@@ -24,7 +26,7 @@ from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.model_metadata import output_specs
-from winml.modelkit.hierarchy.coverage import all_nodes
+from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.report.markdown import export_report
@@ -34,7 +36,7 @@ from winml.modelkit.results.words import verification_notes, verification_words
 from winml.modelkit.results.written_file import WrittenFile
 from winml.modelkit.verify.other_sizes import WrittenGraph
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
-from winml.modelkit.verify.written_file import verify_written_file
+from winml.modelkit.verify.written_file import measure_written_file, verify_written_file
 
 __all__ = ["export_part"]
 
@@ -95,16 +97,18 @@ def _write_part(
     paths = run.target.part_paths(run.loaded, part)
     with run.clock.step("metadata and reports") as step, run.files.explained_errors():
         staged = run.files.reserve(paths.model)
-        written = write_model(tagged_graph.model, staged)
+        tagged_graph = _handed_over(run, tagged_graph, paths.model)
+        is_external = run.handover.is_external(tagged_graph.model) if run.handover is not None else None
+        written = write_model(tagged_graph.model, staged, external=is_external)
         try:
-            verification = _verify_part(run, prepared, tagged_graph, staged)
+            comparison = _verify_part(run, prepared, tagged_graph, staged)
         except VerificationError:
             # Another exporter may be tried, which needs the room.
             for file in written:
                 file.unlink(missing_ok=True)
             raise
-        step.summary = verification_words(verification)
-        exported = _exported_part(run, part, paths, tagged_graph, verification)
+        step.summary = _comparison_words(comparison)
+        exported = _exported_part(run, part, paths, tagged_graph, comparison)
         exported = replace(exported, model_sha256=hash_file(staged) if paths.sidecar or paths.report else "")
         exported = replace(exported, files=_written_files(paths, written, run.files.written_sizes()))
         owned = _owned_companions(run, paths)
@@ -126,6 +130,24 @@ def _write_part(
     return _with_part(result, replace(exported, files=_written_files(paths, written, sizes)), run)
 
 
+def _handed_over(run: ExportRun, tagged_graph: TaggedGraph, path: Path) -> TaggedGraph:
+    """Return the graph after the works that it is handed to, if there are any."""
+    if run.handover is None:
+        return tagged_graph
+    handed = run.handover.apply(tagged_graph.model, path)
+    return replace(
+        tagged_graph,
+        model=handed.model,
+        coverage=measure_coverage(handed.model),
+        notes=(*tagged_graph.notes, *handed.notes),
+        handed=handed,
+    )
+
+
+def _comparison_words(comparison: VerificationInfo | FidelityInfo | None) -> str:
+    return fidelity_words(comparison) if isinstance(comparison, FidelityInfo) else verification_words(comparison)
+
+
 def _owned_companions(run: ExportRun, paths: ExportPaths) -> tuple[str, ...]:
     """Return the companions of an earlier export that this one replaces, whether or not it writes a sidecar, too."""
     return earlier_companions(sidecar_path(paths.model)) if run.target.overwrite else ()
@@ -133,13 +155,15 @@ def _owned_companions(run: ExportRun, paths: ExportPaths) -> tuple[str, ...]:
 
 def _verify_part(
     run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, staged: Path
-) -> VerificationInfo | None:
+) -> VerificationInfo | FidelityInfo | None:
     if not run.config.verify:
         return None
     part = prepared.part
     written = WrittenGraph(
         staged, tagged_graph.model, part.inputs, tagged_graph.draw, tagged_graph.proof, tagged_graph.choices
     )
+    if run.handover is not None:
+        return measure_written_file(written, prepared, run.inputs(part), run.handover.least_sqnr_db)
     advice = _LEAVE_IT_TO_DYNAMO if run.config.exporter == "torchscript" else ""
     return verify_written_file(written, prepared, run.inputs(part), advice=advice)
 
@@ -149,13 +173,16 @@ def _exported_part(
     part: ModelPart,
     paths: ExportPaths,
     tagged_graph: TaggedGraph,
-    verification: VerificationInfo | None,
+    comparison: VerificationInfo | FidelityInfo | None,
 ) -> ExportedPart:
-    skipped = () if verification else ("Not verified: the file was not compared with the model (--no-verify).",)
-    if part.dimensions and not verification:
+    verification = comparison if isinstance(comparison, VerificationInfo) else None
+    fidelity = comparison if isinstance(comparison, FidelityInfo) else None
+    compared = () if fidelity is None else (f"Compared with PyTorch: {fidelity_words(fidelity)}.",)
+    skipped = () if comparison else ("Not verified: the file was not compared with the model (--no-verify).",)
+    if part.dimensions and not comparison:
         skipped = (*skipped, "Not checked: whether the open dimensions stay open (--no-verify).")
-    model, exporter = tagged_graph.model, tagged_graph.exporter
-    checked_sizes = tagged_graph.proof.other_sizes(tagged_graph.draw.sizes) if verification else {}
+    model, exporter, handed = tagged_graph.model, tagged_graph.exporter, tagged_graph.handed
+    checked_sizes = tagged_graph.proof.other_sizes(tagged_graph.draw.sizes) if comparison else {}
     return ExportedPart(
         name=part.name,
         description=run.loaded.describe(part),
@@ -173,7 +200,17 @@ def _exported_part(
         opset_produced=model.opset_imports[""],
         dimensions=part.dimensions,
         checked_sizes=checked_sizes,
-        notes=(*part.notes, *tagged_graph.notes, *run.inputs(part).notes, *verification_notes(verification), *skipped),
+        done=handed.summaries if handed is not None else (),
+        fidelity=fidelity,
+        notes=(
+            *part.notes,
+            *tagged_graph.notes,
+            *run.inputs(part).notes,
+            *verification_notes(verification),
+            *(handed.late_notes() if handed is not None else ()),
+            *compared,
+            *skipped,
+        ),
     )
 
 

@@ -7,6 +7,7 @@ PyTorch and imports none.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ from winml.modelkit.results.quantized_model import QuantizedFile
 from winml.modelkit.runtime.available_memory import available_bytes
 from winml.modelkit.words import size_words
 
-__all__ = ["graph_modules", "quantize_file", "quantize_onnx"]
+__all__ = ["Quantization", "graph_modules", "quantize_file", "quantize_onnx"]
 
 EXTERNAL_BYTES = 32_000_000
 """As for an optimized file: a session that maps its weights is there sooner than one that parses them."""
@@ -101,7 +102,7 @@ def quantize_file(
     """Quantize an ONNX file as a task says; see :func:`quantize_onnx` for what is returned and raised."""
     task.refuse_early()
     modes = tuple(dict.fromkeys(mode for _, mode in options.requested_modes()))
-    work = _Quantization(task.source, options, sizes or {})
+    work = Quantization(task.source, options, sizes or {})
     done = transform_file(task, work, on_step)
     return QuantizedFile(
         source=task.source,
@@ -116,17 +117,13 @@ def quantize_file(
         is_tagged=any(done.before.modules.values()),
         fidelity=done.fidelity,
         steps=done.steps,
-        notes=(
-            *done.notes,
-            *work.notes,
-            *kernel_notes(modes, signed_weights=options.base.signed_weights),
-            *_range_notes(done.result.model),
-        ),
+        notes=(*done.notes, *work.late_notes(done.result.model)),
+        normalizations=done.normalizations,
     )
 
 
 @dataclass
-class _Quantization(GraphWork[QuantizeResult]):
+class Quantization(GraphWork[QuantizeResult]):
     """The quantizer, once."""
 
     step_name: ClassVar[str] = "quantization"
@@ -139,15 +136,25 @@ class _Quantization(GraphWork[QuantizeResult]):
 
     def apply(self, model: ir.Model) -> QuantizeResult:
         """Quantize the model, at the opset that the operators need."""
-        least = max(MODES[mode].least_opset for _, mode in self.options.requested_modes())
+        least = max((MODES[mode].least_opset for _, mode in self.options.requested_modes()), default=0)
         if model.opset_imports.get("", least) < least:
             self.notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which quantized operators need.")
             model, _ = convert_opset(model, least)
         return quantize(model, self.options, graph_modules(model, self.source.stem))
 
     def summary(self, result: QuantizeResult) -> str:
-        """Return how many nodes were quantized."""
-        return f"{result.quantized} nodes quantized, {result.left} left"
+        """Return how many nodes were quantized, and why others were not."""
+        reasons: Counter[str] = Counter()
+        for module in result.modules:
+            reasons.update(module.left)
+        left = "".join(f", {count} left ({reason})" for reason, count in reasons.most_common())
+        return f"{result.quantized} nodes quantized{left}"
+
+    def late_notes(self, model: ir.Model) -> tuple[str, ...]:
+        """Say what the work noted, what this processor makes of it, and what float16 could not hold of the weights."""
+        modes = tuple(dict.fromkeys(mode for _, mode in self.options.requested_modes()))
+        kernels = kernel_notes(modes, signed_weights=self.options.base.signed_weights)
+        return (*self.notes, *kernels, *_range_notes(model))
 
     def compare(self, source: Path, written: Path, seed: int) -> FidelityInfo | None:
         """Measure what is left of the answers, where the source fits into memory."""
@@ -158,9 +165,13 @@ class _Quantization(GraphWork[QuantizeResult]):
                 f"{size_words(available)} of memory are available."
             )
             return None
+        return refuse_unfaithful(source, written, seed, self.least_sqnr_db, sizes=self.sizes)
+
+    @property
+    def least_sqnr_db(self) -> float:
+        """Ratio in decibels that every output has to reach."""
         asked = [precision.least_sqnr_db for precision, _ in self.options.requested_modes()]
-        least = self.options.min_sqnr_db if self.options.min_sqnr_db is not None else min(asked)
-        return refuse_unfaithful(source, written, seed, least, sizes=self.sizes)
+        return self.options.min_sqnr_db if self.options.min_sqnr_db is not None else min(asked)
 
 
 def _range_notes(model: ir.Model) -> tuple[str, ...]:

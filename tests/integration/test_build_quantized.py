@@ -1,0 +1,190 @@
+"""Does a build with a precision end with that precision, whatever was there before, or with an error?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import onnx
+import pytest
+
+from checkpoints import save_checkpoint
+from e2e.workplace import WITH_A_LIMIT
+from integration.test_parts import stages_of, two_parts
+from winml.modelkit import BuildResult, build_hf_model, build_onnx_model
+from winml.modelkit.builds.build import run_build
+from winml.modelkit.builds.config import parse_build_config
+from winml.modelkit.builds.plan import plan_build
+from winml.modelkit.errors import UsageError, VerificationError
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.flows.export.export import HTPExporter
+from winml.modelkit.flows.graph_handover import GraphHandover
+from winml.modelkit.flows.quantize.quantize import EXTERNAL_BYTES, Quantization
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.report.sidecar import sidecar_schema
+from winml.modelkit.results.build_manifest import manifest_schema
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the test's own."""
+    monkeypatch.setenv("WINML_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a small BERT."""
+    return save_checkpoint("bert", tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a small Llama in bfloat16, most of whose 8 MB are its embeddings."""
+    import torch
+
+    from checkpoints import build_model
+
+    folder = tmp_path_factory.mktemp("llama")
+    build_model("llama", vocab_size=60_000, tie_word_embeddings=False).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def statuses(result: BuildResult) -> list[str]:
+    """What became of each stage but the last, which this version lacks."""
+    return [stage.status for stage in result.manifest.stages[:3]]
+
+
+def operators(path: Path) -> Counter[str]:
+    """The operators of a file, each of whose nodes has a tag."""
+    onnx.checker.check_model(str(path))
+    model = onnx.load(path)
+    for node in model.graph.node:
+        assert any(entry.key == "winml.hierarchy.tag" for entry in node.metadata_props), node.name
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def test_precision_is_built_and_another_one_reuses_the_export(bert: Path, tmp_path: Path) -> None:
+    """The model is the quantized file; other options run that stage alone, and without any the float file is back."""
+    out = tmp_path / "out"
+    first = build_hf_model(bert, out, precision="int8")
+    assert ["run", "run", "run"] == statuses(first)
+    jsonschema.validate(json.loads((out / "build_manifest.json").read_text("utf-8")), dict(manifest_schema()))
+    assert (out / "quantized.onnx").read_bytes() == first.model_path.read_bytes()
+    assert operators(first.model_path)["MatMulInteger"] > 10
+    assert ["reused", "reused", "reused"] == statuses(build_hf_model(bert, out, precision="int8"))
+    fewer = build_hf_model(bert, out, precision="int8", config={"quant": {"exclude": ["BertLayer"]}})
+    assert ["reused", "reused", "run"] == statuses(fewer)
+    stage = fewer.manifest.stage("quantize")
+    assert stage is not None
+    assert "options changed: quant.exclude" in stage.reason
+    assert "excluded by BertLayer" in stage.summary
+    assert operators(fewer.model_path)["MatMulInteger"] < 3
+    plain = build_hf_model(bert, out)
+    assert ["reused", "reused", "skipped"] == statuses(plain)
+    assert not (out / "quantized.onnx").exists()
+    assert "MatMulInteger" not in operators(plain.model_path)
+    few = build_hf_model(bert, out, precision="int4")
+    assert ["reused", "reused", "run"] == statuses(few)
+    assert operators(few.model_path)["MatMulNBits"] > 10
+
+
+def test_config_that_was_written_builds_the_same_again(bert: Path, tmp_path: Path) -> None:
+    """What was decided stands in it, so nothing runs."""
+    first = build_hf_model(bert, tmp_path / "out", precision="int4", config={"quant": {"exclude": ["BertPooler"]}})
+    again = build_hf_model(bert, tmp_path / "out", config=tmp_path / "out" / "winml_build_config.json")
+    assert (["skipped", "skipped", "run"], ["skipped", "skipped", "reused"]) == (statuses(first), statuses(again))
+
+
+def test_answer_below_the_threshold_fails_and_leaves_no_quantized_file(bert: Path, tmp_path: Path) -> None:
+    """By files and in memory; the export by files is kept."""
+    for precision, kept in (("int8", True), ("int4", False)):
+        out = tmp_path / precision
+        with pytest.raises(VerificationError, match="too little is left"):
+            build_hf_model(bert, out, precision=precision, config={"quant": {"min_sqnr_db": 150.0}})
+        assert kept == (out / "export.onnx").exists()
+        assert not (out / "model.onnx").exists()
+        assert not (out / "quantized.onnx").exists()
+
+
+def test_onnx_file_is_built_to_few_bits(bert: Path, tmp_path: Path) -> None:
+    """The export is skipped, and a file that is quantized already is refused by the stage."""
+    exported = build_hf_model(bert, tmp_path / "first", precision="int8").folder / "export.onnx"
+    result = build_onnx_model(exported, tmp_path / "second", precision="int4")
+    assert ["skipped", "run", "run"] == statuses(result)
+    assert operators(result.model_path)["MatMulNBits"] > 10
+
+
+def test_graph_that_is_handed_over_has_one_file(bert: Path, tmp_path: Path) -> None:
+    """Its sidecar names its nodes, its manifest says who did what, and the optimizer worked before the quantizer."""
+    out = tmp_path / "out"
+    result = build_hf_model(bert, out, precision="int4", config={"optim": {"gelu_fusion": True}})
+    assert ["skipped", "skipped", "run"] == statuses(result)
+    assert {"quantized.onnx", "model.onnx"} == {path.name for path in out.glob("*.onnx*")}
+    assert {path.name for path in out.iterdir()} == set(result.manifest.files)
+    found = operators(result.model_path)
+    assert (2, True) == (found["Gelu"], found["MatMulNBits"] > 10)
+    sidecar = json.loads((out / "model_htp_metadata.json").read_text("utf-8"))
+    jsonschema.validate(sidecar, sidecar_schema())
+    names = {node.name for node in onnx.load(result.model_path).graph.node}
+    assert names == set(sidecar["nodes"])
+    export, _, stage = result.manifest.stages[:3]
+    assert "done by quantize in memory" in export.reason
+    assert (1, 100.0) == (stage.normalizations, stage.coverage.percent if stage.coverage else None)
+    assert "SQNR" in stage.summary
+    assert any(note.startswith("Compared with PyTorch: SQNR") for note in result.notes)
+    changed = build_hf_model(bert, out, precision="int4")
+    assert ["skipped", "skipped", "run"] == statuses(changed)
+    assert "Gelu" not in operators(changed.model_path)
+
+
+def test_parts_are_each_quantized(tmp_path: Path) -> None:
+    """By files and in memory: two graphs of few bits."""
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
+    config = parse_build_config({"quant": {"precision": "int8"}, "compile": None}, "")[0]
+    plan = plan_build(config, ModelRequest(str(tmp_path / "config.json"), random_weights=True))
+    built = run_build(plan, tmp_path / "out", stages=stages_of())
+    assert {"encoder.onnx", "decoder.onnx"} == {path.name for path in built.part_paths.values()}
+    assert all(operators(path)["MatMulInteger"] for path in built.part_paths.values())
+
+    options = QuantizeOptions(precision="int4")
+    handover = GraphHandover(lambda path: [Quantization(path, options, {})], 8.0, EXTERNAL_BYTES)
+    result = HTPExporter(WinMLExportConfig(), handover=handover).export_loaded(two_parts(), tmp_path / "few.onnx")
+    for part in result.parts:
+        assert part.fidelity is not None
+        assert part.fidelity.is_verified
+        assert operators(part.model_path)["MatMulNBits"]
+
+
+def _build_with_a_limit(llama: Path, folder: Path, limit: int, *more: str) -> subprocess.CompletedProcess[str]:
+    # Random weights suffer more than trained ones.
+    sizes = ("--shape-config", '{"sequence_length": 8}', "--min-sqnr", "3")
+    command = [sys.executable, "-c", WITH_A_LIMIT, str(limit), "build", "-m", str(llama), "-o", "out", "-q"]
+    return subprocess.run(
+        [*command, *sizes, *more], cwd=folder, capture_output=True, encoding="utf-8", check=False, timeout=300
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no POSIX limits on the size of a file")
+def test_few_bits_are_built_where_no_file_may_hold_the_weights_as_float(llama: Path, tmp_path: Path) -> None:
+    """The system refuses larger files: 15 MB as float32, 8 MB as the checkpoint has them, 3 MB in 4 bits."""
+    done = _build_with_a_limit(llama, tmp_path, 5_000_000, "--precision", "int4")
+    assert 0 == done.returncode, done.stderr
+    model = tmp_path / "out" / "model.onnx"
+    assert model.stat().st_size < 4_000_000
+    assert 16 == operators(model)["MatMulNBits"] + operators(model)["GatherBlockQuantized"]
+    refused = _build_with_a_limit(llama, tmp_path, 5_000_000, "--precision", "int8", "--dtype", "fp32", "--rebuild")
+    assert (1, True) == (refused.returncode, "cannot write" in refused.stderr)
+
+
+def test_precision_without_the_stage_is_refused(bert: Path, tmp_path: Path) -> None:
+    """Nothing is built, rather than float32."""
+    config: dict[str, Any] = {"quant": {"mode": "weight-only"}}
+    with pytest.raises(UsageError, match="uint8"):
+        build_hf_model(bert, tmp_path / "out", precision="uint8", config=config)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,188 @@
+"""What does the section ``quant`` ask of a build, and what does ``auto`` stand for?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from winml.modelkit.builds.build_model import cache_key
+from winml.modelkit.builds.config import QuantSection, WinMLBuildConfig, parse_build_config
+from winml.modelkit.builds.foreign_configs import read_winml_cli_config
+from winml.modelkit.builds.handover import handed_over_stages
+from winml.modelkit.builds.identity import ModelIdentity
+from winml.modelkit.builds.plan import BuildPlan, plan_build
+from winml.modelkit.builds.quantization import idle_quantization, quantize_options, with_precision
+from winml.modelkit.builds.stages import STAGES
+from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.quantize.options import QuantizeOptions
+
+
+def section(**values: Any) -> QuantSection:
+    """Return a section as a config file has it."""
+    quant = parse_build_config({"quant": values}, "test")[0].quant
+    assert quant is not None
+    return quant
+
+
+def plan_for(**quant: Any) -> BuildPlan:
+    """Return the plan of a build of some checkpoint."""
+    return plan_build(WinMLBuildConfig(quant=section(**quant)), ModelRequest("checkpoint"))
+
+
+def test_section_has_every_option_of_the_stage_and_a_place() -> None:
+    """What ``winml quantize`` takes, a config says."""
+    assert {"device", "ep"} == QuantSection.model_fields.keys() - QuantizeOptions.model_fields.keys()
+    rules = {"*.layer.0": "fp32", "**": "int4"}
+    options = quantize_options(section(exclude=["A"], per_module=rules, symmetric=True, device="npu"))
+    assert (("A",), list(rules), True) == (options.exclude, list(options.per_module), options.symmetric)
+
+
+@pytest.mark.parametrize(
+    ("place", "precision"),
+    [
+        ({}, "fp32"),
+        ({"device": "cpu"}, "fp32"),
+        ({"device": "gpu"}, "fp16"),
+        ({"device": "npu"}, "w8a16"),
+        ({"ep": "qnn"}, "w8a16"),
+        ({"ep": "dml"}, "fp16"),
+        ({"ep": "qnn", "device": "gpu"}, "fp16"),
+    ],
+)
+def test_auto_is_decided_by_the_device(place: dict[str, str], precision: str) -> None:
+    """The device wins over the default of the provider."""
+    assert precision == quantize_options(section(precision="auto", **place)).precision
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "no precision is asked for"),
+        ({"device": "npu", "ep": "qnn"}, "no precision is asked for"),
+        ({"precision": "fp32"}, "precision fp32 is what the model has"),
+        ({"precision": "auto"}, "precision auto is fp32 where no device is named"),
+        ({"precision": "auto", "ep": "openvino"}, "precision auto is fp32 for openvino, whose default is the cpu"),
+        ({"precision": "fp32", "per_module": {"a": "fp32"}}, "what the model has"),
+    ],
+)
+def test_section_that_asks_for_nothing_says_why_nothing_is_quantized(values: dict[str, Any], words: str) -> None:
+    """A build tells the reason."""
+    assert words in idle_quantization(section(**values))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"precision": "int8"},
+        {"exclude": ["a"]},
+        {"mode": "qdq"},
+        {"precision": "fp32", "per_module": {"a": "int8"}},
+        {"precision": "auto", "device": "gpu"},
+    ],
+)
+def test_section_that_asks_for_anything_quantizes(values: dict[str, Any]) -> None:
+    """An exclude list alone means int8, as in ``winml quantize``."""
+    assert "" == idle_quantization(section(**values))
+
+
+def test_precision_wins_over_the_section_and_keeps_its_other_keys() -> None:
+    """Also where the section is null."""
+    assert section(precision="int4", exclude=["a"]) == with_precision(section(precision="int8", exclude=["a"]), "int4")
+    assert section(precision="int4") == with_precision(None, "int4")
+    with pytest.raises(ConfigError, match="precision"):
+        with_precision(None, "int3")
+
+
+def test_precision_that_the_mode_does_not_reach_is_refused_with_the_plan() -> None:
+    """Before anything is loaded."""
+    with pytest.raises(UsageError, match="int4"):
+        plan_for(precision="int4", mode="dynamic")
+
+
+def test_bits_of_earlier_configs_are_read_under_their_present_name() -> None:
+    """A note says so; bits that nothing here makes are an error."""
+    config, notes = parse_build_config({"quant": {"precision": "w4a16"}}, "test")
+    assert config.quant == section(precision="int4")
+    assert ("quant.precision w4a16 is now called int4",) == notes
+    with pytest.raises(ConfigError, match=r"quant\.precision"):
+        section(precision="w16a16")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"mode": "static", "weight_type": "uint8", "activation_type": "uint16"}, {"precision": "w8a16"}),
+        (
+            {"mode": "static", "weight_type": "int8", "per_channel": False, "symmetric": True},
+            {"precision": "w8a8", "per_channel": False, "symmetric": True},
+        ),
+        ({"mode": "dynamic", "weight_type": "uint8"}, {"precision": "uint8", "mode": "dynamic"}),
+        (
+            {"mode": "rtn", "rtn_bits": 4, "rtn_symmetric": True, "per_channel": False},
+            {"precision": "int4", "mode": "weight-only", "symmetric": True},
+        ),
+        ({"mode": "fp16", "fp16_op_block_list": None, "samples": 10}, {"precision": "fp16"}),
+        ({"precision": "int8"}, {"precision": "int8"}),
+    ],
+)
+def test_quantization_of_winml_cli_is_read_where_it_means_the_same(
+    theirs: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    """What counts for another way of theirs is left out."""
+    config, _ = parse_build_config({"skip_optimize": False, "quant": theirs}, "theirs.json")
+    read = config.quant
+    assert read is not None
+    assert section(**ours) == read.model_copy(update={"samples": None} if hasattr(read, "samples") else {})
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        {"mode": "rtn", "rtn_bits": 2},
+        {"mode": "static", "weight_type": "uint16"},
+        {"mode": "static", "nodes_to_exclude": ["/MatMul"]},
+    ],
+)
+def test_quantization_of_winml_cli_without_a_counterpart_is_refused(theirs: dict[str, Any]) -> None:
+    """A build of it would not be what was asked for."""
+    with pytest.raises(ConfigError, match="no counterpart"):
+        read_winml_cli_config({"quant": theirs}, "theirs.json")
+
+
+def test_config_in_our_words_is_not_taken_for_one_of_winml_cli() -> None:
+    """Modes and algorithms that both know are ours."""
+    value = {"quant": {"precision": "int4", "mode": "weight-only", "algorithm": "rtn"}}
+    assert (value, []) == read_winml_cli_config(value, "ours.json")
+
+
+def test_order_of_rules_makes_another_result() -> None:
+    """The first that matches wins, so keys and records tell orders apart."""
+    rules = {"a": "int8", "b": "fp32"}
+    first, second = plan_for(per_module=rules), plan_for(per_module=dict(reversed(rules.items())))
+    identity = ModelIdentity(dict, is_repeatable=True, places=())
+    assert cache_key(first, identity) != cache_key(second, identity)
+    quantize = next(stage for stage in STAGES if stage.name == "quantize")
+    assert quantize.options(first) != quantize.options(second)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_handed_over"),
+    [
+        ({"precision": "int4"}, True),
+        ({"precision": "int8", "mode": "weight-only"}, True),
+        ({"precision": "fp16"}, True),
+        ({"precision": "int8"}, False),
+        ({"precision": "int4", "per_module": {"a": "int8"}}, False),
+        ({"precision": "fp32"}, False),
+    ],
+)
+def test_graph_is_handed_over_where_all_bits_go_tensor_by_tensor(values: dict[str, Any], is_handed_over: bool) -> None:
+    """The stage that takes it makes the graph, and says which others it does."""
+    plan = plan_for(**values)
+    stages = handed_over_stages(STAGES, plan)
+    assert (["quantize"] if is_handed_over else ["export"]) == [stage.name for stage in stages if stage.makes_graph]
+    givers = [stage.name for stage in stages if stage.handed_to == "quantize"]
+    assert (["export", "optimize"] if is_handed_over else []) == givers
+    assert STAGES == handed_over_stages(STAGES, plan_build(WinMLBuildConfig(quant=None), ModelRequest("checkpoint")))
