@@ -6,16 +6,24 @@ Imports nothing heavy.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated
 
 import pydantic
 
+from winml.modelkit.errors import UsageError
 from winml.modelkit.options import Options
-from winml.modelkit.quantize.precisions import PRECISIONS, Mode, Precision, PrecisionName, mode_for
+from winml.modelkit.quantize.precisions import (
+    MODES,
+    PRECISIONS,
+    CalibrationMethod,
+    Mode,
+    Precision,
+    PrecisionName,
+    mode_for,
+)
 
-__all__ = ["CalibrationMethod", "QuantizeOptions"]
+__all__ = ["QuantizeOptions"]
 
-CalibrationMethod = Literal["minmax", "entropy", "percentile"]
 SelectorText = Annotated[str, pydantic.Field(min_length=1)]
 
 
@@ -36,6 +44,13 @@ class QuantizeOptions(Options):
     """A scale for each output channel of a weight rather than one for the weight. Null: yes."""
     symmetric: bool | None = None
     """Weights without a zero point. Null: as is usual for the precision."""
+    calibration_data: Annotated[str, pydantic.Field(min_length=1)] | None = None
+    """Where the ranges of activations come from, for `qdq`: an `.npz` file or a folder of them, one array per input of
+    the graph, or a text file for the tokenizer beside the model. Null: random values."""
+    samples: Annotated[int, pydantic.Field(ge=1)] | None = None
+    """Samples to find the ranges with. Null: 128 of the data, or 16 random ones."""
+    method: CalibrationMethod | None = None
+    """How a range is made of the values seen: `minmax`, `entropy` or `percentile`. Null: `minmax`."""
 
     min_sqnr_db: float | None = None
     """Signal-to-quantization-noise ratio in decibels that every output has to reach. Null: that of the precision."""
@@ -59,6 +74,31 @@ class QuantizeOptions(Options):
         for precision in dict.fromkeys([self.base, *(PRECISIONS[name] for name in self.per_module.values())]):
             if (mode := self.mode_of(precision)) is not None:
                 yield precision, mode
+
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether the ranges of activations have to be known.
+
+        Raises:
+            UsageError: a precision cannot be reached with the mode.
+        """
+        return any(MODES[mode].needs_ranges for _, mode in self.requested_modes())
+
+    def refuse_unused_calibration(self) -> None:
+        """Refuse options of the calibration where nothing is calibrated.
+
+        Raises:
+            UsageError: one is given, and no mode needs the ranges of activations.
+        """
+        given = {"--calibration-data": self.calibration_data, "--samples": self.samples, "--method": self.method}
+        if self.needs_ranges:
+            return
+        for option, value in given.items():
+            if value is not None:
+                raise UsageError(
+                    f"{option} {value}: {', '.join(mode for _, mode in self.requested_modes())} needs no calibration",
+                    hint="Give --mode qdq, or leave it out.",
+                )
 
     def mode_of(self, precision: Precision) -> Mode | None:
         """Return the way to a precision; None for float32.

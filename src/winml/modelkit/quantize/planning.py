@@ -6,7 +6,7 @@ Reads the graph and the modules of its nodes; changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -66,6 +66,8 @@ class QuantizationPlan:
     """What is to become of the nodes that have weights, in the order of the graph."""
 
     nodes: tuple[PlannedNode, ...]
+    others: Mapping[tuple[Mode, Precision], frozenset[str]] = field(default_factory=dict)
+    """Mode and precision → names of the nodes without weights in modules that are to have them."""
 
     def groups(self) -> dict[tuple[Mode, Precision], frozenset[str]]:
         """Return the names of the nodes to be quantized by mode and precision, in the order the modes work."""
@@ -92,9 +94,14 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
     _refuse_quantized(model)
     precision_of = _ModulePrecisions(options, modules)
     planned = []
+    others: dict[tuple[Mode, Precision], set[str]] = {}
     for node in model.graph:
-        weight = constant_weight(node)
-        if weight is None or not node.name:
+        if not node.name:
+            continue
+        if constant_weight(node) is None:
+            requested, _ = precision_of(modules.tag_of.get(node.name, ""))
+            if (mode := options.mode_of(requested)) is not None:
+                others.setdefault((mode, requested), set()).add(node.name)
             continue
         tag = modules.tag_of.get(node.name, "")
         requested, reason = precision_of(tag)
@@ -102,7 +109,7 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
         if mode is not None and node.op_type not in MODES[mode].operators:
             mode, reason = None, f"{mode} has no form of {node.op_type}"
         planned.append(PlannedNode(node.name, node.op_type, tag, requested, mode, reason if mode is None else ""))
-    plan = QuantizationPlan(tuple(planned))
+    plan = QuantizationPlan(tuple(planned), {key: frozenset(names) for key, names in others.items()})
     if not plan.groups():
         raise UsageError(
             f"nothing is left to quantize: {_reasons(planned)}",

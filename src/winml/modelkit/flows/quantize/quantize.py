@@ -17,15 +17,18 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_unfaithful
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
+from winml.modelkit.flows.quantize.calibration_data import Calibration, calibration_of, refuse_missing_data
 from winml.modelkit.inspect.onnx_tree import read_tree
 from winml.modelkit.optimize.opset_conversion import convert_opset
+from winml.modelkit.optimize.options import OptimizeOptions
+from winml.modelkit.optimize.pipeline import optimize
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.planning import GraphModules
 from winml.modelkit.quantize.precisions import MODES
-from winml.modelkit.results.quantized_model import QuantizedFile
+from winml.modelkit.results.quantized_model import Calibrated, QuantizedFile
 
 __all__ = ["graph_modules", "quantize_file", "quantize_onnx"]
 
@@ -96,7 +99,11 @@ def quantize_file(
     """Quantize an ONNX file as a task says; see :func:`quantize_onnx` for what is returned and raised."""
     task.refuse_early()
     modes = tuple(dict.fromkeys(mode for _, mode in options.requested_modes()))
-    work = _Quantization(task.source, options, sizes or {})
+    options.refuse_unused_calibration()
+    calibration = calibration_of(options, task.source, sizes or {}, task.seed)
+    if calibration is not None:
+        refuse_missing_data(calibration)
+    work = _Quantization(task.source, options, sizes or {}, calibration)
     done = transform_file(task, work, on_step)
     return QuantizedFile(
         source=task.source,
@@ -111,7 +118,8 @@ def quantize_file(
         is_tagged=any(done.before.modules.values()),
         fidelity=done.fidelity,
         steps=done.steps,
-        notes=done.notes,
+        notes=(*(calibration.notes if calibration is not None else ()), *work.notes, *done.notes),
+        calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
     )
 
 
@@ -125,6 +133,8 @@ class _Quantization(GraphWork[QuantizeResult]):
     options: QuantizeOptions
     sizes: Mapping[str, int]
     """Sizes of open dimensions to compare at; of the others, some are tried."""
+    calibration: Calibration | None = None
+    """Where the ranges of activations come from, where a mode needs them."""
     notes: list[str] = field(default_factory=list)
 
     def apply(self, model: ir.Model) -> QuantizeResult:
@@ -133,7 +143,20 @@ class _Quantization(GraphWork[QuantizeResult]):
         if model.opset_imports.get("", least) < least:
             self.notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which quantized operators need.")
             model, _ = convert_opset(model, least)
-        return quantize(model, self.options, graph_modules(model, self.source.stem))
+        if self.calibration is not None:
+            model = self._fold_normalizations(model)
+        return quantize(model, self.options, graph_modules(model, self.source.stem), self.calibration)
+
+    def _fold_normalizations(self, model: ir.Model) -> ir.Model:
+        """Compute batch normalizations into the weights before them: no integer kernel computes one."""
+        if not any(node.op_type == "BatchNormalization" for node in model.graph):
+            return model
+        folded = optimize(model, OptimizeOptions(conv_batch_norm_fusion=True, matmul_batch_norm_fusion=True))
+        count = sum(folded.fired.values())
+        if count:
+            self.notes.append(f"{count} batch normalizations were computed into the weights of the layers before them.")
+        self.notes += folded.notes
+        return folded.model
 
     def summary(self, result: QuantizeResult) -> str:
         """Return how many nodes were quantized."""
@@ -143,7 +166,9 @@ class _Quantization(GraphWork[QuantizeResult]):
         """Measure what is left of the answers."""
         asked = [precision.least_sqnr_db for precision, _ in self.options.requested_modes()]
         least = self.options.min_sqnr_db if self.options.min_sqnr_db is not None else min(asked)
-        return refuse_unfaithful(source, written, seed, least, sizes=self.sizes)
+        has_data = self.calibration is not None and self.calibration.data is not None
+        read_samples = self.calibration.read_samples if self.calibration is not None and has_data else None
+        return refuse_unfaithful(source, written, seed, least, sizes=self.sizes, read_samples=read_samples)
 
 
 def graph_modules(model: ir.Model, root: str) -> GraphModules:
