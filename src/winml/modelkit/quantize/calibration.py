@@ -37,9 +37,9 @@ SampleReader = Callable[[Sequence[GraphInput]], Iterable[Mapping[str, Array]]]
 GROUP_BYTES = 256_000_000
 """Activations that are in memory at a time, for methods that look at them. Chosen: those of a layer of a large model
 fit; smaller groups only cost more runs."""
-BINS: Mapping[CalibrationMethod, int] = {"entropy": 512, "percentile": 2048}
-"""Bins of the first histogram of a value. Chosen for percentile: ONNX Runtime's default. Measured for entropy: its
-default of 128 leaves one threshold to choose from, and beyond 512 the time grows with the square."""
+BINS: Mapping[CalibrationMethod, int] = {"entropy": 1024, "percentile": 2048}
+"""Bins between the largest absolute value and its opposite. Chosen for percentile: ONNX Runtime's default. Chosen for
+entropy: the smallest range it can find is an eighth of the largest; its time grows with the square of the bins."""
 QUANTIZED_BINS = 128
 """Specified: steps that the entropy method distinguishes, as in TensorRT and ONNX Runtime."""
 PERCENTILE = 99.999
@@ -69,14 +69,20 @@ def measure_ranges(
         path = folder / "calibrated.onnx"
         write_model(_observed(model, names, with_values=method != "minmax"), path, external=True)
         session = Session(path, optimize=False, prepack=False)
-        observer = _Extremes(names) if method == "minmax" else _Histograms(names, method)
-        for number, sample in enumerate(read_samples(graph_inputs(session)), start=1):
-            found = session.run(sample, [_output(name, kind) for name in names for kind in observer.kinds])
-            suspect = observer.add_reductions(found)
+        inputs = graph_inputs(session)
+        extremes = _Extremes(names, with_sizes=method != "minmax")
+        for number, sample in enumerate(read_samples(inputs), start=1):
+            suspect = extremes.add(session.run(sample, extremes.outputs))
             if suspect:
                 _refuse_not_finite(model, session, sample, suspect, number)
-            observer.add_values(session, sample)
-        return observer.ranges()
+        if method == "minmax":
+            return extremes.ranges
+        histograms = _Histograms(extremes.ranges, method)
+        groups = list(_groups(extremes.size_bytes))
+        for sample in read_samples(inputs):
+            for group in groups:
+                histograms.add(session.run(sample, group))
+        return histograms.ranges()
 
 
 def _observed(model: ir.Model, names: Sequence[str], *, with_values: bool) -> ir.Model:
@@ -103,66 +109,63 @@ def _output(name: str, kind: str) -> str:
 
 
 class _Extremes:
-    """Smallest and largest value."""
+    """Smallest and largest value of each, and how large it is."""
 
-    kinds: tuple[str, ...] = ("min", "max", "sum")
+    def __init__(self, names: Sequence[str], *, with_sizes: bool) -> None:
+        self.outputs = [_output(name, kind) for name in names for kind in (*_REDUCTIONS, *(["size"] * with_sizes))]
+        """What a run has to return."""
+        self.ranges: dict[str, tuple[float, float]] = dict.fromkeys(names, (math.inf, -math.inf))
+        self.size_bytes = dict.fromkeys(names, 0)
+        """The largest that was seen."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-        self._low = dict.fromkeys(names, math.inf)
-        self._high = dict.fromkeys(names, -math.inf)
-
-    def add_reductions(self, found: Mapping[str, Array]) -> list[str]:
-        """Take what a run reduced values to; return the values that may not be finite."""
+    def add(self, found: Mapping[str, Array]) -> list[str]:
+        """Take what a run returned; return the values that may not be finite."""
         suspect = []
-        for name in self._names:
-            low, high = float(found[_output(name, "min")]), float(found[_output(name, "max")])
-            if not (math.isfinite(low) and math.isfinite(high)) or math.isnan(found[_output(name, "sum")]):
+        for name, (lowest, highest) in self.ranges.items():
+            low, high, total = (float(found[_output(name, kind)]) for kind in _REDUCTIONS)
+            if not (math.isfinite(low) and math.isfinite(high)) or math.isnan(total):
                 suspect.append(name)
-            self._low[name], self._high[name] = min(self._low[name], low), max(self._high[name], high)
+            self.ranges[name] = min(lowest, low), max(highest, high)
+            size = int(found.get(_output(name, "size"), 0)) * np.dtype(np.float32).itemsize
+            self.size_bytes[name] = max(self.size_bytes[name], size)
         return suspect
 
-    def add_values(self, session: Session, sample: Mapping[str, Array]) -> None:
-        """Take the values themselves: not needed."""
+
+class _Histograms:
+    """The distribution of each value, and the range that a method makes of it.
+
+    The bins are settled by the extremes before: those of ONNX Runtime's collector grow in number with each larger
+    value, and the time of its methods with them.
+    """
+
+    def __init__(self, extremes: Ranges, method: CalibrationMethod) -> None:
+        self._extremes = extremes
+        self._method = method
+        self._counts = {name: np.zeros(BINS[method], np.int64) for name in extremes}
+
+    def add(self, values: Mapping[str, Array]) -> None:
+        """Count values."""
+        for name, array in values.items():
+            counted, _ = np.histogram(array, BINS[self._method], range=self._span(name))
+            self._counts[name] += counted
 
     def ranges(self) -> Ranges:
-        """Return the ranges of all that was added."""
-        return {name: (self._low[name], self._high[name]) for name in self._names}
-
-
-class _Histograms(_Extremes):
-    """The distribution, and the range that a method makes of it."""
-
-    kinds = ("min", "max", "sum", "size")
-
-    def __init__(self, names: Sequence[str], method: CalibrationMethod) -> None:
+        """Return the ranges of all that was counted, by ONNX Runtime's methods."""
         from onnxruntime.quantization.calibrate import HistogramCollector
 
-        super().__init__(names)
-        self._collector = HistogramCollector(
-            method=method,
-            symmetric=False,
-            num_bins=BINS[method],
-            num_quantized_bins=QUANTIZED_BINS,
-            percentile=PERCENTILE,
-            scenario="same",
-        )
-        self._sizes: dict[str, int] = {}
-
-    def add_reductions(self, found: Mapping[str, Array]) -> list[str]:
-        self._sizes = {name: int(found[_output(name, "size")]) * np.dtype(np.float32).itemsize for name in self._names}
-        return super().add_reductions(found)
-
-    def add_values(self, session: Session, sample: Mapping[str, Array]) -> None:
-        """Run once more for each group of values."""
-        for group in _groups(self._sizes):
-            self._collector.collect_value(session.run(sample, group))
-
-    def ranges(self) -> Ranges:
+        collector = HistogramCollector(self._method, False, BINS[self._method], QUANTIZED_BINS, PERCENTILE, "same")
+        for name, (low, high) in self._extremes.items():
+            edges = np.linspace(*self._span(name), BINS[self._method] + 1, dtype=np.float32)
+            collector.histogram_dict[name] = (self._counts[name], edges, np.float32(low), np.float32(high), edges[-1])
         # The collector prints what it does.
         with contextlib.redirect_stdout(io.StringIO()):
-            found = self._collector.compute_collection_result()
-        return {name: (float(found[name][0]), float(found[name][1])) for name in self._names}
+            found = collector.compute_collection_result()
+        return {name: (float(found[name][0]), float(found[name][1])) for name in self._extremes}
+
+    def _span(self, name: str) -> tuple[float, float]:
+        """Return the ends of the bins: zero is in the middle, as the methods want it."""
+        largest = max(map(abs, self._extremes[name])) or 1.0
+        return -largest, largest
 
 
 def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:

@@ -84,21 +84,25 @@ class QuantizeOptions(Options):
         """
         return any(MODES[mode].needs_ranges for _, mode in self.requested_modes())
 
-    def refuse_unused_calibration(self) -> None:
-        """Refuse options of the calibration where nothing is calibrated.
+    def refuse_contradictions(self) -> None:
+        """Refuse options that go with none of the modes in use.
 
         Raises:
-            UsageError: one is given, and no mode needs the ranges of activations.
+            UsageError: an option of the calibration where nothing is calibrated, or a zero point for each channel.
         """
+        modes = [mode for _, mode in self.requested_modes()]
         given = {"--calibration-data": self.calibration_data, "--samples": self.samples, "--method": self.method}
-        if self.needs_ranges:
-            return
         for option, value in given.items():
-            if value is not None:
+            if value is not None and not self.needs_ranges:
                 raise UsageError(
-                    f"{option} {value}: {', '.join(mode for _, mode in self.requested_modes())} needs no calibration",
+                    f"{option} {value}: {', '.join(modes)} needs no calibration",
                     hint="Give --mode qdq, or leave it out.",
                 )
+        if self.symmetric is False and self.per_channel is not False and "qdq" in modes:
+            raise UsageError(
+                "--asymmetric: integer kernels take one zero point for a weight, and qdq gives each channel a scale",
+                hint="Give --per-tensor with it, or leave it out.",
+            )
 
     def mode_of(self, precision: Precision) -> Mode | None:
         """Return the way to a precision; None for float32.

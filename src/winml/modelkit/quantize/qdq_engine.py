@@ -80,8 +80,6 @@ class _Rewriting:
         }  # fmt: skip
 
     def run(self) -> None:
-        values = {value.name: value for value in self._graph.inputs}
-        values |= {value.name: value for node in self._graph for value in node.outputs}
         layers = [node for node in self._graph if node.name in self._task.nodes]
         for item in self._task.placement.values:
             self._scales[item.name] = self._scale_of(item)
@@ -89,6 +87,9 @@ class _Rewriting:
             replaced = [value for value in node.inputs if value is not None and value.is_initializer()]
             self._quantize_layer(node)
             self._remove_unused(replaced)
+        # Now: what a table was found to hold is a new value of the old name.
+        values = {value.name: value for value in self._graph.inputs}
+        values |= {value.name: value for node in self._graph for value in node.outputs}
         for item in self._task.placement.values:
             self._quantize_value(values[item.name], item)
         for node in self._graph:
@@ -122,7 +123,7 @@ class _Rewriting:
         dequantize = self._node(
             "DequantizeLinear", [quantize.outputs[0], scale, zero_point], item.name, tag, "activation"
         )
-        self._put_behind(value, dequantize, uses, may_be_output=item.readers is None)
+        self._put_behind(value, dequantize, uses, takes_name=item.readers is None and value.is_graph_output())
         if maker is not None:
             self._graph.insert_after(maker, [quantize, dequantize])
         else:
@@ -181,23 +182,24 @@ class _Rewriting:
         dequantize = self._node(
             "DequantizeLinear", [found, scale, zero_point], found.name or "", read_tag(node), "weight"
         )
-        self._put_behind(found, dequantize, uses)
+        self._put_behind(found, dequantize, uses, takes_name=True)
         found.type = stored.type
         self._graph.insert_after(node, [dequantize])
 
     def _put_behind(
-        self, value: ir.Value, dequantize: ir.Node, uses: Sequence[_Usage], *, may_be_output: bool = True
-    ) -> None:
-        """Let readers of a value read what a new node makes, which is the output of the graph if the value was it."""
+        self, value: ir.Value, dequantize: ir.Node, uses: Sequence[_Usage], *, takes_name: bool
+    ) -> None:  # fmt: skip
+        """Let readers of a value read what a new node makes, under the value's name where it takes its place."""
         result = dequantize.outputs[0]
         result.shape, result.type = value.shape, value.type
         for use in uses:
             use.node.replace_input_with(use.idx, result)
-        if may_be_output and value.is_graph_output():
-            result.name, value.name = value.name, self._new_name(f"{value.name}_before")
-            for index, output in enumerate(self._graph.outputs):
-                if output is value:
-                    self._graph.outputs[index] = result
+        if not takes_name:
+            return
+        result.name, value.name = value.name, self._new_name(f"{value.name}_before")
+        for index, output in enumerate(self._graph.outputs):
+            if output is value:
+                self._graph.outputs[index] = result
 
     def _integers_of(self, weight: ir.Value, axis: int | None, least: Array | None) -> IntegerWeight:
         tensor = weight.const_value

@@ -115,7 +115,7 @@ def _quantize_options(options: dict[str, Any]) -> QuantizeOptions:
     known = set(QuantizeOptions.model_fields)
     section = quant.model_dump(mode="json", exclude_none=True, include=known) if quant is not None else {}
     requested = parse_options(QuantizeOptions, {**section, **given}, "options")
-    requested.refuse_unused_calibration()
+    requested.refuse_contradictions()
     return requested
 
 

@@ -99,7 +99,7 @@ def quantize_file(
     """Quantize an ONNX file as a task says; see :func:`quantize_onnx` for what is returned and raised."""
     task.refuse_early()
     modes = tuple(dict.fromkeys(mode for _, mode in options.requested_modes()))
-    options.refuse_unused_calibration()
+    options.refuse_contradictions()
     calibration = calibration_of(options, task.source, sizes or {}, task.seed)
     if calibration is not None:
         refuse_missing_data(calibration)
@@ -145,6 +145,11 @@ class _Quantization(GraphWork[QuantizeResult]):
             model, _ = convert_opset(model, least)
         if self.calibration is not None:
             model = self._fold_normalizations(model)
+        if any((precision.activation_bits or 0) > 8 for precision, _ in self.options.requested_modes()):
+            self.notes.append(
+                "ONNX Runtime's CPU provider has no integer kernels for 16-bit activations and computes in float32 "
+                "between the conversions: slower than the source. The file is for providers that have them, as QNN."
+            )
         return quantize(model, self.options, graph_modules(model, self.source.stem), self.calibration)
 
     def _fold_normalizations(self, model: ir.Model) -> ir.Model:
