@@ -47,7 +47,9 @@ def tagged_graph(body: str, tags: Sequence[str], weights: Mapping[str, Sequence[
     declared = ", ".join(
         f"float[{','.join(map(str, shape))}] {name} = {{{zeros[name]}}}" for name, shape in weights.items()
     )
-    model = parse(body.replace("{", f"<{declared}> {{", 1), opset=opset)
+    if weights:
+        body = body.replace("<", f"<{declared}, ", 1) if ") <" in body else body.replace("{", f"<{declared}> {{", 1)
+    model = parse(body, opset=opset)
     for number, (node, tag) in enumerate(zip(model.graph, tags, strict=True)):
         node.name = f"{node.op_type.lower()}_{number}"
         write_tag(node, NodeTag(tag, tag.removeprefix("/M").removeprefix("/").replace("/", ".").lower(), "direct"))
