@@ -193,6 +193,15 @@ def test_zero_point_for_each_channel_is_refused() -> None:
     QuantizeOptions(precision="w8a8", symmetric=False, per_channel=False).refuse_contradictions()
 
 
+def test_layer_without_a_form_counts_as_left() -> None:
+    """Though what it reads comes quantized out of a convolution: its only constant is what it adds."""
+    body = """m (float[1, 2, 8, 8] x) => (float[8, 8] y) <int64[2] s = {8, 36}> {
+        c = Conv (x, w1) r = Reshape (c, s) y = Gemm <transB = 1> (r, r, w2) }"""
+    model = tagged_graph(body, ("/M/Conv", "/M", "/M/Left"), {"w1": (8, 2, 3, 3), "w2": (8, 8)})
+    left = {module.tag: dict(module.left) for module in quantized(model, [{"x": IMAGE}]).modules}
+    assert {"/M/Conv": {}, "/M/Left": {"qdq left this Gemm as it was": 1}} == left
+
+
 def test_untagged_graph_gets_no_tags() -> None:
     """There is nothing to say of its modules."""
     model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS)

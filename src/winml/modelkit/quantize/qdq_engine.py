@@ -75,6 +75,7 @@ class _Rewriting:
         """Table of weights → integers, scale and zero point."""
         self._names = {value.name for node in self._graph for value in node.outputs}
         self._names |= {value.name for value in self._graph.inputs} | set(self._graph.initializers)
+        self._names |= {node.name for node in self._graph}
         self._modules = {
             tag.tag: tag.module for node in self._graph if (tag := read_tag(node)) is not None
         }  # fmt: skip
@@ -93,7 +94,7 @@ class _Rewriting:
         for item in self._task.placement.values:
             self._quantize_value(values[item.name], item)
         for node in self._graph:
-            if node.name in self._task.placement.companions or node in layers:
+            if node.name in self._task.placement.companions:
                 self._record(node, "operator")
 
     def _remove_unused(self, weights: Sequence[ir.Value]) -> None:
@@ -135,6 +136,7 @@ class _Rewriting:
             return
         if node.op_type == "Gather":
             self._quantize_table(node, operand)
+            self._record(node, "operator")
             return
         data = node.inputs[1 - operand]
         if data is None or data.name not in self._scales:
@@ -147,6 +149,7 @@ class _Rewriting:
         least = None if bias is None or input_scale is None else _least_scale(bias, input_scale.numpy(), axis)
         dequantized, integers = self._dequantized_weight(weight, axis, node, least)
         node.replace_input_with(operand, dequantized)
+        self._record(node, "operator")
         if bias is not None and input_scale is not None and integers.scale.size in (1, bias.size):
             self._quantize_bias(node, bias, input_scale.numpy() * integers.scale)
 

@@ -68,12 +68,17 @@ def place_quantized_values(graph: ir.Graph, chosen: frozenset[str], allowed: fro
 
 def weight_operand(node: ir.Node) -> int | None:
     """Return the index of the float32 weight among the inputs of a layer; None where it has none."""
-    for index, value in enumerate(node.inputs):
+    for index in _WEIGHT_OPERANDS.get(node.op_type, ()):
+        value = node.inputs[index]
         if value is None or not value.is_initializer() or value.const_value is None:
             continue
         if value.const_value.dtype == ir.DataType.FLOAT and len(value.const_value.shape) >= 2:
             return index
     return None
+
+
+_WEIGHT_OPERANDS = {"MatMul": (0, 1), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (1,), "Gather": (0,)}
+"""Inputs that can be the weight of a layer, by operator."""
 
 
 class _Placing:
