@@ -7,7 +7,8 @@ where they are made in both files alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ _BothAnswers = tuple[list[Feeds], list[Feeds], list[Feeds]]
 
 DRAWS = 2
 """How many sets of values are compared; open dimensions have another size in each."""
+
+SAMPLES = 8
+"""How many samples of given data are compared. Chosen: enough to show what two draws may miss, in a second or two."""
 
 _HINT = "No file was written; --no-verify writes it all the same. Please report it."
 
@@ -89,7 +93,13 @@ def refuse_different(
 
 
 def refuse_unfaithful(
-    reference: Path, candidate: Path, seed: int, least_sqnr_db: float, *, sizes: Mapping[str, int] | None = None
+    reference: Path,
+    candidate: Path,
+    seed: int,
+    least_sqnr_db: float,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    read_samples: Callable[[Sequence[GraphInput]], Iterable[Feeds]] | None = None,
 ) -> FidelityInfo:
     """Compare the answers of a file of fewer bits with those of the file it was made from.
 
@@ -101,13 +111,17 @@ def refuse_unfaithful(
         seed: Seed of the values.
         least_sqnr_db: Ratio in decibels that every output has to reach.
         sizes: As for :func:`refuse_different`.
+        read_samples: Yields values for the inputs, to compare on in place of random ones; the first few are taken.
 
     Raises:
         StageError: the reference itself cannot be run, so there is nothing to compare with.
         VerificationError: an output does not reach the ratio, or the candidate cannot be run.
     """
     try:
-        draws, expected = _draws_and_answers(reference, seed, sizes or {})
+        if read_samples is None:
+            draws, expected = _draws_and_answers(reference, seed, sizes or {})
+        else:
+            draws, expected = _samples_and_answers(reference, read_samples)
     except (StageError, UsageError) as error:
         raise _reference_error(reference, error) from error
     fidelity = measure_fidelity(expected, _candidate_answers(candidate, draws, as_written=False), least_sqnr_db)
@@ -212,6 +226,15 @@ def _draws_and_answers(path: Path, seed: int, given: Mapping[str, int]) -> tuple
     if not draws:
         raise refusal
     return draws, answers
+
+
+def _samples_and_answers(
+    path: Path, read_samples: Callable[[Sequence[GraphInput]], Iterable[Feeds]]
+) -> tuple[list[Feeds], list[Feeds]]:
+    """Return the first samples, and the answers of a file to them."""
+    session = open_session(path, as_written=True)
+    samples = list(itertools.islice(read_samples(graph_inputs(session)), SAMPLES))
+    return samples, [session.run(sample) for sample in samples]
 
 
 def _sizes_to_try(inputs: Sequence[GraphInput], given: Mapping[str, int]) -> Iterator[Mapping[str, int]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import Precision
+from winml.modelkit.quantize.qdq_placement import QdqPlacement
 
 __all__ = ["EngineTask", "quiet_quantizer"]
 
@@ -21,6 +22,10 @@ class EngineTask:
     """Names of nodes of the main graph."""
     precision: Precision
     options: QuantizeOptions
+    placement: QdqPlacement = field(default_factory=QdqPlacement)
+    """Which values become numbers of few bits, where their ranges have to be known."""
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Name of a value → its smallest and largest value; those of the placement that have their own."""
 
     @property
     def is_per_channel(self) -> bool:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.planning import PlannedNode
+from winml.modelkit.quantize.precisions import MODES
 
 __all__ = ["mark_quantized_nodes"]
 
@@ -34,9 +35,15 @@ def mark_quantized_nodes(original: ir.Model, quantized: ir.Model, planned: Seque
     before = {value.name for node in original.graph for value in node.outputs} | set(original.graph.initializers)
     before |= {value.name for value in original.graph.inputs}
     makers = {value.name: node for node in quantized.graph for value in node.outputs}
+    by_name = {node.name: node for node in quantized.graph}
     reached = set()
     for item in planned:
         if item.mode is None:
+            continue
+        if MODES[item.mode].needs_ranges:
+            # The node itself stays, and what it reads may be quantized without it: who did it wrote it there.
+            if item.name in by_name and QUANTIZATION_KEY in by_name[item.name].metadata_props:
+                reached.add(item.name)
             continue
         new = list(_nodes_behind(makers.get(outputs[item.name]), before))
         has_fewer_bits = _is_half if item.mode == "float" else _reads_few_bits

@@ -10,12 +10,20 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from winml.modelkit.errors import UsageError
 from winml.modelkit.options import Options
-from winml.modelkit.quantize.precisions import PRECISIONS, Mode, Precision, PrecisionName, mode_for
+from winml.modelkit.quantize.precisions import (
+    MODES,
+    PRECISIONS,
+    CalibrationMethod,
+    Mode,
+    Precision,
+    PrecisionName,
+    mode_for,
+)
 
-__all__ = ["Algorithm", "CalibrationMethod", "QuantizeOptions"]
+__all__ = ["Algorithm", "QuantizeOptions"]
 
-CalibrationMethod = Literal["minmax", "entropy", "percentile"]
 Algorithm = Literal["rtn", "hqq", "k_quant"]
 BlockSize = Literal[16, 32, 64, 128, 256]
 SelectorText = Annotated[str, pydantic.Field(min_length=1)]
@@ -43,6 +51,13 @@ class QuantizeOptions(Options):
     algorithm: Algorithm = "rtn"
     """Weight-only: how scales are found. `rtn` rounds to the nearest step; `hqq` (4 bits) and `k_quant` search for
     better ones, which takes 5 to 20 times as long."""
+    calibration_data: Annotated[str, pydantic.Field(min_length=1)] | None = None
+    """Where the ranges of activations come from, for `qdq`: an `.npz` file or a folder of them, one array per input of
+    the graph, or a text file for the tokenizer beside the model. Null: random values."""
+    samples: Annotated[int, pydantic.Field(ge=1)] | None = None
+    """Samples to find the ranges with. Null: 128 of the data, or 16 random ones."""
+    method: CalibrationMethod | None = None
+    """How a range is made of the values seen: `minmax`, `entropy` or `percentile`. Null: `minmax`."""
 
     min_sqnr_db: float | None = None
     """Signal-to-quantization-noise ratio in decibels that every output has to reach. Null: that of the precision."""
@@ -66,6 +81,35 @@ class QuantizeOptions(Options):
         for precision in dict.fromkeys([self.base, *(PRECISIONS[name] for name in self.per_module.values())]):
             if (mode := self.mode_of(precision)) is not None:
                 yield precision, mode
+
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether the ranges of activations have to be known.
+
+        Raises:
+            UsageError: a precision cannot be reached with the mode.
+        """
+        return any(MODES[mode].needs_ranges for _, mode in self.requested_modes())
+
+    def refuse_contradictions(self) -> None:
+        """Refuse options that go with none of the modes in use.
+
+        Raises:
+            UsageError: an option of the calibration where nothing is calibrated, or a zero point for each channel.
+        """
+        modes = [mode for _, mode in self.requested_modes()]
+        given = {"--calibration-data": self.calibration_data, "--samples": self.samples, "--method": self.method}
+        for option, value in given.items():
+            if value is not None and not self.needs_ranges:
+                raise UsageError(
+                    f"{option} {value}: {', '.join(modes)} needs no calibration",
+                    hint="Give --mode qdq, or leave it out.",
+                )
+        if self.symmetric is False and self.per_channel is not False and "qdq" in modes:
+            raise UsageError(
+                "--asymmetric: integer kernels take one zero point for a weight, and qdq gives each channel a scale",
+                hint="Give --per-tensor with it, or leave it out.",
+            )
 
     def mode_of(self, precision: Precision) -> Mode | None:
         """Return the way to a precision; None for float32.

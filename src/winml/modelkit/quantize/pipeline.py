@@ -9,11 +9,11 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import onnx_ir as ir
 
-from winml.modelkit.errors import QuantizeError
+from winml.modelkit.errors import InternalError, QuantizeError
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.coverage import measure_coverage
@@ -24,8 +24,16 @@ from winml.modelkit.quantize.float_engine import convert_floats
 from winml.modelkit.quantize.module_precision import ModulePrecision
 from winml.modelkit.quantize.node_records import mark_quantized_nodes
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.planning import GraphModules, PlannedNode, constant_weight, plan_quantization
-from winml.modelkit.quantize.precisions import Mode
+from winml.modelkit.quantize.planning import (
+    GraphModules,
+    PlannedNode,
+    QuantizationPlan,
+    constant_weight,
+    plan_quantization,
+)
+from winml.modelkit.quantize.precisions import MODES, Mode, Precision
+from winml.modelkit.quantize.qdq_engine import quantize_statically
+from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values
 from winml.modelkit.quantize.weight_only.engine import quantize_weights
 
 __all__ = ["QuantizeResult", "quantize"]
@@ -49,21 +57,35 @@ class QuantizeResult(StageResult):
         return sum(sum(module.left.values()) for module in self.modules)
 
 
+class RangeSource(Protocol):
+    """Finds the ranges of activations."""
+
+    def measure(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, tuple[float, float]]:
+        """Return smallest and largest value of values of a model, by name."""
+
+    def as_record(self) -> Mapping[str, Any]:
+        """Return what the ranges come from, JSON-ready."""
+
+
 ENGINES: Mapping[Mode, Callable[[ir.Model, EngineTask], ir.Model]] = {
     "dynamic": quantize_dynamically,
+    "qdq": quantize_statically,
     "weight-only": quantize_weights,
     "float": convert_floats,
 }
 """Who does it for each mode."""
 
 
-def quantize(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> QuantizeResult:
+def quantize(
+    model: ir.Model, options: QuantizeOptions, modules: GraphModules, calibration: RangeSource | None = None
+) -> QuantizeResult:
     """Let modules of a graph compute with fewer bits.
 
     Args:
         model: The model, in its plain form; used up.
         options: What is asked for.
         modules: The module of each node of the main graph.
+        calibration: Finds the ranges of activations, where a mode needs them.
 
     Returns:
         The quantized model, and what came of it in each module.
@@ -74,9 +96,17 @@ def quantize(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -
         QuantizeError: an engine failed, or quantized nothing.
     """
     plan = plan_quantization(model, options, modules)
+    placements = _placements(model, plan)
+    measured = [name for placement in placements.values() for name in placement.measured]
+    ranges: Mapping[str, tuple[float, float]] = {}
+    if measured:
+        if calibration is None:
+            raise InternalError("a mode needs the ranges of activations, and nothing was given that measures them")
+        ranges = calibration.measure(model, tuple(dict.fromkeys(measured)))
     quantized = model
     for (mode, precision), nodes in plan.groups().items():
-        quantized = _run_engine(quantized, mode, EngineTask(nodes, precision, options))
+        placement = placements.get((mode, precision), QdqPlacement())
+        quantized = _run_engine(quantized, mode, EngineTask(nodes, precision, options, placement, ranges))
     carried = carry_tags(model, quantized)
     reached = mark_quantized_nodes(model, quantized, plan.nodes)
     notes = (*carried.notes, *_split_notes(model, quantized, reached))
@@ -86,8 +116,19 @@ def quantize(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -
             "no node was quantized: the engine has no form for any of them",
             hint="Choose another --mode or --precision.",
         )
-    quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(_record(options, outcome), ensure_ascii=False)
+    quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(
+        _record(options, outcome, calibration if measured else None), ensure_ascii=False
+    )
     return QuantizeResult(quantized, changed=True, notes=notes, coverage=measure_coverage(quantized), modules=outcome)
+
+
+def _placements(model: ir.Model, plan: QuantizationPlan) -> dict[tuple[Mode, Precision], QdqPlacement]:
+    """Return which values of the model become numbers of few bits, for each group whose mode needs their ranges."""
+    return {
+        (mode, precision): place_quantized_values(model.graph, nodes, plan.others.get((mode, precision), frozenset()))
+        for (mode, precision), nodes in plan.groups().items()
+        if MODES[mode].needs_ranges
+    }
 
 
 def _run_engine(model: ir.Model, mode: Mode, task: EngineTask) -> ir.Model:
@@ -127,6 +168,10 @@ def _module_outcomes(planned: Sequence[PlannedNode], reached: frozenset[str]) ->
     return tuple(outcomes)
 
 
-def _record(options: QuantizeOptions, outcome: Sequence[ModulePrecision]) -> dict[str, Any]:
-    requested = options.model_dump(mode="json", exclude_defaults=True)
-    return {"requested": requested, "modules": [module.as_record() for module in outcome]}
+def _record(
+    options: QuantizeOptions, outcome: Sequence[ModulePrecision], calibration: RangeSource | None
+) -> dict[str, Any]:
+    # Where the data lay on this machine says nothing on others; what is to be said of it stands in the calibration.
+    requested = options.model_dump(mode="json", exclude_defaults=True, exclude={"calibration_data"})
+    calibrated = {} if calibration is None else {"calibration": dict(calibration.as_record())}
+    return {"requested": requested, **calibrated, "modules": [module.as_record() for module in outcome]}

@@ -6,7 +6,7 @@ Reads the graph and the modules of its nodes; changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -75,6 +75,8 @@ class QuantizationPlan:
     """What is to become of the nodes that have weights, or change without one, in the order of the graph."""
 
     nodes: tuple[PlannedNode, ...]
+    others: Mapping[tuple[Mode, Precision], frozenset[str]] = field(default_factory=dict)
+    """Mode and precision → names of the nodes without weights in modules that are to have them."""
 
     def groups(self) -> dict[tuple[Mode, Precision], frozenset[str]]:
         """Return the names of the nodes to be quantized by mode and precision, in the order the modes work."""
@@ -101,6 +103,7 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
     _refuse_quantized(model)
     precision_of = _ModulePrecisions(options, modules)
     planned = []
+    others: dict[tuple[Mode, Precision], set[str]] = {}
     for node in model.graph:
         if not node.name:
             continue
@@ -109,12 +112,14 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
         mode = options.mode_of(requested)
         has_weight = constant_weight(node) is not None
         if not has_weight and (mode is None or not MODES[mode].changes_every_node):
+            if mode is not None:
+                others.setdefault((mode, requested), set()).add(node.name)
             continue
         if mode is not None and not MODES[mode].changes(node.op_type):
             mode, reason = None, f"{mode} has no form of {node.op_type}"
         reason = reason if mode is None else ""
         planned.append(PlannedNode(node.name, node.op_type, tag, requested, mode, reason, has_weight))
-    plan = QuantizationPlan(tuple(planned))
+    plan = QuantizationPlan(tuple(planned), {key: frozenset(names) for key, names in others.items()})
     if not plan.groups():
         raise UsageError(
             f"nothing is left to quantize: {_reasons(planned)}",

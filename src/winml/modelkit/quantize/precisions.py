@@ -11,9 +11,21 @@ from typing import Literal, get_args
 
 from winml.modelkit.errors import UsageError
 
-__all__ = ["FLOAT32", "MODES", "PRECISIONS", "Mode", "ModeRules", "Precision", "PrecisionName", "mode_for"]
+__all__ = [
+    "FLOAT32",
+    "MODES",
+    "PRECISIONS",
+    "CalibrationMethod",
+    "Mode",
+    "ModeRules",
+    "Precision",
+    "PrecisionName",
+    "mode_for",
+]
 
 Mode = Literal["dynamic", "qdq", "weight-only", "float"]
+CalibrationMethod = Literal["minmax", "entropy", "percentile"]
+"""How a range is made of the values seen: all of them; or those whose distribution 8 bits show best; or a share."""
 PrecisionName = Literal["int8", "uint8", "w8a8", "w8a16", "int4", "fp16", "bf16", "fp32"]
 
 

@@ -23,6 +23,7 @@ def print_quantization(result: QuantizedFile, console: Console, *, verbose: bool
     ratio = before.size_bytes / max(after.size_bytes, 1)
     rows = [
         ("precision", f"{result.precision} ({', '.join(result.modes)})"),
+        *([("ranges", result.calibration.words)] if result.calibration is not None else []),
         ("quantized", f"{result.quantized} of {result.quantized + left} nodes with weights"),
         *(("left", f"{count} {reason}") for reason, count in result.left.items()),
         ("nodes", f"{before.nodes} → {after.nodes}"),

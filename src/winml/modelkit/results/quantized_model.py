@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,17 @@ from winml.modelkit.quantize.module_precision import ModulePrecision
 from winml.modelkit.results.optimized_model import GraphSummary
 from winml.modelkit.results.written_file import WrittenFile
 
-__all__ = ["QuantizedFile"]
+__all__ = ["Calibrated", "QuantizedFile"]
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Where the ranges of activations came from."""
+
+    words: str
+    """For people."""
+    record: Mapping[str, Any]
+    """As it stands in the file."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,8 @@ class QuantizedFile:
     notes: tuple[str, ...]
     normalizations: int = 0
     """How often the graph was brought into its plain form: 0 or 1."""
+    calibration: Calibrated | None = None
+    """None where no mode needed ranges."""
 
     @property
     def quantized(self) -> int:
@@ -69,6 +82,7 @@ class QuantizedFile:
             "modes": list(self.modes),
             "quantized": self.quantized,
             "left": self.left,
+            **({} if self.calibration is None else {"calibration": dict(self.calibration.record)}),
             "modules": [module.as_record() for module in self.modules],
             **{
                 key: {"nodes": graph.nodes, "operators": dict(graph.operators), "size_bytes": graph.size_bytes,

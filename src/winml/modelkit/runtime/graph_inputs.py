@@ -268,55 +268,61 @@ def draw_feeds(inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int
     return make_feeds(specs, seed, sizes=sizes)
 
 
-def load_feeds(path: Path, inputs: Sequence[GraphInput]) -> dict[str, Array]:
+def load_feeds(path: Path, inputs: Sequence[GraphInput], option: str = "--input-data") -> dict[str, Array]:
     """Read one array per input from an ``.npz`` file.
+
+    Args:
+        path: The file.
+        inputs: The inputs of the graph.
+        option: What named the file, for messages.
 
     Raises:
         UsageError: there is no such file, or a name, dtype or shape is not that of the graph's input.
         InputError: the file is damaged, or holds Python objects.
     """
-    arrays = _read_npz(path)
+    source = f"{option} {path}"
+    arrays = _read_npz(path, source)
     names = [item.name for item in inputs]
     for name in arrays:
         if name not in names:
             guess = nearest(name, names)
             raise UsageError(
-                f"--input-data {path}: the graph has no input {name!r}",
+                f"{source}: the graph has no input {name!r}",
                 hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its inputs: {', '.join(names) or 'none'}.",
             )
     if missing := [name for name in names if name not in arrays]:
         raise UsageError(
-            f"--input-data {path}: no array for input {missing[0]!r}",
+            f"{source}: no array for input {missing[0]!r}",
             hint=f"The graph takes {', '.join(f'{item.name} {item.words}' for item in inputs)}.",
         )
-    feeds = {item.name: _fit_array(item, arrays[item.name], path) for item in inputs}
-    _check_shared_names(inputs, feeds, path)
+    feeds = {item.name: _fit_array(item, arrays[item.name], source) for item in inputs}
+    _check_shared_names(inputs, feeds, source)
     return feeds
 
 
-def _read_npz(path: Path) -> dict[str, Array]:
+def _read_npz(path: Path, source: str) -> dict[str, Array]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise UsageError(f"--input-data {path}: is no regular file", hint="Give a file that numpy.savez wrote.")
+            raise UsageError(f"{source}: is no regular file", hint="Give a file that numpy.savez wrote.")
         with path.open("rb") as file:
             content = np.load(file, allow_pickle=False)
             if isinstance(content, np.lib.npyio.NpzFile):
                 return {name: content[name] for name in content.files}
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise UsageError(f"--input-data {path}: {reason}", hint="Give a file that numpy.savez wrote.") from None
+        raise UsageError(f"{source}: {reason}", hint="Give a file that numpy.savez wrote.") from None
     except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
         raise InputError(
-            f"--input-data {path}: is no .npz file, or damaged, or holds Python objects",
+            f"{source}: is no .npz file, or damaged, or holds Python objects",
             hint="Give a file that numpy.savez wrote from arrays of numbers or of text (dtype U).",
         ) from error
     raise UsageError(
-        f"--input-data {path}: holds one array without a name",
+        f"{source}: holds one array without a name",
         hint='Save it with the name of the input: numpy.savez("inputs.npz", input_ids=array).',
     )
 
 
-def _fit_array(item: GraphInput, array: Array, path: Path) -> Array:
+def _fit_array(item: GraphInput, array: Array, source: str) -> Array:
     """Return the array as the input takes it; only what loses nothing is changed.
 
     Raises:
@@ -331,7 +337,7 @@ def _fit_array(item: GraphInput, array: Array, path: Path) -> Array:
         else "Give the array in this type and shape."
     )
     raise UsageError(
-        f"--input-data {path}: input {item.name!r} takes {item.words}, the file has {array_words(array)}",
+        f"{source}: input {item.name!r} takes {item.words}, the file has {array_words(array)}",
         hint=hint,
     )
 
@@ -347,13 +353,13 @@ def _as_declared(dtype: str, array: Array) -> Array:
     return array
 
 
-def _check_shared_names(inputs: Sequence[GraphInput], feeds: Mapping[str, Array], path: Path) -> None:
+def _check_shared_names(inputs: Sequence[GraphInput], feeds: Mapping[str, Array], source: str) -> None:
     first_sizes: dict[str, tuple[int, str]] = {}
     for item, name, size in _named_sizes(inputs, feeds):
         first_size, first_input = first_sizes.setdefault(name, (size, item))
         if first_size != size:
             raise UsageError(
-                f"--input-data {path}: dimension {name} is {first_size} in {first_input!r} and {size} in {item!r}",
+                f"{source}: dimension {name} is {first_size} in {first_input!r} and {size} in {item!r}",
                 hint="The graph calls them the same, so they have to be of one size.",
             )
 

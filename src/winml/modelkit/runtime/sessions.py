@@ -74,6 +74,7 @@ class Session:
         optimized_path: str | os.PathLike[str] | None = None,
         data_folder: str | os.PathLike[str] | None = None,
         name: str = "",
+        prepack: bool = True,
     ) -> None:
         """Load a graph.
 
@@ -87,6 +88,7 @@ class Session:
             optimized_path: Write the graph as it is executed to this file.
             data_folder: Folder of the data files of a model given as bytes.
             name: Name of a model given as bytes, for messages.
+            prepack: Let kernels keep a copy of their weights in the order they read them: faster, and twice the memory.
 
         Raises:
             UsageError: a provider is not part of the installed ONNX Runtime.
@@ -101,6 +103,8 @@ class Session:
             )
         options = _session_options(optimize=optimize, threads=threads)
         _request_files(options, profile_prefix, optimized_path, data_folder)
+        if not prepack:
+            options.add_session_config_entry("session.disable_prepacking", "1")
         try:
             self._session = ort.InferenceSession(
                 model if isinstance(model, bytes) else os.fspath(model),

@@ -28,9 +28,9 @@ from winml.modelkit.cli._options import (
     source_options,
     weight_options,
 )
-from winml.modelkit.cli.verbs._quantize_options import filled_section, quantize_options, refuse_flags_without_stage
 from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
+from winml.modelkit.cli.verbs._quantize_options import filled_section, quantize_options, refuse_flags_without_stage
 from winml.modelkit.errors import UsageError, told_as
 from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.quantize.precisions import PRECISIONS

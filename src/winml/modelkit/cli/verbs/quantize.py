@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -16,7 +16,7 @@ from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import silence_library_warnings, tell
 from winml.modelkit.errors import UsageError
-from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS
+from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, CalibrationMethod
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import QuantSection
@@ -30,6 +30,7 @@ Examples:
   winml quantize -m model.onnx -o int4.onnx --precision int4
   winml quantize -m model.onnx -o int8.onnx --exclude BertPooler --exclude 'encoder.layer.0.**'
   winml quantize -m model.onnx -o mixed.onnx --per-module rules.json
+  winml quantize -m model.onnx -o qdq.onnx --mode qdq --calibration-data samples
 """
 
 _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
@@ -66,6 +67,20 @@ _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
     help="Weight-only: how scales are found: round to nearest, or searched for, which takes longer.  [default: rtn]",
 )
 @click.option("--symmetric/--asymmetric", default=None, help="Weights without a zero point, or with one.")
+@click.option(
+    "--calibration-data",
+    metavar="PATH",
+    help="What qdq finds the ranges of activations with: an .npz file or a folder of them, one array per input and one "
+    "file a sample; or texts for the tokenizer beside the model: .txt, .csv, .jsonl. Else random values.",
+)
+@click.option(
+    "--samples", type=click.IntRange(min=1), help="Samples to find ranges with.  [default: at most 128; 16 random ones]"
+)
+@click.option(
+    "--method",
+    type=click.Choice(list(get_args(CalibrationMethod))),
+    help="How a range is made of the values seen: all of them, or without those that are rare.  [default: minmax]",
+)
 @click.option("--min-sqnr", "min_sqnr_db", type=float, metavar="DB", help="Ratio in dB every output has to reach.")
 @config_option("A build config, or its quant section; options win over it.")
 @click.option(
@@ -77,7 +92,8 @@ _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
 @click.option(
     "--shape-config",
     metavar="JSON",
-    help='Sizes to compare at, such as {"batch": 4}, by name or input:axis; else some are tried; a file or text.',
+    help='Sizes to compare at, and of random values for ranges, such as {"batch": 4}, by name or input:axis; else some '
+    "are tried; a file or text.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace the output if it is there already.")
 @verbose_option("Tell more: every module.")
@@ -90,7 +106,7 @@ def command(**options: Any) -> None:
     Exit codes: 0 done, 1 the files are wrong, 2 wrong usage, 3 too little is left of the answers of the source.
     """
     requested = _quantize_options(options)
-    _refuse_early(options)
+    _refuse_early(requested, options)
     _quantize_file(requested, options)
 
 
@@ -112,7 +128,7 @@ def _quantize_options(options: dict[str, Any]) -> QuantizeOptions:
     quant = read_build_config(options["config"], section="quant").quant if options["config"] is not None else None
     section = _options_of_section(quant).model_dump(mode="json", exclude_none=True) if quant is not None else {}
     requested = parse_options(QuantizeOptions, {**section, **given}, "options")
-    list(requested.requested_modes())
+    requested.refuse_contradictions()
     return requested
 
 
@@ -124,7 +140,7 @@ def _options_of_section(section: QuantSection) -> QuantizeOptions:
     return quantize_options(section)
 
 
-def _refuse_early(options: dict[str, Any]) -> None:
+def _refuse_early(requested: QuantizeOptions, options: dict[str, Any]) -> None:
     """Refuse what paths show to be wrong, before a model library is imported."""
     from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
     from winml.modelkit.graph.files.output_paths import ExportPaths
@@ -135,6 +151,12 @@ def _refuse_early(options: dict[str, Any]) -> None:
     refuse_existing([paths.model], overwrite=options["overwrite"])
     if not model.is_file():
         raise UsageError(f"{model}: no such file", hint="Give the path of an ONNX file.")
+    data = requested.calibration_data
+    if data is not None and not Path(data).exists():
+        raise UsageError(
+            f"--calibration-data {data}: no such file or folder",
+            hint="Give an .npz file, a folder of them, or texts in a .txt, .csv or .jsonl file.",
+        )
     sizes_by_name({**options, "batch_size": None})
 
 

@@ -18,10 +18,13 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_unfaithful
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
+from winml.modelkit.flows.quantize.calibration_data import Calibration, calibration_of, refuse_missing_data
 from winml.modelkit.flows.quantize.kernel_notes import kernel_notes
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.inspect.onnx_tree import read_tree
 from winml.modelkit.optimize.opset_conversion import convert_opset
+from winml.modelkit.optimize.options import OptimizeOptions
+from winml.modelkit.optimize.pipeline import optimize
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize.half_tensors import clipped_values
@@ -29,7 +32,7 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.planning import GraphModules
 from winml.modelkit.quantize.precisions import MODES
-from winml.modelkit.results.quantized_model import QuantizedFile
+from winml.modelkit.results.quantized_model import Calibrated, QuantizedFile
 from winml.modelkit.runtime.available_memory import available_bytes
 from winml.modelkit.words import size_words
 
@@ -102,7 +105,11 @@ def quantize_file(
     """Quantize an ONNX file as a task says; see :func:`quantize_onnx` for what is returned and raised."""
     task.refuse_early()
     modes = tuple(dict.fromkeys(mode for _, mode in options.requested_modes()))
-    work = Quantization(task.source, options, sizes or {})
+    options.refuse_contradictions()
+    calibration = calibration_of(options, task.source, sizes or {}, task.seed)
+    if calibration is not None:
+        refuse_missing_data(calibration)
+    work = Quantization(task.source, options, sizes or {}, calibration)
     done = transform_file(task, work, on_step)
     return QuantizedFile(
         source=task.source,
@@ -117,8 +124,13 @@ def quantize_file(
         is_tagged=any(done.before.modules.values()),
         fidelity=done.fidelity,
         steps=done.steps,
-        notes=(*done.notes, *work.late_notes(done.result.model)),
+        notes=(
+            *(calibration.notes if calibration is not None else ()),
+            *done.notes,
+            *work.late_notes(done.result.model),
+        ),
         normalizations=done.normalizations,
+        calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
     )
 
 
@@ -132,6 +144,8 @@ class Quantization(GraphWork[QuantizeResult]):
     options: QuantizeOptions
     sizes: Mapping[str, int]
     """Sizes of open dimensions to compare at; of the others, some are tried."""
+    calibration: Calibration | None = None
+    """Where the ranges of activations come from, where a mode needs them."""
     notes: list[str] = field(default_factory=list)
 
     def apply(self, model: ir.Model) -> QuantizeResult:
@@ -140,7 +154,25 @@ class Quantization(GraphWork[QuantizeResult]):
         if model.opset_imports.get("", least) < least:
             self.notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which quantized operators need.")
             model, _ = convert_opset(model, least)
-        return quantize(model, self.options, graph_modules(model, self.source.stem))
+        if self.calibration is not None:
+            model = self._fold_normalizations(model)
+        if any((precision.activation_bits or 0) > 8 for precision, _ in self.options.requested_modes()):
+            self.notes.append(
+                "ONNX Runtime's CPU provider has no integer kernels for 16-bit activations and computes in float32 "
+                "between the conversions: slower than the source. The file is for providers that have them, as QNN."
+            )
+        return quantize(model, self.options, graph_modules(model, self.source.stem), self.calibration)
+
+    def _fold_normalizations(self, model: ir.Model) -> ir.Model:
+        """Compute batch normalizations into the weights before them: no integer kernel computes one."""
+        if not any(node.op_type == "BatchNormalization" for node in model.graph):
+            return model
+        folded = optimize(model, OptimizeOptions(conv_batch_norm_fusion=True, matmul_batch_norm_fusion=True))
+        count = sum(folded.fired.values())
+        if count:
+            self.notes.append(f"{count} batch normalizations were computed into the weights of the layers before them.")
+        self.notes += folded.notes
+        return folded.model
 
     def summary(self, result: QuantizeResult) -> str:
         """Return how many nodes were quantized, and why others were not."""
@@ -165,7 +197,9 @@ class Quantization(GraphWork[QuantizeResult]):
                 f"{size_words(available)} of memory are available."
             )
             return None
-        return refuse_unfaithful(source, written, seed, self.least_sqnr_db, sizes=self.sizes)
+        has_data = self.calibration is not None and self.calibration.data is not None
+        read_samples = self.calibration.read_samples if self.calibration is not None and has_data else None
+        return refuse_unfaithful(source, written, seed, self.least_sqnr_db, sizes=self.sizes, read_samples=read_samples)
 
     @property
     def least_sqnr_db(self) -> float:

@@ -1,0 +1,210 @@
+"""Finds the ranges of values of a graph by running it on samples, in bounded memory.
+
+The graph lies in a temporary file while it runs, its weights mapped rather than read. For the smallest and largest
+value, reductions are appended to the graph, so that no activation leaves it. Methods that look at the distribution get
+activations in groups of limited size; their statistics are ONNX Runtime's. Does not decide which values are measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from winml.modelkit.errors import QuantizeError
+from winml.modelkit.graph.files.temporary import temporary_folder
+from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.quantize.precisions import CalibrationMethod
+from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["Ranges", "SampleReader", "measure_ranges"]
+
+Array = NDArray[Any]
+Ranges = Mapping[str, tuple[float, float]]
+"""Name of a value → its smallest and largest value."""
+
+SampleReader = Callable[[Sequence[GraphInput]], Iterable[Mapping[str, Array]]]
+"""Yields one array per input of a graph for each sample."""
+
+GROUP_BYTES = 256_000_000
+"""Activations that are in memory at a time, for methods that look at them. Chosen: those of a layer of a large model
+fit; smaller groups only cost more runs."""
+BINS: Mapping[CalibrationMethod, int] = {"entropy": 1024, "percentile": 2048}
+"""Bins between the largest absolute value and its opposite. Chosen for percentile: ONNX Runtime's default. Chosen for
+entropy: the smallest range it can find is an eighth of the largest; its time grows with the square of the bins."""
+QUANTIZED_BINS = 128
+"""Specified: steps that the entropy method distinguishes, as in TensorRT and ONNX Runtime."""
+PERCENTILE = 99.999
+"""Share of the values inside of the range, in percent. Specified: ONNX Runtime's default."""
+
+_REDUCTIONS = {"min": "ReduceMin", "max": "ReduceMax", "sum": "ReduceSum"}
+"""The sum is there for NaN, which comparisons may pass over."""
+
+
+def measure_ranges(
+    model: ir.Model, names: Sequence[str], read_samples: SampleReader, method: CalibrationMethod
+) -> Ranges:
+    """Return the ranges of values over samples.
+
+    Args:
+        model: The model; it stays as it is.
+        names: Values of the main graph, float32 tensors.
+        read_samples: Yields at least one sample for the inputs of the graph; they are held one at a time.
+        method: ``minmax``, or how much of the rare values is given up.
+
+    Raises:
+        StageError: ONNX Runtime cannot load or run the graph.
+        QuantizeError: a value is NaN or infinite; names the module that makes it.
+        WriteError: the temporary file cannot be written.
+    """
+    with temporary_folder() as folder:
+        path = folder / "calibrated.onnx"
+        write_model(_observed(model, names, with_values=method != "minmax"), path, external=True)
+        session = Session(path, optimize=False, prepack=False)
+        inputs = graph_inputs(session)
+        extremes = _Extremes(names, with_sizes=method != "minmax")
+        for number, sample in enumerate(read_samples(inputs), start=1):
+            suspect = extremes.add(session.run(sample, extremes.outputs))
+            if suspect:
+                _refuse_not_finite(model, session, sample, suspect, number)
+        if method == "minmax":
+            return extremes.ranges
+        histograms = _Histograms(extremes.ranges, method)
+        groups = list(_groups(extremes.size_bytes))
+        for sample in read_samples(inputs):
+            for group in groups:
+                histograms.add(session.run(sample, group))
+        return histograms.ranges()
+
+
+def _observed(model: ir.Model, names: Sequence[str], *, with_values: bool) -> ir.Model:
+    """Return the model with what is asked of values as further outputs; the given one stays as it is."""
+    observed = model.clone()
+    graph = observed.graph
+    values = {value.name: value for value in graph.inputs}
+    values |= {value.name: value for node in graph for value in node.outputs}
+    declared = {output.name for output in graph.outputs}
+    for name in names:
+        for kind, operator in {**_REDUCTIONS, **({"size": "Size"} if with_values else {})}.items():
+            attributes = [] if kind == "size" else [ir.AttrInt64("keepdims", 0)]
+            # ONNX Runtime infers the type.
+            output = ir.Value(name=_output(name, kind))
+            graph.append(ir.Node("", operator, [values[name]], attributes, outputs=[output], name=output.name))
+            graph.outputs.append(output)
+        if name not in declared:
+            graph.outputs.append(values[name])
+    return observed
+
+
+def _output(name: str, kind: str) -> str:
+    return f"{name}/calibration/{kind}"
+
+
+class _Extremes:
+    """Smallest and largest value of each, and how large it is."""
+
+    def __init__(self, names: Sequence[str], *, with_sizes: bool) -> None:
+        self.outputs = [_output(name, kind) for name in names for kind in (*_REDUCTIONS, *(["size"] * with_sizes))]
+        """What a run has to return."""
+        self.ranges: dict[str, tuple[float, float]] = dict.fromkeys(names, (math.inf, -math.inf))
+        self.size_bytes = dict.fromkeys(names, 0)
+        """The largest that was seen."""
+
+    def add(self, found: Mapping[str, Array]) -> list[str]:
+        """Take what a run returned; return the values that may not be finite."""
+        suspect = []
+        for name, (lowest, highest) in self.ranges.items():
+            low, high, total = (float(found[_output(name, kind)]) for kind in _REDUCTIONS)
+            if not (math.isfinite(low) and math.isfinite(high)) or math.isnan(total):
+                suspect.append(name)
+            self.ranges[name] = min(lowest, low), max(highest, high)
+            size = int(found.get(_output(name, "size"), 0)) * np.dtype(np.float32).itemsize
+            self.size_bytes[name] = max(self.size_bytes[name], size)
+        return suspect
+
+
+class _Histograms:
+    """The distribution of each value, and the range that a method makes of it.
+
+    The bins are settled by the extremes before: those of ONNX Runtime's collector grow in number with each larger
+    value, and the time of its methods with them.
+    """
+
+    def __init__(self, extremes: Ranges, method: CalibrationMethod) -> None:
+        self._extremes = extremes
+        self._method = method
+        self._counts = {name: np.zeros(BINS[method], np.int64) for name in extremes}
+
+    def add(self, values: Mapping[str, Array]) -> None:
+        """Count values."""
+        for name, array in values.items():
+            counted, _ = np.histogram(array, BINS[self._method], range=self._span(name))
+            self._counts[name] += counted
+
+    def ranges(self) -> Ranges:
+        """Return the ranges of all that was counted, by ONNX Runtime's methods."""
+        from onnxruntime.quantization.calibrate import HistogramCollector
+
+        collector = HistogramCollector(self._method, False, BINS[self._method], QUANTIZED_BINS, PERCENTILE, "same")
+        for name, (low, high) in self._extremes.items():
+            edges = np.linspace(*self._span(name), BINS[self._method] + 1, dtype=np.float32)
+            collector.histogram_dict[name] = (self._counts[name], edges, np.float32(low), np.float32(high), edges[-1])
+        # The collector prints what it does.
+        with contextlib.redirect_stdout(io.StringIO()):
+            found = collector.compute_collection_result()
+        return {name: (float(found[name][0]), float(found[name][1])) for name in self._extremes}
+
+    def _span(self, name: str) -> tuple[float, float]:
+        """Return the ends of the bins: zero is in the middle, as the methods want it."""
+        largest = max(map(abs, self._extremes[name])) or 1.0
+        return -largest, largest
+
+
+def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield the values in groups of at most ``GROUP_BYTES``; a larger one is alone."""
+    group: list[str] = []
+    total = 0
+    for name, size in sizes.items():
+        if group and total + size > GROUP_BYTES:
+            yield group
+            group, total = [], 0
+        group.append(name)
+        total += size
+    if group:
+        yield group
+
+
+def _refuse_not_finite(
+    model: ir.Model, session: Session, sample: Mapping[str, Array], suspect: Sequence[str], number: int
+) -> None:
+    """Look at values whose reductions are not finite; the sum alone may have overflowed.
+
+    Raises:
+        QuantizeError: one is NaN or infinite; the first in the order of the graph.
+    """
+    for name in suspect:
+        values = session.run(sample, [name])[name]
+        if (count := int(values.size - np.isfinite(values).sum())) == 0:
+            continue
+        what = "NaN" if np.isnan(values).any() else "infinite"
+        raise QuantizeError(
+            f"value {name} of {_maker_words(model, name)} is {what} at {count} of {values.size} places "
+            f"(sample {number} of the calibration data), so it has no range",
+            hint="Give data the model takes with --calibration-data, or --exclude the module.",
+        )
+
+
+def _maker_words(model: ir.Model, name: str) -> str:
+    for node in model.graph:
+        if any(value.name == name for value in node.outputs):
+            tag = read_tag(node)
+            return f"module {tag.tag}" if tag is not None else f"node {node.name}"
+    return "the graph's inputs"

@@ -1,0 +1,324 @@
+"""Quantizes by ranges that are known beforehand: QuantizeLinear and DequantizeLinear around layers, integer weights.
+
+ONNX Runtime's own quantizer for this form also changes what nodes read that are not to be quantized, and computes
+weights channel by channel in Python; hence the nodes are placed here. What the form means is ONNX's, and the kernels
+that compute it are ONNX Runtime's. The tags of new nodes are written here: a value's nodes belong to the module that
+makes it, those of a weight, of a bias or of a graph input to the module that reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from winml.modelkit.errors import QuantizeError
+from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.quantize.engine_task import EngineTask
+from winml.modelkit.quantize.integer_tensors import IntegerWeight, quantize_bias, quantize_weight, scale_of_range
+from winml.modelkit.quantize.qdq_placement import QuantizedValue, weight_operand
+
+__all__ = ["quantize_statically"]
+
+ONNX_16_BIT_OPSET = 21
+"""Specified: the first version of ONNX's QuantizeLinear and DequantizeLinear that takes 16 bits."""
+CONTRIB_DOMAIN = "com.microsoft"
+"""ONNX Runtime's own forms of both take 16 bits at any opset."""
+
+Array = NDArray[Any]
+
+
+class _Usage(Protocol):
+    """One use of a value: the reading node and its input index. onnx_ir's own type has no public name."""
+
+    @property
+    def node(self) -> ir.Node: ...
+    @property
+    def idx(self) -> int: ...
+
+
+def quantize_statically(model: ir.Model, task: EngineTask) -> ir.Model:
+    """Return the model with the named nodes between QuantizeLinear and DequantizeLinear; the given one stays as it is.
+
+    Raises:
+        QuantizeError: the range of a value is not known.
+    """
+    quantized = model.clone()
+    _Rewriting(quantized, task).run()
+    return quantized
+
+
+class _Rewriting:
+    """One group of nodes of a model, in place."""
+
+    def __init__(self, model: ir.Model, task: EngineTask) -> None:
+        self._model = model
+        self._graph = model.graph
+        self._task = task
+        bits = task.precision.activation_bits or 8
+        self._bits = bits
+        is_contrib = bits > 8 and model.opset_imports.get("", 0) < ONNX_16_BIT_OPSET
+        self._domain = CONTRIB_DOMAIN if is_contrib else ""
+        if is_contrib:
+            model.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
+        self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
+        """Name of a value → its scale and zero point."""
+        self._dequantized: dict[tuple[str, int | None], tuple[ir.Value, IntegerWeight]] = {}
+        """Weight and axis → the value that layers read, and what it is made from."""
+        self._tables: dict[tuple[str, int | None], tuple[ir.Value, ir.Value, ir.Value]] = {}
+        """Table of weights → integers, scale and zero point."""
+        self._names = {value.name for node in self._graph for value in node.outputs}
+        self._names |= {value.name for value in self._graph.inputs} | set(self._graph.initializers)
+        self._names |= {node.name for node in self._graph}
+        self._modules = {
+            tag.tag: tag.module for node in self._graph if (tag := read_tag(node)) is not None
+        }  # fmt: skip
+
+    def run(self) -> None:
+        layers = [node for node in self._graph if node.name in self._task.nodes]
+        for item in self._task.placement.values:
+            self._scales[item.name] = self._scale_of(item)
+        for node in layers:
+            replaced = [value for value in node.inputs if value is not None and value.is_initializer()]
+            self._quantize_layer(node)
+            self._remove_unused(replaced)
+        # Now: what a table was found to hold is a new value of the old name.
+        values = {value.name: value for value in self._graph.inputs}
+        values |= {value.name: value for node in self._graph for value in node.outputs}
+        for item in self._task.placement.values:
+            self._quantize_value(values[item.name], item)
+        for node in self._graph:
+            if node.name in self._task.placement.companions:
+                self._record(node, "operator")
+
+    def _remove_unused(self, weights: Sequence[ir.Value]) -> None:
+        for value in weights:
+            if value.name in self._graph.initializers and not (
+                value.uses() or value.is_graph_output() or value.is_graph_input()
+            ):
+                del self._graph.initializers[value.name]
+
+    def _scale_of(self, item: QuantizedValue) -> tuple[ir.Value, ir.Value]:
+        if item.same_as:
+            return self._scales[item.same_as]
+        if item.name not in self._task.ranges:
+            raise QuantizeError(
+                f"the range of value {item.name} is not known", hint="Give calibration data that has it."
+            )
+        scale, zero_point = scale_of_range(*self._task.ranges[item.name], self._bits)
+        return self._initializer(f"{item.name}_scale", scale), self._initializer(f"{item.name}_zero_point", zero_point)
+
+    def _quantize_value(self, value: ir.Value, item: QuantizedValue) -> None:
+        """Put the pair behind the node that makes a value, and let its readers read what comes out."""
+        uses = [use for use in value.uses() if item.readers is None or use.node.name in item.readers]
+        maker = value.producer()
+        tag = read_tag(maker) if maker is not None else self._common_tag([use.node for use in uses])
+        scale, zero_point = self._scales[item.name]
+        quantize = self._node("QuantizeLinear", [value, scale, zero_point], item.name, tag, "activation")
+        dequantize = self._node(
+            "DequantizeLinear", [quantize.outputs[0], scale, zero_point], item.name, tag, "activation"
+        )
+        self._put_behind(value, dequantize, uses, takes_name=item.readers is None and value.is_graph_output())
+        if maker is not None:
+            self._graph.insert_after(maker, [quantize, dequantize])
+        else:
+            self._graph.insert_before(self._graph[0], [quantize, dequantize])
+
+    def _quantize_layer(self, node: ir.Node) -> None:
+        operand = weight_operand(node)
+        if operand is None:
+            return
+        if node.op_type == "Gather":
+            self._quantize_table(node, operand)
+            self._record(node, "operator")
+            return
+        data = node.inputs[1 - operand]
+        if data is None or data.name not in self._scales:
+            return
+        weight = node.inputs[operand]
+        assert weight is not None  # it is what weight_operand found
+        axis = _channel_axis(node, operand) if self._task.is_per_channel else None
+        input_scale = self._scales[data.name][0].const_value
+        bias = _constant_bias(node)
+        least = None if bias is None or input_scale is None else _least_scale(bias, input_scale.numpy(), axis)
+        dequantized, integers = self._dequantized_weight(weight, axis, node, least)
+        node.replace_input_with(operand, dequantized)
+        self._record(node, "operator")
+        if bias is not None and input_scale is not None and integers.scale.size in (1, bias.size):
+            self._quantize_bias(node, bias, input_scale.numpy() * integers.scale)
+
+    def _dequantized_weight(
+        self, weight: ir.Value, axis: int | None, node: ir.Node, least: Array | None
+    ) -> tuple[ir.Value, IntegerWeight]:
+        """Return the value that layers read in place of a weight; one for all layers of the group that share it."""
+        name = weight.name or ""
+        if (name, axis) in self._dequantized:
+            known = self._dequantized[name, axis]
+            if least is None or np.all(known[1].scale >= least):
+                return known
+        integers = self._integers_of(weight, axis, least)
+        stored, scale, zero_point = self._stored(name, integers)
+        tag = self._common_tag([use.node for use in weight.uses() if use.node.name in self._task.nodes])
+        dequantize = self._node("DequantizeLinear", [stored, scale, zero_point], name, tag, "weight", axis=axis)
+        dequantize.outputs[0].shape, dequantize.outputs[0].type = weight.shape, weight.type
+        self._graph.insert_before(node, [dequantize])
+        self._dequantized[name, axis] = dequantize.outputs[0], integers
+        return dequantize.outputs[0], integers
+
+    def _quantize_table(self, node: ir.Node, operand: int) -> None:
+        """Let a Gather read integers, and turn into floats what it found rather than the table."""
+        table = node.inputs[operand]
+        assert table is not None  # it is what weight_operand found
+        name = table.name or ""
+        if (name, None) not in self._tables:
+            self._tables[name, None] = self._stored(name, self._integers_of(table, None, None))
+        stored, scale, zero_point = self._tables[name, None]
+        node.replace_input_with(operand, stored)
+        found = node.outputs[0]
+        uses = list(found.uses())
+        dequantize = self._node(
+            "DequantizeLinear", [found, scale, zero_point], found.name or "", read_tag(node), "weight"
+        )
+        self._put_behind(found, dequantize, uses, takes_name=True)
+        found.type = stored.type
+        self._graph.insert_after(node, [dequantize])
+
+    def _put_behind(
+        self, value: ir.Value, dequantize: ir.Node, uses: Sequence[_Usage], *, takes_name: bool
+    ) -> None:  # fmt: skip
+        """Let readers of a value read what a new node makes, under the value's name where it takes its place."""
+        result = dequantize.outputs[0]
+        result.shape, result.type = value.shape, value.type
+        for use in uses:
+            use.node.replace_input_with(use.idx, result)
+        if not takes_name:
+            return
+        result.name, value.name = value.name, self._new_name(f"{value.name}_before")
+        for index, output in enumerate(self._graph.outputs):
+            if output is value:
+                self._graph.outputs[index] = result
+
+    def _integers_of(self, weight: ir.Value, axis: int | None, least: Array | None) -> IntegerWeight:
+        tensor = weight.const_value
+        assert tensor is not None  # an initializer of the main graph has one
+        values = np.asarray(tensor.numpy())
+        if not np.isfinite(values).all():
+            raise QuantizeError(
+                f"weight {weight.name} has NaN or infinite values",
+                hint="Check the checkpoint, or exclude its module (--exclude).",
+            )
+        # Specified: ONNX Runtime's integer kernels take one zero point for all channels, hence the middle.
+        is_symmetric = axis is not None or self._task.is_symmetric is not False
+        return quantize_weight(
+            values,
+            is_signed=self._task.precision.signed_weights,
+            axis=axis,
+            is_symmetric=is_symmetric,
+            least_scale=least,
+        )
+
+    def _stored(self, name: str, integers: IntegerWeight) -> tuple[ir.Value, ir.Value, ir.Value]:
+        return (
+            self._initializer(f"{name}_quantized", integers.values),
+            self._initializer(f"{name}_scale", integers.scale),
+            self._initializer(f"{name}_zero_point", integers.zero_point),
+        )
+
+    def _quantize_bias(self, node: ir.Node, bias: Array, scale: Array) -> None:
+        value = node.inputs[2]
+        assert value is not None  # it is what bias was read from
+        name = value.name or ""
+        axis = 0 if scale.size > 1 else None
+        scale = scale.astype(np.float32).reshape(-1 if scale.size > 1 else ())
+        inputs = [
+            self._initializer(f"{name}_quantized", quantize_bias(bias, scale)),
+            self._initializer(f"{name}_scale", scale),
+            self._initializer(f"{name}_zero_point", np.zeros(scale.shape, np.int32)),
+        ]
+        dequantize = self._node("DequantizeLinear", inputs, name, read_tag(node), "weight", axis=axis)
+        dequantize.outputs[0].shape, dequantize.outputs[0].type = value.shape, value.type
+        self._graph.insert_before(node, [dequantize])
+        node.replace_input_with(2, dequantize.outputs[0])
+
+    def _node(
+        self, operator: str, inputs: Sequence[ir.Value], name: str, tag: NodeTag | None, kind: str,
+        axis: int | None = None,
+    ) -> ir.Node:  # fmt: skip
+        """Return a new node of one output; neither is in the graph."""
+        output = ir.Value(name=self._new_name(f"{name}_{operator}_Output"))
+        attributes = [] if axis is None else [ir.AttrInt64("axis", axis)]
+        node = ir.Node(
+            self._domain, operator, inputs, attributes, outputs=[output], name=self._new_name(f"{name}_{operator}")
+        )
+        if tag is not None:
+            write_tag(node, NodeTag(tag.tag, tag.module, "inherited"))
+        self._record(node, kind)
+        return node
+
+    def _record(self, node: ir.Node, kind: str) -> None:
+        node.metadata_props[QUANTIZATION_KEY] = self._record_of(kind)
+
+    def _record_of(self, kind: str) -> str:
+        return json.dumps({"precision": self._task.precision.name, "kind": kind})
+
+    def _initializer(self, name: str, array: Array) -> ir.Value:
+        name = self._new_name(name)
+        tensor = ir.Tensor(array, name=name)
+        value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
+        self._graph.register_initializer(value)
+        return value
+
+    def _new_name(self, wish: str) -> str:
+        name, number = wish, 1
+        while name in self._names:
+            name, number = f"{wish}_{number}", number + 1
+        self._names.add(name)
+        return name
+
+    def _common_tag(self, nodes: Sequence[ir.Node]) -> NodeTag | None:
+        tags = {tag.tag: tag for node in nodes if (tag := read_tag(node)) is not None}
+        if len(tags) <= 1:
+            return next(iter(tags.values()), None)
+        common = address.common_ancestor(list(tags))
+        return NodeTag(common, self._modules.get(common, ""), "inherited")
+
+
+def _channel_axis(node: ir.Node, operand: int) -> int | None:
+    """Return the axis of a weight along which the outputs of a layer lie; None where they lie along none."""
+    weight = node.inputs[operand]
+    assert weight is not None  # it is what weight_operand found
+    assert weight.const_value is not None
+    if node.op_type == "Conv":
+        return 0
+    if node.op_type == "ConvTranspose":
+        return 1
+    if operand == 0 or len(weight.const_value.shape) != 2:
+        return None
+    if node.op_type == "Gemm":
+        return 0 if node.attributes.get_int("transB", 0) else 1
+    return 1
+
+
+def _constant_bias(node: ir.Node) -> Array | None:
+    """Return the bias that a layer adds, where it is constant and added as it is."""
+    if node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3 or node.inputs[2] is None:
+        return None
+    value = node.inputs[2]
+    tensor = value.const_value if value.is_initializer() else None
+    if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 1:
+        return None
+    if node.attributes.get_float("beta", 1.0) != 1.0 or node.attributes.get_float("alpha", 1.0) != 1.0:
+        return None
+    return np.asarray(tensor.numpy())
+
+
+def _least_scale(bias: Array, input_scale: Array, axis: int | None) -> Array:
+    """Return the smallest scale of a weight with which its bias fits into 32 bits."""
+    limit = np.abs(bias.astype(np.float64)) / (float(input_scale) * np.iinfo(np.int32).max) * 1.0001
+    return np.asarray(limit.max() if axis is None else limit)

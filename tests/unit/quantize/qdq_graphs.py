@@ -1,0 +1,69 @@
+"""Small tagged graphs for tests of static quantization, and the way from them to a quantized one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphs import parse
+from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
+from winml.modelkit.quantize.calibration import measure_ranges
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
+from winml.modelkit.quantize.planning import GraphModules
+
+__all__ = ["FixedSamples", "modules_of", "quantized", "tagged_graph"]
+
+
+class FixedSamples:
+    """Ranges from given samples."""
+
+    def __init__(self, samples: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> None:
+        """Hold them."""
+        self.samples = samples
+
+    def measure(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, tuple[float, float]]:
+        """Return the smallest and largest values."""
+        return measure_ranges(model, names, lambda _: self.samples, "minmax")
+
+    def as_record(self) -> dict[str, Any]:
+        """Say what they are."""
+        return {"data": "fixed", "samples": len(self.samples)}
+
+
+def tagged_graph(body: str, tags: Sequence[str], weights: Mapping[str, Sequence[int]], opset: int = 17) -> ir.Model:
+    """Return a graph whose nodes have these tags, in order, and names like ``conv_0``.
+
+    Args:
+        body: The graph as text, without its weights.
+        tags: One for each node.
+        weights: Name, which starts with ``w``, to shape; their values are random.
+        opset: Version of ONNX's operators.
+    """
+    zeros = {name: ",".join("0" * int(np.prod(shape))) for name, shape in weights.items()}
+    declared = ", ".join(
+        f"float[{','.join(map(str, shape))}] {name} = {{{zeros[name]}}}" for name, shape in weights.items()
+    )
+    if weights:
+        body = body.replace("<", f"<{declared}, ", 1) if ") <" in body else body.replace("{", f"<{declared}> {{", 1)
+    model = parse(body, opset=opset)
+    for number, (node, tag) in enumerate(zip(model.graph, tags, strict=True)):
+        node.name = f"{node.op_type.lower()}_{number}"
+        write_tag(node, NodeTag(tag, tag.removeprefix("/M").removeprefix("/").replace("/", ".").lower(), "direct"))
+    return model
+
+
+def modules_of(model: ir.Model) -> GraphModules:
+    """Return the modules of a tagged graph."""
+    from winml.modelkit.flows.quantize.quantize import graph_modules
+
+    return graph_modules(model, "m")
+
+
+def quantized(model: ir.Model, samples: Sequence[Mapping[str, Any]], **options: Any) -> QuantizeResult:
+    """Return a model quantized by the ranges of samples."""
+    requested = QuantizeOptions(**{"precision": "int8", "mode": "qdq", **options})
+    return quantize(model, requested, modules_of(model), FixedSamples(samples))

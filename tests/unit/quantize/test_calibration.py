@@ -1,0 +1,82 @@
+"""Ranges of values are those of all samples, in bounded memory; what has no range is refused with its module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from unit.quantize.qdq_graphs import tagged_graph
+from winml.modelkit.errors import QuantizeError
+from winml.modelkit.quantize import calibration
+from winml.modelkit.quantize.calibration import measure_ranges
+
+BODY = "m (float[N, 4] x) => (float[N, 4] y) { h = MatMul (x, w1) y = Log (h) }"
+TAGS = ("/M/Up", "/M/Log")
+SAMPLES = [{"x": np.random.default_rng(seed).standard_normal((seed + 50, 4)).astype(np.float32)} for seed in range(5)]
+
+
+@pytest.fixture
+def model() -> ir.Model:
+    """A product with random weights, and its logarithm."""
+    return tagged_graph(BODY, TAGS, {"w1": (4, 4)})
+
+
+def _product(model: ir.Model, sample: dict[str, Any]) -> Any:
+    weight = model.graph.initializers["w1"].const_value
+    assert weight is not None
+    return sample["x"] @ weight.numpy()
+
+
+def test_extremes_are_those_of_all_samples(model: ir.Model) -> None:
+    """Inputs of the graph and inner values alike; the model stays as it is."""
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    ranges = measure_ranges(model, ("x", "h"), lambda _: SAMPLES, "minmax")
+    products = np.concatenate([_product(model, sample) for sample in SAMPLES])
+    assert (pytest.approx(products.min(), rel=1e-5), pytest.approx(products.max(), rel=1e-5)) == ranges["h"]
+    assert min(sample["x"].min() for sample in SAMPLES) == ranges["x"][0]
+    assert before == ir.to_proto(model).SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("method", ["entropy", "percentile"])
+def test_methods_that_drop_the_rare_stay_inside_the_extremes(method: Any, model: ir.Model) -> None:
+    """One value far out stretches the smallest and largest, not the range they choose."""
+    outlier = {"x": np.random.default_rng(9).standard_normal((50_000, 4)).astype(np.float32)}
+    outlier["x"][0, 0] = 60.0
+    samples = [*SAMPLES, outlier]
+    low, high = measure_ranges(model, ("x",), lambda _: samples, method)["x"]
+    assert -8 < low < -2
+    assert 2 < high < 59
+    assert 60.0 == measure_ranges(model, ("x",), lambda _: samples, "minmax")["x"][1]
+
+
+def test_size_of_the_groups_changes_no_range(model: ir.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that is larger than a group is alone in its own."""
+    whole = measure_ranges(model, ("x", "h"), lambda _: SAMPLES, "percentile")
+    monkeypatch.setattr(calibration, "GROUP_BYTES", 100)
+    assert whole == measure_ranges(model, ("x", "h"), lambda _: SAMPLES, "percentile")
+    assert [["a"], ["b", "c"], ["d"]] == list(calibration._groups({"a": 90, "b": 50, "c": 50, "d": 500}))
+
+
+@pytest.mark.parametrize(("value", "words"), [(np.nan, "NaN"), (np.inf, "infinite")])
+@pytest.mark.parametrize("method", ["minmax", "percentile"])
+def test_value_that_is_not_finite_names_module_value_and_sample(
+    value: float, words: str, method: Any, model: ir.Model
+) -> None:
+    """The first in the order of the graph that is asked for."""
+    bad = SAMPLES[1]["x"].copy()
+    bad[2, 1] = value
+    with pytest.raises(QuantizeError) as caught:
+        measure_ranges(model, ("h",), lambda _: [SAMPLES[0], {"x": bad}], method)
+    for part in ("value h", "module /M/Up", words, "sample 2"):
+        assert part in caught.value.message
+
+
+def test_sum_that_overflows_is_no_fault(model: ir.Model) -> None:
+    """Large values are finite, though their sum is not."""
+    large = {"x": np.array([[3e38, 3e38, -3e38, -3e38], [3e38, 0, 0, -3e38]], np.float32)}
+    assert (pytest.approx(-3e38), pytest.approx(3e38)) == measure_ranges(model, ("x",), lambda _: [large], "minmax")[
+        "x"
+    ]

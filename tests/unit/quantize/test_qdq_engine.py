@@ -1,0 +1,220 @@
+"""Layers compute between QuantizeLinear and DequantizeLinear, which belong to modules; no other node changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from unit.quantize.qdq_graphs import quantized, tagged_graph
+from winml.modelkit.errors import QuantizeError, UsageError
+from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.runtime.sessions import run_onnx
+
+X = np.random.default_rng(2).standard_normal((3, 4)).astype(np.float32)
+IMAGE = np.random.default_rng(3).standard_normal((1, 2, 8, 8)).astype(np.float32)
+
+MLP = "m (float[N, 4] x) => (float[N, 4] y) { h = MatMul (x, w1) a = Relu (h) s = Add (a, x) y = MatMul (s, w2) }"
+MLP_TAGS = ("/M/Up", "/M/Act", "/M", "/M/Down")
+MLP_WEIGHTS = {"w1": (4, 4), "w2": (4, 4)}
+
+CNN = """m (float[1, 2, 8, 8] x) => (float[1, 4] y) {
+    c = Conv <pads = [1, 1, 1, 1]> (x, w1) r = Relu (c) d = Conv <pads = [1, 1, 1, 1]> (r, w2) s = Add (d, r)
+    t = Relu (s) p = GlobalAveragePool (t) f = Flatten (p) y = Gemm (f, w3, wb) }"""
+CNN_TAGS = ("/M/Stem", "/M/Stem", "/M/Block", "/M/Block", "/M/Block", "/M/Pool", "/M", "/M/Head")
+CNN_WEIGHTS = {"w1": (4, 2, 3, 3), "w2": (4, 4, 3, 3), "w3": (4, 4), "wb": (4,)}
+
+
+def _tags(model: ir.Model) -> dict[str, str]:
+    return {node.name or "": tag.tag for node in model.graph if (tag := read_tag(node)) is not None}
+
+
+def _operator_tags(model: ir.Model) -> list[tuple[str, str]]:
+    """Return operator and tag of the nodes that convert, in the order of the graph."""
+    return [
+        (f"{node.op_type} {node.inputs[0].name}", _tags(model)[node.name or ""])
+        for node in model.graph
+        if node.op_type.endswith("Linear") and node.inputs[0] is not None
+    ]
+
+
+def _run(model: ir.Model, feeds: Mapping[str, Any], *, optimize: bool = True) -> np.ndarray[Any, Any]:
+    return next(iter(run_onnx(ir.to_proto(model).SerializeToString(), feeds, optimize=optimize).values()))
+
+
+def _sqnr_db(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> float:
+    return float(10 * np.log10((expected**2).sum() / ((expected - actual) ** 2).sum()))
+
+
+def test_value_belongs_to_its_maker_and_weight_to_its_reader() -> None:
+    """The pair of a graph input has the module that reads it, that of a value the module that makes it."""
+    result = quantized(tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS), [{"x": X}])
+    assert [
+        ("QuantizeLinear x", "/M/Up"),
+        ("DequantizeLinear x_QuantizeLinear_Output", "/M/Up"),
+        ("DequantizeLinear w1_quantized", "/M/Up"),
+        ("QuantizeLinear s", "/M"),
+        ("DequantizeLinear s_QuantizeLinear_Output", "/M"),
+        ("DequantizeLinear w2_quantized", "/M/Down"),
+    ] == _operator_tags(result.model)
+    assert 100.0 == result.coverage.percent
+    kinds = {
+        node.name: json.loads(node.metadata_props[QUANTIZATION_KEY])
+        for node in result.model.graph
+        if QUANTIZATION_KEY in node.metadata_props
+    }
+    assert {"precision": "int8", "kind": "activation"} == kinds["s_QuantizeLinear"]
+    assert {"precision": "int8", "kind": "weight"} == kinds["w1_DequantizeLinear"]
+    assert {"precision": "int8", "kind": "operator"} == kinds["matmul_0"]
+    assert not {"relu_1", "add_2"} & kinds.keys()
+
+
+def test_shared_input_belongs_to_the_common_module_of_its_readers() -> None:
+    """One pair serves both readers."""
+    body = "m (float[N, 4] x) => (float[N, 4] y) { a = MatMul (x, w1) b = MatMul (x, w2) y = Add (a, b) }"
+    model = tagged_graph(body, ("/M/Both/Left", "/M/Both/Right", "/M/Both"), MLP_WEIGHTS)
+    tags = _tags(quantized(model, [{"x": X}]).model)
+    assert "/M/Both" == tags["x_QuantizeLinear"] == tags["x_DequantizeLinear"]
+
+
+def test_convolutions_stay_integer_through_what_joins_them() -> None:
+    """An activation is quantized behind its ReLU; sum, pool and reshape take part, and the answer stays."""
+    model = tagged_graph(CNN, CNN_TAGS, CNN_WEIGHTS)
+    expected = _run(model, {"x": IMAGE}, optimize=False)
+    result = quantized(model, [{"x": IMAGE}])
+    made = [node.inputs[0].name for node in result.model.graph if node.op_type == "QuantizeLinear" and node.inputs[0]]
+    assert ["x", "r", "d", "t", "p", "f"] == made
+    (bias,) = (node for node in result.model.graph if node.name == "wb_DequantizeLinear")
+    assert bias.inputs[0] is not None
+    assert ir.DataType.INT32 == bias.inputs[0].dtype
+    assert _sqnr_db(expected, _run(result.model, {"x": IMAGE})) > 25
+    assert expected.shape == _run(result.model, {"x": IMAGE}).shape
+    assert not {"w1", "w2", "w3", "wb"} & result.model.graph.initializers.keys()
+
+
+def test_excluded_module_reads_what_it_read_before() -> None:
+    """Neither its weight nor a value that no integer kernel makes changes, though others read both quantized."""
+    body = """m (float[N, 4] x) => (float[N, 4] y) {
+        a = MatMul (x, w1) b = MatMul (x, w1) c = MatMul (b, w2) y = Add (a, c) }"""
+    model = tagged_graph(body, ("/M/Chosen", "/M/Kept", "/M/Kept", "/M"), MLP_WEIGHTS)
+    result = quantized(model, [{"x": X}], exclude=("Kept",))
+    nodes = {node.name: node for node in result.model.graph}
+    read = {
+        name: [value.name for value in nodes[name].inputs if value] for name in ("matmul_0", "matmul_1", "matmul_2")
+    }
+    assert {
+        "matmul_0": ["x_DequantizeLinear_Output", "w1_DequantizeLinear_Output"],
+        "matmul_1": ["x", "w1"],
+        "matmul_2": ["b", "w2"],
+    } == read
+    assert 2 == sum(node.op_type == "DequantizeLinear" for node in nodes.values())
+
+
+def test_shared_weight_is_stored_once() -> None:
+    """Two layers of one weight read one DequantizeLinear, which belongs to the module of both."""
+    body = "m (float[N, 4] x) => (float[N, 4] y) { a = MatMul (x, w1) b = MatMul (a, w1) y = Relu (b) }"
+    model = tagged_graph(body, ("/M/Pair/One", "/M/Pair/Two", "/M/Pair"), {"w1": (4, 4)})
+    result = quantized(model, [{"x": X}])
+    stored = [name for name in result.model.graph.initializers if name.endswith("_quantized")]
+    assert ["w1_quantized"] == stored
+    assert "/M/Pair" == _tags(result.model)["w1_DequantizeLinear"]
+
+
+def test_output_of_the_graph_keeps_its_name() -> None:
+    """Also where an integer kernel makes it."""
+    body = "m (float[1, 2, 8, 8] x) => (float[1, 4, 6, 6] y) { y = Conv (x, w1) }"
+    model = tagged_graph(body, ("/M/Stem",), {"w1": (4, 2, 3, 3)})
+    expected = _run(model, {"x": IMAGE})
+    result = quantized(model, [{"x": IMAGE}])
+    assert ["y"] == [value.name for value in result.model.graph.outputs]
+    assert _sqnr_db(expected, _run(result.model, {"x": IMAGE})) > 25
+    assert {"/M/Stem"} == set(_tags(result.model).values())
+
+
+def test_table_is_read_by_integers_and_what_it_found_becomes_floats() -> None:
+    """The table itself is not turned into floats at each run."""
+    body = "m (int64[N] i) => (float[N, 4] y) { e = Gather (w1, i) y = MatMul (e, w2) }"
+    model = tagged_graph(body, ("/M/Table", "/M/Head"), {"w1": (16, 4), "w2": (4, 4)})
+    feeds = {"i": np.array([3, 0, 15])}
+    expected = _run(model, feeds)
+    result = quantized(model, [feeds])
+    gather = next(node for node in result.model.graph if node.op_type == "Gather")
+    assert gather.inputs[0] is not None
+    assert ir.DataType.INT8 == gather.inputs[0].dtype
+    assert _sqnr_db(expected, _run(result.model, feeds)) > 25
+    assert "/M/Table" == _tags(result.model)["e_DequantizeLinear"]
+
+
+@pytest.mark.parametrize(("opset", "domain"), [(17, "com.microsoft"), (21, "")])
+def test_16_bit_activations_are_finer_and_of_the_domain_that_has_them(opset: int, domain: str) -> None:
+    """ONNX's own operators take 16 bits from opset 21; ONNX Runtime's at any."""
+    model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS, opset=opset)
+    expected = _run(model, {"x": X})
+    result = quantized(model, [{"x": X}], precision="w8a16")
+    pair = [node for node in result.model.graph if node.name and node.name.startswith("s_")]
+    assert [domain, domain] == [node.domain for node in pair]
+    assert pair[0].inputs[2] is not None
+    assert ir.DataType.UINT16 == pair[0].inputs[2].dtype
+    eight = _run(quantized(tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS), [{"x": X}]).model, {"x": X})
+    assert _sqnr_db(expected, _run(result.model, {"x": X})) > _sqnr_db(expected, eight) + 2
+
+
+def test_modules_of_other_precisions_stand_side_by_side() -> None:
+    """Each group has pairs of its own type."""
+    model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS)
+    result = quantized(model, [{"x": X}], per_module={"Down": "w8a16"})
+    assert ["int8", "w8a16"] == [module.actual for module in result.modules]
+    values = {name: value.dtype for name, value in result.model.graph.initializers.items()}
+    assert (ir.DataType.UINT8, ir.DataType.UINT16) == (values["x_zero_point"], values["s_zero_point"])
+    assert np.isfinite(_run(result.model, {"x": X})).all()
+
+
+def test_weight_that_is_not_finite_is_refused() -> None:
+    """No scale says what NaN is."""
+    model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS)
+    array = np.zeros((4, 4), np.float32)
+    array[1, 2] = np.nan
+    model.graph.initializers["w2"].const_value = ir.tensor(array, name="w2")
+    with pytest.raises(QuantizeError, match="w2"):
+        quantized(model, [{"x": X}])
+
+
+def test_zero_point_for_each_channel_is_refused() -> None:
+    """Integer kernels take one."""
+    from winml.modelkit.quantize.options import QuantizeOptions
+
+    with pytest.raises(UsageError, match="--asymmetric"):
+        QuantizeOptions(precision="w8a8", symmetric=False).refuse_contradictions()
+    QuantizeOptions(precision="w8a8", symmetric=False, per_channel=False).refuse_contradictions()
+
+
+def test_layer_without_a_form_counts_as_left() -> None:
+    """Though what it reads comes quantized out of a convolution: its only constant is what it adds."""
+    body = """m (float[1, 2, 8, 8] x) => (float[8, 8] y) <int64[2] s = {8, 36}> {
+        c = Conv (x, w1) r = Reshape (c, s) y = Gemm <transB = 1> (r, r, w2) }"""
+    model = tagged_graph(body, ("/M/Conv", "/M", "/M/Left"), {"w1": (8, 2, 3, 3), "w2": (8, 8)})
+    left = {module.tag: dict(module.left) for module in quantized(model, [{"x": IMAGE}]).modules}
+    assert {"/M/Conv": {}, "/M/Left": {"qdq left this Gemm as it was": 1}} == left
+
+
+def test_untagged_graph_gets_no_tags() -> None:
+    """There is nothing to say of its modules."""
+    model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS)
+    for node in model.graph:
+        node.metadata_props.clear()
+    result = quantized(model, [{"x": X}])
+    assert {} == _tags(result.model)
+    assert 2 == result.quantized
+
+
+def test_given_model_stays_as_it_is() -> None:
+    """The engine works on a copy."""
+    model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS)
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    quantized(model, [{"x": X}])
+    assert before == ir.to_proto(model).SerializeToString(deterministic=True)
