@@ -98,7 +98,11 @@ class _Packing:
         new.outputs[0].name = name
 
     def remove_unused(self) -> None:
-        """Remove the weights that nothing reads any more, and their transpositions."""
+        """Remove the weights that nothing reads any more, their transpositions, and blocks that no node took."""
+        for packed in self._packed.values():
+            for part in packed.parts:
+                if not part.uses():
+                    self._graph.initializers.pop(part.name or "")
         for value in self._replaced:
             maker = value.producer()
             if maker is not None and maker.op_type == "Transpose" and not value.uses() and not value.is_graph_output():
