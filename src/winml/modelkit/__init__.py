@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from winml.modelkit.flows.export.export import HTPExporter, export_pytorch
     from winml.modelkit.flows.optimize import optimize_onnx, run_optimize_analyze_loop
     from winml.modelkit.flows.quantize.quantize import quantize_onnx
+    from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
     from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
     from winml.modelkit.inference.auto_model import WinMLAutoModel
     from winml.modelkit.results.build_result import BuildResult
@@ -55,6 +56,7 @@ __all__ = [
     "build_onnx_model",
     "export_pytorch",
     "optimize_onnx",
+    "quantization_sensitivity",
     "quantize_onnx",
     "run_optimize_analyze_loop",
 ]
@@ -82,6 +84,7 @@ _HOMES = {
     "build_onnx_model": "builds.build_model",
     "export_pytorch": "flows.export.export",
     "optimize_onnx": "flows.optimize",
+    "quantization_sensitivity": "flows.quantize.sensitivity",
     "quantize_onnx": "flows.quantize.quantize",
     "run_optimize_analyze_loop": "flows.optimize",
 }

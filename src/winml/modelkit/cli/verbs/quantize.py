@@ -15,6 +15,7 @@ from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_optio
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import silence_library_warnings
+from winml.modelkit.cli.verbs._sensitivity import check_sensitivity, sensitivity_options, show_sensitivity
 from winml.modelkit.errors import UsageError
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS
 
@@ -28,6 +29,8 @@ Examples:
   winml quantize -m model.onnx -o int8.onnx
   winml quantize -m model.onnx -o int8.onnx --exclude BertPooler --exclude 'encoder.layer.0.**'
   winml quantize -m model.onnx -o mixed.onnx --per-module rules.json
+  winml quantize -m model.onnx --sensitivity --report page.html
+  winml quantize -m model.onnx --sensitivity --target sqnr_db=30 --exclude-list rules.json
 """
 
 _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
@@ -35,7 +38,7 @@ _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
 
 @click.command(name="quantize", cls=WinMLCommand, epilog=EPILOG)
 @click.option("-m", "--model", type=NonEmptyPath(), required=True, help="ONNX file; it stays as it is.")
-@click.option("-o", "--output", type=NonEmptyPath(), required=True, help="File to write.")
+@click.option("-o", "--output", type=NonEmptyPath(), help="File to write.")
 @click.option("--precision", type=click.Choice(_CHOICES), help="Bits of what is quantized.  [default: int8]")
 @click.option(
     "--mode",
@@ -67,6 +70,7 @@ _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
     metavar="JSON",
     help='Sizes to compare at, such as {"batch": 4}, by name or input:axis; else some are tried; a file or text.',
 )
+@sensitivity_options
 @click.option("--overwrite", is_flag=True, help="Replace the output if it is there already.")
 @verbose_option("Tell more: every module.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
@@ -75,10 +79,15 @@ _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
 def command(**options: Any) -> None:
     """Let modules of an ONNX file compute with fewer bits; its nodes go on naming their modules.
 
-    Exit codes: 0 done, 1 the files are wrong, 2 wrong usage, 3 too little is left of the answers of the source.
+    Exit codes: 0 done, 1 the files are wrong, 2 wrong usage, 3 too little is left of the answers of the
+    source, or --target was not met.
     """
     requested = _quantize_options(options)
     _refuse_early(options)
+    silence_library_warnings(debug=options["debug"])
+    if options["sensitivity"]:
+        show_sensitivity(requested, options)
+        return
     _quantize_file(requested, options)
 
 
@@ -105,6 +114,10 @@ def _quantize_options(options: dict[str, Any]) -> QuantizeOptions:
 
 def _refuse_early(options: dict[str, Any]) -> None:
     """Refuse what paths show to be wrong, before a model library is imported."""
+    check_sensitivity(options)
+    sizes_by_name({**options, "batch_size": None})
+    if options["sensitivity"]:
+        return
     from winml.modelkit.graph.files.output_files import refuse_existing
     from winml.modelkit.graph.files.output_paths import ExportPaths
 
@@ -113,11 +126,9 @@ def _refuse_early(options: dict[str, Any]) -> None:
     refuse_existing([paths.model], overwrite=options["overwrite"])
     if not model.is_file():
         raise UsageError(f"{model}: no such file", hint="Give the path of an ONNX file.")
-    sizes_by_name({**options, "batch_size": None})
 
 
 def _quantize_file(requested: QuantizeOptions, options: dict[str, Any]) -> None:
-    silence_library_warnings(debug=options["debug"])
     from winml.modelkit.cli._streams import library_output_to_stderr
     from winml.modelkit.flows.quantize.quantize import quantize_onnx
 
