@@ -195,7 +195,8 @@ class ExcludeList:
     form: MeasuredForm
     """What is left of the answers, measured with exactly these rules."""
     trials: tuple[Trial, ...]
-    latency: TimedForm | None
+    latency: TimedForm | None = None
+    """What the form takes, where it meets the target."""
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form."""

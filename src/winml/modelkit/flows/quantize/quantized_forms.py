@@ -29,13 +29,14 @@ from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.files.temporary import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.validity import refuse_invalid
+from winml.modelkit.measure.latency import LatencyOptions, measure_alternating
 from winml.modelkit.normalize.stamp import is_normalized
 from winml.modelkit.optimize.opset_conversion import convert_opset
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult
 from winml.modelkit.quantize.planning import GraphModules
 from winml.modelkit.quantize.precisions import MODES
-from winml.modelkit.results.quantization_sensitivity import MeasuredForm, SensitivityCost
+from winml.modelkit.results.quantization_sensitivity import MeasuredForm, SensitivityCost, TimedForm
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.runtime.sessions import Session
@@ -174,16 +175,18 @@ class QuantizedForms:
         worst = measure_fidelity(self._samples.answers, answers, 0.0).worst
         return MeasuredForm(worst, result.quantized, size, worst.problem)
 
-    @contextlib.contextmanager
-    def opened(self, options: QuantizeOptions) -> Iterator[Session]:
-        """Make a form and hold it open for the time of the block.
+    def timed(self, options: QuantizeOptions, timing: LatencyOptions) -> TimedForm:
+        """Time a form in alternation with the float graph, on the first set of values.
 
         Raises:
             QuantizeError: it cannot be made.
-            StageError: it cannot be loaded.
+            StageError: it does not run.
         """
+        feeds = self._samples.values[0].feeds
         with self._session(self._quantized(options).model) as session:
-            yield session
+            reference = Session(self._graph.path, threads=self._threads, name="the float graph")
+            compared = measure_alternating(session.prepare(feeds), reference.prepare(feeds), timing)
+        return TimedForm(compared.model.summary.p50, compared.baseline.summary.p50, compared.ratio)
 
     def _quantized(self, options: QuantizeOptions) -> QuantizeResult:
         with self._quantizing:

@@ -35,7 +35,7 @@ from winml.modelkit.flows.quantize.sensitivity_parts import (
     list_parts,
     only_options,
 )
-from winml.modelkit.measure.latency import LatencyOptions, measure_alternating
+from winml.modelkit.measure.latency import LatencyOptions
 from winml.modelkit.options import parse_options, unknown_key_message
 from winml.modelkit.progress import StepClock, StepEvent, StepTiming
 from winml.modelkit.quantize.options import QuantizeOptions
@@ -50,16 +50,13 @@ from winml.modelkit.results.quantization_sensitivity import (
     TimedForm,
 )
 from winml.modelkit.runtime.opened_model import RunOptions
-from winml.modelkit.runtime.sessions import Session, onnxruntime_version
+from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
 
 __all__ = ["quantization_sensitivity"]
 
 _NAME = "quantization_sensitivity"
 _READING, _REFERENCE, _MODULES, _SEARCH = "reading", "float answers", "modules", "exclude list"
-
-LATENCY = LatencyOptions(iterations=90, warmup=5)
-"""Chosen: three runs in each of the 30 pairs of blocks a comparison has."""
 
 Progress = Callable[[int, float], None]
 
@@ -116,7 +113,8 @@ def quantization_sensitivity(
         found = times = None
         if target is not None:
             with clock.step(_SEARCH) as step:
-                found, times = study.search(target, samples)
+                timing = LatencyOptions(sensitivity.iterations, warmup=3)
+                found, times = study.timed(study.search(target), timing)
                 step.summary = f"{len(found.excluded)} modules in float, {len(found.trials)} measurements"
     notes = (*graph.notes, *samples.values[0].notes, *_notes(graph, samples, kept))
     return _result(study, samples, sensitivity, (str(model), clock.timings(), notes), (found, times))
@@ -224,24 +222,32 @@ class _Study:
             if progress is not None:
                 progress(number, number / len(missing))
 
-    def search(self, target: FidelityTarget, samples: Samples) -> tuple[ExcludeList, TimedForm | None]:
-        """Find the modules that must stay in float; returns them and the latency of the whole."""
+    def search(self, target: FidelityTarget) -> ExcludeList:
+        """Find the modules that must stay in float; nothing is timed yet."""
         units = [part for part in self._ranked(self.parts) if part.is_unit and self._nodes_of(part)]
         are_others = self.whole.nodes > sum(map(self._nodes_of, units))
         search = ExcludeSearch(units, len(units) - (not are_others), target, lambda some: self._without(some, units))
         found = search.find()
         options = excluding_options(found.excluded, units, self.options)
-        latency = self._latency(options, samples, found.form)
-        listed = ExcludeList(
+        return ExcludeList(
             target=target,
             is_met=found.is_met,
             rules=options.per_module,
             excluded=tuple(unit.module.tag for unit in found.excluded),
             form=found.form,
             trials=tuple(search.trials),
-            latency=latency,
         )
-        return listed, self._latency(self.options, samples, self.whole) if found.excluded else latency
+
+    def timed(self, listed: ExcludeList, timing: LatencyOptions) -> tuple[ExcludeList, TimedForm | None]:
+        """Return a list with the latency it costs, and that of the whole in fewer bits.
+
+        A list that does not meet its target is not timed, nor is a whole that does not run.
+        """
+        if not listed.is_met:
+            return listed, None
+        rules = self.options.model_copy(update={"per_module": dict(listed.rules)})
+        whole = self.forms.timed(self.options, timing) if self.whole.runs else None
+        return replace(listed, latency=self.forms.timed(rules, timing) if listed.excluded else whole), whole
 
     def _nodes_of(self, part: ModulePart) -> int:
         form = self.form_of(part)
@@ -266,17 +272,6 @@ class _Study:
             form = self.forms.measure(excluding_options(excluded, units, self.options))
             self.kept.put(key, form)
         return form
-
-    def _latency(self, options: QuantizeOptions, samples: Samples, form: MeasuredForm) -> TimedForm | None:
-        """Time a form in alternation with the float graph; None where it does not run."""
-        if form.worst is None:
-            return None
-        feeds = samples.values[0].feeds
-        with self.forms.opened(options) as session:
-            compared = measure_alternating(
-                session.prepare(feeds), Session(self.graph.path).prepare(feeds), LATENCY
-            )  # fmt: skip
-        return TimedForm(compared.model.summary.p50, compared.baseline.summary.p50, compared.ratio)
 
     def rows(self) -> tuple[ModuleSensitivity, ...]:
         """Return the ranking."""

@@ -19,6 +19,8 @@ __all__ = ["SensitivityOptions", "parse_target"]
 
 SAMPLES = 4
 """Sets of random values. Chosen: outputs of text and image models have thousands of numbers in each."""
+ITERATIONS = 30
+"""Chosen: one run in each of the 30 pairs of blocks that a comparison of latencies has."""
 MOST_JOBS = 64
 """Chosen: each holds a session of the whole model."""
 
@@ -42,6 +44,8 @@ class SensitivityOptions(Options):
     """Modules measured at a time."""
     target: str | None = None
     """What every output has to reach, such as `sqnr_db=30`; then the modules that must stay in float are searched."""
+    iterations: pydantic.PositiveInt = ITERATIONS
+    """Timed runs, with a target: of the float model, of all modules quantized, and with those of the list in float."""
     measured: Path | None = None
     """File that keeps what was measured, until the answer is written. Null: nothing is kept."""
     overwrite: bool = False
