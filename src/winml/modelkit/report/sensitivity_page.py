@@ -132,7 +132,7 @@ def _icicle_chart(modules: Sequence[ModuleSensitivity]) -> str:
                 "colors": [MOST_DB if module.sqnr_db is None else min(module.sqnr_db, MOST_DB) for module in modules],
                 "colorscale": COLOURS,
                 "showscale": True,
-                "colorbar": {"title": "SQNR dB"},
+                "colorbar": {"title": {"text": "SQNR dB", "side": "right"}},
             },
             tiling={"orientation": "v"},
             sort=False,

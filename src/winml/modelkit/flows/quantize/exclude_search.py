@@ -1,7 +1,8 @@
 """Finds the modules that must stay in float for a target, by measuring.
 
 Modules are taken in the order of the damage they do alone. How many of them are needed is found by halving; then each
-is put back, the least sensitive first, and stays so where the target is met all the same. Makes and runs no graph.
+is put back, the one that costs most bytes first, and stays so where the target is met all the same. Makes and runs no
+graph.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class ExcludeSearch:
     target: FidelityTarget
     measure: Callable[[Sequence[ModulePart]], MeasuredForm]
     """Measures the model with some of them in float."""
+    costs_bytes: Callable[[ModulePart], int]
+    """Returns by how much one makes the model larger."""
     trials: list[Trial] = field(default_factory=list)
     _lists: list[FoundList] = field(default_factory=list)
 
@@ -59,7 +62,9 @@ class ExcludeSearch:
         return found
 
     def _without_needless(self, found: FoundList) -> FoundList:
-        for unit in reversed(found.excluded):
+        # Of two that cost the same, the one that does less damage is put back first.
+        ranked = sorted(enumerate(found.excluded), key=lambda item: (self.costs_bytes(item[1]), item[0]), reverse=True)
+        for _, unit in ranked:
             if len(found.excluded) == 1:
                 break  # none at all was tried first
             fewer = tuple(other for other in found.excluded if other is not unit)

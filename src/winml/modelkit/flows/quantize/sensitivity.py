@@ -226,7 +226,13 @@ class _Study:
         """Find the modules that must stay in float; nothing is timed yet."""
         units = [part for part in self._ranked(self.parts) if part.is_unit and self._nodes_of(part)]
         are_others = self.whole.nodes > sum(map(self._nodes_of, units))
-        search = ExcludeSearch(units, len(units) - (not are_others), target, lambda some: self._without(some, units))
+        search = ExcludeSearch(
+            units=units,
+            most=len(units) - (not are_others),
+            target=target,
+            measure=lambda some: self._without(some, units),
+            costs_bytes=self._bytes_saved,
+        )
         found = search.find()
         options = excluding_options(found.excluded, units, self.options)
         return ExcludeList(
@@ -275,11 +281,9 @@ class _Study:
 
     def rows(self) -> tuple[ModuleSensitivity, ...]:
         """Return the ranking."""
-        float_bytes = weight_bytes(self.graph.model)
-        return tuple(self._row(part, float_bytes) for part in self._ranked(self.parts))
+        return tuple(map(self._row, self._ranked(self.parts)))
 
-    def _row(self, part: ModulePart, float_bytes: int) -> ModuleSensitivity:
-        form = self.form_of(part)
+    def _row(self, part: ModulePart) -> ModuleSensitivity:
         return ModuleSensitivity(
             path=part.module.path,
             tag=part.module.tag,
@@ -287,9 +291,13 @@ class _Study:
             part=part.part,
             precision=part.precision,
             parameters=self._parameters(part),
-            form=form,
-            size_bytes_saved=float_bytes - form.weight_bytes if form is not None and form.weight_bytes else 0,
+            form=self.form_of(part),
+            size_bytes_saved=self._bytes_saved(part),
         )
+
+    def _bytes_saved(self, part: ModulePart) -> int:
+        form = self.form_of(part)
+        return weight_bytes(self.graph.model) - form.weight_bytes if form is not None and form.weight_bytes else 0
 
     def _parameters(self, part: ModulePart) -> int:
         names = part.node_names
