@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from winml.modelkit.flows.export.export import HTPExporter, export_pytorch
     from winml.modelkit.flows.optimize import optimize_onnx, run_optimize_analyze_loop
     from winml.modelkit.flows.quantize.quantize import quantize_onnx
+    from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
     from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
     from winml.modelkit.inference.auto_model import WinMLAutoModel
     from winml.modelkit.results.build_result import BuildResult
@@ -60,6 +61,7 @@ __all__ = [
     "diff_models",
     "export_pytorch",
     "optimize_onnx",
+    "quantization_sensitivity",
     "quantize_onnx",
     "run_optimize_analyze_loop",
 ]
@@ -90,6 +92,7 @@ _HOMES = {
     "compare_models": "flows.compare.compare",
     "diff_models": "flows.diff",
     "optimize_onnx": "flows.optimize",
+    "quantization_sensitivity": "flows.quantize.sensitivity",
     "quantize_onnx": "flows.quantize.quantize",
     "run_optimize_analyze_loop": "flows.optimize",
 }

@@ -10,6 +10,7 @@ __all__ = [
     "data_path",
     "is_data_of",
     "is_plain_name",
+    "measured_path",
     "optimized_path",
     "part_path",
     "report_path",
@@ -51,6 +52,8 @@ CHECKPOINT_CONFIG_NAME = "config.json"
 MODEL_CARD_NAME = "README.md"
 """The name the Hub gives the card of a model."""
 OPTIMIZED_SUFFIX = "_opt"
+MEASURED_SUFFIX = ".measured.json"
+"""End of the name of a file beside an answer that is not finished: what was measured for it."""
 
 
 def part_path(model: Path, part: str, *, of_several: bool) -> Path:
@@ -82,6 +85,11 @@ def unfinished_data_path(model: Path) -> Path:
 def optimized_path(model: Path) -> Path:
     """Return where a model goes that was optimized outside of a build: ``<stem>_opt.onnx`` beside it."""
     return model.with_name(f"{model.stem}{OPTIMIZED_SUFFIX}{model.suffix}")
+
+
+def measured_path(answer: Path) -> Path:
+    """Return where measurements are kept until the answer made of them is written: ``<name>.measured.json``."""
+    return answer.with_name(f"{answer.name}{MEASURED_SUFFIX}")
 
 
 def is_data_of(model: str, name: str) -> bool:

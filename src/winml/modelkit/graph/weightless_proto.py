@@ -51,6 +51,7 @@ def to_weightless(model: ir.Model) -> WeightlessProto:
             small.append((value, tensor))
     try:
         for value, tensor in small:
+            # A library that writes the model elsewhere would not find its file there.
             value.const_value = ir.Tensor(read_once(tensor), dtype=tensor.dtype, name=value.name)
         for name, (value, tensor) in tensors.items():
             shape = ir.Shape(tensor.shape.numpy())

@@ -1,16 +1,18 @@
-"""Renders the time of each module as one HTML page with a chart and tables, readable without a network.
+"""Renders what was measured of each module as one HTML page with a chart and tables, readable without a network.
 
-The chart library plotly is inside the page. Computes no time.
+The chart library plotly is inside the page. One template for all measurements; the page of the times of modules is made
+here. Computes no time.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ModuleProfile, ModuleTime
@@ -18,7 +20,10 @@ from winml.modelkit.report.module_times import fused_words
 from winml.modelkit.results.profiled_modules import ProfiledModules
 from winml.modelkit.words import printable
 
-__all__ = ["module_page", "profile_page"]
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = ["ModulePage", "Section", "chart_html", "chart_text", "module_page", "profile_page", "render_page"]
 
 TEMPLATE = "module_page.html"
 
@@ -34,6 +39,46 @@ CLASS_COLUMNS = (
 
 COLOURS = "YlOrRd"
 """Chosen: a plotly scale that darkens with the value, so it can be read without colour."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table with a heading."""
+
+    name: str
+    """Name of the table in the page: ``modules`` is the one that can be filtered, and comes first."""
+    heading: str
+    columns: Sequence[tuple[str, bool]]
+    """Name of each column, and whether it holds numbers."""
+    rows: Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class ModulePage:
+    """What stands on a page."""
+
+    title: str
+    """Name of the measured model; usually that of its file."""
+    subject: str
+    """What was measured, in the title of the window."""
+    introduction: str
+    facts: Sequence[tuple[str, str]]
+    """Lines under the title."""
+    chart_heading: str
+    chart: str
+    """HTML."""
+    sections: Sequence[Section]
+
+
+def render_page(page: ModulePage) -> str:
+    """Return the page as HTML."""
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_shown)
+    environment.filters["measured"] = _format_number
+    environment.filters["pieces"] = _pieces
+    template = environment.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
+    return template.render(page=page)
 
 
 def profile_page(profiled: ProfiledModules) -> str:
@@ -56,23 +101,29 @@ def module_page(profile: ModuleProfile, *, title: str, facts: Mapping[str, str])
         title: Name of the measured model; usually that of its file.
         facts: Further lines under the title, such as versions and the execution provider.
     """
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_shown)
-    environment.filters["measured"] = _format_number
-    environment.filters["pieces"] = _pieces
-    template = environment.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
-    return template.render(
+    sections = [
+        Section(
+            "modules", "Modules", MODULE_COLUMNS,
+            [_module_row(module, profile.kernel_ms) for module in profile.modules()],
+        ),
+        Section("classes", "Classes", CLASS_COLUMNS, _class_rows(profile)),
+    ]  # fmt: skip
+    if profile.unattributed:
+        columns = (("node", False), ("ms", True))
+        sections.append(
+            Section("unattributed", "Nodes without a module", columns, list(profile.unattributed.items()))
+        )  # fmt: skip
+    introduction = "Kernel times of ONNX Runtime, charged to the PyTorch module each node came from; means over "
+    page = ModulePage(
         title=title,
-        runs=len(profile.run_ms),
+        subject="time by module",
+        introduction=f"{introduction}{len(profile.run_ms)} runs.",
         facts=[*facts.items(), *_time_sums(profile)],
+        chart_heading="Where the time goes",
         chart=_icicle_chart(profile),
-        module_columns=MODULE_COLUMNS,
-        module_rows=[_module_row(module, profile.kernel_ms) for module in profile.modules()],
-        class_columns=CLASS_COLUMNS,
-        class_rows=_class_rows(profile),
-        unattributed=list(profile.unattributed.items()),
+        sections=sections,
     )
+    return render_page(page)
 
 
 def _shown(value: Any) -> Any:
@@ -80,7 +131,7 @@ def _shown(value: Any) -> Any:
     return printable(value) if type(value) is str else value
 
 
-def _chart_text(text: str) -> str:
+def chart_text(text: str) -> str:
     """Return a text for the chart, which reads some HTML in its texts."""
     return escape(printable(text))
 
@@ -112,20 +163,19 @@ def _time_sums(profile: ModuleProfile) -> Iterator[tuple[str, str]]:
 def _icicle_chart(profile: ModuleProfile) -> str:
     """Return the icicle chart: one box per module, as wide as its time; the part without children is its self time."""
     import plotly.graph_objects as charts
-    from plotly.io import to_html
 
     modules = list(profile.modules())
     figure = charts.Figure(
         charts.Icicle(
             ids=[module.tag for module in modules],
-            labels=[_chart_text(module.tag.rpartition(address.SEPARATOR)[2]) for module in modules],
+            labels=[chart_text(module.tag.rpartition(address.SEPARATOR)[2]) for module in modules],
             parents=[_parent_tag(module.tag, profile.roots) for module in modules],
             # plotly adds up the self times, so rounding cannot make the children exceed their parent.
             values=[module.self_ms for module in modules],
             branchvalues="remainder",
             customdata=[
                 [
-                    _chart_text(module.path or module.tag),
+                    chart_text(module.path or module.tag),
                     module.total_ms,
                     module.self_ms,
                     _kernel_percent(module.total_ms, profile),
@@ -139,9 +189,16 @@ def _icicle_chart(profile: ModuleProfile) -> str:
             sort=False,
         )
     )
-    figure.update_layout(margin={"t": 10, "l": 0, "r": 0, "b": 0}, height=max(320, 60 * _tree_depth(profile.roots)))
-    page: str = to_html(figure, include_plotlyjs=True, full_html=False, config={"displaylogo": False})
-    return page
+    return chart_html(figure, levels=_tree_depth(profile.roots))
+
+
+def chart_html(figure: Figure, *, levels: int) -> str:
+    """Return an icicle chart as HTML, as high as the levels of its tree ask for."""
+    from plotly.io import to_html
+
+    figure.update_layout(margin={"t": 10, "l": 0, "r": 0, "b": 0}, height=max(320, 60 * levels))
+    html: str = to_html(figure, include_plotlyjs=True, full_html=False, config={"displaylogo": False})
+    return html
 
 
 def _parent_tag(tag: str, roots: Sequence[ModuleTime]) -> str:

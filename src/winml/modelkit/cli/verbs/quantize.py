@@ -15,6 +15,7 @@ from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_optio
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import silence_library_warnings, tell
+from winml.modelkit.cli.verbs._sensitivity import check_sensitivity, sensitivity_options, show_sensitivity
 from winml.modelkit.errors import UsageError
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, CalibrationMethod
 
@@ -31,6 +32,8 @@ Examples:
   winml quantize -m model.onnx -o int8.onnx --exclude BertPooler --exclude 'encoder.layer.0.**'
   winml quantize -m model.onnx -o mixed.onnx --per-module rules.json
   winml quantize -m model.onnx -o qdq.onnx --mode qdq --calibration-data samples
+  winml quantize -m model.onnx --sensitivity --report page.html
+  winml quantize -m model.onnx --sensitivity --target sqnr_db=30 --exclude-list rules.json
 """
 
 _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
@@ -38,7 +41,7 @@ _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
 
 @click.command(name="quantize", cls=WinMLCommand, epilog=EPILOG)
 @click.option("-m", "--model", type=NonEmptyPath(), required=True, help="ONNX file; it stays as it is.")
-@click.option("-o", "--output", type=NonEmptyPath(), required=True, help="File to write.")
+@click.option("-o", "--output", type=NonEmptyPath(), help="File to write.")
 @click.option("-p", "--precision", type=click.Choice(_CHOICES), help="Bits of what is quantized.  [default: int8]")
 @click.option(
     "--mode",
@@ -74,7 +77,10 @@ _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
     "file a sample; or texts for the tokenizer beside the model: .txt, .csv, .jsonl. Else random values.",
 )
 @click.option(
-    "--samples", type=click.IntRange(min=1), help="Samples to find ranges with.  [default: at most 128; 16 random ones]"
+    "--samples",
+    type=click.IntRange(min=1),
+    help="Samples to find ranges with.  [default: at most 128; 16 random ones] "
+    "With --sensitivity, sets of random values to run.  [default: 4]",
 )
 @click.option(
     "--method",
@@ -95,6 +101,7 @@ _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
     help='Sizes to compare at, and of random values for ranges, such as {"batch": 4}, by name or input:axis; else some '
     "are tried; a file or text.",
 )
+@sensitivity_options
 @click.option("--overwrite", is_flag=True, help="Replace the output if it is there already.")
 @verbose_option("Tell more: every module.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
@@ -103,10 +110,15 @@ _CHOICES = [name for name in PRECISIONS if name != FLOAT32]
 def command(**options: Any) -> None:
     """Let modules of an ONNX file compute with fewer bits; its nodes go on naming their modules.
 
-    Exit codes: 0 done, 1 the files are wrong, 2 wrong usage, 3 too little is left of the answers of the source.
+    Exit codes: 0 done, 1 the files are wrong, 2 wrong usage, 3 too little is left of the answers of the
+    source, or --target was not met.
     """
     requested = _quantize_options(options)
     _refuse_early(requested, options)
+    silence_library_warnings(debug=options["debug"])
+    if options["sensitivity"]:
+        show_sensitivity(requested, options)
+        return
     _quantize_file(requested, options)
 
 
@@ -123,6 +135,8 @@ def _quantize_options(options: dict[str, Any]) -> QuantizeOptions:
     given = {name: options[name] for name in QuantizeOptions.model_fields if options.get(name) not in (None, ())}
     if "block_size" in given:
         given["block_size"] = int(given["block_size"])
+    if options["sensitivity"]:
+        given.pop("samples", None)  # how many sets of values are run, there
     if "per_module" in given:
         given["per_module"], _ = read_json(options["per_module"], "--per-module")
     quant = read_build_config(options["config"], section="quant").quant if options["config"] is not None else None
@@ -142,6 +156,11 @@ def _options_of_section(section: QuantSection) -> QuantizeOptions:
 
 def _refuse_early(requested: QuantizeOptions, options: dict[str, Any]) -> None:
     """Refuse what paths show to be wrong, before a model library is imported."""
+    check_sensitivity(options)
+    sizes_by_name({**options, "batch_size": None})
+    _refuse_missing_data(requested)
+    if options["sensitivity"]:
+        return
     from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
     from winml.modelkit.graph.files.output_paths import ExportPaths
 
@@ -151,17 +170,18 @@ def _refuse_early(requested: QuantizeOptions, options: dict[str, Any]) -> None:
     refuse_existing([paths.model], overwrite=options["overwrite"])
     if not model.is_file():
         raise UsageError(f"{model}: no such file", hint="Give the path of an ONNX file.")
+
+
+def _refuse_missing_data(requested: QuantizeOptions) -> None:
     data = requested.calibration_data
     if data is not None and not Path(data).exists():
         raise UsageError(
             f"--calibration-data {data}: no such file or folder",
             hint="Give an .npz file, a folder of them, or texts in a .txt, .csv or .jsonl file.",
         )
-    sizes_by_name({**options, "batch_size": None})
 
 
 def _quantize_file(requested: QuantizeOptions, options: dict[str, Any]) -> None:
-    silence_library_warnings(debug=options["debug"])
     from winml.modelkit.cli._streams import library_output_to_stderr
     from winml.modelkit.flows.quantize.quantize import quantize_onnx
 

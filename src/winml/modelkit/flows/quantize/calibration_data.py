@@ -24,7 +24,7 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, load_feeds, settle_sizes
 
-__all__ = ["Calibration", "calibration_of", "refuse_missing_data"]
+__all__ = ["Calibration", "MeasuredOnce", "calibration_of", "refuse_missing_data"]
 
 Array = NDArray[Any]
 
@@ -236,3 +236,22 @@ def _as_inputs(tokens: Mapping[str, Any], inputs: Sequence[GraphInput], path: Pa
                 hint="Give .npz files with one array per input.",
             )
     return {item.name: np.asarray(tokens[item.name]).astype(item.dtype) for item in inputs}
+
+
+class MeasuredOnce:
+    """Ranges of activations that are measured once for graphs made of one file."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        """Measure with this data."""
+        self._calibration = calibration
+        self._ranges: dict[str, tuple[float, float]] = {}
+
+    def measure(self, model: ir.Model, names: Sequence[str]) -> Ranges:
+        """Return the ranges of values of a model; only those not asked for before are measured."""
+        if missing := [name for name in names if name not in self._ranges]:
+            self._ranges.update(self._calibration.measure(model, missing))
+        return {name: self._ranges[name] for name in names}
+
+    def as_record(self) -> dict[str, Any]:
+        """Return what the ranges come from, JSON-ready."""
+        return self._calibration.as_record()

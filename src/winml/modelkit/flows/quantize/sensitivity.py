@@ -1,0 +1,378 @@
+"""Measures which modules pay for fewer bits, and finds those that must keep theirs.
+
+Each module is quantized alone, all else in float, and the answers are compared with those of the float graph. Which
+engine quantizes is decided by the options; knows no PyTorch and imports none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.flows.quantize.calibration_data import MeasuredOnce, calibration_of, refuse_missing_data
+from winml.modelkit.flows.quantize.exclude_search import ExcludeSearch
+from winml.modelkit.flows.quantize.measured_forms import MeasuredForms, content_digest, file_digest, form_key
+from winml.modelkit.flows.quantize.quantized_forms import (
+    FloatGraph,
+    QuantizedForms,
+    Quantizer,
+    Samples,
+    float_graph,
+    take_samples,
+    weight_bytes,
+)
+from winml.modelkit.flows.quantize.sensitivity_options import SensitivityOptions
+from winml.modelkit.flows.quantize.sensitivity_parts import (
+    ModulePart,
+    excluding_options,
+    list_parts,
+    only_options,
+)
+from winml.modelkit.measure.latency import LatencyOptions
+from winml.modelkit.options import parse_options, unknown_key_message
+from winml.modelkit.progress import StepClock, StepEvent, StepTiming
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.pipeline import quantize
+from winml.modelkit.quantize.planning import QuantizationPlan, constant_weight, plan_quantization
+from winml.modelkit.results.quantization_sensitivity import (
+    ExcludeList,
+    FidelityTarget,
+    MeasuredForm,
+    ModuleSensitivity,
+    QuantizationSensitivity,
+    TimedForm,
+)
+from winml.modelkit.runtime.opened_model import RunOptions
+from winml.modelkit.runtime.sessions import onnxruntime_version
+from winml.modelkit.version import __version__
+
+__all__ = ["quantization_sensitivity"]
+
+_NAME = "quantization_sensitivity"
+_READING, _REFERENCE, _MODULES, _SEARCH = "reading", "float answers", "modules", "exclude list"
+
+Progress = Callable[[int, float], None]
+
+
+def quantization_sensitivity(
+    model: str | os.PathLike[str],
+    *,
+    options: QuantizeOptions | None = None,
+    sensitivity: SensitivityOptions | None = None,
+    quantizer: Quantizer | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
+    progress: Progress | None = None,
+    **flags: Any,
+) -> QuantizationSensitivity:
+    """Quantize each module of an ONNX file alone, and rank the modules by the damage to the answers.
+
+    Args:
+        model: The file; it stays as it is.
+        options: How modules are quantized; None: as ``flags`` say.
+        sensitivity: What is measured; None: as ``flags`` say.
+        quantizer: What makes a quantized graph; None: :func:`~winml.modelkit.quantize.pipeline.quantize`, with ranges
+            of activations that are measured once where a mode needs them.
+        on_step: Called when a step starts and when it ends.
+        progress: Called after each measurement with their number and the share that is done.
+        **flags: Fields of :class:`QuantizeOptions` and :class:`SensitivityOptions`: ``precision``, ``depth`` and so on.
+
+    Returns:
+        The ranking, and the exclude list where a target is given; whether that is met stands in the record.
+
+    Raises:
+        UsageError: a flag nobody knows, a selector that names no module, a depth the tree does not have, an unknown
+            metric, measurements of a run with other options, or a file in which nothing says what its modules are.
+        InputError: the file is no ONNX model, its data is missing, or it is quantized already.
+        StageError: the model does not run, or answers with nothing that could be damaged.
+    """
+    options = options or _parsed(QuantizeOptions, flags)
+    sensitivity = sensitivity or _parsed(SensitivityOptions, flags)
+    _refuse_unknown(flags)
+    source, target = Path(model), sensitivity.fidelity_target
+    kept = MeasuredForms(sensitivity.measured, _request(source, options, sensitivity), overwrite=sensitivity.overwrite)
+    clock = StepClock((_READING, _REFERENCE, _MODULES, *([_SEARCH] if target else [])), on_step)
+    with contextlib.ExitStack() as stack:
+        with clock.step(_READING) as step:
+            graph = stack.enter_context(float_graph(source, options))
+            plan, parts = _planned_parts(graph, source, options, sensitivity)
+            step.summary = f"{sum(bool(part.nodes) for part in parts)} modules with nodes to quantize"
+        with clock.step(_REFERENCE) as step:
+            samples = take_samples(graph, _run_options(source, sensitivity), sensitivity.samples, _threads(sensitivity))
+            step.summary = f"{len(samples.values)} sets of values"
+        forms = QuantizedForms(
+            graph, samples, quantizer or _quantizer(source, options, sensitivity), _threads(sensitivity)
+        )
+        study = _Study(graph, options, plan, parts, forms, kept)
+        with clock.step(_MODULES) as step:
+            study.measure_modules(sensitivity.jobs, progress)
+            step.summary = f"{forms.cost.measured} forms measured"
+        found = times = None
+        if target is not None:
+            with clock.step(_SEARCH) as step:
+                timing = LatencyOptions(sensitivity.iterations, warmup=3)
+                found, times = study.timed(study.search(target), timing)
+                step.summary = f"{len(found.excluded)} modules in float, {len(found.trials)} measurements"
+    notes = (*graph.notes, *samples.values[0].notes, *_notes(graph, samples, kept))
+    return _result(study, samples, sensitivity, (str(model), clock.timings(), notes), (found, times))
+
+
+def _quantizer(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> Quantizer:
+    """Return what quantizes a graph, with the ranges of activations where a mode needs them."""
+    options.refuse_contradictions()
+    calibration = calibration_of(options, source, sensitivity.sizes, sensitivity.seed)
+    if calibration is None:
+        return quantize
+    refuse_missing_data(calibration)
+    return functools.partial(quantize, calibration=MeasuredOnce(calibration))
+
+
+_OptionsT = TypeVar("_OptionsT", QuantizeOptions, SensitivityOptions)
+
+
+def _parsed(kind: type[_OptionsT], flags: Mapping[str, Any]) -> _OptionsT:
+    """Return the options of one kind among flags of both."""
+    own = {name: _plain(value) for name, value in flags.items() if name in kind.model_fields}
+    return parse_options(kind, own, _NAME)
+
+
+def _plain(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _refuse_unknown(flags: Mapping[str, Any]) -> None:
+    known = [*QuantizeOptions.model_fields, *SensitivityOptions.model_fields]
+    for name in flags:
+        if name not in known:
+            raise ConfigError(unknown_key_message(name, known, _NAME))
+
+
+def _request(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> dict[str, Any]:
+    """Return what a measurement depends on; which modules are measured is no part of it."""
+    if sensitivity.measured is None:
+        return {}
+    data = sensitivity.input_data
+    return {
+        "model": content_digest(source),
+        **options.model_dump(mode="json", exclude={"min_sqnr_db"}),
+        # Where values come from a file, no random ones are drawn.
+        **({"input_data": file_digest(data)} if data is not None else {"samples": sensitivity.samples}),
+        "seed": sensitivity.seed,
+        "sizes": dict(sensitivity.sizes),
+        "winml": __version__,
+        "onnxruntime": onnxruntime_version(),
+    }
+
+
+def _planned_parts(
+    graph: FloatGraph, source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions
+) -> tuple[QuantizationPlan, tuple[ModulePart, ...]]:
+    if not graph.modules.modules:
+        raise UsageError(
+            f"{source}: nothing says which module its nodes came from",
+            hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
+        )
+    plan = plan_quantization(graph.model, options, graph.modules)
+    return plan, list_parts(plan, graph.modules, sensitivity.depth, sensitivity.module)
+
+
+def _run_options(source: Path, sensitivity: SensitivityOptions) -> RunOptions:
+    return RunOptions(
+        shown=str(source), sizes=sensitivity.sizes, input_data=sensitivity.input_data, seed=sensitivity.seed
+    )
+
+
+def _threads(sensitivity: SensitivityOptions) -> int | None:
+    """Return the threads of each session, so that all of them together have one a core."""
+    return None if sensitivity.jobs == 1 else max(1, (os.cpu_count() or 1) // sensitivity.jobs)
+
+
+@dataclass
+class _Study:
+    """One model whose modules are measured."""
+
+    graph: FloatGraph
+    options: QuantizeOptions
+    plan: QuantizationPlan
+    parts: tuple[ModulePart, ...]
+    forms: QuantizedForms
+    kept: MeasuredForms
+
+    @property
+    def planned(self) -> frozenset[str]:
+        """Names of the nodes to be quantized in the whole."""
+        return frozenset(node.name for node in self.plan.nodes if node.mode is not None)
+
+    @property
+    def whole(self) -> MeasuredForm:
+        """All modules quantized."""
+        return self._form(self.planned)
+
+    def form_of(self, part: ModulePart) -> MeasuredForm | None:
+        """Return what was measured of a part; None where it has nothing to quantize."""
+        return self._form(part.node_names) if part.nodes else None
+
+    def _form(self, nodes: Iterable[str]) -> MeasuredForm:
+        form = self.kept.get(form_key(nodes))
+        assert form is not None  # every form is measured before the first is asked for
+        return form
+
+    def measure_modules(self, jobs: int, progress: Progress | None) -> None:
+        """Measure the whole and each part; parts of the same nodes are one form, and are measured once."""
+        wanted = {form_key(self.planned): self.options}
+        for part in self.parts:
+            if part.nodes:
+                wanted.setdefault(form_key(part.node_names), only_options(part, self.options, self.graph.modules))
+        missing = {key: options for key, options in wanted.items() if self.kept.get(key) is None}
+        for number, (key, form) in enumerate(_measured(self.forms, missing, jobs), start=1):
+            self.kept.put(key, form)
+            if progress is not None:
+                progress(number, number / len(missing))
+
+    def search(self, target: FidelityTarget) -> ExcludeList:
+        """Find the modules that must stay in float; nothing is timed yet."""
+        units = [part for part in self._ranked(self.parts) if part.is_unit and self._nodes_of(part)]
+        are_others = self.whole.nodes > sum(map(self._nodes_of, units))
+        search = ExcludeSearch(
+            units=units,
+            most=len(units) - (not are_others),
+            target=target,
+            measure=lambda some: self._without(some, units),
+            costs_bytes=self._bytes_saved,
+        )
+        found = search.find()
+        options = excluding_options(found.excluded, units, self.options)
+        return ExcludeList(
+            target=target,
+            is_met=found.is_met,
+            rules=options.per_module,
+            excluded=tuple(unit.module.tag for unit in found.excluded),
+            form=found.form,
+            trials=tuple(search.trials),
+        )
+
+    def timed(self, listed: ExcludeList, timing: LatencyOptions) -> tuple[ExcludeList, TimedForm | None]:
+        """Return a list with the latency it costs, and that of the whole in fewer bits.
+
+        A list that does not meet its target is not timed, nor is a whole that does not run.
+        """
+        if not listed.is_met:
+            return listed, None
+        rules = self.options.model_copy(update={"per_module": dict(listed.rules)})
+        whole = self.forms.timed(self.options, timing) if self.whole.runs else None
+        return replace(listed, latency=self.forms.timed(rules, timing) if listed.excluded else whole), whole
+
+    def _nodes_of(self, part: ModulePart) -> int:
+        form = self.form_of(part)
+        return form.nodes if form is not None else 0
+
+    def _ranked(self, parts: Iterable[ModulePart]) -> list[ModulePart]:
+        """Return parts in the order of their damage; those of which no node was quantized last."""
+
+        def damage(part: ModulePart) -> tuple[int, float]:
+            form = self.form_of(part)
+            if form is None or not form.nodes:
+                return (2 if form is None else 1), 0.0
+            return 0, form.worst.sqnr_db if form.worst is not None else float("-inf")
+
+        return sorted(parts, key=damage)
+
+    def _without(self, excluded: Sequence[ModulePart], units: Sequence[ModulePart]) -> MeasuredForm:
+        """Return the form in which some units stay in float, measured with the rules that say so."""
+        key = form_key(self.planned.difference(*(unit.node_names for unit in excluded)))
+        form = self.kept.get(key)
+        if form is None:
+            form = self.forms.measure(excluding_options(excluded, units, self.options))
+            self.kept.put(key, form)
+        return form
+
+    def rows(self) -> tuple[ModuleSensitivity, ...]:
+        """Return the ranking."""
+        return tuple(map(self._row, self._ranked(self.parts)))
+
+    def _row(self, part: ModulePart) -> ModuleSensitivity:
+        return ModuleSensitivity(
+            path=part.module.path,
+            tag=part.module.tag,
+            class_name=part.module.class_name,
+            part=part.part,
+            precision=part.precision,
+            parameters=self._parameters(part),
+            form=self.form_of(part),
+            size_bytes_saved=self._bytes_saved(part),
+        )
+
+    def _bytes_saved(self, part: ModulePart) -> int:
+        form = self.form_of(part)
+        return weight_bytes(self.graph.model) - form.weight_bytes if form is not None and form.weight_bytes else 0
+
+    def _parameters(self, part: ModulePart) -> int:
+        names = part.node_names
+        weights = {constant_weight(node) for node in self.graph.model.graph if node.name in names}
+        return sum(weight.const_value.size for weight in weights if weight is not None and weight.const_value)
+
+
+def _measured(
+    forms: QuantizedForms, wanted: Mapping[str, QuantizeOptions], jobs: int
+) -> Iterator[tuple[str, MeasuredForm]]:
+    """Measure forms, some at a time; yields each as it ends. What has not begun when the caller stops never does."""
+    if jobs == 1:
+        for key, options in wanted.items():
+            yield key, forms.measure(options)
+        return
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            running = {pool.submit(forms.measure, options): key for key, options in wanted.items()}
+            for done in as_completed(running):
+                yield running[done], done.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _notes(graph: FloatGraph, samples: Samples, kept: MeasuredForms) -> Iterator[str]:
+    if graph.modules.source != "winml tags":
+        yield f"The file bears no tags of winml; modules were read from its {graph.modules.source}."
+    if samples.values[0].file is None:
+        yield "Measured on random values within the ranges the file states; --input-data takes real ones."
+    if kept.resumed:
+        yield f"{kept.resumed} forms had been measured by a run that was interrupted."
+    if any(not np.isfinite(array).all() for answer in samples.answers for array in answer.values()):
+        yield "The float model itself answers with NaN or infinity; the comparison leaves these values out."
+
+
+def _result(
+    study: _Study,
+    samples: Samples,
+    sensitivity: SensitivityOptions,
+    told: tuple[str, tuple[StepTiming, ...], tuple[str, ...]],
+    found: tuple[ExcludeList | None, TimedForm | None],
+) -> QuantizationSensitivity:
+    values, options = samples.values[0], study.options
+    return QuantizationSensitivity(
+        model=told[0],
+        tool_version=__version__,
+        onnxruntime_version=onnxruntime_version(),
+        precision=options.base.name,
+        modes=tuple(dict.fromkeys(mode for _, mode in options.requested_modes())),
+        tree_source=study.graph.modules.source,
+        samples=len(samples.values),
+        input_source="random" if values.file is None else "file",
+        input_shapes={name: array.shape for name, array in values.feeds.items()},
+        seed=sensitivity.seed,
+        modules=study.rows(),
+        whole=study.whole,
+        float_bytes=weight_bytes(study.graph.model),
+        exclude_list=found[0],
+        latency=found[1],
+        cost=replace(study.forms.cost, resumed=study.kept.resumed),
+        steps=told[1],
+        notes=told[2],
+    )

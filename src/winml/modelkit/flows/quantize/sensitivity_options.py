@@ -1,0 +1,93 @@
+"""The frozen options of measuring which modules pay for fewer bits: of the command and of Python alike.
+
+Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, get_args
+
+import pydantic
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.options import Options, nearest
+from winml.modelkit.results.quantization_sensitivity import FidelityTarget, Metric
+
+__all__ = ["SensitivityOptions", "parse_target"]
+
+SAMPLES = 4
+"""Sets of random values. Chosen: outputs of text and image models have thousands of numbers in each."""
+ITERATIONS = 30
+"""Chosen: one run in each of the 30 pairs of blocks that a comparison of latencies has."""
+MOST_JOBS = 64
+"""Chosen: each holds a session of the whole model."""
+
+
+class SensitivityOptions(Options):
+    """Which modules are quantized alone, on which values, and what is looked for."""
+
+    depth: pydantic.PositiveInt | None = None
+    """Levels of the module tree to measure; what lies below counts with the module above. Null: all."""
+    module: Annotated[str, pydantic.Field(min_length=1)] | None = None
+    """Selector of the only modules to measure. Null: all."""
+    samples: pydantic.PositiveInt = SAMPLES
+    """Sets of random values the model is run on, where there is no `input_data`."""
+    input_data: Path | None = None
+    """An .npz file with an array for each input, in place of random values."""
+    sizes: dict[str, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)
+    """Sizes of open dimensions, by name, by `input:axis`, or by key of --shape-config."""
+    seed: pydantic.NonNegativeInt = 0
+    """Seed of the random values."""
+    jobs: Annotated[int, pydantic.Field(ge=1, le=MOST_JOBS)] = 1
+    """Modules measured at a time."""
+    target: str | None = None
+    """What every output has to reach, such as `sqnr_db=30`; then the modules that must stay in float are searched."""
+    iterations: pydantic.PositiveInt = ITERATIONS
+    """Timed runs, with a target: of the float model, of all modules quantized, and with those of the list in float."""
+    measured: Path | None = None
+    """File that keeps what was measured, until the answer is written. Null: nothing is kept."""
+    overwrite: bool = False
+    """Start anew where that file belongs to a run with other options."""
+
+    @property
+    def fidelity_target(self) -> FidelityTarget | None:
+        """The target, read.
+
+        Raises:
+            UsageError: the metric is unknown, or the number none that it can have.
+        """
+        return parse_target(self.target) if self.target is not None else None
+
+
+def parse_target(text: str) -> FidelityTarget:
+    """Read ``METRIC=NUMBER``.
+
+    Raises:
+        UsageError: the metric is unknown, or the number none that it can have.
+
+    >>> parse_target("sqnr_db=30").value
+    30.0
+    """
+    metrics: tuple[Metric, ...] = get_args(Metric)
+    name, equals, number = (part.strip() for part in text.partition("="))
+    metric = next((metric for metric in metrics if metric == name), None)
+    if metric is None or not equals:
+        guess = nearest(name, metrics)
+        raise UsageError(
+            f"--target {text!r}: {f'no metric is called {name!r}' if equals else 'it is not METRIC=NUMBER'}",
+            hint=f"{f'Did you mean {guess}? ' if guess else ''}Metrics: {', '.join(metrics)}; such as sqnr_db=30.",
+        )
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if (
+        not math.isfinite(value)
+        or (metric == "cosine" and not -1 < value <= 1)
+        or (metric == "relative_error" and value <= 0)
+    ):
+        expected = {"sqnr_db": "decibels", "cosine": "a number from -1 to 1", "relative_error": "a number above 0"}
+        raise UsageError(f"--target {text!r}: {metric} is {expected[metric]}", hint="Such as sqnr_db=30, cosine=0.99.")
+    return FidelityTarget(metric, value)

@@ -1,0 +1,296 @@
+"""Which modules pay for fewer bits: the record of ``winml quantize --sensitivity``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from winml.modelkit.compare.fidelity import OutputFidelity
+from winml.modelkit.measure.statistics import Ratio
+from winml.modelkit.progress import StepTiming
+
+__all__ = [
+    "ExcludeList",
+    "FidelityTarget",
+    "MeasuredForm",
+    "ModuleSensitivity",
+    "QuantizationSensitivity",
+    "SensitivityCost",
+    "TimedForm",
+    "Trial",
+]
+
+SCHEMA_VERSION = 1
+"""Layout of the JSON, specified in docs/reference/formats.md."""
+
+Metric = Literal["sqnr_db", "cosine", "relative_error"]
+Part = Literal["module", "own nodes"]
+
+
+@dataclass(frozen=True)
+class FidelityTarget:
+    """What the worst output of a quantized model has to reach."""
+
+    metric: Metric
+    value: float
+
+    @property
+    def words(self) -> str:
+        """The target as it is written after ``--target``."""
+        return f"{self.metric}={self.value:g}"
+
+    def is_met(self, form: MeasuredForm) -> bool:
+        """Say whether the answers of a form are near enough."""
+        return form.runs and self.quality(form) >= (-self.value if self._is_error else self.value)
+
+    def quality(self, form: MeasuredForm) -> float:
+        """Return the metric, larger for what is better; the worst there is for a form that cannot be compared."""
+        if form.worst is None or form.problem:
+            return float("-inf")
+        value: float = getattr(form.worst, self.metric)
+        return -value if self._is_error else value
+
+    @property
+    def _is_error(self) -> bool:
+        return self.metric == "relative_error"
+
+
+@dataclass(frozen=True)
+class MeasuredForm:
+    """The answers of one form of the graph, some of whose nodes are quantized, against those of the float graph."""
+
+    worst: OutputFidelity | None
+    """The output that is farthest from its reference; None where the form could not be made or run."""
+    nodes: int
+    """Nodes with a weight that are quantized."""
+    weight_bytes: int
+    """Size of all initializers; 0 where the form could not be made."""
+    problem: str = ""
+    """Why it could not be made, run or compared."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether there are answers that can be compared."""
+        return self.worst is not None and not self.problem
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the metrics, for a JSON-ready record."""
+        names = ("sqnr_db", "cosine", "relative_error")
+        if self.worst is None or not self.runs:
+            return dict.fromkeys(names)
+        told = self.worst.as_record()
+        return {name: told[name] for name in names}
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form, of which :meth:`from_record` makes the same again."""
+        return {
+            "worst": None if self.worst is None else vars(self.worst),
+            "nodes": self.nodes,
+            "weight_bytes": self.weight_bytes,
+            "problem": self.problem,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> MeasuredForm:
+        """Return the form that :meth:`as_record` described.
+
+        Raises:
+            KeyError, TypeError: it describes none.
+        """
+        worst = None if record["worst"] is None else OutputFidelity(**record["worst"])
+        return cls(worst, int(record["nodes"]), int(record["weight_bytes"]), str(record["problem"]))
+
+
+@dataclass(frozen=True)
+class ModuleSensitivity:
+    """One module, quantized alone."""
+
+    path: str
+    tag: str
+    class_name: str
+    part: Part
+    """The module with all below it, or only the nodes that no measured module below it has."""
+    precision: str
+    """What its weights would have; empty where it has none to quantize."""
+    parameters: int
+    """Numbers in the weights that are to be quantized."""
+    form: MeasuredForm | None
+    """None where it has nothing to quantize."""
+    size_bytes_saved: int = 0
+    """By how much the weights of the model shrink."""
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """Signal-to-quantization-noise ratio of the worst output; None where there is none."""
+        return self.form.worst.sqnr_db if self.form is not None and self.form.worst and self.form.runs else None
+
+    @property
+    def problem(self) -> str:
+        """Why there is no ratio; empty where there is one."""
+        return "nothing to quantize" if self.form is None else self.form.problem
+
+    def as_record(self) -> dict[str, Any]:
+        """Return its entry of ``modules``."""
+        form = self.form or MeasuredForm(None, 0, 0)
+        return {
+            "module": self.path,
+            "tag": self.tag,
+            "class": self.class_name,
+            "part": self.part,
+            "precision": self.precision or None,
+            **form.numbers(),
+            "output": form.worst.name if form.worst else None,
+            "nodes": form.nodes,
+            "parameters": self.parameters,
+            "size_bytes_saved": self.size_bytes_saved,
+            "problem": self.problem or None,
+        }
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One measurement on the way to an exclude list."""
+
+    excluded: int
+    """Number of modules that stayed in float."""
+    changed: str
+    """What was tried, in words."""
+    form: MeasuredForm
+    is_met: bool
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {"tried": self.changed, "excluded": self.excluded, **self.form.numbers(), "is_met": self.is_met}
+
+
+@dataclass(frozen=True)
+class TimedForm:
+    """The latency of a form, measured in alternation with the float graph."""
+
+    p50_ms: float
+    float_p50_ms: float
+    ratio: Ratio
+    """Its time over that of the float graph."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form: milliseconds."""
+        return {
+            "p50_ms": round(self.p50_ms, 6),
+            "float_p50_ms": round(self.float_p50_ms, 6),
+            "ratio": self.ratio.as_record(),
+        }
+
+
+@dataclass(frozen=True)
+class ExcludeList:
+    """The modules that stay in float so that the others can have fewer bits."""
+
+    target: FidelityTarget
+    is_met: bool
+    rules: Mapping[str, str]
+    """Selector to precision, as ``--per-module`` takes it; the first that matches wins."""
+    excluded: tuple[str, ...]
+    """Tags of the modules, the most sensitive first."""
+    form: MeasuredForm
+    """What is left of the answers, measured with exactly these rules."""
+    trials: tuple[Trial, ...]
+    latency: TimedForm | None = None
+    """What the form takes, where it meets the target."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {
+            "target": {"metric": self.target.metric, "value": self.target.value},
+            "is_met": self.is_met,
+            "rules": dict(self.rules),
+            "excluded": list(self.excluded),
+            **self.form.numbers(),
+            "nodes": self.form.nodes,
+            "size_bytes": self.form.weight_bytes,
+            "latency": self.latency.as_record() if self.latency else None,
+            "trials": [trial.as_record() for trial in self.trials],
+        }
+
+
+@dataclass(frozen=True)
+class SensitivityCost:
+    """Where the time went: seconds over all measurements of this run."""
+
+    measured: int = 0
+    """Forms that were made, run and compared now."""
+    resumed: int = 0
+    """Forms whose measurement an interrupted run had kept."""
+    quantization_s: float = 0.0
+    session_s: float = 0.0
+    runs_s: float = 0.0
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {name: round(value, 3) for name, value in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class QuantizationSensitivity:
+    """The damage that each module does when it alone is quantized."""
+
+    model: str
+    """As the user wrote it."""
+    tool_version: str
+    onnxruntime_version: str
+    precision: str
+    modes: tuple[str, ...]
+    tree_source: str
+    """What the modules were read from: ``winml tags``, or other names in the file."""
+    samples: int
+    """Sets of values the model was run on."""
+    input_source: str
+    """Where they came from: ``random`` or ``file``."""
+    input_shapes: Mapping[str, tuple[int, ...]]
+    seed: int
+    modules: tuple[ModuleSensitivity, ...]
+    """Most sensitive first; those with nothing to quantize last."""
+    whole: MeasuredForm
+    """All modules quantized."""
+    float_bytes: int
+    """Size of the weights in float."""
+    exclude_list: ExcludeList | None
+    latency: TimedForm | None
+    """Latency of the whole in fewer bits; measured with the exclude list only."""
+    cost: SensitivityCost
+    steps: tuple[StepTiming, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def measured(self) -> tuple[ModuleSensitivity, ...]:
+        """The modules that have something to quantize, in the order of the ranking."""
+        return tuple(module for module in self.modules if module.form is not None)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the JSON of ``winml quantize --sensitivity``: sizes in bytes, times in milliseconds."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": self.model,
+            "tool_version": self.tool_version,
+            "onnxruntime_version": self.onnxruntime_version,
+            "precision": self.precision,
+            "modes": list(self.modes),
+            "tree_source": self.tree_source,
+            "samples": self.samples,
+            "input_source": self.input_source,
+            "input_shapes": {name: list(shape) for name, shape in self.input_shapes.items()},
+            "seed": self.seed,
+            "float": {"size_bytes": self.float_bytes},
+            "quantized": {
+                **self.whole.numbers(),
+                "problem": self.whole.problem or None,
+                "nodes": self.whole.nodes,
+                "size_bytes": self.whole.weight_bytes,
+                "latency": self.latency.as_record() if self.latency else None,
+            },
+            "modules": [module.as_record() for module in self.modules],
+            "exclude_list": self.exclude_list.as_record() if self.exclude_list else None,
+            "cost": self.cost.as_record(),
+            "steps": [step.as_record() for step in self.steps],
+            "notes": list(self.notes),
+        }

@@ -1,0 +1,138 @@
+"""``winml quantize --sensitivity``: what it prints, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from e2e.workplace import Workplace
+from module_chains import save_chain
+
+
+@pytest.fixture
+def model(workplace: Workplace) -> Path:
+    """A file of nested modules; one of its weights has an outlier."""
+    return save_chain(workplace.folder / "chain.onnx", outlier="w2")
+
+
+_PER_TENSOR = ("--per-tensor", "--samples", "2")
+
+
+def test_ranking_is_printed_and_nothing_is_written(workplace: Workplace, model: Path) -> None:
+    """The module with the outlier comes first of those that are no other's whole."""
+    done = workplace.winml("quantize", "-m", model.name, "--sensitivity", *_PER_TENSOR)
+    assert 0 == done.code, done.err
+    rows = [line.split("  ")[0] for line in done.out.splitlines() if re.match(r"(a\.|c |/M)", line)]
+    assert {"a.0", "a.0 (own nodes)"} < set(rows[:3])
+    assert rows.index("a.0 (own nodes)") < rows.index("a.0.b")
+    assert "nothing to quantize" in done.out
+    assert [model.name] == [path.name for path in workplace.folder.iterdir()]
+
+
+def test_answer_and_page_are_written_together(workplace: Workplace, model: Path) -> None:
+    """JSON on stdout is that of the file; the page needs no network; no measurements stay behind."""
+    done = workplace.winml(
+        "quantize", "-m", model.name, "--sensitivity", *_PER_TENSOR, "-o", "r.json", "--report", "r.html",
+        "--format", "json", "--jobs", "2",
+    )  # fmt: skip
+    assert 0 == done.code, done.err
+    assert json.loads(done.out) == json.loads((workplace.folder / "r.json").read_text(encoding="utf-8"))
+    page = (workplace.folder / "r.html").read_text(encoding="utf-8")
+    assert "sensitivity to fewer bits" in page
+    assert re.search(r"<td>a\.0 \(own nodes\)</td>", page)
+    assert not re.search(r'<(script|link|img)[^>]+(src|href)="https?:', page)
+    assert {"chain.onnx", "r.json", "r.html"} == {path.name for path in workplace.folder.iterdir()}
+
+
+def test_list_that_is_found_reaches_its_target_with_per_module(workplace: Workplace, model: Path) -> None:
+    """The file goes straight into ``--per-module``; without it, the same least ratio is not reached."""
+    found = workplace.winml(
+        "quantize", "-m", model.name, "--sensitivity", *_PER_TENSOR, "--target", "sqnr_db=14",
+        "--exclude-list", "rules.json", "-o", "r.json",
+    )  # fmt: skip
+    assert 0 == found.code, found.err
+    rules = json.loads((workplace.folder / "rules.json").read_text(encoding="utf-8"))
+    assert "fp32" == rules["/M/A.0"]
+    record = json.loads((workplace.folder / "r.json").read_text(encoding="utf-8"))
+    assert record["exclude_list"]["is_met"]
+    assert record["exclude_list"]["latency"]["p50_ms"] > 0
+    quantize = ("quantize", "-m", model.name, "--per-tensor", "--min-sqnr", "12", "-o")
+    with_rules = workplace.winml(*quantize, "with.onnx", "--per-module", "rules.json", "--format", "json")
+    assert 0 == with_rules.code, with_rules.err
+    assert 12 <= min(output["sqnr_db"] for output in json.loads(with_rules.out)["verification"]["outputs"])
+    assert 3 == workplace.winml(*quantize, "without.onnx").code
+
+
+def test_target_out_of_reach_ends_with_3_and_writes_no_list(workplace: Workplace, model: Path) -> None:
+    """The answer holds the best that was reached."""
+    done = workplace.winml(
+        "quantize", "-m", model.name, "--sensitivity", *_PER_TENSOR, "--target", "sqnr_db=190",
+        "--exclude-list", "rules.json", "-o", "r.json",
+    )  # fmt: skip
+    assert 3 == done.code
+    assert "not met; this is the best that was reached" in done.out
+    assert not (workplace.folder / "rules.json").exists()
+    assert not json.loads((workplace.folder / "r.json").read_text(encoding="utf-8"))["exclude_list"]["is_met"]
+
+
+def test_interrupted_command_is_taken_up_again(workplace: Workplace, model: Path) -> None:
+    """Ctrl-C leaves the measurements beside the answer; the next run has fewer to make, and removes them."""
+    arguments = ("quantize", "-m", model.name, "--sensitivity", "-o", "r.json", "--samples", "4000")
+    process = subprocess.Popen(
+        [*workplace.program, *arguments], cwd=workplace.folder, env=workplace.environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    measured = workplace.folder / "r.json.measured.json"
+    deadline = time.monotonic() + 60
+    while not measured.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert measured.exists()
+    assert not (workplace.folder / "r.json").exists()
+    refused = workplace.winml(*arguments, "--precision", "uint8")
+    assert (2, True) == (refused.code, "precision was None, now 'uint8'" in refused.err)
+    done = workplace.winml(*arguments)
+    assert 0 == done.code, done.err
+    cost = json.loads((workplace.folder / "r.json").read_text(encoding="utf-8"))["cost"]
+    assert 1 <= cost["resumed"] < 6
+    assert 6 == cost["resumed"] + cost["measured"]
+    assert not measured.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--report", "r.html", "-o", "o.onnx"), "--report is for --sensitivity"),
+        ((), "no file to write was given"),
+        (("--sensitivity", "--no-verify"), "--no-verify is about a model to write"),
+        (("--sensitivity", "--min-sqnr", "3"), "--min-sqnr is about a model to write"),
+        (("--sensitivity", "-o", "r.html"), "the answer of --sensitivity is JSON"),
+        (("--sensitivity", "--exclude-list", "rules.json"), "--exclude-list needs to know"),
+        (("--sensitivity", "--target", "psnr=3"), "no metric is called 'psnr'"),
+        (("--sensitivity", "--input-data", "a.npz", "--samples", "2"), "has values"),
+        (("--sensitivity", "--input-data", "a.npz"), "no such file"),
+        (("--sensitivity", "-o", "r.json", "--report", "r.json"), "name one file"),
+        (("--sensitivity", "-o", "chain.onnx.json", "--depth", "9"), "the tree of modules has 3 level"),
+    ],
+)
+def test_wrong_use_is_refused(workplace: Workplace, model: Path, arguments: tuple[str, ...], words: str) -> None:
+    """One line says what does not go together."""
+    done = workplace.winml("quantize", "-m", model.name, *arguments)
+    assert 2 == done.code, done.err
+    assert any(words in line for line in done.complaint), done.err
+    assert [model.name] == [path.name for path in workplace.folder.iterdir()]
+
+
+def test_answer_that_exists_is_not_replaced(workplace: Workplace, model: Path) -> None:
+    """Nothing is measured before that is refused."""
+    (workplace.folder / "r.json").write_text("{}", encoding="utf-8")
+    done = workplace.winml("quantize", "-m", model.name, "--sensitivity", "-o", "r.json")
+    assert (2, "{}") == (done.code, (workplace.folder / "r.json").read_text(encoding="utf-8"))
