@@ -7,7 +7,7 @@ numbers of few bits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -46,9 +46,8 @@ def mark_quantized_nodes(original: ir.Model, quantized: ir.Model, planned: Seque
     return frozenset(reached)
 
 
-def _nodes_behind(node: ir.Node | None, before: Iterable[str | None]) -> Iterator[ir.Node]:
+def _nodes_behind(node: ir.Node | None, known: Collection[str | None]) -> Iterator[ir.Node]:
     """Yield a node and those behind it, up to values that were there before."""
-    known = set(before)
     waiting, seen = [node], set()
     while waiting:
         node = waiting.pop()

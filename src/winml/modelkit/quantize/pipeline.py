@@ -25,6 +25,7 @@ from winml.modelkit.quantize.node_records import mark_quantized_nodes
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import GraphModules, PlannedNode, plan_quantization
 from winml.modelkit.quantize.precisions import Mode
+from winml.modelkit.quantize.weight_checks import refuse_non_finite_weights, shared_weight_notes
 
 __all__ = ["QuantizeResult", "quantize"]
 
@@ -59,7 +60,7 @@ def quantize(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -
     Args:
         model: The model, in its plain form; used up.
         options: What is asked for.
-        modules: The module of each node of the main graph.
+        modules: The module of each node.
 
     Returns:
         The quantized model, and what came of it in each module.
@@ -67,9 +68,10 @@ def quantize(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -
     Raises:
         InputError: the graph is quantized already.
         UsageError: a selector names no module, a precision goes with no mode, or nothing is left to quantize.
-        QuantizeError: an engine failed, or quantized nothing.
+        QuantizeError: a weight has NaN or infinite values, an engine failed, or it quantized nothing.
     """
     plan = plan_quantization(model, options, modules)
+    refuse_non_finite_weights(model, plan.nodes)
     quantized = model
     for (mode, precision), nodes in plan.groups().items():
         quantized = _run_engine(quantized, mode, EngineTask(nodes, precision, options))
@@ -82,9 +84,8 @@ def quantize(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -
             hint="Choose another --mode or --precision.",
         )
     quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(_record(options, outcome), ensure_ascii=False)
-    return QuantizeResult(
-        quantized, changed=True, notes=carried.notes, coverage=measure_coverage(quantized), modules=outcome
-    )
+    notes = (*carried.notes, *shared_weight_notes(model, plan.nodes, reached, quantized))
+    return QuantizeResult(quantized, changed=True, notes=notes, coverage=measure_coverage(quantized), modules=outcome)
 
 
 def _run_engine(model: ir.Model, mode: Mode, task: EngineTask) -> ir.Model:
@@ -113,5 +114,8 @@ def _module_outcomes(planned: Sequence[PlannedNode], reached: frozenset[str]) ->
 
 
 def _record(options: QuantizeOptions, outcome: Sequence[ModulePrecision]) -> dict[str, Any]:
-    requested = options.model_dump(mode="json", exclude_defaults=True)
+    requested = {
+        "precision": options.base.name,
+        **options.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+    }
     return {"requested": requested, "modules": [module.as_record() for module in outcome]}

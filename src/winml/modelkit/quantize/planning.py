@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.hierarchy.selector import HasAddress, select
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
@@ -25,12 +26,15 @@ QUANTIZED_OPERATORS = frozenset({
 })  # fmt: skip
 """Operators that only a quantized graph has."""
 
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+_WEIGHT_INPUTS = {"Gather": 0}
+"""Specified: position of the weight among the inputs; 1 for all others."""
 
 
 @dataclass(frozen=True)
 class GraphModules:
-    """Which module each node of the main graph belongs to, from tags or, where there are none, from node names."""
+    """Which module each node belongs to, from tags or, where there are none, from node names."""
 
     modules: Sequence[HasAddress]
     tag_of: Mapping[str, str]
@@ -44,6 +48,11 @@ class GraphModules:
         Raises:
             UsageError: it names none; the nearest addresses are listed.
         """
+        if not self.modules:
+            raise UsageError(
+                f"no module matches {selector!r}: no node of the graph says which module it came from",
+                hint="Leave the selector out, or bring the tags of an export back first: winml retag EXPORT FILE.",
+            )
         return frozenset(module.tag for module in select(self.modules, selector))
 
 
@@ -78,10 +87,10 @@ class QuantizationPlan:
 
 
 def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> QuantizationPlan:
-    """Decide what becomes of each node of the main graph that has a weight.
+    """Decide what becomes of each node that has a weight.
 
     Args:
-        model: The model; every node of its main graph has a name of its own.
+        model: The model; every node has a name of its own.
         options: What is asked for.
         modules: The module of each node.
 
@@ -92,15 +101,16 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
     _refuse_quantized(model)
     precision_of = _ModulePrecisions(options, modules)
     planned = []
-    for node in model.graph:
+    for node in all_nodes(model):
         weight = constant_weight(node)
-        if weight is None or not node.name:
+        if weight is None:
             continue
+        assert node.name, f"a {node.op_type} has no name"
         tag = modules.tag_of.get(node.name, "")
         requested, reason = precision_of(tag)
         mode = options.mode_of(requested)
-        if mode is not None and node.op_type not in MODES[mode].operators:
-            mode, reason = None, f"{mode} has no form of {node.op_type}"
+        if mode is not None and (obstacle := _obstacle(node, weight, mode, model, options)):
+            mode, reason = None, obstacle + _other_modes(node, requested, mode)
         planned.append(PlannedNode(node.name, node.op_type, tag, requested, mode, reason if mode is None else ""))
     plan = QuantizationPlan(tuple(planned))
     if not plan.groups():
@@ -119,6 +129,37 @@ def constant_weight(node: ir.Node) -> ir.Value | None:
         if value.const_value.dtype in _FLOATS and len(value.const_value.shape) >= 2:
             return value
     return None
+
+
+def _obstacle(node: ir.Node, weight: ir.Value, mode: Mode, model: ir.Model, options: QuantizeOptions) -> str:
+    """Return why a mode cannot quantize a node; an empty text where it can."""
+    rules = MODES[mode]
+    tensor = weight.const_value
+    assert tensor is not None
+    if node.op_type not in rules.operators or node.domain not in ("", "ai.onnx"):
+        return f"{mode} has no form of {node.op_type}"
+    if node.graph is not model.graph:
+        return f"{mode} leaves subgraphs and functions as they are"
+    if node.inputs[_WEIGHT_INPUTS.get(node.op_type, 1)] is not weight:
+        return f"{mode} has no form of {node.op_type} with its weight on the left"
+    if tensor.dtype.name not in rules.float_types:
+        return f"{mode} has no form of {node.op_type} with {tensor.dtype.name.lower()} weights"
+    for name, value in rules.fixed_attributes.get(node.op_type, {}).items():
+        attribute = node.attributes.get(name)
+        if attribute is not None and attribute.value != value:
+            return f"{mode} has no form of {node.op_type} with {name} {attribute.value:g}"
+    rank = len(tensor.shape)
+    if rank not in rules.channel_ranks.get(node.op_type, (rank,)) and options.per_channel is not False:
+        return f"{mode} has a scale for each channel of two dimensions only, not of {rank} (--per-tensor)"
+    return ""
+
+
+def _other_modes(node: ir.Node, requested: Precision, mode: Mode) -> str:
+    """Return which other ways to a precision have a form of an operator that this one has not."""
+    if node.op_type in MODES[mode].operators:
+        return ""
+    others = [f"--mode {other}" for other in requested.modes if node.op_type in MODES[other].operators]
+    return f" ({' and '.join(others)} {'has' if len(others) == 1 else 'have'})" if others else ""
 
 
 class _ModulePrecisions:
@@ -148,7 +189,7 @@ def _is_within_any(tag: str, tags: frozenset[str]) -> bool:
 
 
 def _refuse_quantized(model: ir.Model) -> None:
-    for node in model.graph.all_nodes():
+    for node in all_nodes(model):
         if node.op_type in QUANTIZED_OPERATORS:
             raise InputError(
                 f"the graph is quantized already: node {node.name or '?'} is a {node.op_type}",

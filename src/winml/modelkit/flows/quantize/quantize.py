@@ -17,7 +17,9 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_unfaithful
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
+from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.inspect.onnx_tree import read_tree
+from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.optimize.opset_conversion import convert_opset
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
@@ -111,7 +113,7 @@ def quantize_file(
         is_tagged=any(done.before.modules.values()),
         fidelity=done.fidelity,
         steps=done.steps,
-        notes=done.notes,
+        notes=(*work.notes, *done.notes),
     )
 
 
@@ -132,8 +134,12 @@ class _Quantization(GraphWork[QuantizeResult]):
         least = max(MODES[mode].least_opset for _, mode in self.options.requested_modes())
         if model.opset_imports.get("", least) < least:
             self.notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which quantized operators need.")
-            model, _ = convert_opset(model, least)
-        return quantize(model, self.options, graph_modules(model, self.source.stem))
+            model, notes = convert_opset(model, least)
+            # Conversion makes constants and nodes without names.
+            self.notes += [*notes, *normalize(model).notes]
+        modules = graph_modules(model, self.source.stem)
+        self.notes += _source_notes(modules)
+        return quantize(model, self.options, modules)
 
     def summary(self, result: QuantizeResult) -> str:
         """Return how many nodes were quantized."""
@@ -147,12 +153,23 @@ class _Quantization(GraphWork[QuantizeResult]):
 
 
 def graph_modules(model: ir.Model, root: str) -> GraphModules:
-    """Return the modules of a graph, from its tags or, where it has none, from the names of its nodes.
+    """Return the modules of a graph and its subgraphs, from its tags or, where it has none, from the names of its nodes.
 
     Args:
         model: The model.
         root: Name of the root where node names are all there is.
     """
-    nodes = [ir.serde.serialize_node(node) for node in model.graph]
+    nodes = [ir.serde.serialize_node(node) for node in all_nodes(model)]
     tree = read_tree(nodes, model.metadata_props, root)
     return GraphModules(tree.modules, dict(zip((node.name for node in nodes), tree.tags, strict=True)), tree.source)
+
+
+def _source_notes(modules: GraphModules) -> list[str]:
+    """Say where modules come from if not from tags: who selects by them should know."""
+    if modules.source == "winml tags":
+        return []
+    if not modules.modules:
+        return ["No node says which module it came from: all nodes were treated alike."]
+    return [
+        f"No node bears a tag: modules were read from {modules.source}, which may name them otherwise than PyTorch."
+    ]
