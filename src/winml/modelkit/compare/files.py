@@ -20,9 +20,10 @@ from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.compare.thresholds import ROUNDING_FACTOR
 from winml.modelkit.compare.words import difference_words, fidelity_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
+from winml.modelkit.graph.files.reading import read_referring
 from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, sizes_by_key
-from winml.modelkit.runtime.ir_versions import runnable
+from winml.modelkit.runtime.ir_versions import newest_ir_version, runnable
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["LARGE_DIMENSIONS", "open_session", "refuse_different", "refuse_unfaithful"]
@@ -149,10 +150,18 @@ _TEXT = "USO"
 
 
 def open_session(path: Path, *, as_written: bool) -> Session:
-    """Open a file, to run it node by node as it is written or as ONNX Runtime does by default."""
+    """Open a file, to run it node by node as it is written or as ONNX Runtime does by default.
+
+    As it is written, its weights are mapped wherever they lie, so that they are not in memory twice while it is loaded.
+    """
+    if as_written:
+        referring = read_referring(path)
+        referring.ir_version = min(referring.ir_version, newest_ir_version())
+        content = referring.SerializeToString()
+        return Session(content, optimize=False, data_folder=path.absolute().parent, name=str(path))
     model = runnable(path)
     folder = path.absolute().parent if isinstance(model, bytes) else None
-    return Session(model, optimize=not as_written, data_folder=folder, name=str(path))
+    return Session(model, data_folder=folder, name=str(path))
 
 
 def _may_be_rounding(verification: VerificationInfo) -> bool:

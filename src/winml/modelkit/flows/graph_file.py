@@ -20,7 +20,7 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import comparison_words
-from winml.modelkit.graph.files.foreign_reading import load_foreign, merge_duplicate_keys
+from winml.modelkit.graph.files.foreign_reading import load_by_reference, merge_duplicate_keys
 from winml.modelkit.graph.files.graph_reading import graph_of, reading_graph
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.output_paths import ExportPaths
@@ -279,7 +279,7 @@ def _read_source(task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock
             or (is_plain and task.external_data is None and structure.ir_version <= newest_ir_version())
         )
         if work.may_be_requested or not may_be_copied:
-            model = reading_graph(source, lambda: load_foreign(source))
+            model = reading_graph(source, lambda: load_by_reference(source))
         step.summary = f"{summary.nodes} nodes, opset {summary.opset}"
     return _OpenedSource(model, summary, is_plain, may_be_copied, merged.notes())
 

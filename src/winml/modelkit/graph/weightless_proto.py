@@ -16,7 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-__all__ = ["WeightlessProto", "from_weightless", "to_weightless", "weights_read_on_demand"]
+__all__ = ["WeightlessProto", "from_weightless", "read_once", "to_weightless", "weights_read_on_demand"]
 
 SMALLEST_BYTES = 4096
 """Tensors from this size on travel without values. Chosen: shapes, scales and biases, which libraries read, are
@@ -87,7 +87,7 @@ def weights_read_on_demand(weights: Mapping[str, ir.TensorProtocol]) -> Iterator
 
     def to_array(tensor: onnx.TensorProto, *arguments: Any, **keywords: Any) -> NDArray[Any]:
         if _is_hollow(tensor, weights):
-            return np.asarray(weights[tensor.name].numpy())
+            return read_once(weights[tensor.name])
         return original(tensor, *arguments, **keywords)
 
     numpy_helper.to_array = to_array
@@ -95,6 +95,16 @@ def weights_read_on_demand(weights: Mapping[str, ir.TensorProtocol]) -> Iterator
         yield
     finally:
         numpy_helper.to_array = original
+
+
+def read_once(tensor: ir.TensorProtocol) -> NDArray[Any]:
+    """Return the values of a tensor without keeping the file they are in mapped, which would count as memory."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return np.asarray(tensor.numpy())
+    values = np.array(tensor.numpy())
+    with contextlib.suppress(BufferError):  # someone else still looks at the mapped values
+        tensor.release()
+    return values
 
 
 def _is_hollow(tensor: onnx.TensorProto, weights: Mapping[str, ir.TensorProtocol]) -> bool:

@@ -25,7 +25,7 @@ from winml.modelkit.quantize.node_records import mark_quantized_nodes
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import GraphModules, PlannedNode, plan_quantization
 from winml.modelkit.quantize.precisions import Mode
-from winml.modelkit.quantize.weight_checks import refuse_non_finite_weights, shared_weight_notes
+from winml.modelkit.quantize.weight_checks import has_non_finite_scales, refuse_non_finite_weights, shared_weight_notes
 
 __all__ = ["QuantizeResult", "quantize"]
 
@@ -71,10 +71,15 @@ def quantize(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -
         QuantizeError: a weight has NaN or infinite values, an engine failed, or it quantized nothing.
     """
     plan = plan_quantization(model, options, modules)
-    refuse_non_finite_weights(model, plan.nodes)
     quantized = model
     for (mode, precision), nodes in plan.groups().items():
-        quantized = _run_engine(quantized, mode, EngineTask(nodes, precision, options))
+        try:
+            quantized = _run_engine(quantized, mode, EngineTask(nodes, precision, options))
+        except QuantizeError:
+            refuse_non_finite_weights(model, plan.nodes)
+            raise
+    if has_non_finite_scales(model, quantized):
+        refuse_non_finite_weights(model, plan.nodes)
     carried = carry_tags(model, quantized)
     reached = mark_quantized_nodes(model, quantized, plan.nodes)
     outcome = _module_outcomes(plan.nodes, reached)

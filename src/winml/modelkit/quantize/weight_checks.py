@@ -1,4 +1,4 @@
-"""Checks the weights of planned nodes before they are quantized, and finds those that stay beside their short form."""
+"""Finds weights that are no numbers, and those that stay in the file beside their quantized form."""
 
 from __future__ import annotations
 
@@ -9,17 +9,30 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import QuantizeError
 from winml.modelkit.quantize.planning import PlannedNode, constant_weight
-from winml.modelkit.quantize.precisions import Mode
 from winml.modelkit.words import size_words
 
-__all__ = ["refuse_non_finite_weights", "shared_weight_notes"]
+__all__ = ["has_non_finite_scales", "refuse_non_finite_weights", "shared_weight_notes"]
 
-CHECKED_MODES: frozenset[Mode] = frozenset({"dynamic", "qdq"})
-"""Ways that read whole weights to find their range, which has no meaning where a value has none."""
+
+def has_non_finite_scales(model: ir.Model, quantized: ir.Model) -> bool:
+    """Say whether a scale is NaN or infinite, as that of a weight is that has such values; reads no weight.
+
+    Args:
+        model: The graph before.
+        quantized: The graph after; scales that are computed when the file is written are not looked at.
+    """
+    known = model.graph.initializers
+    for name, value in quantized.graph.initializers.items():
+        tensor = value.const_value
+        if name in known or tensor is None or not tensor.dtype.is_floating_point() or isinstance(tensor, ir.LazyTensor):
+            continue
+        if not np.isfinite(tensor.numpy().astype(np.float32)).all():
+            return True
+    return False
 
 
 def refuse_non_finite_weights(model: ir.Model, planned: Sequence[PlannedNode]) -> None:
-    """Refuse a weight with NaN or infinite values, one after the other; each is read once.
+    """Refuse a weight with NaN or infinite values; reads one after the other, so for the case that something is wrong.
 
     Raises:
         QuantizeError: names weight, node and module.
@@ -27,15 +40,12 @@ def refuse_non_finite_weights(model: ir.Model, planned: Sequence[PlannedNode]) -
     nodes = {node.name: node for node in model.graph}
     checked: set[ir.Value] = set()
     for item in planned:
-        weight = constant_weight(nodes[item.name]) if item.mode in CHECKED_MODES else None
+        weight = constant_weight(nodes[item.name]) if item.mode is not None else None
         if weight is None or weight in checked:
             continue
         checked.add(weight)
         assert weight.const_value is not None
-        values = weight.const_value.numpy()
-        with np.errstate(over="ignore", invalid="ignore"):
-            if np.isfinite(values.sum()):  # in one pass and without a copy; any NaN or infinity stays in a sum
-                continue
+        values = weight.const_value.numpy().astype(np.float32)
         if count := int(values.size - np.isfinite(values).sum()):
             raise QuantizeError(
                 f"{count} of {values.size} values of weight {weight.name} are NaN or infinite: module "

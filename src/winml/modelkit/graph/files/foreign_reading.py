@@ -18,7 +18,8 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit.graph.files.graph_reading import checked_graph, graph_of
-from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.files.reading import read_referring, read_structure
+from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
 from winml.modelkit.metadata_keys import (
@@ -32,7 +33,7 @@ from winml.modelkit.metadata_keys import (
     TREE_KEY,
 )
 
-__all__ = ["MergedKeys", "load_foreign", "merge_duplicate_keys", "read_foreign"]
+__all__ = ["MergedKeys", "load_by_reference", "load_foreign", "merge_duplicate_keys", "read_foreign"]
 
 
 class MergedKeys(NamedTuple):
@@ -66,6 +67,45 @@ def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
     model = checked_graph(ir.serde.deserialize_model(proto))
     ir.external_data.set_base_dir(model.graph, Path(path).parent)
     return model
+
+
+def load_by_reference(path: Path) -> ir.Model:
+    """Load a model another tool wrote; weights inside the file stay there until they are read, as those outside do.
+
+    The file has to stay as it is while the model is in use.
+
+    Raises:
+        ModelPathError: there is no such file.
+        InputError: it is no ONNX model.
+        ValueError: it is not an ONNX graph.
+    """
+    proto = read_referring(path)
+    merge_duplicate_keys(proto)
+    model = checked_graph(ir.serde.deserialize_model(proto))
+    ir.external_data.set_base_dir(model.graph, path.parent)
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor) and tensor.location == path.name:
+                value.const_value = _stored_in(path, tensor)
+    return model
+
+
+def _stored_in(path: Path, tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+    """Return a tensor inside a model file as one that is read, not mapped: nothing there is aligned.
+
+    Raises:
+        ValueError: it has another size than its shape needs.
+    """
+    if tensor.length != tensor.nbytes:
+        raise ValueError(
+            f"tensor {tensor.name!r} has {tensor.length} bytes, and its shape {list(tensor.shape.numpy())} needs "
+            f"{tensor.nbytes}"
+        )
+    if tensor.dtype.bitwidth % 8:
+        return tensor  # several values in a byte
+    values = StoredValues(path, tensor.offset or 0, tensor.dtype, tuple(tensor.shape.numpy()), tensor.name)
+    return StoredTensor(values, name=tensor.name)
 
 
 def read_foreign(path: Path) -> tuple[ir.Model, MergedKeys]:

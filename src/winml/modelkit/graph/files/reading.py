@@ -1,8 +1,9 @@
 """Reads the structure of an ONNX file without the values of its weights.
 
 Walks the file field by field in its wire format and skips tensor data. Returns a ``ModelProto`` whose larger tensors
-have name, type and shape but no values. Neither memory nor time grows with the weights, and external data files are
-never opened. Does not interpret the model.
+have name, type and shape but no values; or whose larger initializers refer to their values in the file itself, in the
+form of external data. Neither memory nor time grows with the weights, and external data files are never opened. Does
+not interpret the model.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import mmap
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from google.protobuf.message import DecodeError
 from winml.modelkit.errors import InputError, ModelPathError
 from winml.modelkit.graph.files.wire import varint
 
-__all__ = ["KEPT_BYTES", "read_structure", "walk_fields"]
+__all__ = ["KEPT_BYTES", "read_referring", "read_structure", "walk_fields"]
 
 KEPT_BYTES = 4096
 """Messages below this size are read completely, values included. Chosen: one page. Shapes and axes, which shape
@@ -66,6 +67,41 @@ def read_structure(path: Path) -> onnx.ModelProto:
         ModelPathError: the file is missing, is a directory or cannot be opened.
         InputError: it is empty, cut off, or not an ONNX file.
     """
+    return _read(path, _no_values)
+
+
+def read_referring(path: Path) -> onnx.ModelProto:
+    """Read a model whose larger initializers refer to their bytes in the file, which bears its own name as location.
+
+    All other tensors have their values, or refer to the data file they referred to.
+
+    Raises:
+        ModelPathError: the file is missing, is a directory or cannot be opened.
+        InputError: it is empty, cut off, or not an ONNX file.
+    """
+
+    def refer(role: str, field: str, place: slice) -> bytes | None:
+        if role != "initializer" or field != "raw_data":
+            return None
+        entries = (("location", path.name), ("offset", str(place.start)), ("length", str(place.stop - place.start)))
+        tensor = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
+        for key, value in entries:
+            tensor.external_data.add(key=key, value=value)
+        return tensor.SerializeToString()
+
+    return _read(path, refer)
+
+
+_Replacement = Callable[[str, str, slice], bytes | None]
+"""Takes the field a tensor stands in, the field of the tensor that holds its values, and where in the file they lie;
+returns what stands there instead, or None to keep them."""
+
+
+def _no_values(role: str, field: str, place: slice) -> bytes | None:  # noqa: ARG001 - others look at them
+    return b""
+
+
+def _read(path: Path, replace: _Replacement) -> onnx.ModelProto:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
@@ -76,7 +112,7 @@ def read_structure(path: Path) -> onnx.ModelProto:
             if os.fstat(file.fileno()).st_size == 0:
                 raise InputError(f"{path} is empty: an ONNX file was expected", hint="Export or download it again.")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _parse_structure(data, path)
+                return _parse_structure(data, path, replace)
     except FileNotFoundError:
         raise ModelPathError(f"{path}: no such file", hint="Give the path of an ONNX file.") from None
     except OSError as error:
@@ -87,10 +123,10 @@ def read_structure(path: Path) -> onnx.ModelProto:
         ) from None
 
 
-def _parse_structure(data: mmap.mmap, path: Path) -> onnx.ModelProto:
+def _parse_structure(data: mmap.mmap, path: Path, replace: _Replacement) -> onnx.ModelProto:
     try:
         model: onnx.ModelProto = onnx.ModelProto.FromString(
-            _without_values(data, 0, len(data), onnx.ModelProto.DESCRIPTOR)
+            _without_values(data, slice(0, len(data)), onnx.ModelProto.DESCRIPTOR, replace)
         )
     except (_WireError, DecodeError) as error:
         if isinstance(error, _WireError) and error.cut_off:
@@ -130,16 +166,20 @@ def _not_onnx(data: mmap.mmap, path: Path) -> InputError:
     )
 
 
-def _without_values(data: mmap.mmap, start: int, end: int, message: Any, depth: int = 0) -> bytes:
-    """Return the message between two positions, with the values of large tensors left out.
+def _without_values(
+    data: mmap.mmap, place: slice, message: Any, replace: _Replacement, role: str = "", depth: int = 0
+) -> bytes:
+    """Return the message at a place of the file, with the values of large tensors replaced.
 
     Args:
         data: The file.
-        start: Where the message starts.
-        end: Where it ends.
+        place: Where the message starts and ends.
         message: Its protobuf descriptor.
+        replace: What stands in place of values.
+        role: Name of the field that the message is the value of.
         depth: Number of messages around it.
     """
+    start, end = place.start, place.stop
     if depth > _DEEPEST:
         raise _WireError
     fields = _fields_of(message)
@@ -153,10 +193,11 @@ def _without_values(data: mmap.mmap, start: int, end: int, message: Any, depth: 
         if field is None:
             continue
         if is_tensor and field.name in _DATA_FIELDS:
-            pieces.append(data[copied:at])
-            copied = stop
+            if (replaced := replace(role, field.name, slice(value, stop))) is not None:
+                pieces += [data[copied:at], replaced]
+                copied = stop
         elif wire_type == _LENGTH_DELIMITED and field.message_type is not None and stop - value >= KEPT_BYTES:
-            inner = _without_values(data, value, stop, field.message_type, depth + 1)
+            inner = _without_values(data, slice(value, stop), field.message_type, replace, field.name, depth + 1)
             pieces += [
                 data[copied:at],
                 varint(number << 3 | _LENGTH_DELIMITED),
