@@ -57,7 +57,7 @@ def nodes(path: Path) -> list[tuple[str, str, dict[str, str] | None]]:
 
 
 def test_every_node_says_its_module_and_its_precision(tmp_path: Path) -> None:
-    """A range is found for the module whose input it is; what only converts types says nothing of bits."""
+    """A range belongs to the module whose value it is; what only converts types says nothing of bits."""
     result = quantized(PERCEPTRON, tmp_path)
     assert (2, {}, 100.0) == (result.quantized, result.left, result.coverage.percent)
     activation, operator = ({"precision": "int8", "kind": kind} for kind in ("activation", "operator"))
@@ -65,7 +65,7 @@ def test_every_node_says_its_module_and_its_precision(tmp_path: Path) -> None:
     assert [
         ("DynamicQuantizeLinear", "/M/MatMul", activation),
         ("MatMulInteger", "/M/MatMul", operator),
-        ("DynamicQuantizeLinear", "/M/Gemm", activation),
+        ("DynamicQuantizeLinear", "/M/Relu", activation),
         ("MatMulInteger", "/M/Gemm", operator),
     ] == [entry for entry in found if entry[2]]
     assert {"/M/MatMul", "/M/Relu", "/M/Gemm"} == {tag for _, tag, _ in found}
@@ -89,7 +89,10 @@ def test_each_module_gets_its_own_precision(tmp_path: Path) -> None:
     """Two precisions work one after the other; tags and records survive both."""
     result = quantized(PERCEPTRON, tmp_path, per_module={"Gemm": "uint8"})
     assert (2, 100.0) == (result.quantized, result.coverage.percent)
-    precisions = {(tag, record["precision"]) for _, tag, record in nodes(tmp_path / "out.onnx") if record}
+    found = nodes(tmp_path / "out.onnx")
+    precisions = {
+        (tag, record["precision"]) for operator, tag, record in found if operator == "MatMulInteger" and record
+    }
     assert {("/M/MatMul", "int8"), ("/M/Gemm", "uint8")} == precisions
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -71,3 +73,30 @@ def test_subgraphs_keep_their_own_weights() -> None:
     back = from_weightless(sent, sent.proto)
     returned = next(node for node in back.graph if node.op_type == "If").attributes["then_branch"].as_graph()
     assert np.array_equal(expected, returned.initializers["w1"].const_value.numpy())
+
+
+def test_small_weights_in_a_data_file_travel_whole(tmp_path: Path) -> None:
+    """A library that writes the model elsewhere would not find the file, whether it is read in a branch or not."""
+    branch = f"b () => (float[2, 64] t) <{weight('w2', 64)}> {{ t = Add (x, w2) }}"
+    model = parse(f"""m (float[2, 64] x, bool c) => (float[2, 64] y) <{weight("w1", 64)}>
+        {{ h = Add (x, w1) z = If (c) <then_branch = {branch}, else_branch = e () => (float[2, 64] e) {{
+           e = Identity (h) }}> y = Add (z, h) }}""")
+    ir.save(model, tmp_path / "in.onnx", external_data="in.data", size_threshold_bytes=0)
+    model = ir.load(tmp_path / "in.onnx")
+    for value in (value for graph in model.graphs() for value in graph.initializers.values()):
+        if not isinstance(value.const_value, ir.ExternalTensor):
+            value.const_value = _outside(value.const_value, tmp_path)
+    text = str(to_weightless(model).proto)
+    assert "external_data" not in text
+    assert all(
+        isinstance(value.const_value, ir.ExternalTensor)
+        for graph in model.graphs()
+        for value in graph.initializers.values()
+    )
+
+
+def _outside(tensor: ir.TensorProtocol, folder: Path) -> ir.ExternalTensor:
+    (folder / "branch.data").write_bytes(tensor.tobytes())
+    return ir.ExternalTensor(
+        "branch.data", 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=tensor.name or "", base_dir=folder
+    )

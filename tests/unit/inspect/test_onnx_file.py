@@ -91,7 +91,7 @@ def test_inspect_onnx_charges_each_weight_once(tmp_path: Path) -> None:
         "/M/A": Cost(2, 32, 128, 2 * 4 * 8, 32, 128),
         "/M/B": Cost(3, 64, 68, 2 * 8 * 8, 64, 68),
     } == {module.tag: module.own for module in inspection.modules}
-    assert Cost(1, 4, 16, 0) == inspection.unclaimed
+    assert Cost(1, 4, 16, 0, 4, 16) == inspection.unclaimed
     assert Cost(5, 105, 228, 192) == inspection.modules[0].total
     assert Cost(6, 109, 244, 192) == inspection.total
 

@@ -42,17 +42,27 @@ class WeightlessProto:
 def to_weightless(model: ir.Model) -> WeightlessProto:
     """Return a model as a protobuf without the values of its large initializers; the model is not changed."""
     tensors: dict[str, tuple[ir.Value, ir.TensorProtocol]] = {}
+    small: list[tuple[ir.Value, ir.ExternalTensor]] = []
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
         if tensor is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes >= SMALLEST_BYTES:
             tensors[name] = (value, tensor)
+        elif isinstance(tensor, ir.ExternalTensor):
+            small.append((value, tensor))
+    for graph in model.graphs():
+        if graph is not model.graph:
+            outside = ((value, value.const_value) for value in graph.initializers.values())
+            small += [(value, tensor) for value, tensor in outside if isinstance(tensor, ir.ExternalTensor)]
     try:
+        for value, tensor in small:
+            # A library that writes the model elsewhere would not find its file there.
+            value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
         for name, (value, tensor) in tensors.items():
             shape = ir.Shape(tensor.shape.numpy())
             value.const_value = ir.ExternalTensor(_ELSEWHERE, None, None, tensor.dtype, shape=shape, name=name)
         proto = ir.serde.serialize_model(model)
     finally:
-        for value, tensor in tensors.values():
+        for value, tensor in (*tensors.values(), *small):
             value.const_value = tensor
     for initializer in proto.graph.initializer:
         if initializer.name in tensors:

@@ -15,7 +15,12 @@ from onnxruntime.quantization import QuantizationMode, QuantType
 from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.quant_utils import TENSOR_NAME_QUANT_SUFFIX, get_qmin_qmax_for_qType
 
-from winml.modelkit.graph.weightless_proto import WeightlessProto, from_weightless, to_weightless, weights_read_on_demand
+from winml.modelkit.graph.weightless_proto import (
+    WeightlessProto,
+    from_weightless,
+    to_weightless,
+    weights_read_on_demand,
+)
 from winml.modelkit.quantize.engine_task import EngineTask, quiet_quantizer
 from winml.modelkit.quantize.gemm_products import gemms_as_products
 from winml.modelkit.quantize.integer_weights import IntegerRange, measure_scales, quantized_tensor

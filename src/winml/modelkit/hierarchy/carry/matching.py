@@ -44,6 +44,8 @@ _LONGEST_FUSION = 8
 """Most original nodes that one convolution in blocked layout may stand for. Chosen: a convolution absorbs a batch norm,
 a product, a sum and an activation."""
 _SEPARATORS = re.compile(r"[/_:.]")
+_CONVERTING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+"""Specified: ONNX's operators between floating point and integers; a value stays the same but for rounding."""
 
 
 class _Usage(Protocol):
@@ -456,8 +458,16 @@ def _add_absorbed_work(matching: _Matching) -> None:
 
 
 def _match_by_neighbours(matching: _Matching, outside: Callable[[], Place]) -> None:
-    """Give new nodes the place of the nodes that read them, or else of the nodes that feed them."""
+    """Give new nodes the place of the nodes that read them, or else of the nodes that feed them.
+
+    A node that only writes a value in other numbers has the place of who makes that value, whoever reads it.
+    """
     matches = matching.matches
+    for node, _ in matching.nodes:
+        if node not in matches and node.op_type in _CONVERTING and node.inputs and node.inputs[0] is not None:
+            maker = node.inputs[0].producer()
+            if maker in matches:
+                matches[node] = Match("neighbours", matches[maker].place)
     for node, _ in reversed(matching.nodes):
         if node not in matches:
             _inherit_shared_place(matching, node, [_nodes_reading(node)])
