@@ -12,7 +12,8 @@ def weight(name: str, *shape: int, dtype: str = "float") -> str:
     return f"{dtype}[{', '.join(map(str, shape))}] {name} = {{{', '.join(['0'] * math.prod(shape))}}}"
 
 
-PERCEPTRON = f"""m (float[N, 64] x) => (float[N, 32] y) <{weight("w1", 64, 64)}, {weight("w2", 64, 32)}, {weight("w_b", 32)}>
+_WEIGHTS = ", ".join([weight("w1", 64, 64), weight("w2", 64, 32), weight("w_b", 32)])
+PERCEPTRON = f"""m (float[N, 64] x) => (float[N, 32] y) <{_WEIGHTS}>
     {{ a = MatMul (x, w1) r = Relu (a) y = Gemm (r, w2, w_b) }}"""
 """``MatMul``, ``Relu``, ``Gemm``; weights of 16 and 8 kB."""
 

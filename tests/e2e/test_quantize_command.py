@@ -27,7 +27,7 @@ def model(here: Path) -> Path:
 
 @pytest.mark.usefixtures("here")
 def test_export_is_quantized_and_all_readers_know_it(small_file: Path) -> None:
-    """Every node keeps its module; summary, record of the file and tree agree; and it can be timed and cut by module."""
+    """Every node keeps its module; summary, record of the file and tree agree; it is timed and cut by module."""
     outcome = run_here("quantize", "-m", small_file, "-o", "int8.onnx", "--exclude", "BertPooler", "--format", "json")
     assert 0 == outcome.code, outcome.err
     record = json.loads(outcome.out)
@@ -168,6 +168,5 @@ def test_weights_over_two_gigabytes_stay_cargo(workplace: Workplace) -> None:
         [sys.executable, "-c", program], cwd=workplace.folder, env=workplace.environment(),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    print(done.stdout)
     assert 0 == done.returncode, done.stderr
     assert ["3", "True"] == done.stdout.split()[:2]

@@ -15,8 +15,9 @@ from weighted_graphs import weight
 from winml.modelkit.flows.retag import retag_model
 from winml.modelkit.inspect.onnx_file import inspect_onnx
 
-BODY = f"""m (float[2, 64] x, int64[2] i) => (float[2, 32] y) <{weight("w1", 64, 64)}, {weight("w2", 64, 32)}, {weight("w3", 9, 64)}>
-    {{ e = Gather (w3, i) s = Add (x, e) a = MatMul (s, w1) r = Relu (a) y = MatMul (r, w2) }}"""  # fmt: skip  # noqa: E501
+_WEIGHTS = ", ".join([weight("w1", 64, 64), weight("w2", 64, 32), weight("w3", 9, 64)])
+BODY = f"""m (float[2, 64] x, int64[2] i) => (float[2, 32] y) <{_WEIGHTS}>
+    {{ e = Gather (w3, i) s = Add (x, e) a = MatMul (s, w1) r = Tanh (a) y = MatMul (r, w2) }}"""
 PARAMETERS = 64 * 64 + 64 * 32 + 9 * 64
 
 
@@ -88,8 +89,8 @@ def test_files_of_other_quantizers_have_the_parameters_of_the_model(
 
 def test_weights_of_few_bits_without_a_node_that_says_so_are_counted(tmp_path: Path) -> None:
     """Types of ONNX with less than a byte take their bits."""
-    body = """m (float[2, 16] x) => (float[2, 16] y) <float[1] s = {0.5}, float[16, 16] w = {%s}>
-        { y = MatMul (x, w) }""" % ", ".join(["0"] * 256)
+    body = f"""m (float[2, 16] x) => (float[2, 16] y) <float[1] s = {{0.5}}, {weight("w", 16, 16)}>
+        {{ y = MatMul (x, w) }}"""
     model = parse(body, opset=21)
     ir.save(model, tmp_path / "in.onnx")
     proto = onnx.load(tmp_path / "in.onnx")

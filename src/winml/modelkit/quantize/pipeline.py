@@ -72,12 +72,12 @@ def quantize(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -
     """
     plan = plan_quantization(model, options, modules)
     quantized = model
-    for (mode, precision), nodes in plan.groups().items():
-        try:
+    try:
+        for (mode, precision), nodes in plan.groups().items():
             quantized = _run_engine(quantized, mode, EngineTask(nodes, precision, options))
-        except QuantizeError:
-            refuse_non_finite_weights(model, plan.nodes)
-            raise
+    except QuantizeError:
+        refuse_non_finite_weights(model, plan.nodes)  # the likeliest reason, with its module
+        raise
     if has_non_finite_scales(model, quantized):
         refuse_non_finite_weights(model, plan.nodes)
     carried = carry_tags(model, quantized)
@@ -89,7 +89,7 @@ def quantize(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -
             hint="Choose another --mode or --precision.",
         )
     quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(_record(options, outcome), ensure_ascii=False)
-    notes = (*carried.notes, *shared_weight_notes(model, plan.nodes, reached, quantized))
+    notes = (*carried.notes, *shared_weight_notes(model, reached, quantized))
     return QuantizeResult(quantized, changed=True, notes=notes, coverage=measure_coverage(quantized), modules=outcome)
 
 

@@ -54,14 +54,11 @@ def refuse_non_finite_weights(model: ir.Model, planned: Sequence[PlannedNode]) -
             )
 
 
-def shared_weight_notes(
-    model: ir.Model, planned: Sequence[PlannedNode], reached: Collection[str], quantized: ir.Model
-) -> tuple[str, ...]:
+def shared_weight_notes(model: ir.Model, reached: Collection[str], quantized: ir.Model) -> tuple[str, ...]:
     """Return a sentence for each weight that the file now holds twice: quantized for some nodes, as it was for others.
 
     Args:
         model: The graph before.
-        planned: What was to become of its nodes.
         reached: Names of the nodes that were quantized.
         quantized: The graph after.
     """
@@ -73,9 +70,9 @@ def shared_weight_notes(
         if rest is None or rest.const_value is None or rest.dtype != weight.dtype or not rest.uses():
             continue
         readers = sorted({node.name or node.op_type for node, _ in rest.uses()})
+        others = " and others" if len(readers) > 2 else ""
         notes.append(
-            f"Weight {weight.name} is kept as it was beside its quantized form ({size_words(rest.const_value.nbytes)}), "
-            f"since {', '.join(readers[:2])}{' and others' if len(readers) > 2 else ''} read{'s'[: len(readers) < 2]} "
-            "it as well."
+            f"Weight {weight.name} ({size_words(rest.const_value.nbytes)}) is kept as it was beside its quantized form, "
+            f"for {', '.join(readers[:2])}{others}."
         )
     return tuple(notes)

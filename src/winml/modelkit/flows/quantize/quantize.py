@@ -153,7 +153,7 @@ class _Quantization(GraphWork[QuantizeResult]):
 
 
 def graph_modules(model: ir.Model, root: str) -> GraphModules:
-    """Return the modules of a graph and its subgraphs, from its tags or, where it has none, from the names of its nodes.
+    """Return the modules of a graph with its subgraphs, from tags or, where it has none, from the names of its nodes.
 
     Args:
         model: The model.
