@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import onnx
@@ -12,7 +10,6 @@ import onnx_ir as ir
 import pytest
 
 from e2e.in_process import run_here
-from e2e.workplace import Workplace
 from graphs import parse
 from weighted_graphs import CONVOLUTION, PERCEPTRON
 from winml.modelkit.hierarchy.coverage import measure_coverage
@@ -53,7 +50,7 @@ def test_export_is_quantized_and_all_readers_know_it(small_file: Path) -> None:
     sizes = ("--shape-config", '{"sequence": 8}', "--iterations", "2", "--warmup", "0")
     timed = run_here("perf", "int8.onnx", "--by-module", *sizes, "--format", "json")
     assert 0 == timed.code, timed.err
-    assert 0 == json.loads(timed.out)["unattributed_ms"]
+    assert 0 == json.loads(timed.out)["by_module"]["unattributed_ms"]
     cut = run_here("extract", "-m", "int8.onnx", "--module", "BertPooler", "-o", "cut", "-q")
     assert 0 == cut.code, cut.err
 
@@ -116,14 +113,14 @@ def test_wrong_request_is_refused_and_writes_nothing(here: Path, arguments: list
 @pytest.mark.usefixtures("model")
 def test_config_and_options_mean_the_same(here: Path) -> None:
     """The section of a build config, and options that win over it."""
-    (here / "config.json").write_text('{"quant": {"precision": "uint8"}}', encoding="utf-8")
+    (here / "config.json").write_text('{"quant": {"precision": "int8"}}', encoding="utf-8")
     run = ("quantize", "-m", "model.onnx", "--format", "json")
     by_config = json.loads(run_here(*run, "-o", "a.onnx", "-c", "config.json").out)
-    by_options = json.loads(run_here(*run, "-o", "b.onnx", "--precision", "uint8").out)
+    by_options = json.loads(run_here(*run, "-o", "b.onnx", "--precision", "int8").out)
     assert by_config["modules"] == by_options["modules"]
     assert onnx.load("a.onnx").graph == onnx.load("b.onnx").graph
-    both = json.loads(run_here(*run, "-o", "c.onnx", "-c", "config.json", "--precision", "int8").out)
-    assert {"int8"} == {module["actual"] for module in both["modules"]}
+    both = json.loads(run_here(*run, "-o", "c.onnx", "-c", "config.json", "--precision", "uint8").out)
+    assert {"uint8"} == {module["actual"] for module in both["modules"]}
 
 
 def test_untagged_file_is_quantized_and_told(here: Path) -> None:
@@ -137,36 +134,3 @@ def test_untagged_file_is_quantized_and_told(here: Path) -> None:
     assert "unknown: the source does not say which module" in outcome.out
     assert "modules were read from node names" in outcome.out
     assert not measure_coverage(ir.load("out.onnx")).tagged
-
-
-def test_weights_over_two_gigabytes_stay_cargo(workplace: Workplace) -> None:
-    """A file whose weights are 2.4 GB is quantized where only a hundredth of them is to be; the rest is copied."""
-    body = PERCEPTRON.replace("y = Gemm", "l = Gather (wide, i) y = Gemm").replace(
-        "(float[N, 64] x) => (float[N, 32] y)", "(float[N, 64] x, int64[1] i) => (float[N, 32] y, float[1, 4096] l)"
-    )
-    model = parse(body.replace("<", "<float[1, 4096] wide = {" + ", ".join(["0"] * 4096) + "}, ", 1))
-    path = workplace.folder / "large.onnx"
-    ir.save(model, path, external_data="large.onnx.data", size_threshold_bytes=0)
-    proto = onnx.load(path, load_external_data=False)
-    (wide,) = (tensor for tensor in proto.graph.initializer if tensor.name == "wide")
-    rows, size = 150_000, 150_000 * 4096 * 4
-    data = workplace.folder / "large.onnx.data"
-    offset = -(-data.stat().st_size // 4096) * 4096
-    with data.open("r+b") as stream:
-        stream.truncate(offset + size)  # a hole: zeros that take no place
-    wide.dims[0] = rows
-    del wide.external_data[:]
-    for key, value in {"location": data.name, "offset": str(offset), "length": str(size)}.items():
-        wide.external_data.add(key=key, value=value)
-    path.write_bytes(proto.SerializeToString())
-    program = (
-        "import resource; from winml.modelkit import quantize_onnx;"
-        "r = quantize_onnx('large.onnx', 'out.onnx', verify=False);"
-        "print(r.quantized, r.after.size_bytes < 700e6, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=workplace.folder, env=workplace.environment(),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert 0 == done.returncode, done.stderr
-    assert ["3", "True"] == done.stdout.split()[:2]

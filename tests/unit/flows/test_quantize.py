@@ -14,7 +14,7 @@ import pytest
 
 from graphs import parse
 from weighted_graphs import PERCEPTRON, weight
-from winml.modelkit import quantize_onnx
+from winml.modelkit import optimize_onnx, quantize_onnx
 from winml.modelkit.errors import (
     InputError,
     ModelPathError,
@@ -305,3 +305,11 @@ def test_unknown_option_is_refused(tmp_path: Path) -> None:
     """As every options record does."""
     with pytest.raises(UsageError, match="precison"):
         quantized(PERCEPTRON, tmp_path, precison="int8")
+
+
+def test_fused_integer_product_belongs_to_the_module_of_its_weight(tmp_path: Path) -> None:
+    """The optimizer takes conversion and product together; what was converted is the value of another module."""
+    quantized(PERCEPTRON, tmp_path)
+    optimize_onnx(tmp_path / "out.onnx", tmp_path / "fused.onnx", level="full")
+    tags = {operator: tag for operator, tag, _ in nodes(tmp_path / "fused.onnx")}
+    assert {"DynamicQuantizeMatMul": "/M/Gemm", "Relu": "/M/Relu"} == tags

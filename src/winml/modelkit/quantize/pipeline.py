@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from winml.modelkit.errors import QuantizeError
@@ -96,7 +97,7 @@ def quantize(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -
 def _run_engine(model: ir.Model, mode: Mode, task: EngineTask) -> ir.Model:
     try:
         return ENGINES[mode](model, task)
-    except (ValueError, RuntimeError, TypeError, AssertionError) as error:
+    except (ValueError, RuntimeError, TypeError, AssertionError, onnx.shape_inference.InferenceError) as error:
         # The quantizers of ONNX Runtime raise these for what they do not expect.
         raise QuantizeError(
             f"{task.precision.name} ({mode}): ONNX Runtime's quantizer failed: {error}",

@@ -16,7 +16,15 @@ import onnx_ir as ir
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.carry.absorbing import REORDERINGS, absorbed_work
-from winml.modelkit.hierarchy.carry.original_graph import NOTHING, GraphNames, OriginalModel, Place, Replaced, walk
+from winml.modelkit.hierarchy.carry.original_graph import (
+    CONVERTING,
+    NOTHING,
+    GraphNames,
+    OriginalModel,
+    Place,
+    Replaced,
+    walk,
+)
 from winml.modelkit.metadata_keys import NAMESPACE_KEY, TAG_KEY
 
 __all__ = ["Match", "Way", "match_nodes"]
@@ -44,8 +52,6 @@ _LONGEST_FUSION = 8
 """Most original nodes that one convolution in blocked layout may stand for. Chosen: a convolution absorbs a batch norm,
 a product, a sum and an activation."""
 _SEPARATORS = re.compile(r"[/_:.]")
-_CONVERTING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-"""Specified: ONNX's operators between floating point and integers; a value stays the same but for rounding."""
 
 
 class _Usage(Protocol):
@@ -464,7 +470,7 @@ def _match_by_neighbours(matching: _Matching, outside: Callable[[], Place]) -> N
     """
     matches = matching.matches
     for node, _ in matching.nodes:
-        if node not in matches and node.op_type in _CONVERTING and node.inputs and node.inputs[0] is not None:
+        if node not in matches and node.op_type in CONVERTING and node.inputs and node.inputs[0] is not None:
             maker = node.inputs[0].producer()
             if maker in matches:
                 matches[node] = Match("neighbours", matches[maker].place)
