@@ -109,6 +109,10 @@ VERBS = {
             "retag", place / which / "in.onnx", place / which / "bare.onnx", "-o", folder / "model.onnx",
             "--overwrite", "-q",
         )),
+        Verb("quantize", lambda place, folder, which: (
+            "quantize", "-m", place / which / "in.onnx", "-o", folder / "model.onnx", "--external-data", "--overwrite",
+            "--no-verify", "-q",
+        )),
         Verb("pin", lambda place, folder, which: (
             "export", "-m", place / which / "open.onnx", "-o", folder / "model.onnx", "--shape-config",
             '{"rows": 3}', "--overwrite", "--no-verify", "-q",

@@ -56,7 +56,7 @@ INSIDE: dict[str, tuple[str, ...]] = {"load": ("checkpoints", "inputs", ""), "cl
 """Room to the order of its folders; ``""`` stands for the files of the room itself."""
 
 SHARED_BY_FLOWS = {"graph_file", "graph_handover"}
-"""Files of flows that are no verb's: the skeleton every graph stage is a call of, and what works on a graph in memory."""
+"""Files of flows that are no verb's: the skeleton of every graph stage, and what works on a graph in memory."""
 
 
 def _folder_inside(name: str) -> str:

@@ -21,6 +21,9 @@ Array = NDArray[Any]
 MOST_DB = 200.0
 """Chosen: an exact answer has an infinite ratio, which JSON cannot hold; rounding of float64 is at about 300."""
 
+_TEXT = "USO"
+"""Kinds of arrays that hold no numbers."""
+
 
 @dataclass(frozen=True)
 class OutputFidelity:
@@ -35,7 +38,7 @@ class OutputFidelity:
     """Root of the mean square error, over that of the reference."""
     max_abs_diff: float
     problem: str = ""
-    """Why it cannot be compared: another shape, or NaN or infinity on one side only."""
+    """Why it cannot be compared: missing, another shape or text, or NaN or infinity on one side only."""
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
@@ -98,6 +101,8 @@ def measure_fidelity(
     """
     outputs = tuple(
         value_fidelity(name, [draw[name] for draw in reference], [draw[name] for draw in answers])
+        if all(name in draw for draw in answers)
+        else _incomparable(name, "is missing")
         for name in reference[0]
     )
     has_signal = any(
@@ -120,13 +125,15 @@ def value_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Arra
     signal = noise = other = product = largest = 0.0
     for expected, actual in zip(reference, answers, strict=True):
         if expected.shape != actual.shape:
-            problem = f"shape {list(actual.shape)} instead of {list(expected.shape)}"
-            return OutputFidelity(name, -MOST_DB, 0.0, math.inf, math.inf, problem)
+            return _incomparable(name, f"shape {list(actual.shape)} instead of {list(expected.shape)}")
+        if expected.dtype.kind in _TEXT:
+            if not np.array_equal(expected, actual):
+                return _incomparable(name, "other texts")
+            continue
         left, right = expected.astype(np.float64).ravel(), actual.astype(np.float64).ravel()
         finite = np.isfinite(left)
         if not np.array_equal(finite, np.isfinite(right)):
-            problem = "NaN or infinity in different places"
-            return OutputFidelity(name, -MOST_DB, 0.0, math.inf, math.inf, problem)
+            return _incomparable(name, "NaN or infinity in different places")
         left, right = left[finite], right[finite]
         difference = right - left
         signal += float(left @ left)
@@ -137,6 +144,10 @@ def value_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Arra
     relative = math.sqrt(noise / signal) if signal else (0.0 if not noise else math.inf)
     cosine = product / math.sqrt(signal * other) if signal and other else float(signal == other)
     return OutputFidelity(name, _decibels(relative), cosine, relative, largest)
+
+
+def _incomparable(name: str, problem: str) -> OutputFidelity:
+    return OutputFidelity(name, -MOST_DB, 0.0, math.inf, math.inf, problem)
 
 
 def _decibels(relative: float) -> float:

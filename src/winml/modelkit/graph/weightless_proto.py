@@ -49,10 +49,14 @@ def to_weightless(model: ir.Model) -> WeightlessProto:
             tensors[name] = (value, tensor)
         elif isinstance(tensor, ir.ExternalTensor):
             small.append((value, tensor))
+    for graph in model.graphs():
+        if graph is not model.graph:
+            outside = ((value, value.const_value) for value in graph.initializers.values())
+            small += [(value, tensor) for value, tensor in outside if isinstance(tensor, ir.ExternalTensor)]
     try:
         for value, tensor in small:
             # A library that writes the model elsewhere would not find its file there.
-            value.const_value = ir.Tensor(read_once(tensor), dtype=tensor.dtype, name=value.name)
+            value.const_value = ir.Tensor(read_once(tensor), dtype=tensor.dtype, name=tensor.name)
         for name, (value, tensor) in tensors.items():
             shape = ir.Shape(tensor.shape.numpy())
             value.const_value = ir.ExternalTensor(_ELSEWHERE, None, None, tensor.dtype, shape=shape, name=name)

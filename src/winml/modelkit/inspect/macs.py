@@ -193,6 +193,15 @@ def _projected_attention_macs(operands: _Operands) -> int:
     return batch * length * (features * weight[1] + length * (sizes[0] + sizes[2]))
 
 
+def _quantized_attention_macs(operands: _Operands) -> int:
+    """com.microsoft: as :func:`_projected_attention_macs`, with scales and zero points among the inputs."""
+    (batch, length, features), weight = _require_rank_3(operands.input(0)), operands.input(1)
+    if operands.has_input(8) or len(weight) != 2:
+        raise _UnknownError
+    width = weight[1] // 3
+    return batch * length * (features * weight[1] + length * 2 * width)
+
+
 def _require_rank_3(shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise _UnknownError
@@ -222,6 +231,7 @@ _ONNX: Mapping[str, _Formula | None] = {
 }
 _MICROSOFT: Mapping[str, _Formula | None] = {
     "Attention": _projected_attention_macs,
+    "DynamicQuantizeLSTM": _recurrence_macs,
     "DynamicQuantizeMatMul": _matrix_product_formula(),
     "FusedConv": _convolution_formula(),
     "FusedGemm": _matrix_product_formula(),
@@ -232,14 +242,17 @@ _MICROSOFT: Mapping[str, _Formula | None] = {
     "MatMulIntegerToFloat": _matrix_product_formula(),
     "MatMulNBits": _packed_matrix_product_macs,
     "MultiHeadAttention": _multi_head_attention_macs,
+    "QAttention": _quantized_attention_macs,
     "QGemm": _matrix_product_formula(0, 3),
+    "QLinearConv": _convolution_formula(3),
     **dict.fromkeys(
         (
             "BiasAdd", "BiasDropout", "BiasGelu", "BiasSoftmax", "BiasSplitGelu", "DequantizeLinear",
-            "EmbedLayerNormalization", "FastGelu", "Gelu", "GroupNorm", "QLinearAdd", "QLinearAveragePool",
-            "QLinearConcat", "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid",
-            "QLinearSoftmax", "QuantizeLinear", "QuickGelu", "RotaryEmbedding", "SkipGroupNorm",
-            "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
+            "EmbedLayerNormalization", "FastGelu", "GatherBlockQuantized", "Gelu", "GroupNorm", "NhwcMaxPool",
+            "QEmbedLayerNormalization", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearGlobalAveragePool",
+            "QLinearLeakyRelu", "QLinearMul", "QLinearReduceMean", "QLinearSigmoid", "QLinearSoftmax", "QuantizeLinear",
+            "QuickGelu", "RotaryEmbedding", "SkipGroupNorm", "SkipLayerNormalization",
+            "SkipSimplifiedLayerNormalization",
         ),
         _no_macs,
     ),

@@ -14,7 +14,7 @@ from typing import Any
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.inspect.macs import ShapeTable, count_macs, is_counted
-from winml.modelkit.inspect.onnx_contents import Contents, PlacedNode
+from winml.modelkit.inspect.onnx_contents import Contents, PlacedNode, Weight
 from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree
 
 __all__ = ["Cost", "ModuleCost", "charge_modules", "count_node_macs", "weight_owners"]
@@ -26,10 +26,20 @@ class Cost:
 
     nodes: int = 0
     parameters: int = 0
-    """Elements of the initializers, shapes and indices included, and of constants that are weights."""
+    """Elements of the initializers, shapes and indices included, and of constants that are weights; of quantized
+    weights those of the floating-point model, so that scales count 0."""
     size_bytes: int = 0
     macs: int | None = 0
     """Multiply-accumulate operations of one run; None where those of any node are unknown."""
+    weight_parameters: int = 0
+    """Parameters without shapes, indices and masks."""
+    weight_bytes: int = 0
+    """Size of these, the scales of quantized weights included."""
+
+    @property
+    def bits(self) -> float | None:
+        """Bits a parameter takes, its share of scales and zero points included; None where there are no weights."""
+        return 8 * self.weight_bytes / self.weight_parameters if self.weight_parameters else None
 
     def __add__(self, added: Cost) -> Cost:
         return Cost(
@@ -37,6 +47,8 @@ class Cost:
             self.parameters + added.parameters,
             self.size_bytes + added.size_bytes,
             None if self.macs is None or added.macs is None else self.macs + added.macs,
+            self.weight_parameters + added.weight_parameters,
+            self.weight_bytes + added.weight_bytes,
         )
 
     def as_record(self) -> dict[str, Any]:
@@ -67,6 +79,7 @@ class ModuleCost:
             "path": self.path,
             "tag": self.tag,
             "class": self.class_name or None,
+            "bits": self.total.bits,
             "own": self.own.as_record(),
             "total": self.total.as_record(),
         }
@@ -127,13 +140,25 @@ def charge_modules(tree: OnnxTree, contents: Contents, macs: Sequence[int | None
     for tag, node_macs in zip(tree.tags, macs, strict=True):
         own_costs[tag] += Cost(nodes=1, macs=node_macs)
     for weight, owner in zip(contents.weights, weight_owners(tree, contents), strict=True):
-        own_costs[owner] += Cost(parameters=weight.elements, size_bytes=weight.size_bytes or 0)
+        own_costs[owner] += _weight_cost(weight)
     totals = _total_costs(tree.modules, own_costs)
     modules = [
         ModuleCost(module.path, module.tag, module.class_name, own_costs[module.tag], totals[module.tag])
         for module in tree.modules
     ]
     return modules, own_costs[""]
+
+
+def _weight_cost(weight: Weight) -> Cost:
+    size_bytes = weight.size_bytes or 0
+    if not weight.has_parameters:
+        return Cost(parameters=weight.parameters, size_bytes=size_bytes)
+    return Cost(
+        parameters=weight.parameters,
+        size_bytes=size_bytes,
+        weight_parameters=weight.parameters,
+        weight_bytes=size_bytes,
+    )
 
 
 def weight_owners(tree: OnnxTree, contents: Contents) -> list[str]:

@@ -51,6 +51,16 @@ class Weight:
     """None where the installed onnx does not know the type."""
     location: DataLocation | None
     """None: inside the file."""
+    parameters: int = 0
+    """Number of parameters of the floating-point model it stands for: 0 for the scales of a quantized weight, and more
+    than the stored values where one holds several."""
+    kind: str = ""
+    """Type of a parameter in a quantized weight; of others empty."""
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether it is a weight or its scales, rather than a shape, an index or a mask."""
+        return bool(self.kind) or not self.parameters or self.dtype.startswith(_NUMBERS_OF_WEIGHTS)
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready record."""
@@ -58,7 +68,7 @@ class Weight:
             "name": self.name,
             "dtype": self.dtype,
             "shape": list(self.shape),
-            "parameters": self.elements,
+            "parameters": self.parameters,
             "size_bytes": self.size_bytes,
             "file": self.location.file if self.location else None,
         }
@@ -70,12 +80,17 @@ class PlacedNode:
 
     proto: onnx.NodeProto
     place: Place
-    weights: tuple[int, ...]
-    """Positions in ``Contents.weights`` of the weights among its inputs."""
+    weight_inputs: tuple[tuple[int, int], ...]
+    """Positions of the inputs that are weights, each with the position of the weight in ``Contents.weights``."""
     held_weight: int | None = None
     """Position of the weight that this node holds, which is a ``Constant`` then."""
     function: tuple[str, str] | None = None
     """Domain and name of the function that contains it, if any."""
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Positions in ``Contents.weights`` of the weights among its inputs."""
+        return tuple(index for _, index in self.weight_inputs)
 
     @property
     def callee(self) -> tuple[str, str]:
@@ -130,9 +145,9 @@ def _add_node(
     place: Place,
     function: tuple[str, str] | None = None,
 ) -> None:
-    weight_indices = tuple(visible[name] for name in node.input if name in visible)
+    weight_inputs = tuple((position, visible[name]) for position, name in enumerate(node.input) if name in visible)
     held = visible.get(node.output[0]) if _is_constant(node) else None
-    contents.nodes.append(PlacedNode(node, place, weight_indices, held, function))
+    contents.nodes.append(PlacedNode(node, place, weight_inputs, held, function))
     for attribute in node.attribute:
         for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
             _add_graph(contents, graph, visible, "function" if function else "subgraph", function)
@@ -159,7 +174,7 @@ def _held_weight(node: onnx.NodeProto) -> Weight | None:
     for attribute in node.attribute:
         if attribute.name == "value_floats":
             count = len(attribute.floats)
-            weight = Weight(node.output[0], "float32", (count,), count, 4 * count, None)
+            weight = Weight(node.output[0], "float32", (count,), count, 4 * count, None, count)
         elif attribute.name == "value":
             tensor = attribute.t
             weight = _read_weight(tensor, tuple(tensor.dims), _size_bytes(tensor))
@@ -192,6 +207,7 @@ def _read_weight(tensor: onnx.TensorProto, shape: tuple[int, ...], size_bytes: i
         elements=math.prod(tensor.dims),
         size_bytes=size_bytes,
         location=_data_location(tensor),
+        parameters=math.prod(tensor.dims),
     )
 
 

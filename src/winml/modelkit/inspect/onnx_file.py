@@ -23,6 +23,7 @@ from winml.modelkit.inspect.module_costs import ModuleCost, charge_modules, coun
 from winml.modelkit.inspect.onnx_contents import Contents, PlacedNode, Weight, dtype_name, qualified_name, read_contents
 from winml.modelkit.inspect.onnx_inspection import FileInfo, NodeInfo, OnnxInspection, ValueInfo, WeightSummary
 from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
+from winml.modelkit.inspect.quantized_weights import count_parameters
 from winml.modelkit.inspect.value_shapes import declared_shape, read_shapes
 from winml.modelkit.metadata_keys import OUR_PREFIX, TREE_KEY
 
@@ -45,6 +46,7 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
     """
     model = read_structure(path)
     contents = read_contents(model)
+    count_parameters(contents)
     metadata = {item.key: item.value for item in model.metadata_props}
     tree = read_tree([node.proto for node in contents.nodes], metadata, model.graph.name.strip("/") or "graph")
     shapes, shape_notes = read_shapes(model, contents.nodes)
@@ -127,10 +129,10 @@ def _value_info(value: onnx.ValueInfoProto) -> ValueInfo:
 def _summarize_weights(weights: Iterable[Weight]) -> dict[str, WeightSummary]:
     groups: dict[str, list[Weight]] = defaultdict(list)
     for weight in weights:
-        groups[weight.dtype].append(weight)
+        groups[weight.kind or weight.dtype].append(weight)
     summaries = {
         dtype: WeightSummary(
-            len(group), sum(weight.elements for weight in group), sum(weight.size_bytes or 0 for weight in group)
+            len(group), sum(weight.parameters for weight in group), sum(weight.size_bytes or 0 for weight in group)
         )
         for dtype, group in groups.items()
     }

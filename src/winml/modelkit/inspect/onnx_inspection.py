@@ -101,7 +101,7 @@ class OnnxInspection:
     outputs: tuple[ValueInfo, ...]
     weights: tuple[Weight, ...]
     weight_summaries: Mapping[str, WeightSummary]
-    """By element type, the largest first."""
+    """By element type, the largest first; of quantized weights the type of the values that are packed."""
     operators: Mapping[str, int]
     """Number of nodes per operator, the most frequent first; subgraphs and functions included."""
     subgraph_nodes: int
@@ -152,6 +152,7 @@ class OnnxInspection:
             "initializers": {
                 "count": len(self.weights),
                 "parameters": self.total.parameters,
+                "bits": self.total.bits,
                 "size_bytes": self.total.size_bytes,
                 "by_dtype": {dtype: summary.as_record() for dtype, summary in self.weight_summaries.items()},
                 "tensors": [weight.as_record() for weight in self.weights] if with_weights else None,

@@ -25,15 +25,20 @@ from winml.modelkit.quantize.engine_task import EngineTask, quiet_quantizer
 from winml.modelkit.quantize.gemm_products import gemms_as_products
 from winml.modelkit.quantize.integer_weights import IntegerRange, measure_scales, quantized_tensor
 from winml.modelkit.quantize.precisions import MODES
+from winml.modelkit.quantize.weight_separation import with_own_weights
 
 __all__ = ["quantize_dynamically"]
 
 
 def quantize_dynamically(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return the model with the named nodes in 8 bits; the given model is not changed."""
-    sent = gemms_as_products(to_weightless(model), task.nodes)
+    sent = with_own_weights(gemms_as_products(to_weightless(model), task.nodes), task.nodes)
     weight_type = QuantType.QInt8 if task.precision.signed_weights else QuantType.QUInt8
-    options = {"MatMulConstBOnly": True, "WeightSymmetric": task.is_symmetric}
+    options = {
+        "MatMulConstBOnly": True,
+        "WeightSymmetric": task.is_symmetric,
+        "DefaultTensorType": onnx.TensorProto.FLOAT,  # of products without a declared type: only float32 is planned
+    }
     with quiet_quantizer(), weights_read_on_demand(sent.weights):
         quantizer = _LazyWeightQuantizer(
             sent.proto,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import onnx
 import onnx_ir as ir
 
 from winml.modelkit.errors import InternalError, QuantizeError
@@ -24,16 +25,11 @@ from winml.modelkit.quantize.float_engine import convert_floats
 from winml.modelkit.quantize.module_precision import ModulePrecision
 from winml.modelkit.quantize.node_records import mark_quantized_nodes
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.planning import (
-    GraphModules,
-    PlannedNode,
-    QuantizationPlan,
-    constant_weight,
-    plan_quantization,
-)
+from winml.modelkit.quantize.planning import GraphModules, PlannedNode, QuantizationPlan, plan_quantization
 from winml.modelkit.quantize.precisions import MODES, Mode, Precision
 from winml.modelkit.quantize.qdq_engine import quantize_statically
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values
+from winml.modelkit.quantize.weight_checks import has_non_finite_scales, refuse_non_finite_weights, shared_weight_notes
 from winml.modelkit.quantize.weight_only.engine import quantize_weights
 
 __all__ = ["QuantizeResult", "quantize"]
@@ -84,7 +80,7 @@ def quantize(
     Args:
         model: The model, in its plain form; used up.
         options: What is asked for.
-        modules: The module of each node of the main graph.
+        modules: The module of each node.
         calibration: Finds the ranges of activations, where a mode needs them.
 
     Returns:
@@ -93,7 +89,7 @@ def quantize(
     Raises:
         InputError: the graph is quantized already.
         UsageError: a selector names no module, a precision goes with no mode, or nothing is left to quantize.
-        QuantizeError: an engine failed, or quantized nothing.
+        QuantizeError: a weight has NaN or infinite values, an engine failed, or it quantized nothing.
     """
     plan = plan_quantization(model, options, modules)
     placements = _placements(model, plan)
@@ -104,12 +100,18 @@ def quantize(
             raise InternalError("a mode needs the ranges of activations, and nothing was given that measures them")
         ranges = calibration.measure(model, tuple(dict.fromkeys(measured)))
     quantized = model
-    for (mode, precision), nodes in plan.groups().items():
-        placement = placements.get((mode, precision), QdqPlacement())
-        quantized = _run_engine(quantized, mode, EngineTask(nodes, precision, options, placement, ranges))
+    try:
+        for (mode, precision), nodes in plan.groups().items():
+            placement = placements.get((mode, precision), QdqPlacement())
+            quantized = _run_engine(quantized, mode, EngineTask(nodes, precision, options, placement, ranges))
+    except QuantizeError:
+        refuse_non_finite_weights(model, plan.nodes)  # the likeliest reason, with its module
+        raise
+    if has_non_finite_scales(model, quantized):
+        refuse_non_finite_weights(model, plan.nodes)
     carried = carry_tags(model, quantized)
     reached = mark_quantized_nodes(model, quantized, plan.nodes)
-    notes = (*carried.notes, *_split_notes(model, quantized, reached))
+    notes = (*carried.notes, *shared_weight_notes(model, reached, quantized))
     outcome = _module_outcomes(plan.nodes, reached)
     if not any(module.quantized for module in outcome):
         raise QuantizeError(
@@ -134,22 +136,12 @@ def _placements(model: ir.Model, plan: QuantizationPlan) -> dict[tuple[Mode, Pre
 def _run_engine(model: ir.Model, mode: Mode, task: EngineTask) -> ir.Model:
     try:
         return ENGINES[mode](model, task)
-    except (ValueError, RuntimeError, TypeError, AssertionError) as error:
+    except (ValueError, RuntimeError, TypeError, AssertionError, onnx.shape_inference.InferenceError) as error:
         # The quantizers of ONNX Runtime raise these for what they do not expect.
         raise QuantizeError(
             f"{task.precision.name} ({mode}): ONNX Runtime's quantizer failed: {error}",
             hint="Exclude the modules it fails at with --exclude, or choose another --mode.",
         ) from error
-
-
-def _split_notes(model: ir.Model, quantized: ir.Model, reached: frozenset[str]) -> tuple[str, ...]:
-    """Say which weights are in the file twice, since nodes that keep theirs read them as well."""
-    weights = (constant_weight(node) for node in model.graph if node.name in reached)
-    names = {weight.name or "" for weight in weights if weight is not None}
-    split = sorted(name for name in names if name in quantized.graph.initializers)
-    if not split:
-        return ()
-    return (f"{len(split)} weight(s) are kept in float as well, for nodes that read them and stay: {split[0]}.",)
 
 
 def _module_outcomes(planned: Sequence[PlannedNode], reached: frozenset[str]) -> tuple[ModulePrecision, ...]:
@@ -172,6 +164,9 @@ def _record(
     options: QuantizeOptions, outcome: Sequence[ModulePrecision], calibration: RangeSource | None
 ) -> dict[str, Any]:
     # Where the data lay on this machine says nothing on others; what is to be said of it stands in the calibration.
-    requested = options.model_dump(mode="json", exclude_defaults=True, exclude={"calibration_data"})
+    requested = {
+        "precision": options.base.name,
+        **options.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"calibration_data"}),
+    }
     calibrated = {} if calibration is None else {"calibration": dict(calibration.as_record())}
     return {"requested": requested, **calibrated, "modules": [module.as_record() for module in outcome]}

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.hierarchy.selector import HasAddress, select
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
@@ -33,12 +34,15 @@ QUANTIZED_OPERATORS = frozenset({
 """Operators that only a quantized graph has."""
 
 _TAKING_TRANSPOSED = ("MatMul", "Gemm")
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+_WEIGHT_INPUTS = {"Gather": 0}
+"""Specified: position of the weight among the inputs; 1 for all others."""
 
 
 @dataclass(frozen=True)
 class GraphModules:
-    """Which module each node of the main graph belongs to, from tags or, where there are none, from node names."""
+    """Which module each node belongs to, from tags or, where there are none, from node names."""
 
     modules: Sequence[HasAddress]
     tag_of: Mapping[str, str]
@@ -52,6 +56,11 @@ class GraphModules:
         Raises:
             UsageError: it names none; the nearest addresses are listed.
         """
+        if not self.modules:
+            raise UsageError(
+                f"no module matches {selector!r}: no node of the graph says which module it came from",
+                hint="Leave the selector out, or bring the tags of an export back first: winml retag EXPORT FILE.",
+            )
         return frozenset(module.tag for module in select(self.modules, selector))
 
 
@@ -89,10 +98,10 @@ class QuantizationPlan:
 
 
 def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> QuantizationPlan:
-    """Decide what becomes of each node of the main graph that has a weight.
+    """Decide what becomes of each node that has a weight.
 
     Args:
-        model: The model; every node of its main graph has a name of its own.
+        model: The model; every node has a name of its own.
         options: What is asked for.
         modules: The module of each node.
 
@@ -104,21 +113,22 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
     precision_of = _ModulePrecisions(options, modules)
     planned = []
     others: dict[tuple[Mode, Precision], set[str]] = {}
-    for node in model.graph:
-        if not node.name:
+    for node in all_nodes(model):
+        weight, is_inner = constant_weight(node), node.graph is not model.graph
+        if weight is None and is_inner:
             continue
+        assert node.name, f"a {node.op_type} has no name"
         tag = modules.tag_of.get(node.name, "")
         requested, reason = precision_of(tag)
         mode = options.mode_of(requested)
-        has_weight = constant_weight(node) is not None
-        if not has_weight and (mode is None or not MODES[mode].changes_every_node):
+        if weight is None and (mode is None or not MODES[mode].changes_every_node):
             if mode is not None:
                 others.setdefault((mode, requested), set()).add(node.name)
             continue
-        if mode is not None and not MODES[mode].changes(node.op_type):
-            mode, reason = None, f"{mode} has no form of {node.op_type}"
+        if mode is not None and (obstacle := _obstacle(node, weight, mode, options, is_inner=is_inner)):
+            mode, reason = None, obstacle + _other_modes(node, requested, mode)
         reason = reason if mode is None else ""
-        planned.append(PlannedNode(node.name, node.op_type, tag, requested, mode, reason, has_weight))
+        planned.append(PlannedNode(node.name, node.op_type, tag, requested, mode, reason, weight is not None))
     plan = QuantizationPlan(tuple(planned), {key: frozenset(names) for key, names in others.items()})
     if not plan.groups():
         raise UsageError(
@@ -145,6 +155,46 @@ def constant_weight(node: ir.Node) -> ir.Value | None:
         if value.const_value.dtype in _FLOATS and len(value.const_value.shape) >= 2:
             return value
     return None
+
+
+def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: QuantizeOptions, *, is_inner: bool) -> str:
+    """Return why a mode cannot quantize a node; an empty text where it can."""
+    rules = MODES[mode]
+    if is_inner:
+        return f"{mode} leaves subgraphs and functions as they are"
+    if rules.changes_every_node or weight is None:
+        return ""
+    if node.op_type not in rules.operators or node.domain not in ("", "ai.onnx"):
+        return f"{mode} has no form of {node.op_type}"
+    tensor = weight.const_value
+    assert tensor is not None
+    if not _is_read_as_weight(node, weight):
+        return f"{mode} has no form of {node.op_type} with its weight on the left"
+    if tensor.dtype.name not in rules.float_types:
+        return f"{mode} has no form of {node.op_type} with {tensor.dtype.name.lower()} weights"
+    for name, value in rules.fixed_attributes.get(node.op_type, {}).items():
+        attribute = node.attributes.get(name)
+        if attribute is not None and attribute.value != value:
+            return f"{mode} has no form of {node.op_type} with {name} {attribute.value:g}"
+    rank = len(tensor.shape)
+    if rank not in rules.channel_ranks.get(node.op_type, (rank,)) and options.per_channel is not False:
+        return f"{mode} has a scale for each channel of two dimensions only, not of {rank} (--per-tensor)"
+    return ""
+
+
+def _is_read_as_weight(node: ir.Node, weight: ir.Value) -> bool:
+    """Say whether a node reads its weight where operators have theirs, as it is or transposed."""
+    value = node.inputs[_WEIGHT_INPUTS.get(node.op_type, 1)]
+    maker = value.producer() if value is not None else None
+    return value is weight or (maker is not None and maker.inputs[0] is weight)
+
+
+def _other_modes(node: ir.Node, requested: Precision, mode: Mode) -> str:
+    """Return which other ways to a precision have a form of an operator that this one has not."""
+    if node.op_type in MODES[mode].operators:
+        return ""
+    others = [f"--mode {other}" for other in requested.modes if node.op_type in MODES[other].operators]
+    return f" ({' and '.join(others)} {'has' if len(others) == 1 else 'have'})" if others else ""
 
 
 class _ModulePrecisions:
@@ -174,7 +224,7 @@ def _is_within_any(tag: str, tags: frozenset[str]) -> bool:
 
 
 def _refuse_quantized(model: ir.Model) -> None:
-    for node in model.graph.all_nodes():
+    for node in all_nodes(model):
         if node.op_type in QUANTIZED_OPERATORS:
             raise InputError(
                 f"the graph is quantized already: node {node.name or '?'} is a {node.op_type}",

@@ -6,7 +6,7 @@ Data: :data:`PRECISIONS` and :data:`MODES` are what the options, the help and th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from winml.modelkit.errors import UsageError
@@ -67,12 +67,22 @@ class ModeRules:
         """Say whether it changes nodes of an operator, where they have a weight."""
         return self.changes_every_node or operator in self.operators
 
+    float_types: frozenset[str] = frozenset({"FLOAT", "FLOAT16", "BFLOAT16"})
+    """ONNX's names of the types of weights it takes."""
+    channel_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Operator to the numbers of dimensions its weight may have where each channel has a scale; absent: any."""
+    fixed_attributes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Operator to the values its attributes need to have; absent: any."""
+
 
 MODES: Mapping[Mode, ModeRules] = {
     "dynamic": ModeRules(
         "weights in 8 bits, activations in 8 bits by the range each run finds; needs no data",
         frozenset({"MatMul", "Gemm", "Gather"}),
         least_opset=13,
+        float_types=frozenset({"FLOAT"}),  # DynamicQuantizeLinear takes no other
+        channel_ranks={"MatMul": (2,)},  # MatMulInteger takes the zero points of columns, not of matrices
+        fixed_attributes={"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0}},  # a product and a bias
     ),
     "qdq": ModeRules(
         "weights and activations in 8 or 16 bits by ranges from calibration data (QuantizeLinear, DequantizeLinear)",

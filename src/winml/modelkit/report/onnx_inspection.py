@@ -14,6 +14,7 @@ from rich.console import Console
 from winml.modelkit.hierarchy import address
 from winml.modelkit.inspect.module_costs import Cost, ModuleCost
 from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
+from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.words import at_root_words
 from winml.modelkit.words import count_words, shape_words, size_words
@@ -79,7 +80,8 @@ def _graph_rows(inspection: OnnxInspection, *, verbose: bool) -> Iterator[Row]:
     yield (
         "initializers",
         f"{len(inspection.weights)}, {count_words(total.parameters)} values, {size_words(total.size_bytes)}"
-        + (f": {', '.join(groups)}" if groups else ""),
+        + (f": {', '.join(groups)}" if groups else "")
+        + (f" · {total.bits:.3g} bits a parameter" if total.bits else ""),
     )
     subgraphs = f", {inspection.subgraph_nodes} of them in subgraphs" if inspection.subgraph_nodes else ""
     yield "nodes", f"{total.nodes}{subgraphs}"
@@ -96,12 +98,28 @@ def _graph_rows(inspection: OnnxInspection, *, verbose: bool) -> Iterator[Row]:
 def _record_rows(inspection: OnnxInspection, *, verbose: bool) -> Iterator[Row]:
     for key, record in inspection.records.items():
         # A list repeats the inputs and outputs above, in a form for programs.
-        if verbose or not isinstance(record, list):
+        if key == QUANTIZATION_KEY:
+            yield key, _quantization_words(record, verbose=verbose)
+        elif verbose or not isinstance(record, list):
             yield key, _record_words(record)
     if verbose:
         yield from inspection.metadata.items()
     elif inspection.metadata:
         yield "metadata", ", ".join(inspection.metadata)
+
+
+def _quantization_words(record: Any, *, verbose: bool) -> str:
+    """Return what was asked for and how many nodes have it; with ``verbose`` also the modules, which have columns."""
+    try:
+        modules = record["modules"]
+        quantized = sum(module["quantized"] for module in modules)
+        left = sum(sum(module["left"].values()) for module in modules)
+        words = f"{_record_words(record['requested'])} · {quantized} of {quantized + left} nodes with weights"
+        if not verbose:
+            return words
+        return "; ".join([words, *(f"{module['tag']} {module['actual']}" for module in modules)])
+    except (KeyError, TypeError, AttributeError):
+        return _record_words(record)  # of another tool, or damaged
 
 
 def _record_words(record: Any) -> str:
@@ -144,8 +162,8 @@ def _macs_words(macs: int | None) -> str:
 
 def _module_table(inspection: OnnxInspection) -> TextTable:
     """Return the module tree with the costs of each module, including its children and without them."""
-    costs = [name for total in ("nodes", "parameters", "size", "MACs") for name in (total, "own")]
-    table = TextTable(("module", "path", *costs), numbers=frozenset(range(2, 10)), dim=frozenset({3, 5, 7, 9}))
+    costs = [name for total in ("nodes", "parameters", "size", "bits", "MACs") for name in (total, "own")]
+    table = TextTable(("module", "path", *costs), numbers=frozenset(range(2, 12)), dim=frozenset({3, 5, 7, 9, 11}))
     for module, depth in _in_tree_order(inspection.modules):
         segment = module.tag.rpartition(address.SEPARATOR)[2]
         table.add("  " * depth + segment, module.path, *_cost_cells(module.total, module.own))
@@ -158,6 +176,7 @@ def _cost_cells(total: Cost, own: Cost) -> Iterator[str]:
     yield from (str(total.nodes), str(own.nodes))
     yield from (count_words(total.parameters), count_words(own.parameters))
     yield from (size_words(total.size_bytes), size_words(own.size_bytes))
+    yield from ("–" if bits is None else f"{bits:.3g}" for bits in (total.bits, own.bits))
     yield from ("?" if macs is None else count_words(macs) for macs in (total.macs, own.macs))
 
 

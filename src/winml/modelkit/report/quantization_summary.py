@@ -13,7 +13,7 @@ from winml.modelkit.words import size_words
 __all__ = ["print_quantization"]
 
 SHOWN_MODULES = 12
-"""Rows of the module table unless ``verbose``. Chosen: the whole summary fits on a screen."""
+"""Rows of the module table unless ``verbose``, modules that keep bits first. Chosen: the summary fits on a screen."""
 
 
 def print_quantization(result: QuantizedFile, console: Console, *, verbose: bool) -> None:
@@ -24,7 +24,7 @@ def print_quantization(result: QuantizedFile, console: Console, *, verbose: bool
     rows = [
         ("precision", f"{result.precision} ({', '.join(result.modes)})"),
         *([("ranges", result.calibration.words)] if result.calibration is not None else []),
-        ("quantized", f"{result.quantized} of {result.quantized + left} nodes with weights"),
+        ("quantized", f"{result.quantized} of {result.quantized + left} nodes with weights{_mixture_words(result)}"),
         *(("left", f"{count} {reason}") for reason, count in result.left.items()),
         ("nodes", f"{before.nodes} → {after.nodes}"),
         ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)} (÷ {ratio:.1f})"),
@@ -36,7 +36,9 @@ def print_quantization(result: QuantizedFile, console: Console, *, verbose: bool
         *(("note", note) for note in result.notes),
     ]  # fmt: skip
     print_rows(rows, console)
-    shown = result.modules if verbose else result.modules[:SHOWN_MODULES]
+    # Those that keep bits first: they are what the user did not get.
+    ordered = sorted(result.modules, key=lambda module: (not module.left, module.quantized > 0 and bool(module.left)))
+    shown = ordered if verbose else ordered[:SHOWN_MODULES]
     table = TextTable(("module", "requested", "actual", "quantized", "left"), numbers=frozenset({3}))
     for module in shown:
         reasons = ", ".join(f"{count} {reason}" for reason, count in module.left.items())
@@ -45,6 +47,17 @@ def print_quantization(result: QuantizedFile, console: Console, *, verbose: bool
     table.print(console)
     if len(shown) < len(result.modules):
         console.print(f"… and {len(result.modules) - len(shown)} more modules (--verbose shows all)")
+
+
+def _mixture_words(result: QuantizedFile) -> str:
+    """Return how many nodes have which precision, where there are several."""
+    counts: dict[str, int] = {}
+    for module in result.modules:
+        if module.quantized:
+            counts[module.requested] = counts.get(module.requested, 0) + module.quantized
+    if len(counts) < 2:
+        return ""
+    return f" ({', '.join(f'{precision} {count}' for precision, count in counts.items())})"
 
 
 def _coverage_words(result: QuantizedFile) -> str:

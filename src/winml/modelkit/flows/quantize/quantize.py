@@ -21,7 +21,9 @@ from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_
 from winml.modelkit.flows.quantize.calibration_data import Calibration, calibration_of, refuse_missing_data
 from winml.modelkit.flows.quantize.kernel_notes import kernel_notes
 from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.inspect.onnx_tree import read_tree
+from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.optimize.opset_conversion import convert_opset
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import optimize
@@ -153,7 +155,9 @@ class Quantization(GraphWork[QuantizeResult]):
         least = max((MODES[mode].least_opset for _, mode in self.options.requested_modes()), default=0)
         if model.opset_imports.get("", least) < least:
             self.notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which quantized operators need.")
-            model, _ = convert_opset(model, least)
+            model, notes = convert_opset(model, least)
+            # Conversion makes constants and nodes without names.
+            self.notes += [*notes, *normalize(model).notes]
         if self.calibration is not None:
             model = self._fold_normalizations(model)
         if any((precision.activation_bits or 0) > 8 for precision, _ in self.options.requested_modes()):
@@ -161,7 +165,9 @@ class Quantization(GraphWork[QuantizeResult]):
                 "ONNX Runtime's CPU provider has no integer kernels for 16-bit activations and computes in float32 "
                 "between the conversions: slower than the source. The file is for providers that have them, as QNN."
             )
-        return quantize(model, self.options, graph_modules(model, self.source.stem), self.calibration)
+        modules = graph_modules(model, self.source.stem)
+        self.notes += _source_notes(modules)
+        return quantize(model, self.options, modules, self.calibration)
 
     def _fold_normalizations(self, model: ir.Model) -> ir.Model:
         """Compute batch normalizations into the weights before them: no integer kernel computes one."""
@@ -217,12 +223,23 @@ def _range_notes(model: ir.Model) -> tuple[str, ...]:
 
 
 def graph_modules(model: ir.Model, root: str) -> GraphModules:
-    """Return the modules of a graph, from its tags or, where it has none, from the names of its nodes.
+    """Return the modules of a graph with its subgraphs, from tags or, where it has none, from the names of its nodes.
 
     Args:
         model: The model.
         root: Name of the root where node names are all there is.
     """
-    nodes = [ir.serde.serialize_node(node) for node in model.graph]
+    nodes = [ir.serde.serialize_node(node) for node in all_nodes(model)]
     tree = read_tree(nodes, model.metadata_props, root)
     return GraphModules(tree.modules, dict(zip((node.name for node in nodes), tree.tags, strict=True)), tree.source)
+
+
+def _source_notes(modules: GraphModules) -> list[str]:
+    """Say where modules come from if not from tags: who selects by them should know."""
+    if modules.source == "winml tags":
+        return []
+    if not modules.modules:
+        return ["No node says which module it came from: all nodes were treated alike."]
+    return [
+        f"No node bears a tag: modules were read from {modules.source}, which may name them otherwise than PyTorch."
+    ]

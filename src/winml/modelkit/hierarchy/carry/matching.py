@@ -16,7 +16,15 @@ import onnx_ir as ir
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.carry.absorbing import REORDERINGS, absorbed_work
-from winml.modelkit.hierarchy.carry.original_graph import NOTHING, GraphNames, OriginalModel, Place, Replaced, walk
+from winml.modelkit.hierarchy.carry.original_graph import (
+    CONVERTING,
+    NOTHING,
+    GraphNames,
+    OriginalModel,
+    Place,
+    Replaced,
+    walk,
+)
 from winml.modelkit.metadata_keys import NAMESPACE_KEY, TAG_KEY
 
 __all__ = ["Match", "Way", "match_nodes"]
@@ -456,8 +464,16 @@ def _add_absorbed_work(matching: _Matching) -> None:
 
 
 def _match_by_neighbours(matching: _Matching, outside: Callable[[], Place]) -> None:
-    """Give new nodes the place of the nodes that read them, or else of the nodes that feed them."""
+    """Give new nodes the place of the nodes that read them, or else of the nodes that feed them.
+
+    A node that only writes a value in other numbers has the place of who makes that value, whoever reads it.
+    """
     matches = matching.matches
+    for node, _ in matching.nodes:
+        if node not in matches and node.op_type in CONVERTING and node.inputs and node.inputs[0] is not None:
+            maker = node.inputs[0].producer()
+            if maker in matches:
+                matches[node] = Match("neighbours", matches[maker].place)
     for node, _ in reversed(matching.nodes):
         if node not in matches:
             _inherit_shared_place(matching, node, [_nodes_reading(node)])

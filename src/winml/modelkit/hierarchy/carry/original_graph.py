@@ -154,6 +154,9 @@ class Replaced(NamedTuple):
     """The node, where there is exactly one."""
 
 
+CONVERTING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+"""Specified: ONNX's operators between floating point and integers; a value stays the same but for rounding."""
+
 NOTHING = Replaced(frozenset(), 0)
 
 
@@ -253,7 +256,9 @@ class OriginalModel:
         count = 1
         for maker in makers:
             region = self._replaced.get(maker, NOTHING)
-            places |= region.places
+            # What only converted a value of another module is no work of that module.
+            if region.only is None or region.only.op_type not in CONVERTING or not places:
+                places |= region.places
             count += region.nodes
         if len(places) > MOST_PLACES:
             places = {self.places.common(places)}

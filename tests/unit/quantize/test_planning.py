@@ -1,0 +1,160 @@
+"""Each node with a weight is quantized, or the plan says why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from graphs import parse
+from weighted_graphs import CONVOLUTION, PERCEPTRON, weight
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.flows.quantize.quantize import graph_modules
+from winml.modelkit.options import parse_options
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.planning import QuantizationPlan, plan_quantization
+
+IF = f"""m (float[2, 64] x, bool c) => (float[2, 64] y) <{weight("w1", 64, 64)}> {{
+    h = MatMul (x, w1)
+    y = If (c) <then_branch = t () => (float[2, 64] a) <{weight("w2", 64, 64)}> {{ a = MatMul (h, w2) }},
+                else_branch = e () => (float[2, 64] b) {{ b = Relu (h) }}> }}"""
+
+
+def plan(body: str, **options: Any) -> QuantizationPlan:
+    """Plan a graph."""
+    model = parse(body)
+    return plan_quantization(model, parse_options(QuantizeOptions, options, "test"), graph_modules(model, "root"))
+
+
+def precisions(made: QuantizationPlan) -> dict[str, str]:
+    """Return what every node gets, by operator."""
+    return {node.operator: node.requested.name if node.mode else node.reason for node in made.nodes}
+
+
+def test_exclude_and_include_hold_for_all_below() -> None:
+    """An excluded module stays, whatever else is said of it; where some are included, the others stay."""
+    assert {"MatMul": "int8", "Gemm": "excluded by Gemm"} == precisions(plan(PERCEPTRON, exclude=["Gemm"]))
+    assert {"MatMul": "not included", "Gemm": "int8"} == precisions(plan(PERCEPTRON, include=["Gemm"]))
+    both = plan(PERCEPTRON, include=["M"], exclude=["MatMul"], per_module={"MatMul": "uint8"})
+    assert {"MatMul": "excluded by MatMul", "Gemm": "int8"} == precisions(both)
+
+
+def test_of_several_rules_the_first_wins() -> None:
+    """Rules stand in the order of the file, and all win over the precision of the rest."""
+    made = plan(PERCEPTRON, precision="int8", per_module={"Gemm": "uint8", "M": "fp32"})
+    assert {"MatMul": "left at fp32 by its rule", "Gemm": "uint8"} == precisions(made)
+    assert [("dynamic", "uint8")] == [(mode, precision.name) for mode, precision in made.groups()]
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "words"),
+    [
+        (CONVOLUTION, {}, "dynamic has no form of Conv (--mode qdq has)"),
+        (PERCEPTRON, {"exclude": ["/M"]}, "excluded by /M"),
+        (PERCEPTRON.replace("float[", "float16["), {}, "dynamic has no form of MatMul with float16 weights"),
+        (
+            f"m (float[64, 2] x) => (float[64, 2] y) <{weight('w', 64, 64)}> {{ y = MatMul (w, x) }}",
+            {},
+            "with its weight on the left",
+        ),
+        (
+            f"m (float[2, 3, 8] x) => (float[2, 3, 8] y) <{weight('w', 2, 8, 8)}> {{ y = MatMul (x, w) }}",
+            {},
+            "two dimensions only, not of 3 (--per-tensor)",
+        ),
+        ("m (float[2] x) => (float[2] y) { y = Relu (x) }", {}, "no node reads a floating-point weight of two"),
+    ],
+)
+def test_plan_of_nothing_is_refused_with_the_reason(body: str, options: dict[str, Any], words: str) -> None:
+    """A file in which nothing has fewer bits is no result."""
+    with pytest.raises(UsageError) as refused:
+        plan(body, **options)
+    assert words in refused.value.message
+
+
+def test_batch_of_matrices_has_one_scale_where_asked() -> None:
+    """The operator takes one scale and zero point, so ``--per-tensor`` reaches it."""
+    body = f"m (float[2, 3, 8] x) => (float[2, 3, 8] y) <{weight('w', 2, 8, 8)}> {{ y = MatMul (x, w) }}"
+    assert {"MatMul": "int8"} == precisions(plan(body, per_channel=False))
+
+
+def test_node_of_a_branch_is_counted_and_left() -> None:
+    """It has a weight and a module as others do; engines work on the main graph."""
+    made = plan(IF)
+    assert ["", "dynamic leaves subgraphs and functions as they are"] == [node.reason for node in made.nodes]
+    assert ["/M/MatMul"] * 2 == [node.tag for node in made.nodes]
+
+
+def test_call_of_a_function_is_left_with_its_reason() -> None:
+    """A function named as an operator is none."""
+    function = '<opset_import: ["" : 17], domain: "m">\nGemm (x, w) => (y) { y = MatMul (x, w) }'
+    body = PERCEPTRON.replace("Gemm (r, w2, w_b)", "m.Gemm (r, w2)").replace(f", {weight('w_b', 32)}", "")
+    model = parse(body, functions=function, domains=', "m" : 1')
+    made = plan_quantization(model, QuantizeOptions(), graph_modules(model, "root"))
+    assert ["", "dynamic has no form of Gemm"] == [node.reason for node in made.nodes]
+
+
+@pytest.mark.parametrize("place", ["graph", "branch", "function"])
+def test_quantized_graph_is_refused_wherever_the_node_is(place: str) -> None:
+    """What is quantized already would lose twice."""
+    quantizing = "DynamicQuantizeLinear"
+    bodies = {
+        "graph": PERCEPTRON.replace("a = MatMul", f"q, s, z = {quantizing} (x) a = MatMul"),
+        "branch": IF.replace("{ b = Relu (h)", f"{{ q, s, z = {quantizing} (h) b = Relu (h)"),
+        "function": PERCEPTRON.replace("Relu (a)", "m.F (a)"),
+    }
+    function = f'<opset_import: ["" : 17], domain: "m">\nF (x) => (y) {{ q, s, z = {quantizing} (x) y = Relu (x) }}'
+    model = parse(bodies[place], **({"functions": function, "domains": ', "m" : 1'} if place == "function" else {}))
+    with pytest.raises(InputError, match="quantized already") as refused:
+        plan_quantization(model, QuantizeOptions(), graph_modules(model, "root"))
+    assert f"is a {quantizing}" in refused.value.message
+
+
+def test_selector_that_names_nothing_lists_the_nearest() -> None:
+    """A rule that never applies is a mistake; in a graph without modules it says so."""
+    with pytest.raises(UsageError, match="no module matches 'Gemn'") as refused:
+        plan(PERCEPTRON, per_module={"Gemn": "fp32"})
+    assert "Gemm" in refused.value.hint
+    model = parse(PERCEPTRON)
+    for number, node in enumerate(model.graph):
+        node.metadata_props.clear()
+        node.name = f"n{number}"
+    modules = graph_modules(model, "root")
+    with pytest.raises(UsageError, match="no node of the graph says") as refused:
+        plan_quantization(model, QuantizeOptions(exclude=("Gemm",)), modules)
+    assert "winml retag" in refused.value.hint
+
+
+def test_modules_of_untagged_graph_are_read_from_node_names() -> None:
+    """Scopes are selectors then."""
+    model = parse(PERCEPTRON)
+    for node in model.graph:
+        node.metadata_props.clear()
+    modules = graph_modules(model, "net")
+    assert "node names" == modules.source
+    made = plan_quantization(model, QuantizeOptions(exclude=("gemm",)), modules)
+    assert {"MatMul": "int8", "Gemm": "excluded by gemm"} == precisions(made)
+    assert {"/net/matmul", "/net/gemm"} == {node.tag for node in made.nodes}
+
+
+def test_precision_that_no_mode_reaches_names_both_ways_out() -> None:
+    """Other modes of the precision, and other precisions of the mode."""
+    with pytest.raises(UsageError, match="--precision int4 cannot be reached with --mode dynamic") as refused:
+        plan(PERCEPTRON, precision="int4", mode="dynamic")
+    assert "--mode weight-only" in refused.value.hint
+    assert "dynamic with int8, uint8" in refused.value.hint
+
+
+def test_weight_of_an_outer_graph_counts_in_a_branch() -> None:
+    """A branch reads the initializers of the graph around it."""
+    made = plan(IF.replace("MatMul (h, w2)", "MatMul (h, w1)"))
+    assert 2 == len(made.nodes)
+    assert [1] == [len(names) for names in made.groups().values()]
+
+
+def test_integer_weights_and_vectors_are_no_weights() -> None:
+    """Tables of indices and biases stay, and are not counted as left."""
+    body = f"""m (float[2, 64] x) => (float[2, 64] y, int64[2, 4] z)
+        <{weight("w1", 64, 64)}, {weight("t", 4, 4, dtype="int64")}, int64[2] i = {{0, 1}}, {weight("w_b", 64)}>
+        {{ a = MatMul (x, w1) y = Add (a, w_b) z = Gather (t, i) }}"""
+    assert ["MatMul"] == [node.operator for node in plan(body).nodes]
