@@ -193,6 +193,8 @@ def stop(task):
     signal.raise_signal(signal.SIGINT)
 
 name = sys.argv.pop(1)
+# As in a terminal: where the tests run in the background, their processes ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 stages = tuple(dataclasses.replace(stage, work=stop) if stage.name == name else stage for stage in build_stages.STAGES)
 build.run_build.__kwdefaults__["stages"] = stages
 main()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from transformers.integrations import sdpa_attention
 
 from e2e.workplace import Workplace
 
@@ -49,16 +50,28 @@ def test_readme_command_works_as_it_stands(
 
 
 def test_readme_tree_is_what_the_command_prints(workplace: Workplace, minilm_folder: Path) -> None:
-    """Every line of the tree and of the summary, but for sizes and differences, which depend on the machine."""
+    """Every line of the tree and of the summary, but for sizes and differences, which depend on the machine.
+
+    An older transformers exports other numbers of nodes; with it, the lines are compared without these.
+    """
     outcome = workplace.export(*_arguments(SHOWN, minilm_folder))
     assert 0 == outcome.code, outcome.err
     depends = ("verified", "wrote")
     shown = [line for line in ANSWER if "…" not in line and not line.startswith(depends)]
     printed = outcome.out.splitlines()
-    assert [] == [line for line in shown if line not in printed]
+    assert [] == _missing_lines(shown, printed)
     beginnings = [line.partition(" ")[0] for line in printed if line.startswith(depends)]
     assert ["verified", "wrote", "wrote"] == beginnings
     onnx.checker.check_model(workplace.folder / "model.onnx", full_check=True)
+
+
+def _missing_lines(shown: list[str], printed: list[str]) -> list[str]:
+    """Return the lines of README that are not printed; numbers of nodes count where transformers makes as many."""
+    if hasattr(sdpa_attention, "pack_gqa"):
+        return [line for line in shown if line not in printed]
+    counted = re.compile(r"\b\d+(?= nodes\b| own\b| of \d+ nodes\b| %\))|(?<=direct )\d+")
+    bare = [counted.sub("…", line) for line in printed]
+    return [line for line in shown if counted.sub("…", line) not in bare]
 
 
 def test_factory_of_an_importable_module_is_found_from_the_current_directory(workplace: Workplace, nets: Path) -> None:

@@ -90,6 +90,7 @@ CLOSED = {
     "image_utils.py": "values of inputs by address: of processors and pipelines only, which are not built",
     "video_utils.py": "values of inputs by address: of processors and pipelines only, which are not built",
     "models/perception_lm": "an example in a docstring",
+    "models/qwen2_audio": "an example in a docstring",
     "testing_utils.py": "transformers' own tests",
     "cli": "commands of transformers; not used",
     "dynamic_module_utils.py": "own code: load/checkpoints/config.py decides, and refuses code of other repositories",
@@ -108,6 +109,7 @@ CLOSED = {
     "models/yoso": "kernels: hub_kernels.get_kernel is replaced",
     "models/rag": "pickles of its retriever, which is not built",
     "pipelines": "not used",
+    "quantizers/quantizer_mxfp4.py": "kernels: hub_kernels.get_kernel is replaced",
     "utils": "helpers of the above; the network is closed",
 }
 """Place in transformers that could fetch or run something → why a checkpoint does not get there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ EVERYWHERE: Mapping[str, Callable[[Path, Path], object]] = {
 FURTHER: Mapping[str, Callable[[Path, Path], object]] = {
     "level basic": optimized(level="basic"),
     "onnxslim": retagged(onnxslim),
-    "onnxsim": retagged(onnxsim),
+    # It asks for Python 3.11.
+    **({"onnxsim": retagged(onnxsim)} if sys.version_info >= (3, 11) else {}),
     "onnxscript": retagged(onnxscript_fusions),
 }
 TOOLS: Mapping[str, Mapping[str, Callable[[Path, Path], object]]] = {

@@ -77,6 +77,33 @@ def test_kernels_of_other_threads_are_not_inside(tmp_path: Path) -> None:
     assert profile.outside_us == 0
 
 
+@pytest.mark.parametrize(
+    "name",
+    ['a"b', "a\\b", "a\nb", "a\r\nb\x1b[31m", 'a"}, {"x', "a\\u0041\n", 'a","args" :'],
+    ids=["quote", "backslash", "line end", "escape sequence", "object", "escape", "key"],
+)
+def test_name_is_read_as_it_stands_where_it_is_not_escaped(tmp_path: Path, name: str) -> None:
+    """ONNX Runtime 1.23 writes names of nodes without escaping them, which makes the file no JSON."""
+    head = '{"cat" : "Node","pid" :1,"tid" :1,"dur" :5,"ts" :%d,"ph" : "X","name" :"%s","args" : {%s}}'
+    kernels = [
+        head % (start, f"{node}_kernel_time", '"op_name" : "Sin","input_type_shape" : [{"float":[2]}]')
+        for start, node in ((1, name), (7, "'\""), (13, "plain"))
+    ]
+    path = tmp_path / "profile.json"
+    events = ",\n".join([head % (0, "model_run", ""), *kernels])
+    path.write_bytes(f"[\n{events}\n]\n".encode())
+    assert [name, "'\"", "plain"] == [kernel.node for kernel in read_profile(path).kernels]
+
+
+@pytest.mark.parametrize("text", ["", '[{"ph" : "X","name" :"a","args" : {"b" : "c"d"}}]', '[{"ph" : "X"'])
+def test_profile_that_is_no_json_is_an_error(tmp_path: Path, text: str) -> None:
+    """Neither empty nor cut off, nor where another value than a name is not escaped."""
+    path = tmp_path / "profile.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(MeasureError, match="no JSON: "):
+        read_profile(path)
+
+
 def test_warm_up_runs_are_left_out(tmp_path: Path) -> None:
     """Runs are counted from the first that is measured."""
     events = [

@@ -77,14 +77,14 @@ def test_commit_failing_midway_puts_earlier_files_back(
     targets = [tmp_path / name for name in ("first", "second", "third")]
     for target in targets[:2]:
         target.write_text(f"earlier {target.name}")
-    replace = os.replace
+    replace = Path.replace
 
-    def failing(source: Path, target: Path) -> None:
-        if target == targets[1] and Path(source).read_text() == "new":
+    def failing(source: Path, target: Path) -> Path:
+        if target == targets[1] and source.read_text() == "new":
             raise error
-        replace(source, target)
+        return replace(source, target)
 
-    monkeypatch.setattr(files_module.os, "replace", failing)
+    monkeypatch.setattr(Path, "replace", failing)
 
     def commit_all() -> None:
         with OutputFiles() as files:
@@ -105,12 +105,12 @@ def test_earlier_files_that_cannot_be_put_back_are_not_lost(tmp_path: Path, monk
     targets = [tmp_path / name for name in ("first", "second")]
     for target in targets:
         target.write_text(f"earlier {target.name}")
-    replace = os.replace
+    replace = Path.replace
 
-    def failing(source: Path, target: Path) -> None:
-        if target == targets[0] or "earlier" in Path(source).parts:
+    def failing(source: Path, target: Path) -> Path:
+        if target == targets[0] or "earlier" in source.parts:
             raise OSError(errno.EIO, "Input/output error")
-        replace(source, target)
+        return replace(source, target)
 
     def commit_both() -> None:
         with OutputFiles() as files:
@@ -119,7 +119,7 @@ def test_earlier_files_that_cannot_be_put_back_are_not_lost(tmp_path: Path, monk
             files.commit()
 
     with monkeypatch.context() as patch:
-        patch.setattr(files_module.os, "replace", failing)
+        patch.setattr(Path, "replace", failing)
         with pytest.raises(WriteError, match="Input/output error"):
             commit_both()
     refuse_existing([tmp_path / "other"], overwrite=True)
