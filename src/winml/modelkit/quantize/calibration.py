@@ -164,8 +164,8 @@ class _Histograms:
 
     def _span(self, name: str) -> tuple[float, float]:
         """Return the ends of the bins: zero is in the middle, as the methods want it."""
-        largest = max(map(abs, self._extremes[name])) or 1.0
-        return -largest, largest
+        bound = max(map(abs, self._extremes[name])) or 1.0
+        return -bound, bound
 
 
 def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:

@@ -82,9 +82,10 @@ def scale_of_range(low: float, high: float, bits: int) -> tuple[Array, Array]:
         bits: 8 or 16.
     """
     dtype = np.dtype(np.uint8 if bits == 8 else np.uint16)
+    steps = 2**bits - 1
     low, high = min(low, 0.0), max(high, 0.0)
-    scale = np.float32((high - low) / np.iinfo(dtype).max)
+    scale = np.float32((high - low) / steps)
     if not scale > 0:
         return np.array(1, np.float32), np.array(0, dtype)
-    zero = min(max(round(-low / float(scale)), 0), np.iinfo(dtype).max)
+    zero = min(max(round(-low / float(scale)), 0), steps)
     return np.array(scale, np.float32), np.array(zero, dtype)

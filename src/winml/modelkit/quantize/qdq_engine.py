@@ -9,7 +9,7 @@ makes it, those of a weight, of a bias or of a graph input to the module that re
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -87,7 +87,7 @@ class _Rewriting:
         for node in layers:
             replaced = [value for value in node.inputs if value is not None and value.is_initializer()]
             self._quantize_layer(node)
-            self._remove_unused(replaced)
+            _remove_unused(self._graph, replaced)
         # Now: what a table was found to hold is a new value of the old name.
         values = {value.name: value for value in self._graph.inputs}
         values |= {value.name: value for node in self._graph for value in node.outputs}
@@ -96,13 +96,6 @@ class _Rewriting:
         for node in self._graph:
             if node.name in self._task.placement.companions:
                 self._record(node, "operator")
-
-    def _remove_unused(self, weights: Sequence[ir.Value]) -> None:
-        for value in weights:
-            if value.name in self._graph.initializers and not (
-                value.uses() or value.is_graph_output() or value.is_graph_input()
-            ):
-                del self._graph.initializers[value.name]
 
     def _scale_of(self, item: QuantizedValue) -> tuple[ir.Value, ir.Value]:
         if item.same_as:
@@ -118,7 +111,7 @@ class _Rewriting:
         """Put the pair behind the node that makes a value, and let its readers read what comes out."""
         uses = [use for use in value.uses() if item.readers is None or use.node.name in item.readers]
         maker = value.producer()
-        tag = read_tag(maker) if maker is not None else self._common_tag([use.node for use in uses])
+        tag = read_tag(maker) if maker is not None else _common_tag([use.node for use in uses], self._modules)
         scale, zero_point = self._scales[item.name]
         quantize = self._node("QuantizeLinear", [value, scale, zero_point], item.name, tag, "activation")
         dequantize = self._node(
@@ -162,9 +155,9 @@ class _Rewriting:
             known = self._dequantized[name, axis]
             if least is None or np.all(known[1].scale >= least):
                 return known
-        integers = self._integers_of(weight, axis, least)
+        integers = _integers_of(weight, axis, least, self._task)
         stored, scale, zero_point = self._stored(name, integers)
-        tag = self._common_tag([use.node for use in weight.uses() if use.node.name in self._task.nodes])
+        tag = _common_tag([use.node for use in weight.uses() if use.node.name in self._task.nodes], self._modules)
         dequantize = self._node("DequantizeLinear", [stored, scale, zero_point], name, tag, "weight", axis=axis)
         dequantize.outputs[0].shape, dequantize.outputs[0].type = weight.shape, weight.type
         self._graph.insert_before(node, [dequantize])
@@ -177,7 +170,7 @@ class _Rewriting:
         assert table is not None  # it is what weight_operand found
         name = table.name or ""
         if (name, None) not in self._tables:
-            self._tables[name, None] = self._stored(name, self._integers_of(table, None, None))
+            self._tables[name, None] = self._stored(name, _integers_of(table, None, None, self._task))
         stored, scale, zero_point = self._tables[name, None]
         node.replace_input_with(operand, stored)
         found = node.outputs[0]
@@ -203,25 +196,6 @@ class _Rewriting:
         for index, output in enumerate(self._graph.outputs):
             if output is value:
                 self._graph.outputs[index] = result
-
-    def _integers_of(self, weight: ir.Value, axis: int | None, least: Array | None) -> IntegerWeight:
-        tensor = weight.const_value
-        assert tensor is not None  # an initializer of the main graph has one
-        values = np.asarray(tensor.numpy())
-        if not np.isfinite(values).all():
-            raise QuantizeError(
-                f"weight {weight.name} has NaN or infinite values",
-                hint="Check the checkpoint, or exclude its module (--exclude).",
-            )
-        # Specified: ONNX Runtime's integer kernels take one zero point for all channels, hence the middle.
-        is_symmetric = axis is not None or self._task.is_symmetric is not False
-        return quantize_weight(
-            values,
-            is_signed=self._task.precision.signed_weights,
-            axis=axis,
-            is_symmetric=is_symmetric,
-            least_scale=least,
-        )
 
     def _stored(self, name: str, integers: IntegerWeight) -> tuple[ir.Value, ir.Value, ir.Value]:
         return (
@@ -281,12 +255,42 @@ class _Rewriting:
         self._names.add(name)
         return name
 
-    def _common_tag(self, nodes: Sequence[ir.Node]) -> NodeTag | None:
-        tags = {tag.tag: tag for node in nodes if (tag := read_tag(node)) is not None}
-        if len(tags) <= 1:
-            return next(iter(tags.values()), None)
-        common = address.common_ancestor(list(tags))
-        return NodeTag(common, self._modules.get(common, ""), "inherited")
+
+def _remove_unused(graph: ir.Graph, weights: Sequence[ir.Value]) -> None:
+    """Remove those of the weights that nothing reads any more, in place."""
+    for value in weights:
+        if value.uses() or value.is_graph_output() or value.is_graph_input():
+            continue
+        graph.initializers.pop(value.name or "", None)
+
+
+def _common_tag(nodes: Sequence[ir.Node], modules: Mapping[str, str]) -> NodeTag | None:
+    """Return the tag of the deepest module that contains all of the nodes."""
+    tags = {tag.tag: tag for node in nodes if (tag := read_tag(node)) is not None}
+    if len(tags) <= 1:
+        return next(iter(tags.values()), None)
+    common = address.common_ancestor(list(tags))
+    return NodeTag(common, modules.get(common, ""), "inherited")
+
+
+def _integers_of(weight: ir.Value, axis: int | None, least: Array | None, task: EngineTask) -> IntegerWeight:
+    """Return a weight as integers.
+
+    Raises:
+        QuantizeError: it has values that are not finite.
+    """
+    tensor = weight.const_value
+    assert tensor is not None  # an initializer of the main graph has one
+    values = np.asarray(tensor.numpy())
+    if not np.isfinite(values).all():
+        raise QuantizeError(
+            f"weight {weight.name} has NaN or infinite values",
+            hint="Check the checkpoint, or exclude its module (--exclude).",
+        )
+    # Specified: ONNX Runtime's integer kernels take one zero point for all channels, hence the middle.
+    is_symmetric = axis is not None or task.is_symmetric is not False
+    is_signed = task.precision.signed_weights
+    return quantize_weight(values, is_signed=is_signed, axis=axis, is_symmetric=is_symmetric, least_scale=least)
 
 
 def _channel_axis(node: ir.Node, operand: int) -> int | None:

@@ -132,7 +132,7 @@ class _Placing:
     def _make(self, node: ir.Node) -> None:
         """Let a node make a quantized value: its own, or that of the activation that is all that reads it."""
         value = node.outputs[0]
-        uses = value.uses()
+        uses = list(value.uses())
         if len(uses) == 1 and not value.is_graph_output():
             reader = uses[0].node
             if reader.op_type in ACTIVATIONS and uses[0].idx == 0 and reader.name in self._allowed:

@@ -88,7 +88,7 @@ class Session:
             optimized_path: Write the graph as it is executed to this file.
             data_folder: Folder of the data files of a model given as bytes.
             name: Name of a model given as bytes, for messages.
-            prepack: Let kernels keep a copy of their weights in the order they read them: faster, and twice the memory.
+            prepack: Let kernels keep weights a second time, in the order they read them, which is faster.
 
         Raises:
             UsageError: a provider is not part of the installed ONNX Runtime.
@@ -96,15 +96,9 @@ class Session:
                 reason.
         """
         self.name = (name or "the model in memory") if isinstance(model, bytes) else os.fspath(model)
-        if unknown := [name for name in providers if name not in ort.get_available_providers()]:
-            raise UsageError(
-                f"execution provider {unknown[0]} is not part of the installed ONNX Runtime",
-                hint=f"Available: {', '.join(ort.get_available_providers())}.",
-            )
-        options = _session_options(optimize=optimize, threads=threads)
+        _refuse_unknown(providers)
+        options = _session_options(optimize=optimize, threads=threads, prepack=prepack)
         _request_files(options, profile_prefix, optimized_path, data_folder)
-        if not prepack:
-            options.add_session_config_entry("session.disable_prepacking", "1")
         try:
             self._session = ort.InferenceSession(
                 model if isinstance(model, bytes) else os.fspath(model),
@@ -259,7 +253,7 @@ def run_onnx(
     return Session(model, providers=providers, optimize=optimize).run(feeds)
 
 
-def _session_options(*, optimize: bool, threads: int | None) -> ort.SessionOptions:
+def _session_options(*, optimize: bool, threads: int | None, prepack: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = SEVERITY_FATAL
     level = ort.GraphOptimizationLevel
@@ -269,6 +263,8 @@ def _session_options(*, optimize: bool, threads: int | None) -> ort.SessionOptio
         options.add_session_config_entry("session.disable_prepacking", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
+    if not prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     return options
 
 
@@ -290,6 +286,14 @@ def _request_files(
     if data_folder is not None:
         folder = os.fspath(data_folder)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+
+
+def _refuse_unknown(providers: Sequence[str]) -> None:
+    if unknown := [name for name in providers if name not in ort.get_available_providers()]:
+        raise UsageError(
+            f"execution provider {unknown[0]} is not part of the installed ONNX Runtime",
+            hint=f"Available: {', '.join(ort.get_available_providers())}.",
+        )
 
 
 def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
