@@ -255,7 +255,7 @@ def _optimized_words(result: OptimizedFile) -> str:
     return f"from {result.before.nodes}{f': {fired}' if fired else ''}"
 
 
-def quantization_record(options: QuantizeOptions) -> dict[str, Any]:
+def _quantization_record(options: QuantizeOptions) -> dict[str, Any]:
     """Return what decides the result of a quantization as JSON values; of rules, the order decides."""
     record = options.model_dump(mode="json", exclude_none=True)
     return {**record, "per_module": [list(rule) for rule in options.per_module.items()]}
@@ -263,7 +263,7 @@ def quantization_record(options: QuantizeOptions) -> dict[str, Any]:
 
 def _quantize_options(plan: BuildPlan) -> dict[str, Any]:
     assert plan.config.quant is not None  # skipped otherwise
-    return {"quant": quantization_record(quantize_options(plan.config.quant)), "verify": plan.verify}
+    return {"quant": _quantization_record(quantize_options(plan.config.quant)), "verify": plan.verify}
 
 
 def _idle_quantization(config: WinMLBuildConfig) -> str:
