@@ -1,6 +1,6 @@
 """Tensors that become 16-bit floating point when they are written.
 
-A finite value beyond the range of float16 becomes the end of the range, and one that would round to zero the nearest one
+A finite value beyond the range of float16 becomes the end of the range, and one that would round to zero the nearest
 that is not, so that masks stay finite and nothing is divided by zero. How many were beyond the range is counted.
 """
 
