@@ -1,7 +1,7 @@
 """Tensors that become 16-bit floating point when they are written.
 
-A value beyond the largest finite float16 becomes that one, and one too small for it the smallest that is not zero, so
-that masks stay finite and nothing is divided by zero. How many were beyond is counted.
+A finite value beyond the range of float16 becomes the end of the range, and one that would round to zero the nearest
+that is not, so that masks stay finite and nothing is divided by zero. How many were beyond the range is counted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["HalfTensor", "clipped_values"]
 
 Array = NDArray[Any]
 
-LARGEST = float(np.finfo(np.float16).max)
-SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
+HALF_END = float(np.finfo(np.float16).max)
+HALF_STEP = float(np.finfo(np.float16).smallest_subnormal)
 
 
 class HalfTensor(ir.LazyTensor):
@@ -54,13 +54,13 @@ class HalfTensor(ir.LazyTensor):
     def _narrowed(self, values: Array) -> Array:
         if self.dtype == ir.DataType.BFLOAT16:
             return values.astype(self.dtype.numpy())  # the range of float32
-        beyond = np.isfinite(values) & (np.abs(values) > LARGEST)
+        beyond = np.isfinite(values) & (np.abs(values) > HALF_END)
         self.clipped += int(np.count_nonzero(beyond))
         with np.errstate(over="ignore"):
             halves = values.astype(np.float16)
-        halves[beyond] = np.copysign(LARGEST, values[beyond])
+        halves[beyond] = np.copysign(HALF_END, values[beyond])
         vanished = (halves == 0) & (values != 0)
-        halves[vanished] = np.copysign(SMALLEST, values[vanished])
+        halves[vanished] = np.copysign(HALF_STEP, values[vanished])
         return halves
 
 

@@ -219,7 +219,7 @@ def _range_notes(model: ir.Model) -> tuple[str, ...]:
     count = clipped_values(model)
     if not count:
         return ()
-    return (f"{count} value(s) of weights were beyond the range of float16 and became its largest, 65504.",)
+    return (f"{count} value(s) of weights were beyond the range of float16 and became its end, 65504.",)
 
 
 def graph_modules(model: ir.Model, root: str) -> GraphModules:

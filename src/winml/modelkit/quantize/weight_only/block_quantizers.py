@@ -123,7 +123,7 @@ def _product_node() -> onnx.NodeProto:
 
 
 def _arrays(product: onnx.NodeProto, initializers: Iterable[onnx.TensorProto]) -> list[Array]:
-    arrays = {tensor.name: ir.from_proto(tensor).numpy() for tensor in initializers}
+    arrays = {tensor.name: ir.serde.deserialize_tensor(tensor).numpy() for tensor in initializers}
     return [arrays[name] for name in product.input[1:]]
 
 

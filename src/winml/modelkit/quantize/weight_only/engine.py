@@ -177,7 +177,9 @@ class _Packing:
         while name in self._graph.initializers:
             number += 1
             name = f"{tensor.name}_{number}"
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
+        value = ir.Value(
+            name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
+        )
         self._graph.register_initializer(value)
         return value
 
