@@ -13,8 +13,8 @@ INT8, UINT8 = ir.DataType.INT8, ir.DataType.UINT8
 
 
 def integer_range(dtype: ir.DataType, *, symmetric: bool) -> IntegerRange:
-    smallest, largest = get_qmin_qmax_for_qType(dtype.value, symmetric=symmetric)
-    return IntegerRange(dtype, int(smallest), int(largest), symmetric)
+    minimum, maximum = get_qmin_qmax_for_qType(dtype.value, symmetric=symmetric)
+    return IntegerRange(dtype, int(minimum), int(maximum), symmetric)
 
 
 def weight(dtype: str = "float32", shape: tuple[int, ...] = (6, 5)) -> np.ndarray:

@@ -89,8 +89,8 @@ class _LazyWeightQuantizer(ONNXQuantizer):  # type: ignore[misc]  # onnxruntime 
         tensor = self.weights.get(weight.name) or ir.serde.deserialize_tensor(weight)
         is_weight_type = integer_type == self.weight_qType
         symmetric = self.is_weight_symmetric(integer_type) if is_weight_type else self.is_activation_symmetric
-        smallest, largest = map(int, get_qmin_qmax_for_qType(integer_type, symmetric=symmetric))
-        integers = IntegerRange(ir.DataType(integer_type), smallest, largest, bool(symmetric))
+        minimum, maximum = map(int, get_qmin_qmax_for_qType(integer_type, symmetric=symmetric))
+        integers = IntegerRange(ir.DataType(integer_type), minimum, maximum, bool(symmetric))
         scales = measure_scales(tensor, axis, integers)
         names = (f"{weight.name}{TENSOR_NAME_QUANT_SUFFIX}", f"{weight.name}_zero_point", f"{weight.name}_scale")
         self.model.initializer_extend(

@@ -28,8 +28,8 @@ class IntegerRange:
     """The integers a weight may become."""
 
     dtype: ir.DataType
-    smallest: int
-    largest: int
+    minimum: int
+    maximum: int
     is_symmetric: bool
     """Whether the range of the weight is widened to be the same on both sides of zero."""
 
@@ -72,11 +72,11 @@ def measure_scales(weight: ir.TensorProtocol, axis: int | None, integers: Intege
         high = np.maximum(-low, high)
         low = -high
     # In float64, as ONNX Runtime computes it: a finite range may not fit the dtype.
-    exact = (high.astype(np.float64) - low.astype(np.float64)) / (integers.largest - integers.smallest)
+    exact = (high.astype(np.float64) - low.astype(np.float64)) / (integers.maximum - integers.minimum)
     is_zero = exact < np.finfo(values.dtype).tiny
     safe = np.where(is_zero, 1.0, exact)
-    middle = np.round((integers.smallest + integers.largest) / 2)
-    zero_points = middle if integers.is_symmetric else np.round(integers.smallest - low / safe)
+    middle = np.round((integers.minimum + integers.maximum) / 2)
+    zero_points = middle if integers.is_symmetric else np.round(integers.minimum - low / safe)
     return WeightScales(
         safe.astype(values.dtype),
         np.where(is_zero, 0, zero_points).astype(integers.dtype.numpy()),
@@ -107,6 +107,6 @@ def _integers_of(values: Array, scales: WeightScales) -> Array:
         piece = rows[part].astype(np.float32) / scale[here]
         np.rint(piece, out=piece)
         piece += zero_point[here]
-        np.clip(piece, scales.integers.smallest, scales.integers.largest, out=piece)
+        np.clip(piece, scales.integers.minimum, scales.integers.maximum, out=piece)
         integers[part] = piece
     return integers.reshape(values.shape)
