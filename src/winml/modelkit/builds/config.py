@@ -188,7 +188,7 @@ def _with_named_precision(value: Any) -> tuple[Any, tuple[str, ...]]:
     """Return a config with the precision under its present name, and what was changed."""
     section = value.get("quant") if isinstance(value, dict) else None
     bits = section.get("precision") if isinstance(section, dict) else None
-    if not isinstance(bits, str) or bits not in _NAMES_OF_BITS:
+    if not isinstance(section, dict) or not isinstance(bits, str) or bits not in _NAMES_OF_BITS:
         return value, ()
     name = _NAMES_OF_BITS[bits]
     return {**value, "quant": {**section, "precision": name}}, (f"quant.precision {bits} is now called {name}",)

@@ -15,7 +15,7 @@ from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.quantization import idle_quantization, quantize_options
 from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, export_outcomes
 from winml.modelkit.quantize.precisions import MODES
-from winml.modelkit.results.build_manifest import StageRecord
+from winml.modelkit.results.build_manifest import StageName, StageRecord
 
 if TYPE_CHECKING:
     from winml.modelkit.flows.graph_file import GraphWork
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["handed_over_stages"]
 
-_TAKER = "quantize"
+_TAKER: StageName = "quantize"
 
 
 def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage, ...]:

@@ -29,10 +29,15 @@ from winml.modelkit.quantize.weight_separation import with_own_weights
 
 __all__ = ["quantize_dynamically"]
 
+_INFERRED_KEY = "onnx.infer"
+"""Specified: key of the model's metadata by which ONNX Runtime's quantizer knows that shapes are inferred."""
+
 
 def quantize_dynamically(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return the model with the named nodes in 8 bits; the given model is not changed."""
     sent = with_own_weights(gemms_as_products(to_weightless(model), task.nodes), task.nodes)
+    # Otherwise the quantizer infers shapes by way of a folder of temporary files, which stays there if it is killed.
+    sent.proto.metadata_props.add(key=_INFERRED_KEY, value="onnxruntime.quant")
     weight_type = QuantType.QInt8 if task.precision.signed_weights else QuantType.QUInt8
     options = {
         "MatMulConstBOnly": True,
@@ -57,7 +62,9 @@ def quantize_dynamically(model: ir.Model, task: EngineTask) -> ir.Model:
         quantizer.static = False
         quantizer.weights = sent.weights
         returned = quantizer.quantize_model()
-    return from_weightless(WeightlessProto(sent.proto, {**sent.weights, **quantizer.integers}), returned)
+    made = from_weightless(WeightlessProto(sent.proto, {**sent.weights, **quantizer.integers}), returned)
+    made.metadata_props.pop(_INFERRED_KEY, None)
+    return made
 
 
 class _LazyWeightQuantizer(ONNXQuantizer):  # type: ignore[misc]  # onnxruntime has no types

@@ -126,7 +126,8 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
                 others.setdefault((mode, requested), set()).add(node.name)
             continue
         if mode is not None and (obstacle := _obstacle(node, weight, mode, options, is_inner=is_inner)):
-            mode, reason = None, obstacle + _other_modes(node, requested, mode)
+            reason = obstacle + _other_modes(node, requested, mode)
+            mode = None
         reason = reason if mode is None else ""
         planned.append(PlannedNode(node.name, node.op_type, tag, requested, mode, reason, weight is not None))
     plan = QuantizationPlan(tuple(planned), {key: frozenset(names) for key, names in others.items()})

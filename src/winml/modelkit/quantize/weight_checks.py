@@ -71,8 +71,9 @@ def shared_weight_notes(model: ir.Model, reached: Collection[str], quantized: ir
             continue
         readers = sorted({node.name or node.op_type for node, _ in rest.uses()})
         others = " and others" if len(readers) > 2 else ""
+        size = size_words(rest.const_value.nbytes)
         notes.append(
-            f"Weight {weight.name} ({size_words(rest.const_value.nbytes)}) is kept as it was beside its quantized "
-            f"form, for {', '.join(readers[:2])}{others}."
+            f"Weight {weight.name} ({size}) is kept as it was beside its quantized form, for "
+            f"{', '.join(readers[:2])}{others}."
         )
     return tuple(notes)

@@ -134,13 +134,15 @@ def _boundaries(module: OnnxModule, parts: ModuleParts, position: Mapping[ir.Nod
             continue
         inputs = dict.fromkeys(map(_as_float, item.result.inputs))
         outputs = [value for value in dict.fromkeys(map(_as_float, item.result.outputs)) if value.dtype in _FLOATS]
-        producers = [position[producer] for value in outputs if (producer := value.producer()) in position]
+        producers = [
+            position[maker] for value in outputs if (maker := value.producer()) is not None and maker in position
+        ]
         found.append(
             ModuleBoundary(
                 identity,
                 tuple(str(value.name) for value in inputs),
                 tuple(str(value.name) for value in outputs),
-                max(producers, default=0),
+                max((position[maker] for maker in makers if maker in position), default=0),
                 "" if outputs else "it computes no floating-point value that others read",
             )
         )

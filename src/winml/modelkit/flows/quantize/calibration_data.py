@@ -209,7 +209,7 @@ def _tokenized(path: Path, folder: Path, inputs: Sequence[GraphInput]) -> Iterat
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)  # type: ignore[no-untyped-call]
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise InputError(f"the tokenizer in {folder} cannot be read: {error}", hint="Give .npz files.") from error
     batch, length = _fixed_sizes(inputs)

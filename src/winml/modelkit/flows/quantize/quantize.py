@@ -40,6 +40,9 @@ from winml.modelkit.words import size_words
 
 __all__ = ["Quantization", "graph_modules", "quantize_file", "quantize_onnx"]
 
+_FOLDING = ("conv_batch_norm_fusion", "matmul_batch_norm_fusion")
+"""Capabilities of the optimizer that compute a batch normalization into the weights before it."""
+
 EXTERNAL_BYTES = 32_000_000
 """As for an optimized file: a session that maps its weights is there sooner than one that parses them."""
 
@@ -173,7 +176,7 @@ class Quantization(GraphWork[QuantizeResult]):
         """Compute batch normalizations into the weights before them: no integer kernel computes one."""
         if not any(node.op_type == "BatchNormalization" for node in model.graph):
             return model
-        folded = optimize(model, OptimizeOptions(conv_batch_norm_fusion=True, matmul_batch_norm_fusion=True))
+        folded = optimize(model, parse_options(OptimizeOptions, dict.fromkeys(_FOLDING, True), "folding"))
         count = sum(folded.fired.values())
         if count:
             self.notes.append(f"{count} batch normalizations were computed into the weights of the layers before them.")

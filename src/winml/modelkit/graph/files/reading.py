@@ -87,7 +87,8 @@ def read_referring(path: Path) -> onnx.ModelProto:
         tensor = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
         for key, value in entries:
             tensor.external_data.add(key=key, value=value)
-        return tensor.SerializeToString()
+        content: bytes = tensor.SerializeToString()
+        return content
 
     return _read(path, refer)
 
