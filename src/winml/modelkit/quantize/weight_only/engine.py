@@ -152,7 +152,7 @@ class _Packing:
         if key not in self._packed:
             matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
             readers = {node.op_type for node, _ in operand.value.uses() if node.name in self._task.nodes}
-            form = block_form(self._task, matrix.depth, is_table="Gather" in readers and operand.is_transposed)
+            form = _block_form(self._task, matrix.depth, is_table="Gather" in readers and operand.is_transposed)
             weight = PackedWeight(matrix, form, key[0], self._desk)
             self._packed[key] = _Packed(weight, tuple(self._registered(tensor) for tensor in weight.tensors()))
         return self._packed[key]
@@ -184,7 +184,7 @@ class _Packing:
         return value
 
 
-def block_form(task: EngineTask, depth: int, *, is_table: bool) -> BlockForm:
+def _block_form(task: EngineTask, depth: int, *, is_table: bool) -> BlockForm:
     """Return how a task wants a weight to be kept.
 
     Args:
