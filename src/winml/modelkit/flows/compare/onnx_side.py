@@ -134,9 +134,7 @@ def _boundaries(module: OnnxModule, parts: ModuleParts, position: Mapping[ir.Nod
             continue
         inputs = dict.fromkeys(map(_as_float, item.result.inputs))
         outputs = [value for value in dict.fromkeys(map(_as_float, item.result.outputs)) if value.dtype in _FLOATS]
-        producers = [
-            position[maker] for value in outputs if (maker := value.producer()) is not None and maker in position
-        ]
+        makers = [maker for value in outputs if (maker := value.producer()) is not None]
         found.append(
             ModuleBoundary(
                 identity,
