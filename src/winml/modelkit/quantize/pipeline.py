@@ -32,7 +32,7 @@ from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_
 from winml.modelkit.quantize.weight_checks import has_non_finite_scales, refuse_non_finite_weights, shared_weight_notes
 from winml.modelkit.quantize.weight_only.engine import quantize_weights
 
-__all__ = ["QuantizeResult", "quantize"]
+__all__ = ["QuantizeResult", "RangeSource", "quantize"]
 
 
 @dataclass(frozen=True)

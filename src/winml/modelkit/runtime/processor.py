@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-__all__ = ["has_integer_dot_products", "is_x86"]
+__all__ = ["flags_have_dot_products", "has_integer_dot_products", "is_x86"]
 
 DOT_PRODUCT_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})
 """Specified: how Linux calls VNNI of AVX-512 and of AVX2, and the dot product of Arm, in ``/proc/cpuinfo``."""

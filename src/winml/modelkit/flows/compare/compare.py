@@ -25,7 +25,7 @@ from winml.modelkit.results.model_comparison import ComparedModule, ComparedOutp
 from winml.modelkit.runtime.graph_inputs import graph_inputs
 from winml.modelkit.runtime.opened_model import RunOptions, Values, values_for
 
-__all__ = ["CompareOptions", "compare_models"]
+__all__ = ["CompareOptions", "Side", "compare_models"]
 
 Array = NDArray[Any]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch.utils import _pytree
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
@@ -96,8 +95,8 @@ class TorchSide:
         def hook(path: str) -> Any:
             def after(_module: Any, _arguments: Any, output: Any) -> None:
                 calls[path] = calls.get(path, 0) + 1
-                leaves = [leaf for leaf in _pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-                for index, tensor in enumerate(leaf for leaf in leaves if leaf.is_floating_point()):
+                returned = (tensor for tensor in _tensors_in(output) if tensor.is_floating_point())
+                for index, tensor in enumerate(returned):
                     keep(self.value_name(path, calls[path], index), tensor)
 
             return after
@@ -113,3 +112,15 @@ def opened_torch_side(request: ModelRequest) -> Iterator[TorchSide]:
     """Load a model with its weights, for the time of the block."""
     with prepared_part(load_model(request).only_part) as prepared, with_values(prepared) as weighted:
         yield TorchSide(weighted, request.model or "the model")
+
+
+def _tensors_in(output: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in what a module returns, in order: of tuples, lists and mappings, and of records of them."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from _tensors_in(value)
+    elif isinstance(output, (tuple, list)):
+        for value in output:
+            yield from _tensors_in(value)
