@@ -258,13 +258,11 @@ def _session_options(*, optimize: bool, threads: int | None, prepack: bool) -> o
     options.log_severity_level = SEVERITY_FATAL
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    if not optimize:
+    if not (optimize and prepack):
         # Weights laid out for this processor are a second copy, which pays off after many runs only.
         options.add_session_config_entry("session.disable_prepacking", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
-    if not prepack:
-        options.add_session_config_entry("session.disable_prepacking", "1")
     return options
 
 
