@@ -160,6 +160,9 @@ def test_renamed_weights_and_modules_are_matched(before: Path, tmp_path: Path) -
 def test_types_operators_and_interface_are_told(before: Path, tmp_path: Path) -> None:
     """A weight of another type shows in the operators, the types and the bytes of its module."""
     (module,) = diff_models(before, saved(build(half), tmp_path / "half.onnx")).modules
+    assert [(item.status, item.renamed_from, item.before, item.after) for item in module.weights] == [
+        ("changed", "w_2", "float32[40, 40]", "float16[40, 40]")
+    ]
     assert dict(module.operators) == {"Cast": (0, 1)}
     assert dict(module.dtypes) == {"float32": (6400, 0), "float16": (0, 3200)}
     assert module.size_bytes == (6400, 3200)

@@ -156,3 +156,30 @@ def test_other_inputs_are_refused_unless_they_are_mapped(exported: Path, tmp_pat
     assert name in refusal.value.message
     mapped = CompareOptions(run, names={name: "renamed"}, threshold=1e-6)
     assert compare_models(exported / "plain.onnx", tmp_path / "renamed.onnx", mapped).is_within
+
+
+def test_module_that_is_fed_something_wrong_is_not_blamed(exported: Path, tmp_path: Path) -> None:
+    """An activation makes more of a wrong value before it; the module that computed the value is named."""
+    model = onnx.load(exported / "plain.onnx")
+    weights = {item.name: item for item in model.graph.initializer}
+    modules = {node.name: _module_of(node) for node in model.graph.node}
+    for node in model.graph.node:
+        inner = [path for path in modules.values() if path.startswith(f"{modules[node.name]}.")]
+        names = [name for name in node.input if name in weights and len(weights[name].dims) == 2]
+        # A product whose module also calls an activation on what it computes.
+        if names and any(path.endswith(("act", "act_fn", "activation_fn")) for path in inner):
+            break
+    else:
+        pytest.skip("no module of this model calls an activation of its own")
+    scaled = numpy_helper.to_array(weights[names[0]]) * np.float32(1.3)
+    weights[names[0]].CopyFrom(numpy_helper.from_array(scaled, names[0]))
+    onnx.save(model, tmp_path / "wrong.onnx")
+
+    for reference in (exported / "plain.onnx", ModelRequest(model=str(exported / "checkpoint"))):
+        first = compared(reference, tmp_path / "wrong.onnx").first_divergence
+        assert first is not None
+        assert first.identity.module == modules[node.name]
+
+
+def _module_of(node: onnx.NodeProto) -> str:
+    return next((entry.value for entry in node.metadata_props if entry.key == MODULE_KEY), "")

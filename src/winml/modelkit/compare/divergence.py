@@ -1,7 +1,7 @@
 """Which module is the first whose error is its own?
 
-An error travels: every module behind a wrong one is wrong as well. A module's error is its own where its outputs are
-off by much more than what it was fed. Compares numbers that are already measured.
+An error travels: every module behind a wrong one is wrong as well. A module's error is its own where its inputs agree
+and its outputs do not. Compares numbers that are already measured.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ few bits are rounded everywhere. In int8 files with nothing planted, own errors 
 class ModuleErrors:
     """Relative errors at the boundary of one module, as shares of the reference."""
 
-    inputs: float
-    """Largest of its known inputs; 0 where nothing is known of them."""
+    inputs: float | None
+    """Largest of its inputs; None where one of them is unknown."""
     outputs: float
     """Largest of its outputs; infinite where values are missing, or NaN on one side."""
 
 
-def own_error(errors: ModuleErrors) -> float:
-    """Return the part of a module's error that it was not fed.
+def own_error(errors: ModuleErrors) -> float | None:
+    """Return the part of a module's error that it was not fed; None where nobody knows what it was fed.
 
     Errors of rounding are independent of each other, so that their squares add up.
     """
+    if errors.inputs is None:
+        return None
     if not math.isfinite(errors.outputs):
         return errors.outputs if math.isfinite(errors.inputs) else 0.0
     return math.sqrt(max(0.0, errors.outputs**2 - errors.inputs**2)) if math.isfinite(errors.inputs) else 0.0
@@ -48,7 +50,15 @@ def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_ro
             has to stand out from the others.
     """
     own = [own_error(errors) for errors in modules]
-    usual = [error for error in own if 0.0 < error < math.inf]
+    usual = [error for error in own if error is not None and 0.0 < error < math.inf]
     typical = statistics.median(usual) if usual and is_rounded else 0.0
     limit = max(tolerance, OUTSTANDING * typical)
-    return next((position for position, error in enumerate(own) if error > limit), None)
+    return next(
+        (
+            position
+            for position, (errors, error) in enumerate(zip(modules, own, strict=True))
+            # What is fed something wrong may make more of it: a wrong value before a GELU is no fault of the GELU.
+            if error is not None and error > limit and errors.inputs is not None and errors.inputs <= limit
+        ),
+        None,
+    )

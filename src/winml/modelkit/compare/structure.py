@@ -124,8 +124,9 @@ def match_weights(
         are_equal: Says of two names, before and after, of one type and shape, whether the values are the same.
 
     Returns:
-        Pairs of one name with other values, type or shape; two names with the same values; and the others
-        alone. Weights of one name with the same values are left out.
+        Pairs of one name with other values, type or shape; two names with the same values, or of one shape where the
+        type changed and the name was added to; and the others alone. Weights of one name with the same values are left
+        out.
     """
     old, new = {weight.name: weight for weight in before}, {weight.name: weight for weight in after}
     matches: list[tuple[StoredWeight | None, StoredWeight | None]] = []
@@ -138,11 +139,25 @@ def match_weights(
         by_words[weight.words].append(weight)
     for weight in new.values():
         twin = next((other for other in by_words[weight.words] if are_equal(other.name, weight.name)), None)
+        twin = twin or _retyped(weight, by_words)
         if twin is not None:
-            by_words[weight.words].remove(twin)
+            by_words[twin.words].remove(twin)
         matches.append((twin, weight))
     matches += [(weight, None) for weights in by_words.values() for weight in weights]
     return matches
+
+
+def _retyped(weight: StoredWeight, gone: Mapping[str, Sequence[StoredWeight]]) -> StoredWeight | None:
+    """Return the weight that stands in another type now: tools that change a type add to the name."""
+    return next(
+        (
+            other
+            for weights in gone.values()
+            for other in weights
+            if other.dtype != weight.dtype and other.shape == weight.shape and weight.name.startswith(other.name)
+        ),
+        None,
+    )
 
 
 def changed_counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, tuple[int, int]]:

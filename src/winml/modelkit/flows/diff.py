@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import onnx
 
@@ -130,7 +131,7 @@ def _module_structures(tree: OnnxTree, contents: Contents) -> tuple[ModuleStruct
         signatures[tag][_signature(node)] += 1
     for weight, tag in zip(contents.weights, weight_owners(tree, contents), strict=True):
         weights[tag].append(StoredWeight(weight.name, weight.dtype, weight.shape, weight.size_bytes or 0))
-        parameters[tag] += weight.elements
+        parameters[tag] += weight.parameters if weight.has_parameters else 0
     known = [(module.path, module.tag, module.class_name) for module in tree.modules]
     if operators[""] or weights[""]:
         known.append(("", "", NO_MODULE))
@@ -249,9 +250,9 @@ def _weight_change(before: StoredWeight | None, after: StoredWeight | None) -> W
         return WeightChange(after.name, "added", after=after.words)
     if after is None:
         return WeightChange(before.name, "removed", before=before.words)
-    if before.name != after.name:
-        return WeightChange(after.name, "renamed", before.words, after.words, before.name)
-    return WeightChange(after.name, "changed", before.words, after.words)
+    renamed_from = before.name if before.name != after.name else ""
+    status: Literal["renamed", "changed"] = "renamed" if renamed_from and before.words == after.words else "changed"
+    return WeightChange(after.name, status, before.words, after.words, renamed_from)
 
 
 def _changed_attributes(before: ModuleStructure, after: ModuleStructure) -> int:

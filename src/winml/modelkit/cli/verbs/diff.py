@@ -48,13 +48,15 @@ DIFFERENT = 3
 def command(**options: Any) -> None:
     """Compare BEFORE and AFTER by module: operators, weights, types, sizes. Neither is run.
 
+    Each is an ONNX file or the folder of a build.
+
     Weights are compared by content, in the files; their values are not told. Exit codes: 0 the same, 3 different,
     1 the files are wrong, 2 wrong usage.
     """
-    _refuse_early(options)
+    before, after = _refuse_early(options)
     from winml.modelkit.flows.diff import diff_models
 
-    diff = diff_models(options["before"], options["after"])
+    diff = diff_models(before, after)
     if options["output"] is not None:
         _write(diff, options["output"], overwrite=options["overwrite"])
     _show(diff, options)
@@ -62,11 +64,15 @@ def command(**options: Any) -> None:
         click.get_current_context().exit(DIFFERENT)
 
 
-def _refuse_early(options: dict[str, Any]) -> None:
-    """Refuse what paths show to be wrong, before anything is read."""
+def _refuse_early(options: dict[str, Any]) -> tuple[Path, Path]:
+    """Return the files to compare; refuse what paths show to be wrong, before anything is read."""
+    from winml.modelkit.builds.found_models import onnx_file
+
+    # The folder of a build means its model; what is no model at all is said by who reads it.
+    before, after = (onnx_file(str(options[name])) or options[name] for name in ("before", "after"))
     output: Path | None = options["output"]
-    inputs = [options["before"], options["after"]]
-    refuse_outputs([output] if output is not None else [], inputs, overwrite=options["overwrite"])
+    refuse_outputs([output] if output is not None else [], [before, after], overwrite=options["overwrite"])
+    return before, after
 
 
 def _write(diff: StructureDiff, output: Path, *, overwrite: bool) -> None:

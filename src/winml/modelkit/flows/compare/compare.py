@@ -93,7 +93,7 @@ def compare_models(reference: Path | ModelRequest, candidate: Path, options: Com
         opened, matched = opened_torch_side(reference), []
     taps = [name for item in matched for _, name in item.taps]
     if options.by_module and not isinstance(reference, Path):
-        taps = [name for boundary in file.boundaries.values() for name in boundary.outputs]
+        taps = [name for boundary in file.boundaries.values() for name in (*boundary.inputs, *boundary.outputs)]
     session = file.session(list(dict.fromkeys(taps)))
     draws = _draws(session, options)
     with opened as side:
@@ -169,22 +169,26 @@ class _Comparison:
 
     def by_module(self, whole: ModelComparison, matched: Sequence[MatchedBoundary]) -> ModelComparison:
         """Return the comparison with that of every module."""
-        measured = self._measure([names for item in matched for names in item.taps])
-        errors = {names[1]: _error_of(fidelity) for names, fidelity in measured.items()}
-        modules, compared = [], []
+        measured = self._measure([names for item in matched if not item.is_root for names in item.taps])
+        modules: list[ComparedModule] = []
+        compared: list[tuple[int, ModuleErrors]] = []
         for item in matched:
-            outputs = [measured[names] for names in item.outputs if names in measured]
-            known = [errors[name] for name in item.inputs if name in errors]
+            if item.is_root:
+                outputs, errors = [whole.worst.fidelity], [0.0]
+            else:
+                outputs = [measured[names] for names in item.outputs if _is_comparable(measured.get(names))]
+                errors = [_error_of(measured[names]) for names in item.inputs if _is_comparable(measured.get(names))]
             if not outputs:
-                modules.append(ComparedModule(item.identity, None, reason=item.reason or "no floating-point value"))
+                reason = item.reason or "what it returns has other shapes, or is no floating-point number"
+                modules.append(ComparedModule(item.identity, None, reason=reason))
                 continue
             worst = max(outputs, key=_error_of)
-            found = ModuleErrors(max(known, default=0.0), _error_of(worst))
+            is_known = item.is_root or len(errors) == len(item.inputs) + item.unknown_inputs
+            found = ModuleErrors(max(errors, default=0.0) if is_known else None, _error_of(worst))
             compared.append((len(modules), found))
-            modules.append(ComparedModule(item.identity, worst, max(known) if known else None, own_error(found)))
-        first = first_divergence(
-            [found for _, found in compared], self.options.tolerance, is_rounded=self.candidate.is_rounded
-        )
+            modules.append(ComparedModule(item.identity, worst, found.inputs, own_error(found)))
+        is_rounded = self.candidate.is_rounded
+        first = first_divergence([found for _, found in compared], self.options.tolerance, is_rounded=is_rounded)
         return replace(whole, modules=tuple(modules), divergence=None if first is None else compared[first][0])
 
     def _measure(self, taps: Sequence[tuple[str, str]]) -> dict[tuple[str, str], OutputFidelity]:
@@ -220,6 +224,11 @@ class _Comparison:
             name: array.astype(dtypes[name]) if str(array.dtype) != dtypes[name] and array.dtype.kind == "f" else array
             for name, array in named.items()
         }
+
+
+def _is_comparable(fidelity: OutputFidelity | None) -> bool:
+    """Say whether a value was measured on both sides, and means the same there; another shape is another value."""
+    return fidelity is not None and not fidelity.problem.startswith("shape")
 
 
 def _error_of(fidelity: OutputFidelity) -> float:

@@ -40,7 +40,7 @@ class ModuleBoundary:
 
     identity: ModuleIdentity
     inputs: tuple[str, ...] = ()
-    """Names of values, in the order they are first read."""
+    """Names of floating-point values that are computed before, in the order they are first read."""
     outputs: tuple[str, ...] = ()
     """Names of values, in the order they are computed."""
     position: int = 0
@@ -132,7 +132,9 @@ def _boundaries(module: OnnxModule, parts: ModuleParts, position: Mapping[ir.Nod
         if isinstance(item.result, Refusal):
             found.append(ModuleBoundary(identity, reason=item.result.reason))
             continue
-        inputs = dict.fromkeys(map(_as_float, item.result.inputs))
+        fed = dict.fromkeys(map(_as_float, item.result.inputs))
+        # What is given to the model is the same on both sides; whole numbers are positions and masks.
+        inputs = [value for value in fed if value.dtype in _FLOATS and value.producer() is not None]
         outputs = [value for value in dict.fromkeys(map(_as_float, item.result.outputs)) if value.dtype in _FLOATS]
         makers = [maker for value in outputs if (maker := value.producer()) is not None]
         found.append(

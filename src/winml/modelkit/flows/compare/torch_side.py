@@ -5,9 +5,9 @@ Loads and calls the model as the export does. Hooks keep what is asked for, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from numpy.typing import NDArray
@@ -18,9 +18,11 @@ from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
 
-__all__ = ["TorchSide", "opened_torch_side"]
+__all__ = ["TorchSide", "ValueKind", "opened_torch_side"]
 
 Array = NDArray[Any]
+ValueKind = Literal["input", "output"]
+"""Whether a module takes or returns a tensor."""
 
 
 class TorchSide:
@@ -62,48 +64,61 @@ class TorchSide:
         wanted, kept = set(names), dict[str, Array]()
         if not wanted:
             return kept
-        with self._hooked(lambda name, tensor: kept.update({name: to_numpy(tensor)}) if name in wanted else None):
+
+        def keep(path: str, call: int, kind: ValueKind, index: int, tensor: torch.Tensor) -> None:
+            if (name := self.value_name(path, call, kind, index)) in wanted:
+                # What a module returns may be changed in place by the next.
+                kept[name] = to_numpy(tensor).copy()
+
+        with self._hooked(keep):
             self.outputs(feeds)
         return kept
 
-    def value_counts(self, feeds: Mapping[str, Array]) -> dict[tuple[str, int], int]:
-        """Run the model, and return how many floating-point tensors each call of each module returns.
+    def value_counts(self, feeds: Mapping[str, Array]) -> dict[tuple[str, int, ValueKind], int]:
+        """Run the model, and return how many floating-point tensors each call of each module takes and returns.
 
         Returns:
-            Module path and number of the call, from 1 → tensors.
+            Module path, number of the call, from 1, and ``input`` or ``output`` → tensors.
         """
-        counts: dict[tuple[str, int], int] = {}
+        counts: dict[tuple[str, int, ValueKind], int] = {}
 
-        def count(name: str, _tensor: torch.Tensor) -> None:
-            path, call, _ = name.rsplit("|", 2)
-            counts[path, int(call)] = counts.get((path, int(call)), 0) + 1
+        def count(path: str, call: int, kind: ValueKind, _index: int, _tensor: torch.Tensor) -> None:
+            counts[path, call, kind] = counts.get((path, call, kind), 0) + 1
 
         with self._hooked(count):
             self.outputs(feeds)
         return counts
 
     @staticmethod
-    def value_name(path: str, call: int, index: int) -> str:
-        """Return the name of one tensor that a call of a module returns."""
-        return f"{path}|{call}|{index}"
+    def value_name(path: str, call: int, kind: ValueKind, index: int) -> str:
+        """Return the name of one tensor that a call of a module takes or returns."""
+        return f"{path}|{call}|{kind}|{index}"
 
     @contextmanager
-    def _hooked(self, keep: Any) -> Iterator[None]:
-        """Call ``keep`` with the name and the tensor of every floating-point tensor that any module returns."""
+    def _hooked(self, keep: Callable[[str, int, ValueKind, int, torch.Tensor], None]) -> Iterator[None]:
+        """Call ``keep`` with every floating-point tensor that any module takes or returns."""
         calls: dict[str, int] = {}
 
-        def hook(path: str) -> Any:
-            def after(_module: Any, _arguments: Any, output: Any) -> None:
-                calls[path] = calls.get(path, 0) + 1
-                returned = (tensor for tensor in _tensors_in(output) if tensor.is_floating_point())
-                for index, tensor in enumerate(returned):
-                    keep(self.value_name(path, calls[path], index), tensor)
+        def keep_all(path: str, kind: ValueKind, values: Any) -> None:
+            floats = (tensor for tensor in _tensors_in(values) if tensor.is_floating_point())
+            for index, tensor in enumerate(floats):
+                keep(path, calls[path], kind, index, tensor)
 
-            return after
+        def hooks_of(path: str) -> tuple[Any, Any]:
+            def before(_module: Any, arguments: Any, keywords: Any) -> None:
+                calls[path] = calls.get(path, 0) + 1
+                keep_all(path, "input", (arguments, keywords))
+
+            def after(_module: Any, _arguments: Any, output: Any) -> None:
+                keep_all(path, "output", output)
+
+            return before, after
 
         with ExitStack() as hooks:
             for path, module in self._prepared.model.named_modules():
-                hooks.callback(module.register_forward_hook(hook(path)).remove)
+                before, after = hooks_of(path)
+                hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(after).remove)
             yield
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from winml.modelkit.flows.compare.onnx_side import CallKey, ModuleBoundary, OnnxSide
-from winml.modelkit.flows.compare.torch_side import TorchSide
+from winml.modelkit.flows.compare.torch_side import TorchSide, ValueKind
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.module_identity import ModuleIdentity
 
@@ -25,13 +25,23 @@ class MatchedBoundary:
     """The values at the boundary of one call of a module that both sides have."""
 
     identity: ModuleIdentity
-    inputs: tuple[str, ...]
-    """Names in the candidate of what it is fed."""
+    inputs: tuple[NamesOfBoth, ...]
+    """Floating-point values it is fed that were computed before."""
     outputs: tuple[NamesOfBoth, ...]
-    taps: tuple[NamesOfBoth, ...]
-    """Inputs and outputs that both sides have, to be recorded."""
+    unknown_inputs: int = 0
+    """Number of such values that are not on both sides."""
     reason: str = ""
     """Why there is no output to compare."""
+
+    @property
+    def taps(self) -> tuple[NamesOfBoth, ...]:
+        """Inputs and outputs, to be recorded."""
+        return tuple(dict.fromkeys((*self.inputs, *self.outputs)))
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it is the whole model, whose outputs are compared by themselves."""
+        return address.depth(self.identity.tag) == 1
 
 
 def match_files(reference: OnnxSide, candidate: OnnxSide) -> list[MatchedBoundary]:
@@ -49,7 +59,8 @@ def _in_order(boundaries: Mapping[CallKey, ModuleBoundary]) -> list[ModuleBounda
 def _matched(
     boundary: ModuleBoundary, other: ModuleBoundary | None, reference: OnnxSide, candidate: OnnxSide
 ) -> MatchedBoundary:
-    inputs = tuple((name, name) for name in boundary.inputs if name in reference.value_names & candidate.value_names)
+    common = reference.value_names & candidate.value_names
+    inputs = tuple((name, name) for name in boundary.inputs if name in common)
     outputs = tuple((name, name) for name in boundary.outputs if name in candidate.value_names)
     if not outputs and other is not None and other.outputs and len(other.outputs) == len(boundary.outputs):
         outputs = tuple(zip(boundary.outputs, other.outputs, strict=True))
@@ -58,30 +69,38 @@ def _matched(
         reason = boundary.reason or (
             "the candidate has no such module" if other is None else other.reason or "none of its outputs is kept there"
         )
-    names = tuple(dict.fromkeys(name for name, _ in inputs))
-    return MatchedBoundary(boundary.identity, names, outputs, tuple(dict.fromkeys((*inputs, *outputs))), reason)
+    return MatchedBoundary(boundary.identity, inputs, outputs, len(boundary.inputs) - len(inputs), reason)
 
 
-def match_with_torch(counts: Mapping[tuple[str, int], int], candidate: OnnxSide) -> list[MatchedBoundary]:
-    """Match the boundaries of a file with what the modules of a PyTorch model return.
+def match_with_torch(counts: Mapping[tuple[str, int, ValueKind], int], candidate: OnnxSide) -> list[MatchedBoundary]:
+    """Match the boundaries of a file with what the modules of a PyTorch model take and return.
 
     Args:
-        counts: Module path and call → floating-point tensors it returns.
+        counts: Module path, call and kind → floating-point tensors.
         candidate: The file.
     """
     matched = []
     for boundary in _in_order(candidate.boundaries):
         identity = boundary.identity
-        count = counts.get((identity.module, identity.call), 0)
-        outputs = _returned(boundary.outputs, count, identity)
+        outputs = _paired(boundary.outputs, counts, identity, "output")
+        inputs = _paired(boundary.inputs, counts, identity, "input")
         reason = "" if outputs else boundary.reason or "PyTorch returns nothing like its outputs"
-        matched.append(MatchedBoundary(identity, boundary.inputs, outputs, outputs, reason))
+        unknown = len(boundary.inputs) - len(inputs)
+        matched.append(MatchedBoundary(identity, inputs, outputs, unknown, reason))
     return matched
 
 
-def _returned(names: Sequence[str], count: int, identity: ModuleIdentity) -> tuple[NamesOfBoth, ...]:
-    """Return the tensors a module returns with the values of the file; of one tensor, the value computed last."""
+def _paired(
+    names: Sequence[str],
+    counts: Mapping[tuple[str, int, ValueKind], int],
+    identity: ModuleIdentity,
+    kind: ValueKind,
+) -> tuple[NamesOfBoth, ...]:
+    """Return the tensors of a module with the values of the file; of one tensor returned, the value computed last."""
+    count = counts.get((identity.module, identity.call, kind), 0)
     if not count or not names:
         return ()
-    kept = names if count == len(names) else names[-1:] if count == 1 else ()
-    return tuple((TorchSide.value_name(identity.module, identity.call, index), name) for index, name in enumerate(kept))
+    kept = names if count == len(names) else names[-1:] if count == 1 and kind == "output" else ()
+    return tuple(
+        (TorchSide.value_name(identity.module, identity.call, kind, index), name) for index, name in enumerate(kept)
+    )
