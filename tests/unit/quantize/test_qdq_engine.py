@@ -174,6 +174,32 @@ def test_modules_of_other_precisions_stand_side_by_side() -> None:
     assert np.isfinite(_run(result.model, {"x": X})).all()
 
 
+@pytest.mark.parametrize(
+    ("base", "rules"), [("w8a8", {"Head": "w8a16"}), ("w8a16", {"Stem": "w8a8"}), ("w8a16", {"Head": "w8a8"})]
+)
+def test_layer_behind_an_integer_kernel_of_another_precision_gets_its_own(base: str, rules: dict[str, str]) -> None:
+    """The convolution keeps its pair, and that of the product is read behind it, whichever group works first."""
+    body = (
+        "m (float[1, 2, 8, 8] x) => (float[1, 4, 8, 4] y) { c = Conv <pads = [1, 1, 1, 1]> (x, w1) y = MatMul (c, w2) }"
+    )
+    model = tagged_graph(body, ("/M/Stem", "/M/Head"), {"w1": (4, 2, 3, 3), "w2": (8, 4)})
+    expected = _run(model, {"x": IMAGE})
+    result = quantized(model, [{"x": IMAGE}], precision=base, per_module=rules)
+    wanted = {"/M/Stem": base, "/M/Head": base} | {f"/M/{name}": precision for name, precision in rules.items()}
+    assert wanted == {module.tag: module.actual for module in result.modules}
+    product = next(node for node in result.model.graph if node.name == "matmul_1")
+    chain, value = [], product.inputs[0]
+    while value is not None and (maker := value.producer()) is not None:
+        kind = maker.inputs[2].dtype if maker.op_type.endswith("Linear") and maker.inputs[2] else None
+        chain.append((maker.op_type, kind))
+        value = maker.inputs[0]
+    types = {"w8a8": ir.DataType.UINT8, "w8a16": ir.DataType.UINT16}
+    assert [("DequantizeLinear", types[wanted["/M/Head"]]), ("QuantizeLinear", types[wanted["/M/Head"]])] == chain[:2]
+    assert [("DequantizeLinear", types[wanted["/M/Stem"]]), ("QuantizeLinear", types[wanted["/M/Stem"]])] == chain[2:4]
+    assert ("Conv", None) == chain[4]
+    assert _sqnr_db(expected, _run(result.model, {"x": IMAGE})) > 25
+
+
 def test_weight_that_is_not_finite_is_refused() -> None:
     """No scale says what NaN is."""
     model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS)
@@ -199,7 +225,7 @@ def test_layer_without_a_form_counts_as_left() -> None:
         c = Conv (x, w1) r = Reshape (c, s) y = Gemm <transB = 1> (r, r, w2) }"""
     model = tagged_graph(body, ("/M/Conv", "/M", "/M/Left"), {"w1": (8, 2, 3, 3), "w2": (8, 8)})
     left = {module.tag: dict(module.left) for module in quantized(model, [{"x": IMAGE}]).modules}
-    assert {"/M/Conv": {}, "/M/Left": {"qdq left this Gemm as it was": 1}} == left
+    assert {"/M/Conv": {}, "/M/Left": {"qdq has no form of Gemm with its weight as input 3": 1}} == left
 
 
 def test_untagged_graph_gets_no_tags() -> None:

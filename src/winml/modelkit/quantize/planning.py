@@ -169,8 +169,12 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
         return f"{mode} has no form of {node.op_type}"
     tensor = weight.const_value
     assert tensor is not None
+    if weight.is_graph_input():
+        return "its weight is an input of the graph, which a caller may replace (make it a constant)"
     if not _is_read_as_weight(node, weight):
-        return f"{mode} has no form of {node.op_type} with its weight on the left"
+        place = 1 + next((index for index, value in enumerate(node.inputs) if _reads(value, weight)), 0)
+        side = "on the left" if place == 1 else f"as input {place}"
+        return f"{mode} has no form of {node.op_type} with its weight {side}"
     if tensor.dtype.name not in rules.float_types:
         return f"{mode} has no form of {node.op_type} with {tensor.dtype.name.lower()} weights"
     for name, value in rules.fixed_attributes.get(node.op_type, {}).items():
@@ -185,7 +189,10 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
 
 def _is_read_as_weight(node: ir.Node, weight: ir.Value) -> bool:
     """Say whether a node reads its weight where operators have theirs, as it is or transposed."""
-    value = node.inputs[_WEIGHT_INPUTS.get(node.op_type, 1)]
+    return _reads(node.inputs[_WEIGHT_INPUTS.get(node.op_type, 1)], weight)
+
+
+def _reads(value: ir.Value | None, weight: ir.Value) -> bool:
     maker = value.producer() if value is not None else None
     return value is weight or (maker is not None and maker.inputs[0] is weight)
 

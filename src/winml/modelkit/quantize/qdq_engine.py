@@ -9,7 +9,7 @@ makes it, those of a weight, of a bias or of a graph input to the module that re
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -109,7 +109,7 @@ class _Rewriting:
 
     def _quantize_value(self, value: ir.Value, item: QuantizedValue) -> None:
         """Put the pair behind the node that makes a value, and let its readers read what comes out."""
-        uses = [use for use in value.uses() if item.readers is None or use.node.name in item.readers]
+        value, uses = _read_form(value, item.readers)
         maker = value.producer()
         tag = read_tag(maker) if maker is not None else _common_tag([use.node for use in uses], self._modules)
         scale, zero_point = self._scales[item.name]
@@ -132,12 +132,13 @@ class _Rewriting:
             self._record(node, "operator")
             return
         data = node.inputs[1 - operand]
-        if data is None or data.name not in self._scales:
+        data_name = _measured_name(data, self._scales)
+        if not data_name:
             return
         weight = node.inputs[operand]
         assert weight is not None  # it is what weight_operand found
         axis = _channel_axis(node, operand) if self._task.is_per_channel else None
-        input_scale = self._scales[data.name][0].const_value
+        input_scale = self._scales[data_name][0].const_value
         bias = _constant_bias(node)
         least = None if bias is None or input_scale is None else _least_scale(bias, input_scale.numpy(), axis)
         dequantized, integers = self._dequantized_weight(weight, axis, node, least)
@@ -254,6 +255,47 @@ class _Rewriting:
             name, number = f"{wish}_{number}", number + 1
         self._names.add(name)
         return name
+
+
+def _measured_name(value: ir.Value | None, scales: Container[str | None]) -> str:
+    """Return the name under which what a layer reads has a scale; empty where it has none.
+
+    What an integer kernel of another group makes is read behind that group's DequantizeLinear.
+    """
+    while value is not None:
+        if value.name in scales:
+            return value.name or ""
+        value = _before_pair(value)
+    return ""
+
+
+def _before_pair(value: ir.Value) -> ir.Value | None:
+    """Return the value that a QuantizeLinear and a DequantizeLinear turn into this one; None where none do.
+
+    Both were put there by an engine: a graph that has them is not quantized again.
+    """
+    dequantize = value.producer()
+    integers = dequantize.inputs[0] if dequantize is not None and dequantize.op_type == "DequantizeLinear" else None
+    quantize = integers.producer() if integers is not None else None
+    return quantize.inputs[0] if quantize is not None and quantize.op_type == "QuantizeLinear" else None
+
+
+def _read_form(value: ir.Value, readers: frozenset[str] | None) -> tuple[ir.Value, list[_Usage]]:
+    """Return the form in which the named nodes read a value, and their uses of it.
+
+    That is what a group before this one made of it, where it quantized the value for all that reads it. Then the pair
+    of this group goes behind the other: the maker keeps its integer kernel.
+    """
+    if readers is None:
+        return value, list(value.uses())
+    forms = [value]
+    for quantize, _ in value.uses():
+        if quantize.op_type == "QuantizeLinear":
+            forms += [use.node.outputs[0] for use in quantize.outputs[0].uses()]
+    for form in forms:
+        if uses := [use for use in form.uses() if use.node.name in readers]:
+            return form, uses
+    return value, []
 
 
 def _remove_unused(graph: ir.Graph, weights: Sequence[ir.Value]) -> None:
