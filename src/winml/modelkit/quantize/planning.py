@@ -163,14 +163,14 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
     rules = MODES[mode]
     if is_inner:
         return f"{mode} leaves subgraphs and functions as they are"
+    if weight is not None and weight.is_graph_input():
+        return "its weight is an input of the graph, which a run may replace"
     if rules.changes_every_node or weight is None:
         return ""
     if node.op_type not in rules.operators or node.domain not in ("", "ai.onnx"):
         return f"{mode} has no form of {node.op_type}"
     tensor = weight.const_value
     assert tensor is not None
-    if weight.is_graph_input():
-        return "its weight is an input of the graph, which a caller may replace (make it a constant)"
     if not _is_read_as_weight(node, weight):
         place = 1 + next((index for index, value in enumerate(node.inputs) if _reads(value, weight)), 0)
         side = "on the left" if place == 1 else f"as input {place}"

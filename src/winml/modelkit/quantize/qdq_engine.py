@@ -356,7 +356,7 @@ def _constant_bias(node: ir.Node) -> Array | None:
     if node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3 or node.inputs[2] is None:
         return None
     value = node.inputs[2]
-    tensor = value.const_value if value.is_initializer() else None
+    tensor = value.const_value if value.is_initializer() and not value.is_graph_input() else None
     if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 1:
         return None
     if node.attributes.get_float("beta", 1.0) != 1.0 or node.attributes.get_float("alpha", 1.0) != 1.0:

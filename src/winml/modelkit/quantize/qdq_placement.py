@@ -70,7 +70,7 @@ def weight_operand(node: ir.Node) -> int | None:
     """Return the index of the float32 weight among the inputs of a layer; None where it has none."""
     for index in _WEIGHT_OPERANDS.get(node.op_type, ()):
         value = node.inputs[index]
-        if value is None or not value.is_initializer() or value.const_value is None:
+        if value is None or not value.is_initializer() or value.is_graph_input() or value.const_value is None:
             continue
         if value.const_value.dtype == ir.DataType.FLOAT and len(value.const_value.shape) >= 2:
             return index

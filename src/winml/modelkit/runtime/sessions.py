@@ -75,6 +75,7 @@ class Session:
         data_folder: str | os.PathLike[str] | None = None,
         name: str = "",
         prepack: bool = True,
+        in_written_order: bool = False,
     ) -> None:
         """Load a graph.
 
@@ -89,6 +90,8 @@ class Session:
             data_folder: Folder of the data files of a model given as bytes.
             name: Name of a model given as bytes, for messages.
             prepack: Let kernels keep weights a second time, in the order they read them, which is faster.
+            in_written_order: Run nodes in the order of the file where their inputs allow it, so that a value lives no
+                longer than the file keeps it in use.
 
         Raises:
             UsageError: a provider is not part of the installed ONNX Runtime.
@@ -98,6 +101,8 @@ class Session:
         self.name = (name or "the model in memory") if isinstance(model, bytes) else os.fspath(model)
         _refuse_unknown(providers)
         options = _session_options(optimize=optimize, threads=threads, prepack=prepack)
+        if in_written_order:
+            options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         _request_files(options, profile_prefix, optimized_path, data_folder)
         try:
             self._session = ort.InferenceSession(
