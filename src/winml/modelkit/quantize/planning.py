@@ -36,6 +36,13 @@ QUANTIZED_OPERATORS = frozenset({
 _TAKING_TRANSPOSED = ("MatMul", "Gemm")
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
+_WITH_WEIGHTS = frozenset({
+    "LSTM", "GRU", "RNN", "Einsum", "FusedMatMul", "FusedGemm", "FusedConv", "NhwcFusedConv", "Attention",
+    "EmbedLayerNormalization", "MoE",
+}).union(*(rules.operators for rules in MODES.values()))  # fmt: skip
+"""Operators whose constants are weights: those some mode changes, and others of ONNX and ONNX Runtime that are known
+for it. What others read, such as the cosines of a rotary embedding, is no weight that a mode failed to quantize."""
+
 _WEIGHT_INPUTS = {"Gather": 0}
 """Specified: position of the weight among the inputs; 1 for all others."""
 
@@ -142,10 +149,12 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
 def constant_weight(node: ir.Node) -> ir.Value | None:
     """Return the weight of a node: the floating-point initializer of at least two dimensions that it reads first.
 
+    Operators that have no weights, such as ``Mul``, have none whatever they read.
+
     It may be read transposed: a table that an embedding shares with a product (tied embeddings) stands in the graph
     once, with a ``Transpose`` before the product.
     """
-    if node.op_type == "Transpose":
+    if node.op_type not in _WITH_WEIGHTS:
         return None
     for value in node.inputs:
         maker = value.producer() if value is not None else None
