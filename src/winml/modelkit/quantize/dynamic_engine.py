@@ -15,6 +15,7 @@ from onnxruntime.quantization import QuantizationMode, QuantType
 from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.quant_utils import TENSOR_NAME_QUANT_SUFFIX, get_qmin_qmax_for_qType
 
+from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.graph.weightless_proto import (
     WeightlessProto,
     from_weightless,
@@ -81,6 +82,8 @@ class _LazyWeightQuantizer(ONNXQuantizer):  # type: ignore[misc]  # onnxruntime 
         super().__init__(*arguments, **keywords)
         self.integers: dict[str, ir.TensorProtocol] = {}
         """Quantized weights by name."""
+        self.fresh = FreshNames.of_proto(self.model.graph())
+        """The names of the graph."""
 
     def quantize_initializer_impl(self, weight: onnx.TensorProto, integer_type: int, *_: bool) -> tuple[str, str, str]:
         """Quantize a weight with one scale; return the names of its integers, zero point and scale."""
@@ -99,7 +102,8 @@ class _LazyWeightQuantizer(ONNXQuantizer):  # type: ignore[misc]  # onnxruntime 
         minimum, maximum = map(int, get_qmin_qmax_for_qType(integer_type, symmetric=symmetric))
         integers = IntegerRange(ir.DataType(integer_type), minimum, maximum, bool(symmetric))
         scales = measure_scales(tensor, axis, integers)
-        names = (f"{weight.name}{TENSOR_NAME_QUANT_SUFFIX}", f"{weight.name}_zero_point", f"{weight.name}_scale")
+        ends = (TENSOR_NAME_QUANT_SUFFIX, "_zero_point", "_scale")
+        names = [self.fresh.take(f"{weight.name}{end}") for end in ends]
         self.model.initializer_extend(
             [
                 ir.serde.serialize_tensor(ir.Tensor(scales.scales, name=names[2])),
@@ -108,4 +112,4 @@ class _LazyWeightQuantizer(ONNXQuantizer):  # type: ignore[misc]  # onnxruntime 
             ]
         )
         self.integers[names[0]] = quantized_tensor(tensor, scales, names[0])
-        return names
+        return names[0], names[1], names[2]
