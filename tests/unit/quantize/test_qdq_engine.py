@@ -244,3 +244,36 @@ def test_given_model_stays_as_it_is() -> None:
     before = ir.to_proto(model).SerializeToString(deterministic=True)
     quantized(model, [{"x": X}])
     assert before == ir.to_proto(model).SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "dynamic"}])
+def test_head_tied_to_a_table_is_quantized(options: dict[str, Any]) -> None:
+    """The product gets a weight of its own, with scales along its outputs; no Transpose is left to run."""
+    body = "m (int64[N] i) => (float[N, 16] y) { e = Gather (w1, i) h = Tanh (e) t = Transpose (w1) y = MatMul (h, t) }"
+    model = tagged_graph(body, ("/M/Table", "/M", "/M/Head", "/M/Head"), {"w1": (16, 4)})
+    feeds = {"i": np.array([3, 0, 15])}
+    expected = _run(model, feeds)
+    result = quantized(model, [feeds], **options)
+    assert {"/M/Table": {}, "/M/Head": {}} == {module.tag: dict(module.left) for module in result.modules}
+    assert "Transpose" not in [node.op_type for node in result.model.graph]
+    assert {ir.DataType.INT8} == {
+        value.dtype for name, value in result.model.graph.initializers.items() if len(value.shape or ()) == 2
+    }
+    assert _sqnr_db(expected, _run(result.model, feeds)) > 25
+
+
+def test_table_of_an_excluded_lookup_stays_beside_the_weight_of_its_head() -> None:
+    """The lookup reads the floats it read before."""
+    body = "m (int64[N] i) => (float[N, 16] y) { e = Gather (w1, i) t = Transpose (w1) y = MatMul (e, t) }"
+    model = tagged_graph(body, ("/M/Table", "/M/Head", "/M/Head"), {"w1": (16, 4)})
+    result = quantized(model, [{"i": np.array([3, 0, 15])}], exclude=("Table",))
+    gather = next(node for node in result.model.graph if node.op_type == "Gather")
+    assert gather.inputs[0] is result.model.graph.initializers["w1"]
+    assert ["Weight w1 (256 B) is kept as it was beside its quantized form, for gather_0."] == list(result.notes)
+
+
+def test_float16_weight_is_left_with_its_reason() -> None:
+    """What integers are turned back into is float32."""
+    body = "m (float16[N, 4] x) => (float16[N, 4] y) <float16[4, 4] w1 = {0}> { y = MatMul (x, w1) }"
+    with pytest.raises(UsageError, match="qdq has no form of MatMul with float16 weights"):
+        quantized(tagged_graph(body, ("/M",), {}), [{"x": X.astype(np.float16)}])

@@ -16,6 +16,7 @@ from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.quant_utils import TENSOR_NAME_QUANT_SUFFIX, get_qmin_qmax_for_qType
 
 from winml.modelkit.graph.fresh_names import FreshNames
+from winml.modelkit.graph.transposed_weights import give_products_own_weights
 from winml.modelkit.graph.weightless_proto import (
     WeightlessProto,
     from_weightless,
@@ -36,7 +37,9 @@ _INFERRED_KEY = "onnx.infer"
 
 def quantize_dynamically(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return the model with the named nodes in 8 bits; the given model is not changed."""
-    sent = with_own_weights(gemms_as_products(to_weightless(model), task.nodes), task.nodes)
+    prepared = model.clone()
+    give_products_own_weights(prepared, task.nodes)
+    sent = with_own_weights(gemms_as_products(to_weightless(prepared), task.nodes), task.nodes)
     # Otherwise the quantizer infers shapes by way of a folder of temporary files, which stays there if it is killed.
     sent.proto.metadata_props.add(key=_INFERRED_KEY, value="onnxruntime.quant")
     weight_type = QuantType.QInt8 if task.precision.signed_weights else QuantType.QUInt8

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import QuantizeError
+from winml.modelkit.graph.transposed_weights import give_products_own_weights
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
@@ -50,6 +51,7 @@ def quantize_statically(model: ir.Model, task: EngineTask) -> ir.Model:
         QuantizeError: the range of a value is not known.
     """
     quantized = model.clone()
+    give_products_own_weights(quantized, task.nodes)
     _Rewriting(quantized, task).run()
     return quantized
 
