@@ -23,11 +23,11 @@ from winml.modelkit.graph.weightless_proto import (
     to_weightless,
     weights_read_on_demand,
 )
+from winml.modelkit.quantize.dynamic.gemm_products import gemms_as_products
+from winml.modelkit.quantize.dynamic.weight_separation import with_own_weights
 from winml.modelkit.quantize.engine_task import EngineTask, quiet_quantizer
-from winml.modelkit.quantize.gemm_products import gemms_as_products
 from winml.modelkit.quantize.integer_weights import IntegerRange, measure_scales, quantized_tensor
 from winml.modelkit.quantize.precisions import MODES
-from winml.modelkit.quantize.weight_separation import with_own_weights
 
 __all__ = ["quantize_dynamically"]
 
