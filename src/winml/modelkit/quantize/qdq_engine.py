@@ -239,10 +239,7 @@ class _Rewriting:
         return node
 
     def _record(self, node: ir.Node, kind: str) -> None:
-        node.metadata_props[QUANTIZATION_KEY] = self._record_of(kind)
-
-    def _record_of(self, kind: str) -> str:
-        return json.dumps({"precision": self._task.precision.name, "kind": kind})
+        node.metadata_props[QUANTIZATION_KEY] = json.dumps({"precision": self._task.precision.name, "kind": kind})
 
     def _initializer(self, name: str, array: Array) -> ir.Value:
         name = self._new_name(name)
