@@ -278,3 +278,24 @@ def test_float16_weight_is_left_with_its_reason() -> None:
     body = "m (float16[N, 4] x) => (float16[N, 4] y) <float16[4, 4] w1 = {0}> { y = MatMul (x, w1) }"
     with pytest.raises(UsageError, match="qdq has no form of MatMul with float16 weights"):
         quantized(tagged_graph(body, ("/M",), {}), [{"x": X.astype(np.float16)}])
+
+
+@pytest.mark.parametrize("precision", ["int8", "uint8"])
+def test_channels_have_one_zero_point_and_a_scale_that_their_bias_fits_into(precision: str) -> None:
+    """Of three channels one holds zeros, and one has a bias too large for its weights; integer kernels run them."""
+    body = "m (float[1, 2, 8, 8] x) => (float[1, 3, 6, 6] y) { y = Conv (x, w1, wb) }"
+    model = tagged_graph(body, ("/M/Stem",), {"w1": (3, 2, 3, 3), "wb": (3,)})
+    array = np.random.default_rng(5).standard_normal((3, 2, 3, 3)).astype(np.float32)
+    array[1], array[2] = 0, array[2] * 1e-9
+    model.graph.initializers["w1"].const_value = ir.tensor(array, name="w1")
+    bias = np.array([0.5, -1.5, 300], np.float32)
+    model.graph.initializers["wb"].const_value = ir.tensor(bias, name="wb")
+    expected = _run(model, {"x": IMAGE})
+    result = quantized(model, [{"x": IMAGE}], precision=precision, mode="qdq")
+    values = result.model.graph.initializers
+    tensors = {name: value.const_value.numpy() for name, value in values.items() if value.const_value is not None}
+    assert [0 if precision == "int8" else 128] * 3 == tensors["w1_zero_point"].tolist()
+    assert isinstance(values["w1_quantized"].const_value, ir.LazyTensor)
+    assert 1.0 == tensors["w1_scale"][1]
+    assert np.abs(tensors["wb_quantized"].astype(np.int64)).max() < 2**31 - 1
+    assert _sqnr_db(expected, _run(result.model, {"x": IMAGE})) > 25
