@@ -80,3 +80,25 @@ def test_sum_that_overflows_is_no_fault(model: ir.Model) -> None:
     assert (pytest.approx(-3e38), pytest.approx(3e38)) == measure_ranges(model, ("x",), lambda _: [large], "minmax")[
         "x"
     ]
+
+
+def test_activations_do_not_outlive_their_readers(model: ir.Model) -> None:
+    """No value is an output of the file that finds extremes, and each reduction stands behind its maker."""
+    observed = calibration._observed(model, ("x", "h"), with_sizes=False)
+    assert ["x"] * 3 + ["h"] * 3 == [str(value.name).split("/")[0] for value in observed.graph.outputs]
+    assert [*["Reduce"] * 3, "MatMul", *["Reduce"] * 3, "Log"] == [
+        node.op_type.removesuffix(end) if node.op_type.startswith("Reduce") else node.op_type
+        for node in observed.graph
+        for end in [node.op_type[6:]]
+    ]
+
+
+@pytest.mark.parametrize("method", ["minmax", "entropy"])
+def test_value_that_no_sample_has_is_refused(method: Any, model: ir.Model) -> None:
+    """A range of nothing is none; one sample that has it is enough."""
+    empty = {"x": np.zeros((0, 4), np.float32)}
+    with pytest.raises(QuantizeError, match="no value of h of module /M/Up was seen"):
+        measure_ranges(model, ("h",), lambda _: [empty, empty], method)
+    assert measure_ranges(model, ("h",), lambda _: [SAMPLES[0]], method) == measure_ranges(
+        model, ("h",), lambda _: [empty, SAMPLES[0]], method
+    )

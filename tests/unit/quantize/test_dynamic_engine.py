@@ -11,7 +11,7 @@ import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from graphs import operators, parse
-from winml.modelkit.quantize.dynamic_engine import quantize_dynamically
+from winml.modelkit.quantize.dynamic.engine import quantize_dynamically
 from winml.modelkit.quantize.engine_task import EngineTask
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.runtime.sessions import run_onnx
@@ -104,3 +104,21 @@ def test_engine_reads_weights_of_a_data_file_small_ones_included(tmp_path: Path)
     ir.save(model, tmp_path / "outside.onnx", external_data="outside.data", size_threshold_bytes=0)
 
     assert expected == weights(quantized(ir.load(tmp_path / "outside.onnx")))
+
+
+def test_names_that_the_graph_has_already_are_not_taken() -> None:
+    """Initializers called as the engine would call its own keep their values and their readers."""
+    names = ("w_transposed", "w_scale", "w_quantized", "w_zero_point", "y_product", "w_transposed_scale")
+    extra = ", ".join(f"float[3, 32] {name} = {{0}}" for name in names)
+    sums = "".join(f"s{at} = Add ({f's{at - 1}' if at else 'z'}, {name}) " for at, name in enumerate(names))
+    body = GEMMS.replace("float[32] w_bias = {0}>", f"float[32] w_bias = {{0}}, {extra}>")
+    body = body.replace("float[3, 32] doubled)", "float[3, 32] doubled, float[3, 32] s5)")
+    model = parse(body.rstrip().removesuffix("}") + sums + "}")
+    for at, name in enumerate(names):
+        model.graph.initializers[name].const_value = ir.tensor(np.full((3, 32), at + 1, np.float32), name=name)
+    x = np.random.default_rng(1).standard_normal((3, 40)).astype(np.float32)
+    ours = quantized(model)
+    answers = run_onnx(ir.to_proto(ours).SerializeToString(), {"x": x})
+    np.testing.assert_allclose(answers["s5"], answers["z"] + sum(range(1, 7)), rtol=1e-6)
+    expected = run_onnx(ir.to_proto(model).SerializeToString(), {"x": x})
+    np.testing.assert_allclose(answers["y"], expected["y"], atol=0.05 * np.abs(expected["y"]).max())

@@ -158,3 +158,23 @@ def test_integer_weights_and_vectors_are_no_weights() -> None:
         <{weight("w1", 64, 64)}, {weight("t", 4, 4, dtype="int64")}, int64[2] i = {{0, 1}}, {weight("w_b", 64)}>
         {{ a = MatMul (x, w1) y = Add (a, w_b) z = Gather (t, i) }}"""
     assert ["MatMul"] == [node.operator for node in plan(body).nodes]
+
+
+def test_constant_of_an_operator_without_weights_is_none() -> None:
+    """Tables that are multiplied or added are not counted as left; the weights of a recurrent layer are."""
+    weights = ", ".join(
+        [weight("w", 64, 64), weight("w_cos", 2, 64), weight("w_r", 1, 32, 64), weight("w_q", 1, 32, 8)]
+    )
+    body = f"""m (float[2, 64] x, float[5, 2, 64] s) => (float[2, 64] y, float[5, 1, 2, 8] z) <{weights}> {{
+        a = Mul (x, w_cos) b = Add (a, w_cos) y = MatMul (b, w) z = LSTM <hidden_size = 8> (s, w_r, w_q) }}"""
+    assert {"MatMul": "int4", "LSTM": "weight-only has no form of LSTM"} == precisions(plan(body, precision="int4"))
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "w8a8"}, {"precision": "int4"}, {"precision": "fp16"}])
+def test_weight_that_a_run_may_replace_is_left(options: dict[str, Any]) -> None:
+    """Old exports list weights among the inputs of the graph."""
+    model = parse(PERCEPTRON)
+    model.graph.inputs.append(model.graph.initializers["w1"])
+    made = plan_quantization(model, QuantizeOptions(**options), graph_modules(model, "root"))
+    left = {node.operator: node.reason for node in made.nodes if node.has_weight}
+    assert {"MatMul": "its weight is an input of the graph, which a run may replace", "Gemm": ""} == left

@@ -174,6 +174,32 @@ def test_modules_of_other_precisions_stand_side_by_side() -> None:
     assert np.isfinite(_run(result.model, {"x": X})).all()
 
 
+@pytest.mark.parametrize(
+    ("base", "rules"), [("w8a8", {"Head": "w8a16"}), ("w8a16", {"Stem": "w8a8"}), ("w8a16", {"Head": "w8a8"})]
+)
+def test_layer_behind_an_integer_kernel_of_another_precision_gets_its_own(base: str, rules: dict[str, str]) -> None:
+    """The convolution keeps its pair, and that of the product is read behind it, whichever group works first."""
+    body = (
+        "m (float[1, 2, 8, 8] x) => (float[1, 4, 8, 4] y) { c = Conv <pads = [1, 1, 1, 1]> (x, w1) y = MatMul (c, w2) }"
+    )
+    model = tagged_graph(body, ("/M/Stem", "/M/Head"), {"w1": (4, 2, 3, 3), "w2": (8, 4)})
+    expected = _run(model, {"x": IMAGE})
+    result = quantized(model, [{"x": IMAGE}], precision=base, per_module=rules)
+    wanted = {"/M/Stem": base, "/M/Head": base} | {f"/M/{name}": precision for name, precision in rules.items()}
+    assert wanted == {module.tag: module.actual for module in result.modules}
+    product = next(node for node in result.model.graph if node.name == "matmul_1")
+    chain, value = [], product.inputs[0]
+    while value is not None and (maker := value.producer()) is not None:
+        kind = maker.inputs[2].dtype if maker.op_type.endswith("Linear") and maker.inputs[2] else None
+        chain.append((maker.op_type, kind))
+        value = maker.inputs[0]
+    types = {"w8a8": ir.DataType.UINT8, "w8a16": ir.DataType.UINT16}
+    assert [("DequantizeLinear", types[wanted["/M/Head"]]), ("QuantizeLinear", types[wanted["/M/Head"]])] == chain[:2]
+    assert [("DequantizeLinear", types[wanted["/M/Stem"]]), ("QuantizeLinear", types[wanted["/M/Stem"]])] == chain[2:4]
+    assert ("Conv", None) == chain[4]
+    assert _sqnr_db(expected, _run(result.model, {"x": IMAGE})) > 25
+
+
 def test_weight_that_is_not_finite_is_refused() -> None:
     """No scale says what NaN is."""
     model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS)
@@ -199,7 +225,7 @@ def test_layer_without_a_form_counts_as_left() -> None:
         c = Conv (x, w1) r = Reshape (c, s) y = Gemm <transB = 1> (r, r, w2) }"""
     model = tagged_graph(body, ("/M/Conv", "/M", "/M/Left"), {"w1": (8, 2, 3, 3), "w2": (8, 8)})
     left = {module.tag: dict(module.left) for module in quantized(model, [{"x": IMAGE}]).modules}
-    assert {"/M/Conv": {}, "/M/Left": {"qdq left this Gemm as it was": 1}} == left
+    assert {"/M/Conv": {}, "/M/Left": {"qdq has no form of Gemm with its weight as input 3": 1}} == left
 
 
 def test_untagged_graph_gets_no_tags() -> None:
@@ -218,3 +244,58 @@ def test_given_model_stays_as_it_is() -> None:
     before = ir.to_proto(model).SerializeToString(deterministic=True)
     quantized(model, [{"x": X}])
     assert before == ir.to_proto(model).SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "dynamic"}])
+def test_head_tied_to_a_table_is_quantized(options: dict[str, Any]) -> None:
+    """The product gets a weight of its own, with scales along its outputs; no Transpose is left to run."""
+    body = """m (int64[N] i) => (float[N, 16] y) {
+        e = Gather (w1, i) h = Tanh (e) t = Transpose (w1) y = MatMul (h, t) }"""
+    model = tagged_graph(body, ("/M/Table", "/M", "/M/Head", "/M/Head"), {"w1": (16, 4)})
+    feeds = {"i": np.array([3, 0, 15])}
+    expected = _run(model, feeds)
+    result = quantized(model, [feeds], **options)
+    assert {"/M/Table": {}, "/M/Head": {}} == {module.tag: dict(module.left) for module in result.modules}
+    assert "Transpose" not in [node.op_type for node in result.model.graph]
+    tables = [value for value in result.model.graph.initializers.values() if len(value.shape or ()) == 2]
+    assert [ir.DataType.INT8] == [table.dtype for table in tables if "transposed" in (table.name or "")]
+    assert {1} == {table.dtype.itemsize for table in tables if table.dtype is not None}
+    assert _sqnr_db(expected, _run(result.model, feeds)) > 25
+
+
+def test_table_of_an_excluded_lookup_stays_beside_the_weight_of_its_head() -> None:
+    """The lookup reads the floats it read before."""
+    body = "m (int64[N] i) => (float[N, 16] y) { e = Gather (w1, i) t = Transpose (w1) y = MatMul (e, t) }"
+    model = tagged_graph(body, ("/M/Table", "/M/Head", "/M/Head"), {"w1": (16, 4)})
+    result = quantized(model, [{"i": np.array([3, 0, 15])}], exclude=("Table",))
+    gather = next(node for node in result.model.graph if node.op_type == "Gather")
+    assert gather.inputs[0] is result.model.graph.initializers["w1"]
+    assert ["Weight w1 (256 B) is kept as it was beside its quantized form, for gather_0."] == list(result.notes)
+
+
+def test_float16_weight_is_left_with_its_reason() -> None:
+    """What integers are turned back into is float32."""
+    body = "m (float16[N, 4] x) => (float16[N, 4] y) <float16[4, 4] w1 = {0}> { y = MatMul (x, w1) }"
+    with pytest.raises(UsageError, match="qdq has no form of MatMul with float16 weights"):
+        quantized(tagged_graph(body, ("/M",), {}), [{"x": X.astype(np.float16)}])
+
+
+@pytest.mark.parametrize("precision", ["int8", "uint8"])
+def test_channels_have_one_zero_point_and_a_scale_that_their_bias_fits_into(precision: str) -> None:
+    """Of three channels one holds zeros, and one has a bias too large for its weights; integer kernels run them."""
+    body = "m (float[1, 2, 8, 8] x) => (float[1, 3, 6, 6] y) { y = Conv (x, w1, wb) }"
+    model = tagged_graph(body, ("/M/Stem",), {"w1": (3, 2, 3, 3), "wb": (3,)})
+    array = np.random.default_rng(5).standard_normal((3, 2, 3, 3)).astype(np.float32)
+    array[1], array[2] = 0, array[2] * 1e-9
+    model.graph.initializers["w1"].const_value = ir.tensor(array, name="w1")
+    bias = np.array([0.5, -1.5, 300], np.float32)
+    model.graph.initializers["wb"].const_value = ir.tensor(bias, name="wb")
+    expected = _run(model, {"x": IMAGE})
+    result = quantized(model, [{"x": IMAGE}], precision=precision, mode="qdq")
+    values = result.model.graph.initializers
+    tensors = {name: value.const_value.numpy() for name, value in values.items() if value.const_value is not None}
+    assert [0 if precision == "int8" else 128] * 3 == tensors["w1_zero_point"].tolist()
+    assert isinstance(values["w1_quantized"].const_value, ir.LazyTensor)
+    assert 1.0 == tensors["w1_scale"][1]
+    assert np.abs(tensors["wb_quantized"].astype(np.int64)).max() < 2**31 - 1
+    assert _sqnr_db(expected, _run(result.model, {"x": IMAGE})) > 25

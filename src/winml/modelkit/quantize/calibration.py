@@ -1,8 +1,9 @@
 """Finds the ranges of values of a graph by running it on samples, in bounded memory.
 
 The graph lies in a temporary file while it runs, its weights mapped rather than read. For the smallest and largest
-value, reductions are appended to the graph, so that no activation leaves it. Methods that look at the distribution get
-activations in groups of limited size; their statistics are ONNX Runtime's. Does not decide which values are measured.
+value, reductions stand in the graph behind what makes the value, so that no activation leaves it or outlives its
+readers. Methods that look at the distribution get activations in groups of limited size; their statistics are ONNX
+Runtime's. Does not decide which values are measured.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import contextlib
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -45,6 +48,8 @@ QUANTIZED_BINS = 128
 PERCENTILE = 99.999
 """Share of the values inside of the range, in percent. Specified: ONNX Runtime's default."""
 
+_MARK = "/calibration/"
+"""Between the name of a value and that of what is computed of it."""
 _REDUCTIONS = {"min": "ReduceMin", "max": "ReduceMax", "sum": "ReduceSum"}
 """The sum is there for NaN, which comparisons may pass over."""
 
@@ -66,46 +71,86 @@ def measure_ranges(
         WriteError: the temporary file cannot be written.
     """
     with temporary_folder() as folder:
-        path = folder / "calibrated.onnx"
-        write_model(_observed(model, names, with_values=method != "minmax"), path, external=True)
-        session = Session(path, optimize=False, prepack=False)
-        inputs = graph_inputs(session)
+        observed = _ObservedFile(model, names, folder / "calibrated.onnx", with_sizes=method != "minmax")
         extremes = _Extremes(names, with_sizes=method != "minmax")
+        session = observed.reductions()
+        inputs = graph_inputs(session)
         for number, sample in enumerate(read_samples(inputs), start=1):
-            suspect = extremes.add(session.run(sample, extremes.outputs))
-            if suspect:
-                _refuse_not_finite(model, session, sample, suspect, number)
+            if suspect := extremes.add(session.run(sample, extremes.outputs)):
+                _refuse_not_finite(model, observed.values(suspect), sample, suspect, number)
+        _refuse_unseen(model, extremes.ranges)
         if method == "minmax":
             return extremes.ranges
+        del session
         histograms = _Histograms(extremes.ranges, method)
-        groups = list(_groups(extremes.size_bytes))
-        for sample in read_samples(inputs):
-            for group in groups:
+        for group in _groups(extremes.size_bytes):
+            session = observed.values(group)
+            for sample in read_samples(inputs):
                 histograms.add(session.run(sample, group))
         return histograms.ranges()
 
 
-def _observed(model: ir.Model, names: Sequence[str], *, with_values: bool) -> ir.Model:
-    """Return the model with what is asked of values as further outputs; the given one stays as it is."""
+class _ObservedFile:
+    """A file of a graph that tells of values: what reductions make of them, or themselves."""
+
+    def __init__(self, model: ir.Model, names: Sequence[str], path: Path, *, with_sizes: bool) -> None:
+        """Write it.
+
+        Args:
+            model: The model; it stays as it is.
+            names: Values that are told of.
+            path: The file.
+            with_sizes: Tell of the sizes of values too.
+        """
+        self._path = path
+        write_model(_observed(model, names, with_sizes=with_sizes), path, external=True)
+
+    def reductions(self) -> Session:
+        """Return a session whose outputs are the reductions; no activation outlives its readers in it."""
+        return Session(self._path, optimize=False, prepack=False, in_written_order=True)
+
+    def values(self, names: Sequence[str]) -> Session:
+        """Return a session whose outputs are the named values, which are all in memory when it ran."""
+        graph_file = onnx.ModelProto.FromString(self._path.read_bytes())  # its weights are in another file
+        kept = [node for node in graph_file.graph.node if _MARK not in node.name]
+        del graph_file.graph.node[:], graph_file.graph.output[:]
+        graph_file.graph.node.extend(kept)
+        graph_file.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+        return Session(
+            graph_file.SerializeToString(),
+            optimize=False,
+            prepack=False,
+            in_written_order=True,
+            data_folder=self._path.parent,
+            name=self._path.name,
+        )
+
+
+def _observed(model: ir.Model, names: Sequence[str], *, with_sizes: bool) -> ir.Model:
+    """Return the model with reductions of values as its outputs, each right behind what makes the value."""
     observed = model.clone()
     graph = observed.graph
+    graph.outputs.clear()
     values = {value.name: value for value in graph.inputs}
     values |= {value.name: value for node in graph for value in node.outputs}
-    declared = {output.name for output in graph.outputs}
     for name in names:
-        for kind, operator in {**_REDUCTIONS, **({"size": "Size"} if with_values else {})}.items():
+        value, reductions = values[name], []
+        for kind, operator in {**_REDUCTIONS, **({"size": "Size"} if with_sizes else {})}.items():
             attributes = [] if kind == "size" else [ir.AttrInt64("keepdims", 0)]
             # ONNX Runtime infers the type.
             output = ir.Value(name=_output(name, kind))
-            graph.append(ir.Node("", operator, [values[name]], attributes, outputs=[output], name=output.name))
+            reductions.append(ir.Node("", operator, [value], attributes, outputs=[output], name=output.name))
             graph.outputs.append(output)
-        if name not in declared:
-            graph.outputs.append(values[name])
+        maker = value.producer()
+        if maker is not None:
+            graph.insert_after(maker, reductions)
+        else:
+            graph.insert_before(graph[0], reductions)
     return observed
 
 
 def _output(name: str, kind: str) -> str:
-    return f"{name}/calibration/{kind}"
+    return f"{name}{_MARK}{kind}"
 
 
 class _Extremes:
@@ -200,6 +245,21 @@ def _refuse_not_finite(
             f"(sample {number} of the calibration data), so it has no range",
             hint="Give data the model takes with --calibration-data, or --exclude the module.",
         )
+
+
+def _refuse_unseen(model: ir.Model, ranges: Ranges) -> None:
+    """Refuse values of which no sample had one.
+
+    Raises:
+        QuantizeError: names the first in the order of the graph.
+    """
+    for name, (low, high) in ranges.items():
+        if low > high:
+            raise QuantizeError(
+                f"no value of {name} of {_maker_words(model, name)} was seen: its arrays are empty in every sample of "
+                "the calibration data",
+                hint="Give arrays with at least one element in every dimension with --calibration-data.",
+            )
 
 
 def _maker_words(model: ir.Model, name: str) -> str:

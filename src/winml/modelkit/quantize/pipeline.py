@@ -19,7 +19,7 @@ from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.coverage import measure_coverage
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
-from winml.modelkit.quantize.dynamic_engine import quantize_dynamically
+from winml.modelkit.quantize.dynamic.engine import quantize_dynamically
 from winml.modelkit.quantize.engine_task import EngineTask
 from winml.modelkit.quantize.float_engine import convert_floats
 from winml.modelkit.quantize.module_precision import ModulePrecision

@@ -36,6 +36,13 @@ QUANTIZED_OPERATORS = frozenset({
 _TAKING_TRANSPOSED = ("MatMul", "Gemm")
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
+_WITH_WEIGHTS = frozenset({
+    "LSTM", "GRU", "RNN", "Einsum", "FusedMatMul", "FusedGemm", "FusedConv", "NhwcFusedConv", "Attention",
+    "EmbedLayerNormalization", "MoE",
+}).union(*(rules.operators for rules in MODES.values()))  # fmt: skip
+"""Operators whose constants are weights: those some mode changes, and others of ONNX and ONNX Runtime that are known
+for it. What others read, such as the cosines of a rotary embedding, is no weight that a mode failed to quantize."""
+
 _WEIGHT_INPUTS = {"Gather": 0}
 """Specified: position of the weight among the inputs; 1 for all others."""
 
@@ -142,10 +149,12 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
 def constant_weight(node: ir.Node) -> ir.Value | None:
     """Return the weight of a node: the floating-point initializer of at least two dimensions that it reads first.
 
+    Operators that have no weights, such as ``Mul``, have none whatever they read.
+
     It may be read transposed: a table that an embedding shares with a product (tied embeddings) stands in the graph
     once, with a ``Transpose`` before the product.
     """
-    if node.op_type == "Transpose":
+    if node.op_type not in _WITH_WEIGHTS:
         return None
     for value in node.inputs:
         maker = value.producer() if value is not None else None
@@ -163,6 +172,8 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
     rules = MODES[mode]
     if is_inner:
         return f"{mode} leaves subgraphs and functions as they are"
+    if weight is not None and weight.is_graph_input():
+        return "its weight is an input of the graph, which a run may replace"
     if rules.changes_every_node or weight is None:
         return ""
     if node.op_type not in rules.operators or node.domain not in ("", "ai.onnx"):
@@ -170,7 +181,9 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
     tensor = weight.const_value
     assert tensor is not None
     if not _is_read_as_weight(node, weight):
-        return f"{mode} has no form of {node.op_type} with its weight on the left"
+        place = 1 + next((index for index, value in enumerate(node.inputs) if _reads(value, weight)), 0)
+        side = "on the left" if place == 1 else f"as input {place}"
+        return f"{mode} has no form of {node.op_type} with its weight {side}"
     if tensor.dtype.name not in rules.float_types:
         return f"{mode} has no form of {node.op_type} with {tensor.dtype.name.lower()} weights"
     for name, value in rules.fixed_attributes.get(node.op_type, {}).items():
@@ -185,7 +198,10 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
 
 def _is_read_as_weight(node: ir.Node, weight: ir.Value) -> bool:
     """Say whether a node reads its weight where operators have theirs, as it is or transposed."""
-    value = node.inputs[_WEIGHT_INPUTS.get(node.op_type, 1)]
+    return _reads(node.inputs[_WEIGHT_INPUTS.get(node.op_type, 1)], weight)
+
+
+def _reads(value: ir.Value | None, weight: ir.Value) -> bool:
     maker = value.producer() if value is not None else None
     return value is weight or (maker is not None and maker.inputs[0] is weight)
 

@@ -89,6 +89,7 @@ MODES: Mapping[Mode, ModeRules] = {
         frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Gather"}),
         least_opset=13,
         needs_ranges=True,
+        float_types=frozenset({"FLOAT"}),  # what its integers are turned back into
     ),
     "weight-only": ModeRules(
         "weights in 4 or 8 bits by blocks, activations stay float (MatMulNBits)",

@@ -9,7 +9,8 @@ makes it, those of a weight, of a bias or of a graph input to the module that re
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,11 +18,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import QuantizeError
+from winml.modelkit.graph.transposed_weights import give_products_own_weights
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.engine_task import EngineTask
-from winml.modelkit.quantize.integer_tensors import IntegerWeight, quantize_bias, quantize_weight, scale_of_range
+from winml.modelkit.quantize.integer_tensors import quantize_bias, scale_of_range
+from winml.modelkit.quantize.integer_weights import IntegerRange, WeightScales, measure_scales, quantized_tensor
 from winml.modelkit.quantize.qdq_placement import QuantizedValue, weight_operand
 
 __all__ = ["quantize_statically"]
@@ -30,6 +33,15 @@ ONNX_16_BIT_OPSET = 21
 """Specified: the first version of ONNX's QuantizeLinear and DequantizeLinear that takes 16 bits."""
 CONTRIB_DOMAIN = "com.microsoft"
 """ONNX Runtime's own forms of both take 16 bits at any opset."""
+
+_RANGES = {
+    (True, True): IntegerRange(ir.DataType.INT8, -127, 127, is_symmetric=True),
+    (True, False): IntegerRange(ir.DataType.INT8, -128, 127, is_symmetric=False),
+    (False, True): IntegerRange(ir.DataType.UINT8, 1, 255, is_symmetric=True),
+    (False, False): IntegerRange(ir.DataType.UINT8, 0, 255, is_symmetric=False),
+}
+"""Whether signed, whether zero is the middle → the integers of a weight. The smallest has no counterpart; without it
+the middle is exact."""
 
 Array = NDArray[Any]
 
@@ -50,6 +62,7 @@ def quantize_statically(model: ir.Model, task: EngineTask) -> ir.Model:
         QuantizeError: the range of a value is not known.
     """
     quantized = model.clone()
+    give_products_own_weights(quantized, task.nodes)
     _Rewriting(quantized, task).run()
     return quantized
 
@@ -69,9 +82,9 @@ class _Rewriting:
             model.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
         self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
         """Name of a value → its scale and zero point."""
-        self._dequantized: dict[tuple[str, int | None], tuple[ir.Value, IntegerWeight]] = {}
+        self._dequantized: dict[tuple[str, int | None], tuple[ir.Value, WeightScales]] = {}
         """Weight and axis → the value that layers read, and what it is made from."""
-        self._tables: dict[tuple[str, int | None], tuple[ir.Value, ir.Value, ir.Value]] = {}
+        self._tables: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
         """Table of weights → integers, scale and zero point."""
         self._names = {value.name for node in self._graph for value in node.outputs}
         self._names |= {value.name for value in self._graph.inputs} | set(self._graph.initializers)
@@ -109,7 +122,7 @@ class _Rewriting:
 
     def _quantize_value(self, value: ir.Value, item: QuantizedValue) -> None:
         """Put the pair behind the node that makes a value, and let its readers read what comes out."""
-        uses = [use for use in value.uses() if item.readers is None or use.node.name in item.readers]
+        value, uses = _read_form(value, item.readers)
         maker = value.producer()
         tag = read_tag(maker) if maker is not None else _common_tag([use.node for use in uses], self._modules)
         scale, zero_point = self._scales[item.name]
@@ -132,31 +145,32 @@ class _Rewriting:
             self._record(node, "operator")
             return
         data = node.inputs[1 - operand]
-        if data is None or data.name not in self._scales:
+        data_name = _measured_name(data, self._scales)
+        if not data_name:
             return
         weight = node.inputs[operand]
         assert weight is not None  # it is what weight_operand found
         axis = _channel_axis(node, operand) if self._task.is_per_channel else None
-        input_scale = self._scales[data.name][0].const_value
+        input_scale = self._scales[data_name][0].const_value
         bias = _constant_bias(node)
         least = None if bias is None or input_scale is None else _least_scale(bias, input_scale.numpy(), axis)
         dequantized, integers = self._dequantized_weight(weight, axis, node, least)
         node.replace_input_with(operand, dequantized)
         self._record(node, "operator")
-        if bias is not None and input_scale is not None and integers.scale.size in (1, bias.size):
-            self._quantize_bias(node, bias, input_scale.numpy() * integers.scale)
+        if bias is not None and input_scale is not None and integers.scales.size in (1, bias.size):
+            self._quantize_bias(node, bias, input_scale.numpy() * integers.scales)
 
     def _dequantized_weight(
         self, weight: ir.Value, axis: int | None, node: ir.Node, least: Array | None
-    ) -> tuple[ir.Value, IntegerWeight]:
+    ) -> tuple[ir.Value, WeightScales]:
         """Return the value that layers read in place of a weight; one for all layers of the group that share it."""
         name = weight.name or ""
         if (name, axis) in self._dequantized:
             known = self._dequantized[name, axis]
-            if least is None or np.all(known[1].scale >= least):
+            if least is None or np.all(known[1].scales >= least):
                 return known
-        integers = _integers_of(weight, axis, least, self._task)
-        stored, scale, zero_point = self._stored(name, integers)
+        integers = _scales_of(weight, axis, least, self._task)
+        stored, scale, zero_point = self._stored(weight, integers)
         tag = _common_tag([use.node for use in weight.uses() if use.node.name in self._task.nodes], self._modules)
         dequantize = self._node("DequantizeLinear", [stored, scale, zero_point], name, tag, "weight", axis=axis)
         dequantize.outputs[0].shape, dequantize.outputs[0].type = weight.shape, weight.type
@@ -169,9 +183,9 @@ class _Rewriting:
         table = node.inputs[operand]
         assert table is not None  # it is what weight_operand found
         name = table.name or ""
-        if (name, None) not in self._tables:
-            self._tables[name, None] = self._stored(name, _integers_of(table, None, None, self._task))
-        stored, scale, zero_point = self._tables[name, None]
+        if name not in self._tables:
+            self._tables[name] = self._stored(table, _scales_of(table, None, None, self._task))
+        stored, scale, zero_point = self._tables[name]
         node.replace_input_with(operand, stored)
         found = node.outputs[0]
         uses = list(found.uses())
@@ -197,11 +211,13 @@ class _Rewriting:
             if output is value:
                 self._graph.outputs[index] = result
 
-    def _stored(self, name: str, integers: IntegerWeight) -> tuple[ir.Value, ir.Value, ir.Value]:
+    def _stored(self, weight: ir.Value, integers: WeightScales) -> tuple[ir.Value, ir.Value, ir.Value]:
+        assert weight.const_value is not None  # it is an initializer
+        name = self._new_name(f"{weight.name}_quantized")
         return (
-            self._initializer(f"{name}_quantized", integers.values),
-            self._initializer(f"{name}_scale", integers.scale),
-            self._initializer(f"{name}_zero_point", integers.zero_point),
+            self._registered(quantized_tensor(weight.const_value, integers, name)),
+            self._initializer(f"{weight.name}_scale", integers.scales),
+            self._initializer(f"{weight.name}_zero_point", integers.zero_points),
         )
 
     def _quantize_bias(self, node: ir.Node, bias: Array, scale: Array) -> None:
@@ -236,15 +252,14 @@ class _Rewriting:
         return node
 
     def _record(self, node: ir.Node, kind: str) -> None:
-        node.metadata_props[QUANTIZATION_KEY] = self._record_of(kind)
-
-    def _record_of(self, kind: str) -> str:
-        return json.dumps({"precision": self._task.precision.name, "kind": kind})
+        node.metadata_props[QUANTIZATION_KEY] = json.dumps({"precision": self._task.precision.name, "kind": kind})
 
     def _initializer(self, name: str, array: Array) -> ir.Value:
-        name = self._new_name(name)
-        tensor = ir.Tensor(array, name=name)
-        value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
+        return self._registered(ir.Tensor(array, name=self._new_name(name)))
+
+    def _registered(self, tensor: ir.Tensor | ir.LazyTensor) -> ir.Value:
+        shape = ir.Shape(tensor.shape.numpy())
+        value = ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
         self._graph.register_initializer(value)
         return value
 
@@ -254,6 +269,47 @@ class _Rewriting:
             name, number = f"{wish}_{number}", number + 1
         self._names.add(name)
         return name
+
+
+def _measured_name(value: ir.Value | None, scales: Container[str | None]) -> str:
+    """Return the name under which what a layer reads has a scale; empty where it has none.
+
+    What an integer kernel of another group makes is read behind that group's DequantizeLinear.
+    """
+    while value is not None:
+        if value.name in scales:
+            return value.name or ""
+        value = _before_pair(value)
+    return ""
+
+
+def _before_pair(value: ir.Value) -> ir.Value | None:
+    """Return the value that a QuantizeLinear and a DequantizeLinear turn into this one; None where none do.
+
+    Both were put there by an engine: a graph that has them is not quantized again.
+    """
+    dequantize = value.producer()
+    integers = dequantize.inputs[0] if dequantize is not None and dequantize.op_type == "DequantizeLinear" else None
+    quantize = integers.producer() if integers is not None else None
+    return quantize.inputs[0] if quantize is not None and quantize.op_type == "QuantizeLinear" else None
+
+
+def _read_form(value: ir.Value, readers: frozenset[str] | None) -> tuple[ir.Value, list[_Usage]]:
+    """Return the form in which the named nodes read a value, and their uses of it.
+
+    That is what a group before this one made of it, where it quantized the value for all that reads it. Then the pair
+    of this group goes behind the other: the maker keeps its integer kernel.
+    """
+    if readers is None:
+        return value, list(value.uses())
+    forms = [value]
+    for quantize, _ in value.uses():
+        if quantize.op_type == "QuantizeLinear":
+            forms += [use.node.outputs[0] for use in quantize.outputs[0].uses()]
+    for form in forms:
+        if uses := [use for use in form.uses() if use.node.name in readers]:
+            return form, uses
+    return value, []
 
 
 def _remove_unused(graph: ir.Graph, weights: Sequence[ir.Value]) -> None:
@@ -273,24 +329,31 @@ def _common_tag(nodes: Sequence[ir.Node], modules: Mapping[str, str]) -> NodeTag
     return NodeTag(common, modules.get(common, ""), "inherited")
 
 
-def _integers_of(weight: ir.Value, axis: int | None, least: Array | None, task: EngineTask) -> IntegerWeight:
-    """Return a weight as integers.
+def _scales_of(weight: ir.Value, axis: int | None, least: Array | None, task: EngineTask) -> WeightScales:
+    """Return how a weight becomes integers.
+
+    Args:
+        weight: An initializer, float32.
+        axis: Axis of the channels, each of which gets a scale of its own; None: one scale for all.
+        least: Scales may not be smaller, one for each channel or a scalar.
+        task: Says the type of the integers, and whether zero is their middle.
 
     Raises:
         QuantizeError: it has values that are not finite.
     """
     tensor = weight.const_value
     assert tensor is not None  # an initializer of the main graph has one
-    values = np.asarray(tensor.numpy())
-    if not np.isfinite(values).all():
-        raise QuantizeError(
-            f"weight {weight.name} has NaN or infinite values",
-            hint="Check the checkpoint, or exclude its module (--exclude).",
-        )
     # Specified: ONNX Runtime's integer kernels take one zero point for all channels, hence the middle.
     is_symmetric = axis is not None or task.is_symmetric is not False
-    is_signed = task.precision.signed_weights
-    return quantize_weight(values, is_signed=is_signed, axis=axis, is_symmetric=is_symmetric, least_scale=least)
+    try:
+        scales = measure_scales(tensor, axis, _RANGES[task.precision.signed_weights, is_symmetric])
+    except ValueError as error:
+        raise QuantizeError(str(error), hint="Check the checkpoint, or exclude its module (--exclude).") from error
+    if is_symmetric:
+        # Channels of zeros have another one otherwise.
+        middle = 0 if task.precision.signed_weights else 128
+        scales = replace(scales, zero_points=np.full_like(scales.zero_points, middle))
+    return scales if least is None else replace(scales, scales=np.maximum(scales.scales, least).astype(np.float32))
 
 
 def _channel_axis(node: ir.Node, operand: int) -> int | None:
@@ -314,7 +377,7 @@ def _constant_bias(node: ir.Node) -> Array | None:
     if node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3 or node.inputs[2] is None:
         return None
     value = node.inputs[2]
-    tensor = value.const_value if value.is_initializer() else None
+    tensor = value.const_value if value.is_initializer() and not value.is_graph_input() else None
     if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 1:
         return None
     if node.attributes.get_float("beta", 1.0) != 1.0 or node.attributes.get_float("alpha", 1.0) != 1.0:

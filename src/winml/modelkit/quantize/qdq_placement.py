@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from winml.modelkit.graph.transposed_weights import transposed_weight
+
 __all__ = ["ONE_BY_ONE", "QdqPlacement", "QuantizedValue", "place_quantized_values", "weight_operand"]
 
 WITH_QUANTIZED_OUTPUT = frozenset({"Conv", "ConvTranspose"})
@@ -67,10 +69,12 @@ def place_quantized_values(graph: ir.Graph, chosen: frozenset[str], allowed: fro
 
 
 def weight_operand(node: ir.Node) -> int | None:
-    """Return the index of the float32 weight among the inputs of a layer; None where it has none."""
+    """Return the index of the float32 weight among the inputs of a layer, maybe transposed; None where it has none."""
     for index in _WEIGHT_OPERANDS.get(node.op_type, ()):
         value = node.inputs[index]
-        if value is None or not value.is_initializer() or value.const_value is None:
+        if index == 1:
+            value = transposed_weight(node) or value
+        if value is None or not value.is_initializer() or value.is_graph_input() or value.const_value is None:
             continue
         if value.const_value.dtype == ir.DataType.FLOAT and len(value.const_value.shape) >= 2:
             return index

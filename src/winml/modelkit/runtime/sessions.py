@@ -75,6 +75,7 @@ class Session:
         data_folder: str | os.PathLike[str] | None = None,
         name: str = "",
         prepack: bool = True,
+        in_written_order: bool = False,
     ) -> None:
         """Load a graph.
 
@@ -89,6 +90,7 @@ class Session:
             data_folder: Folder of the data files of a model given as bytes.
             name: Name of a model given as bytes, for messages.
             prepack: Let kernels keep weights a second time, in the order they read them, which is faster.
+            in_written_order: Run nodes in the order of the file, so that values live no longer than they do there.
 
         Raises:
             UsageError: a provider is not part of the installed ONNX Runtime.
@@ -97,7 +99,7 @@ class Session:
         """
         self.name = (name or "the model in memory") if isinstance(model, bytes) else os.fspath(model)
         _refuse_unknown(providers)
-        options = _session_options(optimize=optimize, threads=threads, prepack=prepack)
+        options = _session_options(optimize, threads, prepack, in_written_order)
         _request_files(options, profile_prefix, optimized_path, data_folder)
         try:
             self._session = ort.InferenceSession(
@@ -253,7 +255,7 @@ def run_onnx(
     return Session(model, providers=providers, optimize=optimize).run(feeds)
 
 
-def _session_options(*, optimize: bool, threads: int | None, prepack: bool) -> ort.SessionOptions:
+def _session_options(optimize: bool, threads: int | None, prepack: bool, in_written_order: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = SEVERITY_FATAL
     level = ort.GraphOptimizationLevel
@@ -263,6 +265,8 @@ def _session_options(*, optimize: bool, threads: int | None, prepack: bool) -> o
         options.add_session_config_entry("session.disable_prepacking", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
+    if in_written_order:
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     return options
 
 

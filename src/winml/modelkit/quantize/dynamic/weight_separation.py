@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 
 import onnx
 
+from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.graph.weightless_proto import WeightlessProto
 
 __all__ = ["with_own_weights"]
@@ -37,13 +38,14 @@ def with_own_weights(sent: WeightlessProto, names: Collection[str]) -> Weightles
     graph = sent.proto.graph
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     weights = dict(sent.weights)
+    fresh = FreshNames.of_proto(graph)
     for name, readers in _readers_by_kind(graph, names).items():
         if len(readers) < 2 or name not in initializers or len(initializers[name].dims) < 2:
             continue
         # The first kind keeps the name; those that stay always do.
         kinds = sorted(readers, key=lambda kind: kind != _STAYS)
         for kind in kinds[1:]:
-            own = f"{name}.{kind}"
+            own = fresh.take(f"{name}.{kind}")
             copied = onnx.TensorProto()
             copied.CopyFrom(initializers[name])
             copied.name = own

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.graph.weightless_proto import WeightlessProto, read_once
 
 __all__ = ["gemms_as_products"]
@@ -31,6 +32,9 @@ def gemms_as_products(sent: WeightlessProto, names: Collection[str]) -> Weightle
     """
     tensors = dict(sent.weights)
     initializers = {initializer.name: initializer for initializer in sent.proto.graph.initializer}
+    fresh = FreshNames.of_proto(sent.proto.graph)
+    transposed: dict[str, str] = {}
+    """Name of a weight → that of its transposed form."""
     nodes = []
     for node in sent.proto.graph.node:
         settings = {attribute.name: attribute.f or attribute.i for attribute in node.attribute}
@@ -42,14 +46,13 @@ def gemms_as_products(sent: WeightlessProto, names: Collection[str]) -> Weightle
             if weight is None:
                 nodes.append(node)
                 continue
-            node.input[1] = f"{weight.name}_transposed"
-            if node.input[1] not in initializers:
-                tensors[node.input[1]] = _transposed(tensors.get(weight.name), weight, node.input[1])
-                dims = weight.dims[::-1]
-                added = onnx.TensorProto(name=node.input[1], data_type=weight.data_type, dims=dims)
-                initializers[added.name] = added
+            if weight.name not in transposed:
+                name = transposed[weight.name] = fresh.take(f"{weight.name}_transposed")
+                tensors[name] = _transposed(tensors.get(weight.name), weight, name)
+                added = onnx.TensorProto(name=name, data_type=weight.data_type, dims=weight.dims[::-1])
                 sent.proto.graph.initializer.append(added)
-        nodes += _product_and_sum(node)
+            node.input[1] = transposed[weight.name]
+        nodes += _product_and_sum(node, fresh)
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     sent.proto.graph.ClearField("node")
     sent.proto.graph.node.extend(copies)
@@ -69,17 +72,17 @@ def _transposed(tensor: ir.TensorProtocol | None, weight: onnx.TensorProto, name
     return ir.LazyTensor(compute, original.dtype, ir.Shape(list(original.shape.numpy())[::-1]), name=name)
 
 
-def _product_and_sum(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+def _product_and_sum(node: onnx.NodeProto, fresh: FreshNames) -> Iterator[onnx.NodeProto]:
     """Yield the nodes that compute what a Gemm does; both bear its metadata."""
     has_bias = len(node.input) > 2 and bool(node.input[2])
-    product = f"{node.output[0]}_product" if has_bias else node.output[0]
+    product = fresh.take(f"{node.output[0]}_product") if has_bias else node.output[0]
     yield onnx.NodeProto(
         op_type="MatMul", name=node.name, input=node.input[:2], output=[product], metadata_props=node.metadata_props
     )
     if has_bias:
         yield onnx.NodeProto(
             op_type="Add",
-            name=f"{node.name}_bias",
+            name=fresh.take(f"{node.name}_bias"),
             input=[product, node.input[2]],
             output=node.output,
             metadata_props=node.metadata_props,

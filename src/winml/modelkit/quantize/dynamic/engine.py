@@ -15,17 +15,19 @@ from onnxruntime.quantization import QuantizationMode, QuantType
 from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.quant_utils import TENSOR_NAME_QUANT_SUFFIX, get_qmin_qmax_for_qType
 
+from winml.modelkit.graph.fresh_names import FreshNames
+from winml.modelkit.graph.transposed_weights import give_products_own_weights
 from winml.modelkit.graph.weightless_proto import (
     WeightlessProto,
     from_weightless,
     to_weightless,
     weights_read_on_demand,
 )
+from winml.modelkit.quantize.dynamic.gemm_products import gemms_as_products
+from winml.modelkit.quantize.dynamic.weight_separation import with_own_weights
 from winml.modelkit.quantize.engine_task import EngineTask, quiet_quantizer
-from winml.modelkit.quantize.gemm_products import gemms_as_products
 from winml.modelkit.quantize.integer_weights import IntegerRange, measure_scales, quantized_tensor
 from winml.modelkit.quantize.precisions import MODES
-from winml.modelkit.quantize.weight_separation import with_own_weights
 
 __all__ = ["quantize_dynamically"]
 
@@ -35,7 +37,9 @@ _INFERRED_KEY = "onnx.infer"
 
 def quantize_dynamically(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return the model with the named nodes in 8 bits; the given model is not changed."""
-    sent = with_own_weights(gemms_as_products(to_weightless(model), task.nodes), task.nodes)
+    prepared = model.clone()
+    give_products_own_weights(prepared, task.nodes)
+    sent = with_own_weights(gemms_as_products(to_weightless(prepared), task.nodes), task.nodes)
     # Otherwise the quantizer infers shapes by way of a folder of temporary files, which stays there if it is killed.
     sent.proto.metadata_props.add(key=_INFERRED_KEY, value="onnxruntime.quant")
     weight_type = QuantType.QInt8 if task.precision.signed_weights else QuantType.QUInt8
@@ -81,6 +85,8 @@ class _LazyWeightQuantizer(ONNXQuantizer):  # type: ignore[misc]  # onnxruntime 
         super().__init__(*arguments, **keywords)
         self.integers: dict[str, ir.TensorProtocol] = {}
         """Quantized weights by name."""
+        self.fresh = FreshNames.of_proto(self.model.graph())
+        """The names of the graph."""
 
     def quantize_initializer_impl(self, weight: onnx.TensorProto, integer_type: int, *_: bool) -> tuple[str, str, str]:
         """Quantize a weight with one scale; return the names of its integers, zero point and scale."""
@@ -99,7 +105,8 @@ class _LazyWeightQuantizer(ONNXQuantizer):  # type: ignore[misc]  # onnxruntime 
         minimum, maximum = map(int, get_qmin_qmax_for_qType(integer_type, symmetric=symmetric))
         integers = IntegerRange(ir.DataType(integer_type), minimum, maximum, bool(symmetric))
         scales = measure_scales(tensor, axis, integers)
-        names = (f"{weight.name}{TENSOR_NAME_QUANT_SUFFIX}", f"{weight.name}_zero_point", f"{weight.name}_scale")
+        ends = (TENSOR_NAME_QUANT_SUFFIX, "_zero_point", "_scale")
+        names = [self.fresh.take(f"{weight.name}{end}") for end in ends]
         self.model.initializer_extend(
             [
                 ir.serde.serialize_tensor(ir.Tensor(scales.scales, name=names[2])),
@@ -108,4 +115,4 @@ class _LazyWeightQuantizer(ONNXQuantizer):  # type: ignore[misc]  # onnxruntime 
             ]
         )
         self.integers[names[0]] = quantized_tensor(tensor, scales, names[0])
-        return names
+        return names[0], names[1], names[2]

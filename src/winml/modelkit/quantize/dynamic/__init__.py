@@ -1,0 +1,1 @@
+"""How do products and lookups compute with integers whose ranges each run finds?"""
