@@ -21,7 +21,7 @@ from winml.modelkit.hierarchy.coverage import measure_coverage
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.dynamic_engine import quantize_dynamically
 from winml.modelkit.quantize.engine_task import EngineTask
-from winml.modelkit.quantize.float_engine import convert_floats
+from winml.modelkit.quantize.half_floats.engine import convert_floats
 from winml.modelkit.quantize.module_precision import ModulePrecision
 from winml.modelkit.quantize.node_records import mark_quantized_nodes
 from winml.modelkit.quantize.options import QuantizeOptions

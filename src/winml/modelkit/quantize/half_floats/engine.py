@@ -22,8 +22,8 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.quantize.engine_task import EngineTask
-from winml.modelkit.quantize.half_forms import half_nodes
-from winml.modelkit.quantize.half_tensors import HalfTensor
+from winml.modelkit.quantize.half_floats.forms import half_nodes
+from winml.modelkit.quantize.half_floats.tensors import HalfTensor
 
 __all__ = ["convert_floats"]
 
