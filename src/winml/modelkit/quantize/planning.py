@@ -163,6 +163,8 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
     rules = MODES[mode]
     if is_inner:
         return f"{mode} leaves subgraphs and functions as they are"
+    if rules.changes_every_node and weight is not None and weight.dtype not in (None, ir.DataType.FLOAT):
+        return f"has {weight.dtype.name.lower()} weights already"
     if rules.changes_every_node or weight is None:
         return ""
     if node.op_type not in rules.operators or node.domain not in ("", "ai.onnx"):

@@ -17,13 +17,14 @@ import onnx_ir as ir
 
 from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.quantize.engine_task import EngineTask
+from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import constant_weight
 from winml.modelkit.quantize.weight_checks import WeightUse
 from winml.modelkit.quantize.weight_only.block_quantizers import BlockForm
 from winml.modelkit.quantize.weight_only.packed_weights import PackedWeight, PackingDesk
 from winml.modelkit.quantize.weight_only.weight_matrices import WeightMatrix
 
-__all__ = ["quantize_weights"]
+__all__ = ["algorithm_notes", "quantize_weights"]
 
 DOMAIN = "com.microsoft"
 COMPUTE_IN_INT8 = 4
@@ -35,6 +36,9 @@ BLOCK_SIZES = {4: 32, 8: 64}
 no smaller than by a tenth; in 8 bits 128 loses 4 dB against 32, which is 11 % larger."""
 LEAST_BLOCK_SIZE = 16
 """Specified: of ``MatMulNBits`` and ``GatherBlockQuantized``."""
+_ZERO_POINT_INPUTS = {"MatMulNBits": 3, "GatherBlockQuantized": 3}
+_SCALES_INPUT = 2
+"""Specified: positions among the inputs."""
 _REDUCED = {"alpha": 1.0, "beta": 1.0, "transA": 0}
 """Attributes of a Gemm that is a product with a weight and a sum with a bias, and their values."""
 
@@ -49,6 +53,27 @@ def quantize_weights(model: ir.Model, task: EngineTask) -> ir.Model:
     packing.remove_unused()
     quantized.opset_imports.setdefault(DOMAIN, 1)
     return quantized
+
+
+def algorithm_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, ...]:
+    """Say of how many weights the scales were found in another way than the options ask for, and why."""
+    if options.algorithm != "hqq":
+        return ()
+    nodes = [node for node in quantized.graph if node.domain == DOMAIN and node.op_type in _ZERO_POINT_INPUTS]
+    weights = {node.inputs[_SCALES_INPUT]: _has_float_zero_points(node) for node in nodes}
+    rounded = sum(not is_searched for is_searched in weights.values())
+    if not rounded:
+        return ()
+    return (
+        f"{rounded} of {len(weights)} weights were rounded to the nearest step (rtn) and not searched (hqq): ONNX "
+        "Runtime has kernels for zero points between the steps only in 4 bits, and not where rows are looked up.",
+    )
+
+
+def _has_float_zero_points(node: ir.Node) -> bool:
+    position = _ZERO_POINT_INPUTS[node.op_type]
+    value = node.inputs[position] if len(node.inputs) > position else None
+    return value is not None and value.dtype != ir.DataType.UINT8
 
 
 @dataclass(frozen=True)
