@@ -35,7 +35,9 @@ def mark_quantized_nodes(original: ir.Model, quantized: ir.Model, planned: Seque
     """
     outputs = {node.name: node.outputs[0].name for node in original.graph if node.outputs}
     before = {value.name: value.dtype for node in original.graph for value in node.outputs}
-    before.update((value.name, value.dtype) for value in (*original.graph.inputs, *original.graph.initializers.values()))
+    before.update(
+        (value.name, value.dtype) for value in (*original.graph.inputs, *original.graph.initializers.values())
+    )
     makers = {value.name: node for node in quantized.graph for value in node.outputs}
     by_name = {node.name: node for node in quantized.graph}
     reached = set()

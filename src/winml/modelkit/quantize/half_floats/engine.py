@@ -131,9 +131,7 @@ class _Halving:
         _replace_uses(value, cast.outputs[0], readers)
 
 
-def _cast(
-    value: ir.Value, dtype: ir.DataType, owner: ir.Node, fresh: FreshNames, name: str | None = None
-) -> ir.Node:
+def _cast(value: ir.Value, dtype: ir.DataType, owner: ir.Node, fresh: FreshNames, name: str | None = None) -> ir.Node:
     """Return a Cast of a value that belongs to the module of a node; its output has a fresh name or the given one."""
     output = name or fresh.take(f"{value.name}_as_{dtype.name.lower()}")
     cast = ir.node("Cast", [value], {"to": int(dtype)}, name=fresh.take(f"{output}/Cast"))

@@ -66,7 +66,9 @@ def half_nodes(model: ir.Model, names: frozenset[str]) -> frozenset[ir.Node]:
 
 def _positional_nodes(graph: ir.Graph) -> set[ir.Node]:
     """Return the nodes that compute what a sine, a cosine or a conversion to integers reads, these not included."""
-    waiting = [node.inputs[0] for node in graph.all_nodes() if node.op_type in _EXACT_OPERATORS or _makes_integers(node)]
+    waiting = [
+        node.inputs[0] for node in graph.all_nodes() if node.op_type in _EXACT_OPERATORS or _makes_integers(node)
+    ]
     positional: set[ir.Node] = set()
     while waiting:
         value = waiting.pop()

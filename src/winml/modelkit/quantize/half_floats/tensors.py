@@ -59,7 +59,8 @@ class HalfTensor(ir.LazyTensor):
         return ir.Tensor(np.ascontiguousarray(values), dtype=self.dtype, name=self.name)
 
     def _narrowed(self, values: Array) -> Array:
-        self._use.refuse_nan(values)
+        if self._tensor32.size > 1:  # a single one may stand for what is missing
+            self._use.refuse_nan(values)
         if self.dtype == ir.DataType.BFLOAT16:
             return values.astype(self.dtype.numpy())  # the range of float32
         beyond = np.isfinite(values) & (np.abs(values) > HALF_END)

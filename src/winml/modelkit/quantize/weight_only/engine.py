@@ -36,9 +36,9 @@ BLOCK_SIZES = {4: 32, 8: 64}
 no smaller than by a tenth; in 8 bits 128 loses 4 dB against 32, which is 11 % larger."""
 LEAST_BLOCK_SIZE = 16
 """Specified: of ``MatMulNBits`` and ``GatherBlockQuantized``."""
-_ZERO_POINT_INPUTS = {"MatMulNBits": 3, "GatherBlockQuantized": 3}
-_SCALES_INPUT = 2
-"""Specified: positions among the inputs."""
+_BLOCK_OPERATORS = ("MatMulNBits", "GatherBlockQuantized")
+_SCALES, _ZERO_POINTS = 2, 3
+"""Specified: positions among the inputs of both."""
 _REDUCED = {"alpha": 1.0, "beta": 1.0, "transA": 0}
 """Attributes of a Gemm that is a product with a weight and a sum with a bias, and their values."""
 
@@ -59,21 +59,19 @@ def algorithm_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str,
     """Say of how many weights the scales were found in another way than the options ask for, and why."""
     if options.algorithm != "hqq":
         return ()
-    nodes = [node for node in quantized.graph if node.domain == DOMAIN and node.op_type in _ZERO_POINT_INPUTS]
-    weights = {node.inputs[_SCALES_INPUT]: _has_float_zero_points(node) for node in nodes}
-    rounded = sum(not is_searched for is_searched in weights.values())
+    searched: dict[ir.Value | None, bool] = {}
+    for node in quantized.graph:
+        if node.domain == DOMAIN and node.op_type in _BLOCK_OPERATORS:
+            zero_points = node.inputs[_ZERO_POINTS] if len(node.inputs) > _ZERO_POINTS else None
+            searched[node.inputs[_SCALES]] = zero_points is not None and zero_points.dtype != ir.DataType.UINT8
+    rounded = sum(not is_searched for is_searched in searched.values())
     if not rounded:
         return ()
-    return (
-        f"{rounded} of {len(weights)} weights were rounded to the nearest step (rtn) and not searched (hqq): ONNX "
-        "Runtime has kernels for zero points between the steps only in 4 bits, and not where rows are looked up.",
+    note = (
+        f"{rounded} of {len(searched)} weights were rounded to the nearest step (rtn) and not searched (hqq): ONNX "
+        "Runtime has kernels for zero points between the steps only in 4 bits, and not where rows are looked up."
     )
-
-
-def _has_float_zero_points(node: ir.Node) -> bool:
-    position = _ZERO_POINT_INPUTS[node.op_type]
-    value = node.inputs[position] if len(node.inputs) > position else None
-    return value is not None and value.dtype != ir.DataType.UINT8
+    return (note,)
 
 
 @dataclass(frozen=True)
