@@ -101,6 +101,36 @@ def test_angles_of_positions_stay_float32(body: str) -> None:
     )
 
 
+def test_distance_of_positions_is_computed_in_float32() -> None:
+    """Between 4097 and 4096 lies 1, which float16 cannot say of them; the activation it is added to is float16."""
+    body = """m (int64[2] ids, int64[2] jds, float[2] x) => (float[2] y) {
+        p = Cast <to = 1> (ids)
+        q = Cast <to = 1> (jds)
+        d = Sub (p, q)
+        r = Relu (x)
+        y = Add (r, d)
+    }"""
+    model = weighted(body)
+    halved = convert_floats(model, task_for(model, "fp16"))
+    assert [1.0, 3.0] == answer(halved, ids=[4097, 9003], jds=[4096, 9000], x=np.zeros(2, np.float32))[0]
+    assert ir.DataType.FLOAT16 == next(node for node in halved.graph if node.op_type == "Add").outputs[0].dtype
+
+
+def test_mask_of_lowest_numbers_stays_finite() -> None:
+    """A row of which everything is masked has equal shares and no NaN."""
+    body = """m (int64[2,3] mask, float[2,3] x) => (float[2,3] y) <float[1] one = {1}, float[1] low = {-3.4e38}> {
+        p = Cast <to = 1> (mask)
+        n = Sub (one, p)
+        m = Mul (n, low)
+        s = Add (x, m)
+        y = Softmax (s)
+    }"""
+    model = weighted(body)
+    halved = convert_floats(model, task_for(model, "fp16"))
+    shares = answer(halved, mask=[[0, 0, 0], [1, 0, 1]], x=np.zeros((2, 3), np.float32))[0]
+    np.testing.assert_allclose(shares, [[1 / 3] * 3, [0.5, 0, 0.5]], atol=1e-3)
+
+
 def test_layer_before_a_sine_computes_in_float16() -> None:
     """A sine of what a large weight makes is no position: the product is float16, the sine is not."""
     model = weighted("m (float[2,160] x) => (float[2,160] y) <float[1] w = {0}> { a = MatMul (x, w)  y = Sin (a) }",

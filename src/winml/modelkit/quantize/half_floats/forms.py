@@ -10,7 +10,10 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+
+from winml.modelkit.quantize.half_floats.tensors import HALF_END
 
 __all__ = ["half_nodes"]
 
@@ -21,7 +24,8 @@ WIDE_OPERATORS = frozenset({
 """Operators that stay float32. Chosen: the square of 256 is more than float16 holds, norms square activations, and
 angles and counts beyond 2048 are no whole numbers any more."""
 _CARRYING = frozenset({"Add", "Sub", "Mul", "Div"})
-"""Operators that stay float32 between those, such as the sum with epsilon before a square root."""
+"""Operators that stay float32 between those, such as the sum with epsilon before a square root, and behind the
+conversion of positions, whose differences float16 would lose."""
 _EXACT_OPERATORS = frozenset({"Cos", "Sin"})
 """Operators that stay float32 with what computes their operand. Measured: of positions up to 2047 in float16, the
 cosine of rotary embeddings is wrong by up to 0.32."""
@@ -57,7 +61,7 @@ def half_nodes(model: ir.Model, names: frozenset[str]) -> frozenset[ir.Node]:
             continue
         if node in wide:
             continue
-        if node.op_type in WIDE_OPERATORS or (node.op_type in _CARRYING and _is_all_wide(node, wide)):
+        if node.op_type in WIDE_OPERATORS or _counts(node) or (node.op_type in _CARRYING and _is_all_wide(node, wide)):
             wide.add(node)
         elif _has_half_form(node, model.opset_imports):
             halves.add(node)
@@ -109,10 +113,29 @@ def _complete_types(model: ir.Model) -> None:
                 value.type = ir.TensorType(dtype)
 
 
+def _counts(node: ir.Node) -> bool:
+    """Say whether a node converts integers that may be too many for float16, such as positions, to floats."""
+    return node.op_type == "Cast" and node.inputs[0] is not None and node.inputs[0].dtype in _INTEGERS
+
+
 def _is_all_wide(node: ir.Node, wide: set[ir.Node]) -> bool:
-    """Say whether what a node computes from comes from wide nodes only."""
+    """Say whether what a node computes from comes from wide nodes only, and float16 can hold what it computes with.
+
+    The lowest number of float32, which masks are made of, becomes that of float16 in a node that computes in it, and
+    minus infinity behind one that does not.
+    """
+    constants = [value.const_value for value in node.inputs if value is not None and value.is_initializer()]
+    if any(tensor is None or _is_beyond_half(tensor) for tensor in constants):
+        return False
     makers = [value.producer() for value in node.inputs if value is not None and not value.is_initializer()]
     return bool(makers) and all(maker in wide for maker in makers)
+
+
+def _is_beyond_half(tensor: ir.TensorProtocol) -> bool:
+    """Say whether a tensor has values that float16 does not hold, or too many to look at."""
+    if tensor.nbytes > LARGEST_POSITIONAL_BYTES:
+        return True
+    return bool((np.abs(tensor.numpy().astype(np.float32)) > HALF_END).any())
 
 
 def _has_half_form(node: ir.Node, opsets: Mapping[str, int]) -> bool:
