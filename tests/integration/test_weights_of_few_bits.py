@@ -118,9 +118,10 @@ def test_block_size_that_no_kernel_has_is_refused(source: Path, tmp_path: Path) 
         quantize_onnx(source, tmp_path / "q.onnx", precision="int4", block_size=48)
 
 
+@pytest.mark.parametrize("external", [True, False])
 @pytest.mark.parametrize(("precision", "name"), [("int4", "w1"), ("int8", "w1"), ("fp16", "w3"), ("bf16", "w1")])
 def test_weight_that_is_no_number_is_refused_with_its_module(
-    source: Path, tmp_path: Path, precision: str, name: str
+    source: Path, tmp_path: Path, precision: str, name: str, external: bool
 ) -> None:
     """Nothing is written, whether or not the answers would be compared."""
     model = ir.load(source)
@@ -133,7 +134,14 @@ def test_weight_that_is_no_number_is_refused_with_its_module(
     module = "/M/norm" if name == "w3" else "/M/attention"
     mode = {"int8": "weight-only"}.get(precision)
     with pytest.raises(QuantizeError, match=f"weight {name} .*NaN.*: module {module}, node "):
-        quantize_onnx(tmp_path / "nan.onnx", tmp_path / "q.onnx", precision=precision, mode=mode, verify=False)
+        quantize_onnx(
+            tmp_path / "nan.onnx",
+            tmp_path / "q.onnx",
+            precision=precision,
+            mode=mode,
+            verify=False,
+            external_data=external,
+        )
     assert not list(tmp_path.glob("q*"))
 
 
