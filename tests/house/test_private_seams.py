@@ -114,7 +114,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "._buffers": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_what_from_pretrained_loads",
         "._parameters": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_what_from_pretrained_loads",
     },
-    "quantize.half_forms": {
+    "quantize.half_floats.forms": {
         "onnxruntime.capi": "tests/unit/quantize/test_float_engine.py::test_float16_inside_and_float32_at_the_edges",
     },
     "runtime.sessions": {

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from graphs import parse
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import QuantizeError, UsageError
 from winml.modelkit.flows.quantize import quantize as flow
 from winml.modelkit.flows.quantize.quantize import quantize_onnx
 from winml.modelkit.graph.stage import all_nodes
@@ -74,7 +74,9 @@ def test_modes_mix_in_one_file(source: Path, tmp_path: Path) -> None:
     records = _records(tmp_path / "q.onnx")
     assert {("int4", "operator", 32)} == records["feed_forward"]
     assert ("int8", "operator", None) in records["attention"]
-    assert {("fp16", "operator", None)} == records["embedding"] == records["norm"]
+    assert {("fp16", "operator", None)} == records["norm"]
+    # What reads the embedding in 8 bits converts it there.
+    assert {("fp16", "operator", None), ("int8", "activation", None)} == records["embedding"]
     assert "head" not in records
 
 
@@ -114,3 +116,68 @@ def test_block_size_that_no_kernel_has_is_refused(source: Path, tmp_path: Path) 
     """Before the file is read."""
     with pytest.raises(UsageError, match="block_size"):
         quantize_onnx(source, tmp_path / "q.onnx", precision="int4", block_size=48)
+
+
+@pytest.mark.parametrize("external", [True, False])
+@pytest.mark.parametrize(("precision", "name"), [("int4", "w1"), ("int8", "w1"), ("fp16", "w3"), ("bf16", "w1")])
+def test_weight_that_is_no_number_is_refused_with_its_module(
+    source: Path, tmp_path: Path, precision: str, name: str, external: bool
+) -> None:
+    """Nothing is written, whether or not the answers would be compared."""
+    model = ir.load(source)
+    value = model.graph.initializers[name]
+    assert value.const_value is not None
+    array = value.const_value.numpy().copy()
+    array.reshape(-1)[3] = np.nan
+    value.const_value = ir.tensor(array, name=name)
+    ir.save(model, tmp_path / "nan.onnx", external_data="nan.data")
+    module = "/M/norm" if name == "w3" else "/M/attention"
+    mode = {"int8": "weight-only"}.get(precision)
+    with pytest.raises(QuantizeError, match=f"weight {name} .*NaN.*: module {module}, node "):
+        quantize_onnx(
+            tmp_path / "nan.onnx",
+            tmp_path / "q.onnx",
+            precision=precision,
+            mode=mode,
+            verify=False,
+            external_data=external,
+        )
+    assert not list(tmp_path.glob("q*"))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_file_of_float16_weights_is_refused(source: Path, tmp_path: Path, precision: str) -> None:
+    """Nothing changes, so nothing is said to have changed."""
+    quantize_onnx(source, tmp_path / "half.onnx", precision="fp16")
+    with pytest.raises(QuantizeError, match="no node was quantized: has float16 weights already"):
+        quantize_onnx(tmp_path / "half.onnx", tmp_path / "q.onnx", precision=precision)
+    assert not (tmp_path / "q.onnx").exists()
+
+
+def test_weights_that_were_float16_before_are_said_to_be(source: Path, tmp_path: Path) -> None:
+    """Of a file with both, float32 weights become bfloat16, and the others are what they were."""
+    quantize_onnx(source, tmp_path / "half.onnx", precision="fp16", include=["attention"])
+    result = quantize_onnx(tmp_path / "half.onnx", tmp_path / "q.onnx", precision="bf16", exclude=["feed_forward"])
+    expected = {"embedding": "bf16", "attention": "fp16", "feed_forward": "fp32", "head": "bf16"}
+    assert expected == _actual(result)
+    records = _records(tmp_path / "q.onnx")
+    assert {("bf16", "weight", None)} == records["head"] == records["embedding"]
+    assert {("fp16", "operator", None)} == records["attention"]  # of the first time
+
+
+def test_lookup_of_few_bits_has_the_record_and_not_its_reshape(source: Path, tmp_path: Path) -> None:
+    """What stands before it is no quantized operator."""
+    quantize_onnx(source, tmp_path / "q.onnx", precision="int4", include=["embedding"])
+    marked = [
+        node.op_type for node in all_nodes(ir.load(tmp_path / "q.onnx")) if QUANTIZATION_KEY in node.metadata_props
+    ]
+    assert ["GatherBlockQuantized"] == marked
+    assert {("int4", "operator", 32)} == _records(tmp_path / "q.onnx")["embedding"]
+
+
+def test_weights_that_were_not_searched_are_told(source: Path, tmp_path: Path) -> None:
+    """Zero points between the steps have no kernel for a table; the note counts the weights."""
+    result = quantize_onnx(source, tmp_path / "q.onnx", precision="int4", algorithm="hqq")
+    assert "1 of 4 weights were rounded to the nearest step (rtn) and not searched (hqq)" in "".join(result.notes)
+    searched = quantize_onnx(source, tmp_path / "s.onnx", precision="int4", algorithm="hqq", exclude=["embedding"])
+    assert "hqq" not in "".join(searched.notes)

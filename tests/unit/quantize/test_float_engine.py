@@ -7,9 +7,9 @@ import onnx_ir as ir
 import pytest
 
 from blocked_graphs import floats, sqnr_db, task_for, weighted
-from graphs import operators, tags
-from winml.modelkit.quantize.float_engine import convert_floats
-from winml.modelkit.quantize.half_tensors import clipped_values
+from graphs import answer, operators, tags
+from winml.modelkit.quantize.half_floats.engine import convert_floats
+from winml.modelkit.quantize.half_floats.tensors import clipped_values
 
 CHAIN = """m (float[2,64] x) => (float[2,64] y, float[2,64] z) <float[1] w = {0}, float[1] wb = {0}> {
     a = MatMul (x, w)
@@ -29,6 +29,30 @@ BRANCHES = """m (float[2,64] x, bool c) => (float[2,64] y) {
     y = If (c) <then_branch = t () => (float[2,64] u) { u = Relu (a) },
                 else_branch = f () => (float[2,64] v) { v = Neg (a) }>
 }"""
+
+ROTARY = {
+    "frequencies of one axis": """m (int64[1,3] ids, float[1,3,16] x) => (float[1,3,16] y, float[1,3,16] c)
+        <float[1] w = {0}, int64[1] axis = {2}> {
+        u = Unsqueeze (ids, axis)
+        p = Cast <to = 1> (u)
+        f = Mul (p, w)
+        e = Concat <axis = -1> (f, f)
+        c = Cos (e)
+        y = Mul (x, c)
+    }""",
+    "frequencies as a matrix": """m (int64[1,3] ids, float[1,3,16] x) => (float[1,3,16] y, float[1,3,16] c)
+        <float[1] w = {0}, int64[1] axis = {2}> {
+        u = Unsqueeze (ids, axis)
+        p = Cast <to = 1> (u)
+        t = Transpose <perm = [0, 2, 1]> (p)
+        f = MatMul (w, t)
+        r = Transpose <perm = [0, 2, 1]> (f)
+        e = Concat <axis = -1> (r, r)
+        c = Sin (e)
+        y = Mul (x, c)
+    }""",
+}
+POSITIONS = np.array([[1, 2047, 4096]])
 
 
 def _types(model: ir.Model) -> list[ir.DataType | None]:
@@ -61,6 +85,107 @@ def test_norm_computes_its_mean_of_squares_in_float32() -> None:
     halved = convert_floats(model, task_for(model, "fp16"))
     assert ["Pow", "ReduceMean", "Add", "Sqrt"] == [name for name in operators(halved) if name not in ("Cast", "Div")]
     assert sqnr_db(model, halved, x=1000 * floats(2, 64)) > 55
+
+
+@pytest.mark.parametrize("body", ROTARY.values(), ids=list(ROTARY))
+def test_angles_of_positions_stay_float32(body: str) -> None:
+    """The sine of position 4096 is that of float32; what it is multiplied with is float16."""
+    model = weighted(body, w=(8,) if "Cos" in body else (1, 8, 1))
+    halved = convert_floats(model, task_for(model, "fp16"))
+    feeds = {"ids": POSITIONS, "x": np.ones((1, 3, 16), np.float32)}
+    expected, actual = answer(model, **feeds), answer(halved, **feeds)
+    assert expected[1] == actual[1]
+    np.testing.assert_allclose(expected[0], actual[0], atol=1e-3)
+    assert (
+        ir.DataType.FLOAT16 == next(node for node in halved.graph if node.name == model.graph[-1].name).outputs[0].dtype
+    )
+
+
+def test_distance_of_positions_is_computed_in_float32() -> None:
+    """Between 4097 and 4096 lies 1, which float16 cannot say of them; the activation it is added to is float16."""
+    body = """m (int64[2] ids, int64[2] jds, float[2] x) => (float[2] y) {
+        p = Cast <to = 1> (ids)
+        q = Cast <to = 1> (jds)
+        d = Sub (p, q)
+        r = Relu (x)
+        y = Add (r, d)
+    }"""
+    model = weighted(body)
+    halved = convert_floats(model, task_for(model, "fp16"))
+    assert [1.0, 3.0] == answer(halved, ids=[4097, 9003], jds=[4096, 9000], x=np.zeros(2, np.float32))[0]
+    assert ir.DataType.FLOAT16 == next(node for node in halved.graph if node.op_type == "Add").outputs[0].dtype
+
+
+def test_mask_of_lowest_numbers_stays_finite() -> None:
+    """A row of which everything is masked has equal shares and no NaN."""
+    body = """m (int64[2,3] mask, float[2,3] x) => (float[2,3] y) <float[1] one = {1}, float[1] low = {-3.4e38}> {
+        p = Cast <to = 1> (mask)
+        n = Sub (one, p)
+        m = Mul (n, low)
+        s = Add (x, m)
+        y = Softmax (s)
+    }"""
+    model = weighted(body)
+    halved = convert_floats(model, task_for(model, "fp16"))
+    shares = answer(halved, mask=[[0, 0, 0], [1, 0, 1]], x=np.zeros((2, 3), np.float32))[0]
+    np.testing.assert_allclose(shares, [[1 / 3] * 3, [0.5, 0, 0.5]], atol=1e-3)
+
+
+def test_layer_before_a_sine_computes_in_float16() -> None:
+    """A sine of what a large weight makes is no position: the product is float16, the sine is not."""
+    model = weighted("m (float[2,160] x) => (float[2,160] y) <float[1] w = {0}> { a = MatMul (x, w)  y = Sin (a) }",
+                     w=(160, 160))  # fmt: skip
+    halved = convert_floats(model, task_for(model, "fp16"))
+    assert ["Cast", "MatMul", "Cast", "Sin"] == operators(halved)
+
+
+@pytest.mark.parametrize(("target", "words"), [(9, "bool"), (7, "int64")])
+def test_cast_of_floats_to_other_types_stays(target: int, words: str) -> None:
+    """What float16 would make zero or infinite keeps its truth and its number."""
+    body = f"m (float[2] x) => ({words}[2] y, float[2] z) {{ y = Cast <to = {target}> (x)  z = Relu (x) }}"
+    model = weighted(body)
+    halved = convert_floats(model, task_for(model, "fp16"))
+    cast = next(node for node in halved.graph if node.name == model.graph[0].name)
+    assert target == cast.attributes["to"].as_int()
+    x = [1e-12, 100001.0]
+    assert answer(model, x=np.float32(x))[0] == answer(halved, x=np.float32(x))[0]
+
+
+def test_index_computed_from_positions_is_that_of_float32() -> None:
+    """Position 4097 divided by two and converted to an integer is no other index."""
+    body = """m (int64[2] x, float[2] a) => (int64[2] y, float[2] z) <float[1] half = {0.5}> {
+        p = Cast <to = 1> (x)
+        h = Mul (p, half)
+        y = Cast <to = 7> (h)
+        z = Relu (a)
+    }"""
+    model = weighted(body)
+    halved = convert_floats(model, task_for(model, "fp16"))
+    feeds = {"x": [4099, 200001], "a": np.ones(2, np.float32)}
+    assert [2049, 100000] == answer(halved, **feeds)[0]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_names_that_are_taken_are_not_given_again(precision: str) -> None:
+    """Weights and values that bear the names new ones would get keep them, and the answers are right."""
+    body = """m (float[2,64] x) => (float[2,64] y, float[2,64] x_as_float16)
+        <float[1] w = {0}, float[1] w_fp16 = {0}, float[1] w_bf16 = {0}> {
+        b = MatMul (x, w)
+        b_fp16 = MatMul (b, w_fp16)
+        w_bf16_as_float = MatMul (b_fp16, w_bf16)
+        y_fp16 = Tanh (w_bf16_as_float)
+        y = Tanh (y_fp16)
+        x_as_float16 = Sigmoid (y_fp16)
+    }"""
+    model = weighted(body, w=(64, 64), w_fp16=(64, 64), w_bf16=(64, 64))
+    for value in model.graph.initializers.values():
+        assert value.const_value is not None
+        value.const_value = ir.tensor(value.const_value.numpy() / 16, name=value.name)
+    halved = convert_floats(model, task_for(model, precision, "MatMul", "Tanh"))
+    named = [value.name for node in halved.graph for value in node.outputs] + list(halved.graph.initializers)
+    assert len(named) == len(set(named))
+    assert ["y", "x_as_float16"] == [value.name for value in halved.graph.outputs]
+    assert sqnr_db(model, halved, x=floats(2, 64)) > 40
 
 
 def test_graph_inside_a_node_reads_float32() -> None:

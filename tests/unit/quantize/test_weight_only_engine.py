@@ -109,6 +109,16 @@ def test_tied_table_is_quantized_once(precision: str, tmp_path: Path) -> None:
     assert sqnr_db(model, quantized, ids=IDS) > LEAST_DB[precision]
 
 
+def test_names_that_are_taken_are_not_given_again() -> None:
+    """A value that bears the name of the reshaped table keeps it, and so does one that bears that of the weight."""
+    body = TIED.replace("e = Gather (w, ids)", "w_Q4 = Identity (ids)  w_Q4_2_table = Gather (w, w_Q4)")
+    model = weighted(body.replace("(e, t)", "(w_Q4_2_table, t)"), w=(80, 64))
+    quantized = quantize_weights(model, task_for(model, "int4", "Gather", "MatMul"))
+    names = [value.name for node in quantized.graph for value in node.outputs] + list(quantized.graph.initializers)
+    assert len(names) == len(set(names))
+    assert sqnr_db(model, quantized, ids=IDS) > LEAST_DB["int4"]
+
+
 def test_tied_table_of_an_embedding_that_stays_is_kept_beside_the_head() -> None:
     """Only the head gets few bits; the table stays for the embedding."""
     model = weighted(TIED, w=(80, 64))

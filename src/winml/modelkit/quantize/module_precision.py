@@ -8,7 +8,14 @@ from typing import Any
 
 from winml.modelkit.quantize.precisions import FLOAT32
 
-__all__ = ["ModulePrecision"]
+__all__ = ["ModulePrecision", "float_name"]
+
+_FLOAT_NAMES = {"FLOAT16": "fp16", "BFLOAT16": "bf16"}
+
+
+def float_name(dtype: str) -> str:
+    """Return the name of the precision of weights of a type, by ONNX's name of it."""
+    return _FLOAT_NAMES.get(dtype, FLOAT32)
 
 
 @dataclass(frozen=True)
@@ -22,13 +29,14 @@ class ModulePrecision:
     """Nodes with a weight that have the precision."""
     left: Mapping[str, int]
     """Why others keep theirs → how many."""
+    kept: tuple[str, ...] = (FLOAT32,)
+    """Names of the precisions of the weights of those others, as they stand in the file."""
 
     @property
     def actual(self) -> str:
-        """Return the precision its weights have now: one name, or two where some nodes were left."""
-        if not self.quantized:
-            return FLOAT32
-        return f"{self.requested}, {FLOAT32}" if self.left else self.requested
+        """Return the precision its weights have now: one name, or several where some nodes were left."""
+        names = [self.requested] * bool(self.quantized) + list(self.kept) * bool(self.left)
+        return ", ".join(dict.fromkeys(names)) or FLOAT32
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form."""

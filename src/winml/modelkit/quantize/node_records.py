@@ -1,13 +1,13 @@
 """Finds in a quantized graph what became of the planned nodes, and writes it on the nodes.
 
 Read from the graph as it is, whichever engine made it: a planned node is quantized if what computes its output reads
-numbers of few bits.
+numbers of few bits, or if it makes 16-bit floats that were none before.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -19,8 +19,10 @@ __all__ = ["mark_quantized_nodes"]
 
 _BLOCK_SIZE = "block_size"
 """The attribute, and the key of the record."""
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_HALVES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 _CONVERTING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
+_RESHAPING = "Reshape"
+"""What stands between quantized values and the lookup that reads them."""
 
 
 def mark_quantized_nodes(original: ir.Model, quantized: ir.Model, planned: Sequence[PlannedNode]) -> frozenset[str]:
@@ -32,8 +34,10 @@ def mark_quantized_nodes(original: ir.Model, quantized: ir.Model, planned: Seque
         planned: What was to become of the nodes of the first.
     """
     outputs = {node.name: node.outputs[0].name for node in original.graph if node.outputs}
-    before = {value.name for node in original.graph for value in node.outputs} | set(original.graph.initializers)
-    before |= {value.name for value in original.graph.inputs}
+    before = {value.name: value.dtype for node in original.graph for value in node.outputs}
+    before.update(
+        (value.name, value.dtype) for value in (*original.graph.inputs, *original.graph.initializers.values())
+    )
     makers = {value.name: node for node in quantized.graph for value in node.outputs}
     by_name = {node.name: node for node in quantized.graph}
     reached = set()
@@ -46,12 +50,13 @@ def mark_quantized_nodes(original: ir.Model, quantized: ir.Model, planned: Seque
                 reached.add(item.name)
             continue
         new = list(_nodes_behind(makers.get(outputs[item.name]), before))
-        has_fewer_bits = _is_half if item.mode == "float" else _reads_few_bits
-        if not any(has_fewer_bits(node) for node in new):
+        half = _HALVES.get(item.requested.name)
+        kinds = {node: _kind_of(node) if half is None else _half_kind_of(node, half, before) for node in new}
+        if not {"operator", "weight"}.intersection(kinds.values()):
             continue
         reached.add(item.name)
-        for node in new:
-            if kind := _half_kind_of(node) if item.mode == "float" else _kind_of(node):
+        for node, kind in kinds.items():
+            if kind is not None:
                 record: dict[str, str | int] = {"precision": item.requested.name, "kind": kind}
                 if (size := node.attributes.get(_BLOCK_SIZE)) is not None:
                     record[_BLOCK_SIZE] = size.as_int()
@@ -72,28 +77,30 @@ def _nodes_behind(node: ir.Node | None, known: Container[str | None]) -> Iterato
 
 
 def _reads_few_bits(node: ir.Node) -> bool:
-    """Say whether a node reads an initializer of at most eight bits."""
+    """Say whether a node reads an initializer of at most eight bits, as it is or reshaped."""
     for value in node.inputs:
+        maker = value.producer() if value is not None else None
+        if maker is not None and maker.op_type == _RESHAPING:
+            value = maker.inputs[0]
         tensor = value.const_value if value is not None else None
         if tensor is not None and tensor.dtype.itemsize <= 1 and tensor.dtype != ir.DataType.BOOL:
             return True
     return False
 
 
-def _is_half(node: ir.Node) -> bool:
-    """Say whether a node makes 16-bit floats, or casts a weight that is kept in them."""
-    return _is_weight_cast(node) or (node.op_type != "Cast" and any(value.dtype in _HALVES for value in node.outputs))
+def _half_kind_of(node: ir.Node, half: ir.DataType, before: Mapping[str | None, ir.DataType | None]) -> str | None:
+    """Return what a node is of a graph whose weights or values became 16-bit floats; None for others.
 
-
-def _is_weight_cast(node: ir.Node) -> bool:
-    value = node.inputs[0] if node.op_type == "Cast" else None
-    return value is not None and value.is_initializer() and value.dtype in _HALVES
-
-
-def _half_kind_of(node: ir.Node) -> str | None:
-    if _is_weight_cast(node):
+    Args:
+        node: The node.
+        half: The type that was asked for.
+        before: Name of each value of the graph before → its type.
+    """
+    read = node.inputs[0] if node.op_type == "Cast" else None
+    if read is not None and read.is_initializer() and read.dtype == half and before.get(read.name) != half:
         return "weight"
-    return "operator" if _is_half(node) else None
+    made = [value for value in node.outputs if value.dtype == half and before.get(value.name) != half]
+    return "operator" if made and node.op_type != "Cast" else None
 
 
 def _kind_of(node: ir.Node) -> str | None:
@@ -101,4 +108,4 @@ def _kind_of(node: ir.Node) -> str | None:
     if node.op_type in _CONVERTING:
         first = node.inputs[0]
         return "weight" if first is not None and first.is_initializer() else "activation"
-    return "operator" if _reads_few_bits(node) else None
+    return "operator" if node.op_type != _RESHAPING and _reads_few_bits(node) else None

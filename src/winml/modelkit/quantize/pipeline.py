@@ -17,20 +17,26 @@ import onnx_ir as ir
 from winml.modelkit.errors import InternalError, QuantizeError
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
-from winml.modelkit.hierarchy.coverage import measure_coverage
+from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.dynamic.engine import quantize_dynamically
 from winml.modelkit.quantize.engine_task import EngineTask
-from winml.modelkit.quantize.float_engine import convert_floats
-from winml.modelkit.quantize.module_precision import ModulePrecision
+from winml.modelkit.quantize.half_floats.engine import convert_floats
+from winml.modelkit.quantize.module_precision import ModulePrecision, float_name
 from winml.modelkit.quantize.node_records import mark_quantized_nodes
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.planning import GraphModules, PlannedNode, QuantizationPlan, plan_quantization
-from winml.modelkit.quantize.precisions import MODES, Mode, Precision
+from winml.modelkit.quantize.planning import (
+    GraphModules,
+    PlannedNode,
+    QuantizationPlan,
+    constant_weight,
+    plan_quantization,
+)
+from winml.modelkit.quantize.precisions import FLOAT32, MODES, Mode, Precision
 from winml.modelkit.quantize.qdq_engine import quantize_statically
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values
 from winml.modelkit.quantize.weight_checks import has_non_finite_scales, refuse_non_finite_weights, shared_weight_notes
-from winml.modelkit.quantize.weight_only.engine import quantize_weights
+from winml.modelkit.quantize.weight_only.engine import algorithm_notes, quantize_weights
 
 __all__ = ["QuantizeResult", "RangeSource", "quantize"]
 
@@ -111,11 +117,12 @@ def quantize(
         refuse_non_finite_weights(model, plan.nodes)
     carried = carry_tags(model, quantized)
     reached = mark_quantized_nodes(model, quantized, plan.nodes)
-    notes = (*carried.notes, *shared_weight_notes(model, reached, quantized))
-    outcome = _module_outcomes(plan.nodes, reached)
+    notes = (*carried.notes, *shared_weight_notes(model, reached, quantized), *algorithm_notes(quantized, options))
+    outcome = _module_outcomes(model, plan.nodes, reached)
     if not any(module.quantized for module in outcome):
+        reasons = dict.fromkeys(reason for module in outcome for reason in module.left)
         raise QuantizeError(
-            "no node was quantized: the engine has no form for any of them",
+            f"no node was quantized: {'; '.join(reasons) or 'none of those to be changed has a weight'}",
             hint="Choose another --mode or --precision.",
         )
     quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(
@@ -144,7 +151,10 @@ def _run_engine(model: ir.Model, mode: Mode, task: EngineTask) -> ir.Model:
         ) from error
 
 
-def _module_outcomes(planned: Sequence[PlannedNode], reached: frozenset[str]) -> tuple[ModulePrecision, ...]:
+def _module_outcomes(
+    model: ir.Model, planned: Sequence[PlannedNode], reached: frozenset[str]
+) -> tuple[ModulePrecision, ...]:
+    weights = {node.name: constant_weight(node) for node in all_nodes(model)}
     by_module: defaultdict[tuple[str, str], list[PlannedNode]] = defaultdict(list)
     for node in planned:
         if not node.has_weight:
@@ -153,10 +163,14 @@ def _module_outcomes(planned: Sequence[PlannedNode], reached: frozenset[str]) ->
     outcomes = []
     for (tag, requested), nodes in by_module.items():
         left: defaultdict[str, int] = defaultdict(int)
+        kept: dict[str, None] = {}
         for node in nodes:
             if node.name not in reached:
                 left[node.reason or f"{node.mode} left this {node.operator} as it was"] += 1
-        outcomes.append(ModulePrecision(tag, requested, sum(node.name in reached for node in nodes), dict(left)))
+                weight = weights.get(node.name)
+                kept[float_name(weight.dtype.name if weight is not None and weight.dtype is not None else "")] = None
+        quantized = len(nodes) - sum(left.values())
+        outcomes.append(ModulePrecision(tag, requested, quantized, dict(left), tuple(kept) or (FLOAT32,)))
     return tuple(outcomes)
 
 

@@ -174,6 +174,8 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
         return f"{mode} leaves subgraphs and functions as they are"
     if weight is not None and weight.is_graph_input():
         return "its weight is an input of the graph, which a run may replace"
+    if rules.changes_every_node and weight is not None and weight.dtype not in (None, ir.DataType.FLOAT):
+        return f"has {weight.dtype.name.lower()} weights already"
     if rules.changes_every_node or weight is None:
         return ""
     if node.op_type not in rules.operators or node.domain not in ("", "ai.onnx"):

@@ -3,15 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from winml.modelkit.errors import QuantizeError
+from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.quantize.planning import PlannedNode, constant_weight
 from winml.modelkit.words import size_words
 
-__all__ = ["has_non_finite_scales", "refuse_non_finite_weights", "shared_weight_notes"]
+__all__ = ["WeightUse", "has_non_finite_scales", "refuse_non_finite_weights", "shared_weight_notes"]
+
+
+@dataclass(frozen=True)
+class WeightUse:
+    """A weight and one node that reads it, for messages about values that are read while the result is written."""
+
+    weight: str
+    node: str
+    tag: str
+    """The node's; empty where it has none."""
+
+    @classmethod
+    def of(cls, weight: ir.Value, node: ir.Node) -> WeightUse:
+        """Return the use of a weight by a node."""
+        tag = read_tag(node)
+        return cls(weight.name or "", node.name or "", tag.tag if tag is not None else "")
+
+    def refuse_nan(self, values: NDArray[Any]) -> None:
+        """Refuse values with NaN among them.
+
+        Raises:
+            QuantizeError: names weight, node and module.
+        """
+        if np.isnan(values).any():
+            raise self._error("has values that are NaN")
+
+    def refuse_non_finite(self, values: NDArray[Any]) -> None:
+        """Refuse values with NaN or infinity among them.
+
+        Raises:
+            QuantizeError: names weight, node and module.
+        """
+        if not np.isfinite(values).all():
+            raise self._error("has values that are NaN or infinite")
+
+    def _error(self, fault: str) -> QuantizeError:
+        return QuantizeError(
+            f"weight {self.weight} {fault}: module {self.tag or '(unknown)'}, node {self.node}",
+            hint="Repair the checkpoint it comes from, or leave the module as it is with --exclude.",
+        )
 
 
 def has_non_finite_scales(model: ir.Model, quantized: ir.Model) -> bool:

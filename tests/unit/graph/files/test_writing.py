@@ -15,7 +15,7 @@ import pytest
 import torch
 from onnx_ir import tensor_adapters
 
-from winml.modelkit.errors import WriteError
+from winml.modelkit.errors import QuantizeError, WriteError
 from winml.modelkit.file_names import data_path
 from winml.modelkit.graph.files.content_digest import content_digest
 from winml.modelkit.graph.files.writing import write_model
@@ -218,3 +218,19 @@ def test_write_model_refuses_a_node_whose_tensor_lies_elsewhere(tmp_path: Path) 
     model.graph.insert_before(model.graph[0], ir.node("Constant", [], attributes={"value": tensor}, name="/Constant"))
     with pytest.raises(WriteError, match="/Constant lies in another file"):
         write_model(model, tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("external", [True, False])
+@pytest.mark.parametrize("size", [2, 40, 5000])
+def test_write_model_raises_what_a_tensor_that_is_computed_raises(external: bool, size: int, tmp_path: Path) -> None:
+    """The error reaches the caller as it was raised, whichever way a tensor of that size is written."""
+    refusal = QuantizeError("no numbers")
+
+    def refuse() -> ir.TensorProtocol:
+        raise refusal
+
+    model = _model_with_initializers([ir.LazyTensor(refuse, ir.DataType.FLOAT, ir.Shape([size]), name="lazy")])
+    with pytest.raises(QuantizeError) as caught:
+        write_model(model, tmp_path / "m.onnx", external=external)
+    assert refusal is caught.value
+    assert caught.value.__cause__ is None

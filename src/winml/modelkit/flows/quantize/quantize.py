@@ -29,7 +29,7 @@ from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import optimize
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
-from winml.modelkit.quantize.half_tensors import clipped_values
+from winml.modelkit.quantize.half_floats.tensors import clipped_values
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.planning import GraphModules

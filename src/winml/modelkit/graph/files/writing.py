@@ -14,7 +14,7 @@ from typing import BinaryIO
 import onnx
 import onnx_ir as ir
 
-from winml.modelkit.errors import InternalError, WriteError
+from winml.modelkit.errors import InternalError, WinMLError, WriteError
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.graph.files.placing import name_data, rename_locations
@@ -60,6 +60,7 @@ def write_model(
 
     Raises:
         WriteError: the file cannot be written, or ``external`` is False and the weights do not fit inside.
+        WinMLError: a tensor that is computed on demand refused its values.
     """
     try:
         with _untyped_initializers(model), _placeholders_for_weights(model) as streamed:
@@ -78,8 +79,21 @@ def write_model(
                 return (path,)
         with _untyped_initializers(model):
             return _write_outside(model, path)
+    except ir.serde.SerdeError as error:
+        own = _own_cause(error)
+        if own is None:
+            raise
+        raise own from own.__cause__
     except OSError as error:
         raise write_error(path, error) from error
+
+
+def _own_cause(error: BaseException) -> WinMLError | None:
+    """Return the error of a tensor that onnx_ir wraps in its own, once for each message around the tensor."""
+    cause = error.__cause__ or error.__context__
+    while cause is not None and not isinstance(cause, WinMLError):
+        cause = cause.__cause__ or cause.__context__
+    return cause
 
 
 def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:

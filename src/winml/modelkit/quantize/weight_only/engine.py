@@ -15,13 +15,16 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.quantize.engine_task import EngineTask
+from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import constant_weight
+from winml.modelkit.quantize.weight_checks import WeightUse
 from winml.modelkit.quantize.weight_only.block_quantizers import BlockForm
 from winml.modelkit.quantize.weight_only.packed_weights import PackedWeight, PackingDesk
 from winml.modelkit.quantize.weight_only.weight_matrices import WeightMatrix
 
-__all__ = ["quantize_weights"]
+__all__ = ["algorithm_notes", "quantize_weights"]
 
 DOMAIN = "com.microsoft"
 COMPUTE_IN_INT8 = 4
@@ -33,6 +36,9 @@ BLOCK_SIZES = {4: 32, 8: 64}
 no smaller than by a tenth; in 8 bits 128 loses 4 dB against 32, which is 11 % larger."""
 LEAST_BLOCK_SIZE = 16
 """Specified: of ``MatMulNBits`` and ``GatherBlockQuantized``."""
+_BLOCK_OPERATORS = ("MatMulNBits", "GatherBlockQuantized")
+_SCALES, _ZERO_POINTS = 2, 3
+"""Specified: positions among the inputs of both."""
 _REDUCED = {"alpha": 1.0, "beta": 1.0, "transA": 0}
 """Attributes of a Gemm that is a product with a weight and a sum with a bias, and their values."""
 
@@ -47,6 +53,25 @@ def quantize_weights(model: ir.Model, task: EngineTask) -> ir.Model:
     packing.remove_unused()
     quantized.opset_imports.setdefault(DOMAIN, 1)
     return quantized
+
+
+def algorithm_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, ...]:
+    """Say of how many weights the scales were found in another way than the options ask for, and why."""
+    if options.algorithm != "hqq":
+        return ()
+    searched: dict[ir.Value | None, bool] = {}
+    for node in quantized.graph:
+        if node.domain == DOMAIN and node.op_type in _BLOCK_OPERATORS:
+            zero_points = node.inputs[_ZERO_POINTS] if len(node.inputs) > _ZERO_POINTS else None
+            searched[node.inputs[_SCALES]] = zero_points is not None and zero_points.dtype != ir.DataType.UINT8
+    rounded = sum(not is_searched for is_searched in searched.values())
+    if not rounded:
+        return ()
+    note = (
+        f"{rounded} of {len(searched)} weights were rounded to the nearest step (rtn) and not searched (hqq): ONNX "
+        "Runtime has kernels for zero points between the steps only in 4 bits, and not where rows are looked up."
+    )
+    return (note,)
 
 
 @dataclass(frozen=True)
@@ -74,6 +99,7 @@ class _Packing:
         self._graph = graph
         self._task = task
         self._desk = PackingDesk()
+        self._fresh = FreshNames.of_graph(graph)
         self._packed: dict[tuple[str, bool], _Packed] = {}
         """Name of a weight and whether it is transposed → the same in few bits."""
         self._tables: dict[str, ir.Value] = {}
@@ -114,7 +140,7 @@ class _Packing:
                 self._graph.initializers.pop(value.name or "", None)
 
     def _product(self, node: ir.Node, operand: _Operand) -> ir.Node:
-        packed = self._packed_weight(operand)
+        packed = self._packed_weight(node, operand)
         matrix, parts = packed.weight.matrix, packed.parts
         bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
         inputs: list[ir.Value | None] = [node.inputs[0], *parts]
@@ -130,7 +156,7 @@ class _Packing:
         return ir.node("MatMulNBits", inputs, attributes, domain=DOMAIN, name=node.name)
 
     def _lookup(self, node: ir.Node, operand: _Operand) -> ir.Node | None:
-        packed = self._packed_weight(operand)
+        packed = self._packed_weight(node, operand)
         form = packed.weight.form
         if packed.weight.matrix.depth % form.block_size:
             return None  # no block size divides its rows, which are not padded
@@ -146,14 +172,14 @@ class _Packing:
             "GatherBlockQuantized", [table, node.inputs[1], *others], attributes, domain=DOMAIN, name=node.name
         )
 
-    def _packed_weight(self, operand: _Operand) -> _Packed:
+    def _packed_weight(self, node: ir.Node, operand: _Operand) -> _Packed:
         """Return a weight in few bits: the one that another node reads already, or a new one."""
         key = (operand.value.name or "", operand.is_transposed)
         if key not in self._packed:
             matrix = WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
             readers = {node.op_type for node, _ in operand.value.uses() if node.name in self._task.nodes}
             form = _block_form(self._task, matrix.depth, is_table="Gather" in readers and operand.is_transposed)
-            weight = PackedWeight(matrix, form, key[0], self._desk)
+            weight = PackedWeight(matrix, form, WeightUse.of(operand.value, node), self._desk)
             self._packed[key] = _Packed(weight, tuple(self._registered(tensor) for tensor in weight.tensors()))
         return self._packed[key]
 
@@ -163,9 +189,9 @@ class _Packing:
         if name not in self._tables:
             sizes = [weight.matrix.width, weight.matrix.depth // weight.form.values_per_byte]
             shape = self._registered(ir.tensor(sizes, ir.DataType.INT64, name=f"{name}_shape"))
-            reshape = ir.node("Reshape", [values, shape], name=f"{node.name}/Reshape")
+            reshape = ir.node("Reshape", [values, shape], name=self._fresh.take(f"{node.name}/Reshape"))
             reshape.metadata_props.update(node.metadata_props)
-            reshape.outputs[0].name = f"{name}_table"
+            reshape.outputs[0].name = self._fresh.take(f"{name}_table")
             reshape.outputs[0].type, reshape.outputs[0].shape = ir.TensorType(ir.DataType.UINT8), ir.Shape(sizes)
             self._graph.insert_before(node, reshape)
             self._tables[name] = reshape.outputs[0]
@@ -173,10 +199,7 @@ class _Packing:
 
     def _registered(self, tensor: ir.TensorProtocol) -> ir.Value:
         """Return an initializer of the graph; a name that is taken gets a number."""
-        name, number = tensor.name or "", 1
-        while name in self._graph.initializers:
-            number += 1
-            name = f"{tensor.name}_{number}"
+        name = self._fresh.take(tensor.name or "")
         value = ir.Value(
             name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
         )

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from winml.modelkit.quantize.weight_checks import WeightUse
 from winml.modelkit.quantize.weight_only.block_quantizers import BlockForm, Blocks, quantize_blocks
 from winml.modelkit.quantize.weight_only.weight_matrices import WeightMatrix
 
@@ -48,17 +49,22 @@ class PackingDesk:
 class PackedWeight:
     """A weight matrix in blocks of few bits, as tensors whose values are computed when they are read."""
 
-    def __init__(self, matrix: WeightMatrix, form: BlockForm, name: str, desk: PackingDesk) -> None:
+    def __init__(self, matrix: WeightMatrix, form: BlockForm, use: WeightUse, desk: PackingDesk) -> None:
         """Refer to the matrix; nothing is read."""
-        self.matrix, self.form, self._name, self._desk = matrix, form, name, desk
+        self.matrix, self.form, self._use, self._desk = matrix, form, use, desk
         self._scale_dtype = matrix.tensor.dtype
 
     def compute(self) -> dict[str, Array]:
-        """Return all parts by name."""
+        """Return all parts by name.
+
+        Raises:
+            QuantizeError: a value of the weight is NaN or infinite.
+        """
         parts: dict[str, Array] = {}
         multiple = self.form.block_size * self.form.values_per_byte
         by_depth = self.matrix.is_read_by_depth
         for slab in self.matrix.slabs(multiple if by_depth else 1):
+            self._use.refuse_non_finite(slab.values)
             blocks = quantize_blocks(slab.values, self.form)
             if blocks.scales.shape == self._blocks:
                 return self._finished(_by_name(blocks))  # the only slab
@@ -76,8 +82,8 @@ class PackedWeight:
         dtypes = {_PACKED: ir.DataType.UINT8, _SCALES: self._scale_dtype, _ZERO_POINTS: ir.DataType.UINT8}
         if self.form.has_float_zero_points:
             dtypes[_ZERO_POINTS] = self._scale_dtype
-        names = {_PACKED: f"{self._name}_Q{self.form.bits}", _SCALES: f"{self._name}_scales",
-                 _ZERO_POINTS: f"{self._name}_zero_points"}  # fmt: skip
+        names = {_PACKED: f"{self._use.weight}_Q{self.form.bits}", _SCALES: f"{self._use.weight}_scales",
+                 _ZERO_POINTS: f"{self._use.weight}_zero_points"}  # fmt: skip
         return tuple(self._tensor(part, dtypes[part], names[part]) for part in self._shapes)
 
     @property

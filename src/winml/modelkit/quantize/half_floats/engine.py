@@ -21,9 +21,11 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
+from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.quantize.engine_task import EngineTask
-from winml.modelkit.quantize.half_forms import half_nodes
-from winml.modelkit.quantize.half_tensors import HalfTensor
+from winml.modelkit.quantize.half_floats.forms import half_nodes
+from winml.modelkit.quantize.half_floats.tensors import HalfTensor
+from winml.modelkit.quantize.weight_checks import WeightUse
 
 __all__ = ["convert_floats"]
 
@@ -45,15 +47,16 @@ def convert_floats(model: ir.Model, task: EngineTask) -> ir.Model:
 
 def _keep_weights_in_brain_floats(graph: ir.Graph, names: frozenset[str]) -> None:
     """Store the weights that only the named nodes read in bfloat16, with a Cast behind each, in place."""
-    first = next(iter(graph), None)
+    first, fresh = next(iter(graph), None), FreshNames.of_graph(graph)
     for value in list(graph.initializers.values()):
         tensor, readers = value.const_value, [node for node, _ in value.uses()]
         if tensor is None or tensor.dtype != _FLOAT or tensor.nbytes < SMALL_BYTES or _has_fixed_type(value):
             continue
         if first is None or not readers or any(node.name not in names for node in readers):
             continue
-        narrow = _register(graph, HalfTensor(tensor, _BRAIN, f"{value.name}_bf16"))
-        cast = _cast(narrow, _FLOAT, readers[0])
+        use = WeightUse.of(value, readers[0])
+        narrow = _register(graph, HalfTensor(tensor, _BRAIN, fresh.take(f"{value.name}_bf16"), use))
+        cast = _cast(narrow, _FLOAT, readers[0], fresh)
         graph.insert_before(first, cast)
         ir.convenience.replace_all_uses_with(value, cast.outputs[0])
         graph.initializers.pop(value.name or "")
@@ -66,6 +69,7 @@ class _Halving:
         self._graph = model.graph
         self._halves = half_nodes(model, names)
         self._first = next(iter(model.graph), None)
+        self._fresh = FreshNames.of_graph(model.graph)
 
     def run(self) -> None:
         """Convert weights, inputs and outputs of the nodes, with a Cast wherever float32 and float16 meet."""
@@ -92,7 +96,8 @@ class _Halving:
         if len(inside) < len(readers) and tensor.nbytes >= SMALL_BYTES:
             self._redirect(value, _HALF, inside)  # stored once, in the precision that others need
             return
-        narrow = _register(self._graph, HalfTensor(tensor, _HALF, f"{value.name}_fp16"))
+        use = WeightUse.of(value, inside[0])
+        narrow = _register(self._graph, HalfTensor(tensor, _HALF, self._fresh.take(f"{value.name}_fp16"), use))
         _replace_uses(value, narrow, inside)
         if len(inside) == len(readers):
             self._graph.initializers.pop(value.name or "")
@@ -106,8 +111,8 @@ class _Halving:
         if not outside and not value.is_graph_output():
             return
         name = value.name or ""
-        value.name = f"{name}_fp16"
-        cast = _cast(value, _FLOAT, maker, name)
+        value.name = self._fresh.take(f"{name}_fp16")
+        cast = _cast(value, _FLOAT, maker, self._fresh, name)
         self._graph.insert_after(maker, cast)
         _replace_uses(value, cast.outputs[0], outside)
         for position, output in enumerate(self._graph.outputs):
@@ -118,7 +123,7 @@ class _Halving:
         """Let nodes read a value in another type."""
         maker = value.producer()
         assert self._first is not None
-        cast = _cast(value, dtype, maker or readers[0])
+        cast = _cast(value, dtype, maker or readers[0], self._fresh)
         if maker is None:
             self._graph.insert_before(self._first, cast)
         else:
@@ -126,10 +131,10 @@ class _Halving:
         _replace_uses(value, cast.outputs[0], readers)
 
 
-def _cast(value: ir.Value, dtype: ir.DataType, owner: ir.Node, name: str | None = None) -> ir.Node:
-    """Return a Cast of a value that belongs to the module of a node."""
-    output = name or f"{value.name}_as_{dtype.name.lower()}"
-    cast = ir.node("Cast", [value], {"to": int(dtype)}, name=f"{output}/Cast")
+def _cast(value: ir.Value, dtype: ir.DataType, owner: ir.Node, fresh: FreshNames, name: str | None = None) -> ir.Node:
+    """Return a Cast of a value that belongs to the module of a node; its output has a fresh name or the given one."""
+    output = name or fresh.take(f"{value.name}_as_{dtype.name.lower()}")
+    cast = ir.node("Cast", [value], {"to": int(dtype)}, name=fresh.take(f"{output}/Cast"))
     cast.outputs[0].name = output
     cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(dtype), value.shape
     cast.metadata_props.update(owner.metadata_props)
