@@ -158,8 +158,10 @@ def test_options_of_the_calibration_need_a_mode_that_calibrates(model: Path, fol
     """Dynamic ranges have no use for data."""
     with pytest.raises(UsageError, match="needs no calibration"):
         quantize_onnx(model, model.with_name("out.onnx"), precision="int8", calibration_data=str(folder))
+    there = model.with_name("there.onnx")
+    there.write_bytes(b"")
     with pytest.raises(OutputExistsError):
-        quantize_onnx(model, model, precision="int8", mode="qdq", calibration_data=str(folder))
+        quantize_onnx(model, there, precision="int8", mode="qdq", calibration_data=str(folder))
 
 
 def test_result_is_refused_for_the_data_it_was_calibrated_with(model: Path, folder: Path) -> None:
