@@ -18,7 +18,8 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
     if not fidelity.has_signal:
         return "inconclusive: the source answers nothing but zeros, NaN or infinity"
     worst = fidelity.worst
-    how = worst.problem or f"SQNR {worst.sqnr_db:.1f} dB, cosine {worst.cosine:.4f}"
+    share = "" if worst.equal_share is None else f"{100 * worst.equal_share:.1f}% of its values equal, "
+    how = worst.problem or f"{share}SQNR {worst.sqnr_db:.1f} dB, cosine {worst.cosine:.4f}"
     return f"{how} for {worst.name} over {fidelity.draws} draws (least accepted {fidelity.least_sqnr_db:g} dB)"
 
 

@@ -63,6 +63,9 @@ class Samples:
 
     values: tuple[Values, ...]
     answers: tuple[Mapping[str, Array], ...]
+    """Outputs that are numbers, of which at least one is finite."""
+    left_out: tuple[str, ...] = ()
+    """Outputs that are NaN or infinite everywhere, of which no damage can be told."""
 
 
 @contextlib.contextmanager
@@ -108,7 +111,9 @@ def take_samples(graph: FloatGraph, options: RunOptions, count: int, threads: in
             f"{options.shown} answers nothing but zeros, NaN or infinity on these values, so no damage would show",
             hint="Give values it has an answer to: --input-data file.npz.",
         )
-    return Samples(values, tuple(answers))
+    names = [name for name in answers[0] if any(np.isfinite(answer[name]).any() for answer in answers)]
+    left_out = tuple(name for name in answers[0] if name not in names and any(answer[name].size for answer in answers))
+    return Samples(values, tuple({name: answer[name] for name in names} for answer in answers), left_out)
 
 
 def _numbers(answers: Mapping[str, Array]) -> dict[str, Array]:

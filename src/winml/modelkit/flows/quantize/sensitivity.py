@@ -370,6 +370,8 @@ def _notes(graph: FloatGraph, samples: Samples, kept: MeasuredForms) -> Iterator
         yield f"{kept.resumed} forms had been measured by a run that was interrupted."
     if any(not np.isfinite(array).all() for answer in samples.answers for array in answer.values()):
         yield "The float model itself answers with NaN or infinity; the comparison leaves these values out."
+    if samples.left_out:
+        yield f"The float model answers nothing finite for {', '.join(samples.left_out)}, which is not compared."
 
 
 def _result(
