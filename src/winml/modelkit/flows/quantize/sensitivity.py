@@ -105,8 +105,7 @@ def quantization_sensitivity(
     _refuse_unknown(flags)
     source, target = Path(model), sensitivity.fidelity_target
     calibration = _calibration(source, options, sensitivity)
-    request = _request(source, options, sensitivity, calibration)
-    kept = MeasuredForms(sensitivity.measured, request, overwrite=sensitivity.overwrite)
+    kept = _kept(source, options, sensitivity, calibration)
     clock = StepClock((_READING, _REFERENCE, _MODULES, *([_SEARCH] if target else [])), on_step)
     with contextlib.ExitStack() as stack:
         with clock.step(_READING) as step:
@@ -171,12 +170,20 @@ def _refuse_unknown(flags: Mapping[str, Any]) -> None:
             raise ConfigError(unknown_key_message(name, known, _NAME))
 
 
+def _kept(
+    source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions, calibration: Calibration | None
+) -> MeasuredForms:
+    """Return what an interrupted run measured, where measurements are kept."""
+    if sensitivity.measured is None:
+        return MeasuredForms(None, {}, overwrite=sensitivity.overwrite)
+    request = _request(source, options, sensitivity, calibration)
+    return MeasuredForms(sensitivity.measured, request, overwrite=sensitivity.overwrite)
+
+
 def _request(
     source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions, calibration: Calibration | None
 ) -> dict[str, Any]:
     """Return what a measurement depends on; which modules are measured is no part of it."""
-    if sensitivity.measured is None:
-        return {}
     data = sensitivity.input_data
     return {
         "model": content_digest(source),
