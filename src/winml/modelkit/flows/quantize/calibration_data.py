@@ -38,9 +38,9 @@ LONGEST_TEXT = 512
 
 _OPTION = "--calibration-data"
 _TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
+_TEXT_COLUMNS = ("text", "sentence", "content", "question")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 """A tokenizer has at least one of them."""
-_TEXT_COLUMNS = ("text", "sentence", "content", "question")
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class Calibration:
         """The files that samples are read from, in their order, and of texts those that a tokenizer is made of."""
         if self.data is None:
             return ()
-        if self.data.suffix not in _TEXT_SUFFIXES:
-            return tuple(_npz_files(self.data)[: self.count])
-        tokenizer = (self.model_folder / name for name in _TOKENIZER_FILES)
+        if self.data.is_dir():
+            return tuple(sorted(self.data.glob("*.npz"))[: self.count])
+        tokenizer = (self.model_folder / name for name in _TOKENIZER_FILES if self.data.suffix != ".npz")
         return (self.data, *(path for path in tokenizer if path.is_file()))
 
     @property
