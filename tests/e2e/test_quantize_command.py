@@ -51,7 +51,7 @@ def test_export_is_quantized_and_all_readers_know_it(small_file: Path) -> None:
     timed = run_here("perf", "int8.onnx", "--by-module", *sizes, "--format", "json")
     assert 0 == timed.code, timed.err
     assert 0 == json.loads(timed.out)["by_module"]["unattributed_ms"]
-    cut = run_here("extract", "-m", "int8.onnx", "--module", "BertPooler", "-o", "cut", "-q")
+    cut = run_here("extract", "-m", "int8.onnx", "--module", "BertPooler", "-o", "cut", "-q", *sizes[:2])
     assert 0 == cut.code, cut.err
 
 
@@ -86,7 +86,7 @@ def test_quiet_says_nothing() -> None:
         (["-o", "out.onnx", "--per-module", "rules.json"], 2, "rules.json"),
         (["-o", "out.onnx", "--mode", "dynamic", "--precision", "int4"], 2, "--mode weight-only"),
         (["-o", "out.onnx", "--precision", "int2"], 2, "int2"),
-        (["-o", "model.onnx"], 2, "--overwrite"),
+        (["-o", "model.onnx", "--overwrite"], 2, "is the input model.onnx"),
         (["-o", "out.txt"], 2, "out.txt"),
         (["-o", "out.onnx", "--min-sqnr", "120"], 3, "too little is left of the answers"),
         (["-m", "missing.onnx", "-o", "out.onnx"], 2, "missing.onnx"),

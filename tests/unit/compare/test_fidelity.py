@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from winml.modelkit.compare.fidelity import MOST_DB, measure_fidelity
+from winml.modelkit.compare.fidelity import MOST_DB, measure_fidelity, value_fidelity
 from winml.modelkit.compare.words import comparison_words
 
 Array = np.ndarray[Any, Any]
@@ -30,6 +30,50 @@ def test_answer_that_cannot_be_compared_says_why(actual: Array, words: str) -> N
     assert words in comparison_words(info)
     record = json.loads(json.dumps(info.as_record(), allow_nan=False))
     assert (None, words) == (record["outputs"][1]["relative_error"], record["outputs"][1]["problem"])
+
+
+@pytest.mark.parametrize(("expected", "actual"), [(np.nan, np.inf), (np.inf, -np.inf), (-np.inf, np.nan)])
+def test_what_is_not_finite_has_to_be_the_same(expected: float, actual: float) -> None:
+    """NaN is no infinity, and a score that is masked is none that wins."""
+    infos = [np.where(SIGNAL > 0.9, value, SIGNAL) for value in (expected, actual)]
+    info = measure_fidelity([{"y": infos[0]}], [{"y": infos[1]}], 10.0)
+    assert ("NaN or infinity in different places", False) == (info.worst.problem, info.is_verified)
+
+
+def test_output_without_a_finite_value_proves_nothing_beside_one_with() -> None:
+    """Equal NaN are no answer, in no draw; an output without elements is fine."""
+    draw = {"y": SIGNAL, "z": np.full(3, np.nan), "empty": np.zeros((2, 0))}
+    info = measure_fidelity([draw], [draw], 10.0)
+    assert ("z", "the reference has no finite value", False) == (info.worst.name, info.worst.problem, info.is_verified)
+    assert ["", ""] == [output.problem for output in info.outputs if output.name != "z"]
+
+
+def test_mask_inside_a_graph_may_be_infinite_everywhere() -> None:
+    """Only outputs have to hold something."""
+    mask = np.full(3, -np.inf)
+    assert ("", MOST_DB) == ((same := value_fidelity("mask", [mask], [mask])).problem, same.sqnr_db)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.bool_])
+def test_symbols_are_equal_or_not(dtype: type[np.generic]) -> None:
+    """A label that is off by one is as wrong as one that is off by a thousand: the share of equal ones counts."""
+    expected = np.array([1, 0] * 50).astype(dtype)
+    actual = expected.copy()
+    actual[:5] = ~actual[:5] if dtype is np.bool_ else actual[:5] + 1
+    output = measure_fidelity([{"y": expected}], [{"y": actual}], 9.0).worst
+    assert (0.95, 0.95) == (output.equal_share, output.cosine)
+    assert output.sqnr_db == pytest.approx(10.0)
+    far = measure_fidelity([{"y": expected * 1000}], [{"y": expected * 1000 + 1}], 9.0)
+    if dtype is not np.bool_:
+        assert (0.0, False) == (far.worst.equal_share, far.is_verified)
+        assert "0.0 % of its values equal" in comparison_words(far)
+
+
+def test_small_integers_are_amounts() -> None:
+    """A pixel that is off by one is nearly right."""
+    image = np.arange(100, 200, dtype=np.uint8)
+    info = measure_fidelity([{"y": image}], [{"y": image + np.uint8(1)}], 30.0)
+    assert (None, True) == (info.worst.equal_share, info.is_verified)
 
 
 def test_all_draws_count_together() -> None:

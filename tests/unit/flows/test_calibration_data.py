@@ -13,8 +13,10 @@ import pytest
 
 from unit.quantize.qdq_graphs import tagged_graph
 from winml.modelkit.errors import InputError, OutputExistsError, QuantizeError, UsageError, VerificationError
+from winml.modelkit.flows.quantize.calibration_data import calibration_of
 from winml.modelkit.flows.quantize.quantize import quantize_onnx
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.results.quantized_model import QuantizedFile
 
 BODY = "m (float[batch, 4] x) => (float[batch, 4] y) { h = MatMul (x, w1) a = Relu (h) y = MatMul (a, w2) }"
@@ -158,8 +160,10 @@ def test_options_of_the_calibration_need_a_mode_that_calibrates(model: Path, fol
     """Dynamic ranges have no use for data."""
     with pytest.raises(UsageError, match="needs no calibration"):
         quantize_onnx(model, model.with_name("out.onnx"), precision="int8", calibration_data=str(folder))
+    there = model.with_name("there.onnx")
+    there.write_bytes(b"")
     with pytest.raises(OutputExistsError):
-        quantize_onnx(model, model, precision="int8", mode="qdq", calibration_data=str(folder))
+        quantize_onnx(model, there, precision="int8", mode="qdq", calibration_data=str(folder))
 
 
 def test_result_is_refused_for_the_data_it_was_calibrated_with(model: Path, folder: Path) -> None:
@@ -227,3 +231,19 @@ def test_texts_without_a_tokenizer_or_a_column_are_refused(text_model: Path, mod
     (other / "b.txt").write_text("the dog\n", encoding="utf-8")
     with pytest.raises(UsageError, match="none lies beside the model"):
         _quantize(lonely, calibration_data=str(other / "b.txt"))
+
+
+def test_files_that_ranges_depend_on_are_those_that_are_read(text_model: Path, folder: Path) -> None:
+    """Of a folder as many as samples are read; of texts, the tokenizer's as well."""
+    texts = text_model.with_name("texts.txt")
+    texts.write_text("the dog\n", encoding="utf-8")
+
+    def names(data: Path, **options: Any) -> list[str]:
+        asked = QuantizeOptions(mode="qdq", calibration_data=str(data), **options)
+        calibration = calibration_of(asked, text_model, {}, 0)
+        assert calibration is not None
+        return [path.name for path in calibration.files]
+
+    assert ["0.npz", "1.npz"] == names(folder, samples=2)
+    assert ["3.npz"] == names(folder / "3.npz")
+    assert ["texts.txt", "tokenizer.json", "tokenizer_config.json"] == names(texts)

@@ -14,9 +14,11 @@ import pytest
 
 from graphs import parse
 from module_chains import SIZE, save_chain
+from unit.quantize.qdq_graphs import tagged_graph
 from winml.modelkit import quantization_sensitivity, quantize_onnx
 from winml.modelkit.compare.fidelity import measure_fidelity
 from winml.modelkit.errors import ConfigError, InputError, StageError, UsageError
+from winml.modelkit.flows.quantize.quantized_forms import float_graph, weight_bytes
 from winml.modelkit.flows.quantize.sensitivity_options import parse_target
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.quantize.options import QuantizeOptions
@@ -24,6 +26,7 @@ from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.planning import GraphModules
 from winml.modelkit.results.quantization_sensitivity import ModuleSensitivity, QuantizationSensitivity
 from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
+from winml.modelkit.runtime.memory import resident_bytes
 from winml.modelkit.runtime.sessions import Session
 
 
@@ -260,6 +263,78 @@ def test_measurements_of_another_model_are_refused(tmp_path: Path, interrupted: 
         quantization_sensitivity(other, samples=2, measured=interrupted)
 
 
+def _save_values(folder: Path, scale: float) -> Path:
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / "0.npz", x=np.linspace(-scale, scale, 4 * SIZE, dtype=np.float32).reshape(4, SIZE))
+    return folder
+
+
+def test_measurements_depend_on_what_the_calibration_data_holds(chain: Path, tmp_path: Path) -> None:
+    """Not on where it lies."""
+    flags = {"mode": "qdq", "samples": 1, "measured": tmp_path / "measured.json"}
+    first = _save_values(tmp_path / "first", 2.0)
+    result = quantization_sensitivity(chain, calibration_data=str(first), **flags)
+    (tmp_path / "elsewhere").mkdir()
+    same = first.rename(tmp_path / "elsewhere" / "first")
+    again = quantization_sensitivity(chain, calibration_data=str(same), **flags)
+    assert (6, 0) == (again.cost.resumed, again.cost.measured)
+    assert result.whole == again.whole
+    _save_values(same, 0.1)
+    with pytest.raises(UsageError, match="other options: calibration was"):
+        quantization_sensitivity(chain, calibration_data=str(same), **flags)
+    other = quantization_sensitivity(chain, calibration_data=str(same), overwrite=True, **flags)
+    assert other.whole.worst is not None
+    assert result.whole.worst is not None
+    assert other.whole.worst.sqnr_db < result.whole.worst.sqnr_db - 3
+
+
+def test_graph_that_is_measured_is_the_one_that_is_written(tmp_path: Path) -> None:
+    """Normalizations are in the weights before there is a float graph to compare with."""
+    source = tmp_path / "conv.onnx"
+    body = """m (float[batch, 3, 8, 8] x) => (float[batch, 4, 8, 8] y) {
+        c = Conv <pads = [1, 1, 1, 1]> (x, w1) y = BatchNormalization (c, w2, w3, w4, w5) }"""
+    weights = {"w1": (4, 3, 3, 3), **dict.fromkeys(("w2", "w3", "w4", "w5"), (4,))}
+    graph = tagged_graph(body, ("/M/Conv", "/M/Norm"), weights)
+    spread = graph.graph.initializers["w5"]
+    spread.const_value = ir.tensor(np.array([0.5, 1, 2, 9], np.float32), name="w5")
+    write_model(graph, source)
+    options = QuantizeOptions(mode="qdq", samples=2)
+    with float_graph(source, options) as measured:
+        assert ["Conv"] == [node.op_type for node in measured.model.graph]
+        assert any("1 batch normalizations were computed" in note for note in measured.notes)
+    result = quantization_sensitivity(source, options=options, sizes={"batch": 1})
+    written = _quantized_sqnr_db(source, tmp_path / "few.onnx", range(4), options=options, sizes={"batch": 1})
+    assert result.whole.worst is not None
+    assert written == pytest.approx(result.whole.worst.sqnr_db, abs=1e-2)
+
+
+def test_weights_inside_the_file_are_not_kept_in_memory(tmp_path: Path) -> None:
+    """The float graph reads them from the file that all forms share."""
+    size = 4096  # 64 MiB
+    source = tmp_path / "large.onnx"
+    values = np.random.default_rng(0).standard_normal((size, size), dtype=np.float32)
+    graph = parse(f"m (float[1, {size}] x) => (float[1, {size}] y) {{ y = MatMul (x, w) }}")
+    weight = ir.Value(name="w", const_value=ir.tensor(values, name="w"))
+    graph.graph.initializers["w"] = weight
+    graph.graph[0].replace_input_with(1, weight)
+    write_model(graph, source, external=False)
+    del graph, weight, values
+    with float_graph(_save_plain(tmp_path / "warm.onnx", "y = Relu (a)"), QuantizeOptions()):
+        before = resident_bytes()
+    with float_graph(source, QuantizeOptions()) as measured:
+        assert weight_bytes(measured.model) == 4 * size**2
+        assert resident_bytes() - before < size**2
+
+
+def test_output_without_a_finite_value_is_left_out(tmp_path: Path) -> None:
+    """Damage shows at the others, and the notes name it."""
+    source = _save_plain(tmp_path / "two.onnx", "y = Tanh (a) b = Abs (a) c = Neg (b) z = Sqrt (c)", outputs="y z")
+    result = quantization_sensitivity(source, samples=1)
+    assert any("nothing finite for z" in note for note in result.notes)
+    assert result.whole.worst is not None
+    assert ("y", "") == (result.whole.worst.name, result.whole.problem)
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"request": {}}', '{"request": {}, "measured": {"a": {}}}'])
 def test_damaged_measurements_are_refused(chain: Path, tmp_path: Path, content: str) -> None:
     """Nothing is made up of what cannot be read."""
@@ -281,8 +356,9 @@ _PLAIN = f"""m (float[4, {SIZE}] x) => (float[4, {SIZE}] y)
 <float[{SIZE},{SIZE}] w = {{{", ".join(["0"] * SIZE**2)}}}> {{ a = MatMul (x, w) {{END}} }}"""
 
 
-def _save_plain(path: Path, end: str, *, name: str = "", tagged: bool = True) -> Path:
-    model = parse(_PLAIN.replace("{END}", end))
+def _save_plain(path: Path, end: str, *, name: str = "", tagged: bool = True, outputs: str = "y") -> Path:
+    declared = ", ".join(f"float[4, {SIZE}] {output}" for output in outputs.split())
+    model = parse(_PLAIN.replace("{END}", end).replace(f"float[4, {SIZE}] y", declared))
     for number, node in enumerate(model.graph):
         node.name = f"{name}{number}"
         if not tagged:

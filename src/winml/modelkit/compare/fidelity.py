@@ -1,7 +1,8 @@
 """How much of the answer is left when a graph computes with fewer bits?
 
 Compares outputs that are already computed, over all draws together: the power of the signal against that of the error
-(signal-to-quantization-noise ratio), the direction (cosine), and the error relative to the signal. Runs neither side.
+(signal-to-quantization-noise ratio), the direction (cosine), and the error relative to the signal. Wide integers and
+booleans are symbols, such as indices and labels, of which the share of equal ones counts. Runs neither side.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FidelityInfo", "OutputFidelity", "measure_fidelity", "value_fidelity"]
+__all__ = ["FidelityInfo", "OutputFidelity", "answer_fidelity", "measure_fidelity", "value_fidelity"]
 
 Array = NDArray[Any]
 
@@ -23,6 +24,8 @@ MOST_DB = 200.0
 
 _TEXT = "USO"
 """Kinds of arrays that hold no numbers."""
+SYMBOL_BYTES = 4
+"""Chosen: integers from this size on are symbols. Specified by ONNX: indices are int64; images are uint8."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,9 @@ class OutputFidelity:
     """Root of the mean square error, over that of the reference."""
     max_abs_diff: float
     problem: str = ""
-    """Why it cannot be compared: missing, another shape or text, or NaN or infinity on one side only."""
+    """Why it cannot be compared: missing, another shape or text, NaN or infinity elsewhere, or nothing finite."""
+    equal_share: float | None = None
+    """Of symbols, the share of equal ones; the other measures are those of one-hot vectors. None: they are amounts."""
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
@@ -51,6 +56,7 @@ class OutputFidelity:
         return {
             "name": self.name,
             **{key: value if math.isfinite(value) else None for key, value in numbers.items()},
+            **({"equal_share": self.equal_share} if self.equal_share is not None else {}),
             **({"problem": self.problem} if self.problem else {}),
         }
 
@@ -100,7 +106,7 @@ def measure_fidelity(
         least_sqnr_db: Ratio in decibels below which an output counts as wrong.
     """
     outputs = tuple(
-        value_fidelity(name, [draw[name] for draw in reference], [draw[name] for draw in answers])
+        answer_fidelity(name, [draw[name] for draw in reference], [draw[name] for draw in answers])
         if all(name in draw for draw in answers)
         else _incomparable(name, "is missing")
         for name in reference[0]
@@ -114,6 +120,18 @@ def measure_fidelity(
     return FidelityInfo(outputs, least_sqnr_db, has_signal, len(reference))
 
 
+def answer_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Array]) -> OutputFidelity:
+    """Return how near an output is to its reference, as :func:`value_fidelity` does; of nothing finite, none is near.
+
+    Inside a graph, a value that is infinite everywhere may be a mask. An output of which nothing can be compared has a
+    problem: equal NaN prove nothing.
+    """
+    numbers = [values for values in reference if values.size and values.dtype.kind not in _TEXT]
+    if numbers and not any(np.isfinite(values).any() for values in numbers):
+        return _incomparable(name, "the reference has no finite value")
+    return value_fidelity(name, reference, answers)
+
+
 def value_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Array]) -> OutputFidelity:
     """Return how near one value is to its reference, over all draws together.
 
@@ -122,6 +140,8 @@ def value_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Arra
         reference: The value in each draw, as it should be.
         answers: The value in each draw, as it is.
     """
+    if any(_is_symbol(values.dtype) for values in reference):
+        return _symbol_fidelity(name, reference, answers)
     signal = noise = other = product = largest = 0.0
     for expected, actual in zip(reference, answers, strict=True):
         if expected.shape != actual.shape:
@@ -132,7 +152,8 @@ def value_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Arra
             continue
         left, right = expected.astype(np.float64).ravel(), actual.astype(np.float64).ravel()
         finite = np.isfinite(left)
-        if not np.array_equal(finite, np.isfinite(right)):
+        # NaN equals NaN here, and an infinity the same infinity: they are part of the answer.
+        if not np.array_equal(left[~finite], right[~finite], equal_nan=True) or not np.isfinite(right[finite]).all():
             return _incomparable(name, "NaN or infinity in different places")
         left, right = left[finite], right[finite]
         difference = right - left
@@ -144,6 +165,26 @@ def value_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Arra
     relative = math.sqrt(noise / signal) if signal else (0.0 if not noise else math.inf)
     cosine = product / math.sqrt(signal * other) if signal and other else float(signal == other)
     return OutputFidelity(name, _decibels(relative), cosine, relative, largest)
+
+
+def _is_symbol(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "b" or (dtype.kind in "iu" and dtype.itemsize >= SYMBOL_BYTES)
+
+
+def _symbol_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Array]) -> OutputFidelity:
+    """Compare symbols: each is a one-hot vector, so that another symbol is off by the square root of 2."""
+    count = equal = 0
+    largest = 0.0
+    for expected, actual in zip(reference, answers, strict=True):
+        if expected.shape != actual.shape:
+            return _incomparable(name, f"shape {list(actual.shape)} instead of {list(expected.shape)}")
+        count += expected.size
+        equal += int(np.count_nonzero(expected == actual))
+        difference = np.abs(expected.astype(np.float64) - actual.astype(np.float64))
+        largest = max(largest, float(difference.max(initial=0.0)))
+    share = equal / count if count else 1.0
+    relative = math.sqrt(2 * (1 - share))
+    return OutputFidelity(name, _decibels(relative), share, relative, largest, equal_share=share)
 
 
 def _incomparable(name: str, problem: str) -> OutputFidelity:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from winml.modelkit.compare.fidelity import FidelityInfo
+from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity
 from winml.modelkit.compare.outputs import VerificationInfo
 
-__all__ = ["comparison_words", "difference_words", "equality_words", "fidelity_words"]
+__all__ = ["comparison_words", "difference_words", "equality_words", "fidelity_words", "nearness_words"]
 
 
 def comparison_words(comparison: VerificationInfo | FidelityInfo | None) -> str:
@@ -18,8 +18,14 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
     if not fidelity.has_signal:
         return "inconclusive: the source answers nothing but zeros, NaN or infinity"
     worst = fidelity.worst
-    how = worst.problem or f"SQNR {worst.sqnr_db:.1f} dB, cosine {worst.cosine:.4f}"
-    return f"{how} for {worst.name} over {fidelity.draws} draws (least accepted {fidelity.least_sqnr_db:g} dB)"
+    where = f"for {worst.name} over {fidelity.draws} draws"
+    return f"{nearness_words(worst)} {where} (least accepted {fidelity.least_sqnr_db:g} dB)"
+
+
+def nearness_words(output: OutputFidelity) -> str:
+    """Return how near one output is to that of the reference."""
+    share = "" if output.equal_share is None else f"{100 * output.equal_share:.1f} % of its values equal, "
+    return output.problem or f"{share}SQNR {output.sqnr_db:.1f} dB, cosine {output.cosine:.4f}"
 
 
 def difference_words(verification: VerificationInfo) -> str:

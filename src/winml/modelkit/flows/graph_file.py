@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import onnx
 import onnx_ir as ir
 
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import comparison_words
-from winml.modelkit.graph.files.foreign_reading import load_by_reference, merge_duplicate_keys
+from winml.modelkit.graph.files.foreign_reading import MergedKeys, load_by_reference, merge_duplicate_keys
 from winml.modelkit.graph.files.graph_reading import graph_of, reading_graph
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_inputs
 from winml.modelkit.graph.files.output_paths import ExportPaths
@@ -46,6 +47,8 @@ __all__ = [
     "GraphFileTask",
     "GraphWork",
     "TransformedFile",
+    "is_external",
+    "read_plain",
     "refresh_metadata",
     "summarize_graph",
     "transform_file",
@@ -273,10 +276,9 @@ def _read_source(task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock
     source = task.source
     with clock.step(_READING) as step:
         data = external_files(source)  # raises our errors, where a library would raise its own
+        refuse_inputs([task.paths.model], data)
         # The structure only: a copy by reference never reads the weights.
-        structure = read_structure(source)
-        merged = merge_duplicate_keys(structure)
-        refuse_invalid(structure, source)
+        structure, merged = _checked_structure(source)
         model = graph_of(structure, source)
         summary = summarize_graph(model, sum(file.stat().st_size for file in (source, *data)))
         is_plain = is_normalized(model)
@@ -288,6 +290,29 @@ def _read_source(task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock
             model = reading_graph(source, lambda: load_by_reference(source))
         step.summary = f"{summary.nodes} nodes, opset {summary.opset}"
     return _OpenedSource(model, summary, is_plain, may_be_copied, merged.notes())
+
+
+def _checked_structure(source: Path) -> tuple[onnx.ModelProto, MergedKeys]:
+    """Return a valid file without its larger weights, every metadata key once, and what was merged for that."""
+    structure = read_structure(source)
+    merged = merge_duplicate_keys(structure)
+    refuse_invalid(structure, source)
+    return structure, merged
+
+
+def read_plain(source: Path) -> tuple[ir.Model, tuple[str, ...]]:
+    """Read a file as :func:`transform_file` does, and return its plain form, and what was done for it.
+
+    Weights stay in the file until they are read.
+
+    Raises:
+        InputError: the file is no ONNX model or not a valid one, or its data is missing.
+        NormalizeError: the graph could not be brought into its plain form.
+    """
+    external_files(source)  # raises our errors, where a library would raise its own
+    _, merged = _checked_structure(source)
+    model = reading_graph(source, lambda: load_by_reference(source))
+    return model, (*merged.notes(), *_lower_ir_version(model), *([] if is_normalized(model) else _normalize(model)))
 
 
 @dataclass(frozen=True)
@@ -307,12 +332,16 @@ def _bring_into_plain_form(task: GraphFileTask, opened: _OpenedSource, clock: St
         if opened.is_plain or task.skip_normalization:
             step.summary = "already normalized" if opened.is_plain else "left out"
             return _Normalized(opened.is_plain, 0, notes)
-        # Imported where it is needed: a copy by reference need not wait for the libraries of the passes.
-        from winml.modelkit.normalize.pipeline import normalize
-
-        notes += normalize(model).notes
+        notes += _normalize(model)
         step.summary = f"normalized to {sum(1 for _ in all_nodes(model))} nodes"
         return _Normalized(is_plain=True, count=1, notes=notes)
+
+
+def _normalize(model: ir.Model) -> tuple[str, ...]:
+    # Imported where it is needed: a copy by reference need not wait for the libraries of the passes.
+    from winml.modelkit.normalize.pipeline import normalize
+
+    return normalize(model).notes
 
 
 def _lower_ir_version(model: ir.Model) -> tuple[str, ...]:
@@ -359,7 +388,7 @@ def _write_result(
             step.summary = "a copy by reference"
         else:
             refresh_metadata(model, work, is_plain=is_plain)
-            write_model(model, staged, external=_is_external(task, model))
+            write_model(model, staged, external=_external(task, model))
             comparison = work.compare(task.source, staged, task.seed) if task.verify else None
             step.summary = comparison_words(comparison)
         # Counted in the file that ships, not in the graph it was written from.
@@ -390,13 +419,21 @@ def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: boo
         model.metadata_props.pop(NORMALIZED_KEY, None)
 
 
-def _is_external(task: GraphFileTask, model: ir.Model) -> bool | None:
-    """Say whether weights go to a file of their own; None leaves it to the writer, which asks whether they must."""
+def _external(task: GraphFileTask, model: ir.Model) -> bool | None:
     if task.external_data is not None or task.external_from_bytes is None:
         return task.external_data
+    return is_external(model, task.external_from_bytes)
+
+
+def is_external(model: ir.Model, from_bytes: int) -> bool | None:
+    """Say whether weights go to a file of their own; None leaves it to the writer, which asks whether they must.
+
+    Args:
+        model: The model to write.
+        from_bytes: Size of all weights from which they do.
+    """
     weights = (value.const_value for value in model.graph.initializers.values())
-    size_bytes = sum(tensor.nbytes for tensor in weights if tensor is not None)
-    return True if size_bytes >= task.external_from_bytes else None
+    return True if sum(tensor.nbytes for tensor in weights if tensor is not None) >= from_bytes else None
 
 
 def summarize_graph(model: ir.Model, size_bytes: int = 0) -> GraphSummary:

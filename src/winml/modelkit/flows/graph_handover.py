@@ -14,7 +14,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from winml.modelkit.flows.graph_file import GraphWork, refresh_metadata
+from winml.modelkit.flows.graph_file import GraphWork, is_external, refresh_metadata
 
 __all__ = ["GraphHandover", "HandedGraph"]
 
@@ -64,5 +64,4 @@ class GraphHandover:
 
     def is_external(self, model: ir.Model) -> bool | None:
         """Say whether weights go to a file of their own; None leaves it to the writer, which asks whether they must."""
-        tensors = (value.const_value for value in model.graph.initializers.values())
-        return True if sum(tensor.nbytes for tensor in tensors if tensor) >= self.external_from_bytes else None
+        return is_external(model, self.external_from_bytes)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
+from winml.modelkit.compare.words import nearness_words
 from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.model_comparison import ComparedModule, ComparedOutput, ModelComparison
 
@@ -61,6 +62,8 @@ def _output_words(output: ComparedOutput) -> str:
     fidelity = output.fidelity
     if fidelity.problem:
         return f"{fidelity.name}: {fidelity.problem}"
+    if fidelity.equal_share is not None:
+        return f"{fidelity.name}: {nearness_words(fidelity)}, largest difference {fidelity.max_abs_diff:g}"
     words = (
         f"{fidelity.name}: relative error {fidelity.relative_error:.1e}, SQNR {fidelity.sqnr_db:.1f} dB, "
         f"cosine {fidelity.cosine:.6f}, largest difference {fidelity.max_abs_diff:.1e}"

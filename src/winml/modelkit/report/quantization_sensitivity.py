@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from winml.modelkit.compare.words import nearness_words
 from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.quantization_sensitivity import (
     ExcludeList,
@@ -71,8 +72,7 @@ def form_words(form: MeasuredForm) -> str:
     """Return how near the answers of a form are, at the worst output."""
     if form.worst is None or form.problem:
         return form.problem
-    worst = form.worst
-    return f"SQNR {worst.sqnr_db:.1f} dB, cosine {worst.cosine:.4f} for {worst.name}"
+    return f"{nearness_words(form.worst)} for {form.worst.name}"
 
 
 def latency_words(timed: TimedForm) -> str:

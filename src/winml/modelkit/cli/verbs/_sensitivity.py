@@ -87,8 +87,13 @@ def check_sensitivity(options: Mapping[str, Any]) -> None:
         raise UsageError(
             "two of --output, --report and --exclude-list name one file", hint="Give each a file of its own."
         )
-    data = options["input_data"]
-    refuse_outputs(outputs, [model, *([Path(data)] if data else [])], overwrite=options["overwrite"])
+    read = [Path(options[name]) for name in ("input_data", "calibration_data") if options[name]]
+    refuse_outputs(outputs, [model, *read], overwrite=options["overwrite"])
+    if outputs:
+        from winml.modelkit.graph.files.output_files import refuse_inputs
+        from winml.modelkit.graph.files.output_paths import files_of_model
+
+        refuse_inputs(outputs, files_of_model(model))
 
 
 def _refuse_combinations(options: Mapping[str, Any]) -> None:
@@ -177,6 +182,8 @@ def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) ->
 def _show(result: QuantizationSensitivity, written: list[Path], options: Mapping[str, Any]) -> None:
     if options["format_"] == "json":
         print_json(result.as_record())
+        return
+    if options["quiet"]:
         return
     from winml.modelkit.report.quantization_sensitivity import print_sensitivity
     from winml.modelkit.report.terminal import console_for, print_rows

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.compare.divergence import ModuleErrors, first_divergence, own_error
-from winml.modelkit.compare.fidelity import OutputFidelity, value_fidelity
+from winml.modelkit.compare.fidelity import OutputFidelity, answer_fidelity, value_fidelity
 from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.compare.onnx_side import OnnxSide
 from winml.modelkit.flows.compare.value_matching import MatchedBoundary, match_files, match_with_torch
@@ -236,7 +236,7 @@ def _error_of(fidelity: OutputFidelity) -> float:
 
 
 def _compared_output(name: str, expected: Sequence[Array], answers: Sequence[Array]) -> ComparedOutput:
-    fidelity = value_fidelity(name, expected, answers)
+    fidelity = answer_fidelity(name, expected, answers)
     is_scores = "logits" in name and expected[0].ndim >= 2 and expected[0].shape[-1] > 1
     if fidelity.problem or not is_scores:
         return ComparedOutput(fidelity)

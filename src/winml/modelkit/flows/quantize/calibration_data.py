@@ -39,6 +39,8 @@ LONGEST_TEXT = 512
 _OPTION = "--calibration-data"
 _TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
 _TEXT_COLUMNS = ("text", "sentence", "content", "question")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+"""A tokenizer has at least one of them."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,16 @@ class Calibration:
                 hint="Give more data, or ask for fewer.",
             )
         return self.samples or min(there, MOST_SAMPLES)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that samples are read from, in their order, and of texts those that a tokenizer is made of."""
+        if self.data is None:
+            return ()
+        if self.data.is_dir():
+            return tuple(sorted(self.data.glob("*.npz"))[: self.count])
+        tokenizer = (self.model_folder / name for name in _TOKENIZER_FILES if self.data.suffix != ".npz")
+        return (self.data, *(path for path in tokenizer if path.is_file()))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -201,7 +213,7 @@ def _text_of(row: Any, path: Path) -> str:
 
 def _tokenized(path: Path, folder: Path, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
     """Yield the texts of a file as the tokenizer beside the model gives them."""
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt")):
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise UsageError(
             f"{_OPTION} {path}: texts need a tokenizer, and none lies beside the model in {folder}",
             hint="Copy the checkpoint's tokenizer files there, or give .npz files.",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.options import read_json_file
@@ -21,7 +22,6 @@ from winml.modelkit.results.quantization_sensitivity import MeasuredForm
 
 __all__ = ["MeasuredForms", "content_digest", "file_digest", "form_key"]
 
-_PIECE_BYTES = 1 << 24
 _HINT = "Repeat those options to go on, or start anew with --overwrite."
 
 
@@ -45,14 +45,10 @@ def file_digest(path: Path) -> str:
     Raises:
         UsageError: it cannot be read.
     """
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):
-                digest.update(piece)
+        return hash_file(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="Give the path of a file.") from error
-    return digest.hexdigest()
 
 
 class MeasuredForms:

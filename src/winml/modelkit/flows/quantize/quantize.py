@@ -20,28 +20,21 @@ from winml.modelkit.compare.files import refuse_unfaithful
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
 from winml.modelkit.flows.quantize.calibration_data import Calibration, calibration_of, refuse_missing_data
 from winml.modelkit.flows.quantize.kernel_notes import kernel_notes
+from winml.modelkit.flows.quantize.preparation import prepare
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.inspect.onnx_tree import read_tree
-from winml.modelkit.normalize.pipeline import normalize
-from winml.modelkit.optimize.opset_conversion import convert_opset
-from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.optimize.pipeline import optimize
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize.half_floats.tensors import clipped_values
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.planning import GraphModules
-from winml.modelkit.quantize.precisions import MODES
 from winml.modelkit.results.quantized_model import Calibrated, QuantizedFile
 from winml.modelkit.runtime.available_memory import available_bytes
 from winml.modelkit.words import size_words
 
 __all__ = ["Quantization", "graph_modules", "quantize_file", "quantize_onnx"]
-
-_FOLDING = ("conv_batch_norm_fusion", "matmul_batch_norm_fusion")
-"""Capabilities of the optimizer that compute a batch normalization into the weights before it."""
 
 EXTERNAL_BYTES = 32_000_000
 """As for an optimized file: a session that maps its weights is there sooner than one that parses them."""
@@ -155,14 +148,8 @@ class Quantization(GraphWork[QuantizeResult]):
 
     def apply(self, model: ir.Model) -> QuantizeResult:
         """Quantize the model, at the opset that the operators need."""
-        least = max((MODES[mode].least_opset for _, mode in self.options.requested_modes()), default=0)
-        if model.opset_imports.get("", least) < least:
-            self.notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which quantized operators need.")
-            model, notes = convert_opset(model, least)
-            # Conversion makes constants and nodes without names.
-            self.notes += [*notes, *normalize(model).notes]
-        if self.calibration is not None:
-            model = self._fold_normalizations(model)
+        model, notes = prepare(model, self.options)
+        self.notes += notes
         if any((precision.activation_bits or 0) > 8 for precision, _ in self.options.requested_modes()):
             self.notes.append(
                 "ONNX Runtime's CPU provider has no integer kernels for 16-bit activations and computes in float32 "
@@ -171,17 +158,6 @@ class Quantization(GraphWork[QuantizeResult]):
         modules = graph_modules(model, self.source.stem)
         self.notes += _source_notes(modules)
         return quantize(model, self.options, modules, self.calibration)
-
-    def _fold_normalizations(self, model: ir.Model) -> ir.Model:
-        """Compute batch normalizations into the weights before them: no integer kernel computes one."""
-        if not any(node.op_type == "BatchNormalization" for node in model.graph):
-            return model
-        folded = optimize(model, parse_options(OptimizeOptions, dict.fromkeys(_FOLDING, True), "folding"))
-        count = sum(folded.fired.values())
-        if count:
-            self.notes.append(f"{count} batch normalizations were computed into the weights of the layers before them.")
-        self.notes += folded.notes
-        return folded.model
 
     def summary(self, result: QuantizeResult) -> str:
         """Return how many nodes were quantized, and why others were not."""

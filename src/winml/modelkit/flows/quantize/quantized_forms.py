@@ -22,22 +22,17 @@ from numpy.typing import NDArray
 
 from winml.modelkit.compare.fidelity import measure_fidelity
 from winml.modelkit.errors import QuantizeError, StageError
+from winml.modelkit.flows.graph_file import read_plain
+from winml.modelkit.flows.quantize.preparation import prepare
 from winml.modelkit.flows.quantize.quantize import graph_modules
-from winml.modelkit.graph.files.foreign_reading import load_foreign, merge_duplicate_keys
-from winml.modelkit.graph.files.graph_reading import reading_graph
-from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.files.foreign_reading import load_foreign
 from winml.modelkit.graph.files.temporary import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
-from winml.modelkit.graph.validity import refuse_invalid
 from winml.modelkit.measure.latency import LatencyOptions, measure_alternating
-from winml.modelkit.normalize.stamp import is_normalized
-from winml.modelkit.optimize.opset_conversion import convert_opset
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult
 from winml.modelkit.quantize.planning import GraphModules
-from winml.modelkit.quantize.precisions import MODES
 from winml.modelkit.results.quantization_sensitivity import MeasuredForm, SensitivityCost, TimedForm
-from winml.modelkit.runtime.ir_versions import newest_ir_version
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.runtime.sessions import Session
 
@@ -68,6 +63,9 @@ class Samples:
 
     values: tuple[Values, ...]
     answers: tuple[Mapping[str, Array], ...]
+    """Outputs that are numbers, of which at least one is finite."""
+    left_out: tuple[str, ...] = ()
+    """Outputs that are NaN or infinite everywhere, of which no damage can be told."""
 
 
 @contextlib.contextmanager
@@ -80,22 +78,18 @@ def float_graph(source: Path, options: QuantizeOptions) -> Iterator[FloatGraph]:
         NormalizeError, OptimizeError: the graph could not be brought into its plain form, or to the opset.
     """
     with temporary_folder() as folder:
-        structure = read_structure(source)
-        notes = list(merge_duplicate_keys(structure).notes())
-        refuse_invalid(structure, source)
-        model = reading_graph(source, lambda: load_foreign(source))
-        model.ir_version = min(model.ir_version, newest_ir_version())
-        if not is_normalized(model):
-            from winml.modelkit.normalize.pipeline import normalize
-
-            notes += normalize(model).notes
-        least = max((MODES[mode].least_opset for _, mode in options.requested_modes()), default=0)
-        if model.opset_imports.get("", least) < least:
-            notes.append(f"Measured at opset {least}, which quantized operators need.")
-            model, _ = convert_opset(model, least)
         path = folder / "float.onnx"
-        write_model(model, path, external=True)
-        yield FloatGraph(load_foreign(path), path, graph_modules(model, source.stem), tuple(notes))
+        notes = _write_prepared(source, options, path)
+        model = load_foreign(path)
+        yield FloatGraph(model, path, graph_modules(model, source.stem), notes)
+
+
+def _write_prepared(source: Path, options: QuantizeOptions, path: Path) -> tuple[str, ...]:
+    """Write the form that is quantized; nothing of it stays in memory. Returns what was done for it."""
+    model, notes = read_plain(source)
+    model, prepared = prepare(model, options)
+    write_model(model, path, external=True)
+    return (*notes, *prepared)
 
 
 def take_samples(graph: FloatGraph, options: RunOptions, count: int, threads: int | None) -> Samples:
@@ -117,7 +111,9 @@ def take_samples(graph: FloatGraph, options: RunOptions, count: int, threads: in
             f"{options.shown} answers nothing but zeros, NaN or infinity on these values, so no damage would show",
             hint="Give values it has an answer to: --input-data file.npz.",
         )
-    return Samples(values, tuple(answers))
+    names = [name for name in answers[0] if any(np.isfinite(answer[name]).any() for answer in answers)]
+    left_out = tuple(name for name in answers[0] if name not in names and any(answer[name].size for answer in answers))
+    return Samples(values, tuple({name: answer[name] for name in names} for answer in answers), left_out)
 
 
 def _numbers(answers: Mapping[str, Array]) -> dict[str, Array]:

@@ -18,7 +18,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.flows.quantize.calibration_data import MeasuredOnce, calibration_of, refuse_missing_data
+from winml.modelkit.flows.quantize.calibration_data import (
+    Calibration,
+    MeasuredOnce,
+    calibration_of,
+    refuse_missing_data,
+)
 from winml.modelkit.flows.quantize.exclude_search import ExcludeSearch
 from winml.modelkit.flows.quantize.measured_forms import MeasuredForms, content_digest, file_digest, form_key
 from winml.modelkit.flows.quantize.quantized_forms import (
@@ -83,7 +88,8 @@ def quantization_sensitivity(
             of activations that are measured once where a mode needs them.
         on_step: Called when a step starts and when it ends.
         progress: Called after each measurement with their number and the share that is done.
-        **flags: Fields of :class:`QuantizeOptions` and :class:`SensitivityOptions`: ``precision``, ``depth`` and so on.
+        **flags: Fields of :class:`QuantizeOptions` and :class:`SensitivityOptions`: ``precision``, ``depth`` and so on;
+            ``samples`` is that of the latter.
 
     Returns:
         The ranking, and the exclude list where a target is given; whether that is met stands in the record.
@@ -94,11 +100,12 @@ def quantization_sensitivity(
         InputError: the file is no ONNX model, its data is missing, or it is quantized already.
         StageError: the model does not run, or answers with nothing that could be damaged.
     """
-    options = options or _parsed(QuantizeOptions, flags)
+    options = options or _quantize_options(flags)
     sensitivity = sensitivity or _parsed(SensitivityOptions, flags)
     _refuse_unknown(flags)
     source, target = Path(model), sensitivity.fidelity_target
-    kept = MeasuredForms(sensitivity.measured, _request(source, options, sensitivity), overwrite=sensitivity.overwrite)
+    calibration = _calibration(source, options, sensitivity)
+    kept = _kept(source, options, sensitivity, calibration)
     clock = StepClock((_READING, _REFERENCE, _MODULES, *([_SEARCH] if target else [])), on_step)
     with contextlib.ExitStack() as stack:
         with clock.step(_READING) as step:
@@ -108,9 +115,7 @@ def quantization_sensitivity(
         with clock.step(_REFERENCE) as step:
             samples = take_samples(graph, _run_options(source, sensitivity), sensitivity.samples, _threads(sensitivity))
             step.summary = f"{len(samples.values)} sets of values"
-        forms = QuantizedForms(
-            graph, samples, quantizer or _quantizer(source, options, sensitivity), _threads(sensitivity)
-        )
+        forms = QuantizedForms(graph, samples, quantizer or _quantizer(calibration), _threads(sensitivity))
         study = _Study(graph, options, plan, parts, forms, kept)
         with clock.step(_MODULES) as step:
             study.measure_modules(sensitivity.jobs, progress)
@@ -125,17 +130,27 @@ def quantization_sensitivity(
     return _result(study, samples, sensitivity, (str(model), clock.timings(), notes), (found, times))
 
 
-def _quantizer(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> Quantizer:
-    """Return what quantizes a graph, with the ranges of activations where a mode needs them."""
+def _calibration(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> Calibration | None:
+    """Return where the ranges of activations come from, where a mode needs them; refuses what cannot be read."""
     options.refuse_contradictions()
     calibration = calibration_of(options, source, sensitivity.sizes, sensitivity.seed)
-    if calibration is None:
-        return quantize
-    refuse_missing_data(calibration)
-    return functools.partial(quantize, calibration=MeasuredOnce(calibration))
+    if calibration is not None:
+        refuse_missing_data(calibration)
+    return calibration
+
+
+def _quantizer(calibration: Calibration | None) -> Quantizer:
+    return quantize if calibration is None else functools.partial(quantize, calibration=MeasuredOnce(calibration))
 
 
 _OptionsT = TypeVar("_OptionsT", QuantizeOptions, SensitivityOptions)
+
+
+def _quantize_options(flags: Mapping[str, Any]) -> QuantizeOptions:
+    """Return how modules are quantized; a flag of both kinds of options says what is measured."""
+    return _parsed(
+        QuantizeOptions, {name: value for name, value in flags.items() if name not in SensitivityOptions.model_fields}
+    )
 
 
 def _parsed(kind: type[_OptionsT], flags: Mapping[str, Any]) -> _OptionsT:
@@ -155,14 +170,25 @@ def _refuse_unknown(flags: Mapping[str, Any]) -> None:
             raise ConfigError(unknown_key_message(name, known, _NAME))
 
 
-def _request(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> dict[str, Any]:
-    """Return what a measurement depends on; which modules are measured is no part of it."""
+def _kept(
+    source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions, calibration: Calibration | None
+) -> MeasuredForms:
+    """Return what an interrupted run measured, where measurements are kept."""
     if sensitivity.measured is None:
-        return {}
+        return MeasuredForms(None, {}, overwrite=sensitivity.overwrite)
+    request = _request(source, options, sensitivity, calibration)
+    return MeasuredForms(sensitivity.measured, request, overwrite=sensitivity.overwrite)
+
+
+def _request(
+    source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions, calibration: Calibration | None
+) -> dict[str, Any]:
+    """Return what a measurement depends on; which modules are measured is no part of it."""
     data = sensitivity.input_data
     return {
         "model": content_digest(source),
-        **options.model_dump(mode="json", exclude={"min_sqnr_db"}),
+        **options.model_dump(mode="json", exclude={"min_sqnr_db", "calibration_data", "samples", "method"}),
+        **({"calibration": _calibration_request(calibration)} if calibration is not None else {}),
         # Where values come from a file, no random ones are drawn.
         **({"input_data": file_digest(data)} if data is not None else {"samples": sensitivity.samples}),
         "seed": sensitivity.seed,
@@ -170,6 +196,11 @@ def _request(source: Path, options: QuantizeOptions, sensitivity: SensitivityOpt
         "winml": __version__,
         "onnxruntime": onnxruntime_version(),
     }
+
+
+def _calibration_request(calibration: Calibration) -> dict[str, Any]:
+    """Return what ranges depend on: where the data lies is no part of it, what it holds is."""
+    return {**calibration.as_record(), "content": [file_digest(path) for path in calibration.files]}
 
 
 def _planned_parts(
@@ -346,6 +377,8 @@ def _notes(graph: FloatGraph, samples: Samples, kept: MeasuredForms) -> Iterator
         yield f"{kept.resumed} forms had been measured by a run that was interrupted."
     if any(not np.isfinite(array).all() for answer in samples.answers for array in answer.values()):
         yield "The float model itself answers with NaN or infinity; the comparison leaves these values out."
+    if samples.left_out:
+        yield f"The float model answers nothing finite for {', '.join(samples.left_out)}, which is not compared."
 
 
 def _result(
