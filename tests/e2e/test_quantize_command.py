@@ -88,6 +88,8 @@ def test_quiet_says_nothing() -> None:
         (["-o", "out.onnx", "--precision", "int2"], 2, "int2"),
         (["-o", "model.onnx", "--overwrite"], 2, "is the input model.onnx"),
         (["-o", "out.txt"], 2, "out.txt"),
+        (["-o", "out.onnx", "--min-sqnr", "nan"], 2, "min_sqnr_db: Input should be a finite number"),
+        (["-o", "out.onnx", "--per-tensor", "--precision", "int4"], 2, "--per-tensor has no meaning for weight-only"),
         (["-o", "out.onnx", "--min-sqnr", "120"], 3, "too little is left of the answers"),
         (["-m", "missing.onnx", "-o", "out.onnx"], 2, "missing.onnx"),
         (["-m", "convolution.onnx", "-o", "out.onnx"], 2, "dynamic has no form of Conv (--mode qdq has)"),
@@ -121,6 +123,23 @@ def test_config_and_options_mean_the_same(here: Path) -> None:
     assert onnx.load("a.onnx").graph == onnx.load("b.onnx").graph
     both = json.loads(run_here(*run, "-o", "c.onnx", "-c", "config.json", "--precision", "uint8").out)
     assert {"uint8"} == {module["actual"] for module in both["modules"]}
+
+
+@pytest.mark.usefixtures("model")
+def test_build_and_quantize_take_the_same_options() -> None:
+    """And a config says the same with its keys."""
+    asked = ("--precision", "int4", "--block-size", "16", "--algorithm", "k_quant", "--min-sqnr", "5")
+    alone = run_here("quantize", "-m", "model.onnx", "-o", "a.onnx", *asked)
+    assert 0 == alone.code, alone.err
+    built = run_here("build", "-m", "model.onnx", "-o", "built", *asked, "--no-optimize")
+    assert 0 == built.code, built.err
+    config = '{"quant": {"precision": "int4", "block_size": 16, "algorithm": "k_quant", "min_sqnr_db": 5}}'
+    again = run_here("quantize", "-m", "model.onnx", "-o", "b.onnx", "-c", config)
+    assert 0 == again.code, again.err
+    graph = onnx.load("a.onnx").graph
+    assert graph == onnx.load("built/model.onnx").graph == onnx.load("b.onnx").graph
+    sizes = {a.i for node in graph.node for a in node.attribute if a.name == "block_size"}
+    assert {16} == sizes
 
 
 def test_untagged_file_is_quantized_and_told(here: Path) -> None:

@@ -88,7 +88,7 @@ def test_16_bit_activations_are_told_to_be_slow_here(workplace: Workplace) -> No
     ("arguments", "code", "words"),
     [
         (("--mode", "qdq", "--calibration-data", "gone"), 2, "--calibration-data gone: no such file or folder"),
-        (("--calibration-data", "samples"), 2, "dynamic needs no calibration"),
+        (("--calibration-data", "samples"), 2, "--calibration-data samples has no meaning for dynamic"),
         (("--mode", "qdq", "--asymmetric"), 2, "one zero point for a weight"),
         (("--mode", "qdq", "--calibration-data", "samples", "--samples", "9"), 2, "holds 2 samples"),
     ],

@@ -148,5 +148,6 @@ def test_folder_that_is_neither_checkpoint_nor_build_is_said_to_be(here: Path, v
     assert (2, "") == (refused.code, refused.out)
     assert "is neither a checkpoint (no config.json) nor a build (no build_manifest.json)" in refused.err
     assert "Give an ONNX file, the folder of a build, or the folder of a checkpoint." in refused.err
-    (here / "models" / "a.onnx").write_bytes(b"")
-    assert "Give one of the files in it: a.onnx." in run_here(*verb, "models").err
+    for name in ("a.onnx", "b.onnx"):  # the only one there would be taken
+        (here / "models" / name).write_bytes(b"")
+    assert "Give one of the files in it: a.onnx, b.onnx." in run_here(*verb, "models").err

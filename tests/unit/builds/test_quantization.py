@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from winml.modelkit.builds.build_model import cache_key
@@ -99,6 +102,50 @@ def test_precision_that_the_mode_does_not_reach_is_refused_with_the_plan() -> No
     """Before anything is loaded."""
     with pytest.raises(UsageError, match="int4"):
         plan_for(precision="int4", mode="dynamic")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"precision": "int4", "per_channel": False}, "--per-tensor has no meaning for weight-only"),
+        ({"precision": "w8a8", "symmetric": False}, "one zero point"),
+        ({"precision": "w8a8", "calibration_data": "gone"}, "--calibration-data gone: no such file or folder"),
+    ],
+)
+def test_quantization_that_cannot_be_done_is_refused_with_the_plan(values: dict[str, Any], words: str) -> None:
+    """Before an export of minutes, whoever would quantize: the stage, or the export in memory."""
+    with pytest.raises(UsageError, match=words):
+        plan_for(**values)
+
+
+def test_data_is_known_by_its_content(tmp_path: Path) -> None:
+    """A sample that changed, or one more, makes another result; another folder with the same samples does not."""
+    quantize = next(stage for stage in STAGES if stage.name == "quantize")
+
+    def options(name: str) -> dict[str, Any]:
+        return quantize.options(plan_for(precision="w8a8", calibration_data=str(tmp_path / name)))
+
+    for name in ("data", "copy"):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "0.npz", x=np.ones(2))
+    first = options("data")
+    assert first == options("copy")
+    np.savez(tmp_path / "data" / "0.npz", x=np.zeros(2))
+    second = options("data")
+    np.savez(tmp_path / "data" / "1.npz", x=np.ones(2))
+    assert 3 == len({json.dumps(found) for found in (first, second, options("data"))})
+
+
+def test_seed_counts_where_it_decides_the_ranges() -> None:
+    """Random values are those of the seed; without ranges there are none."""
+    quantize = next(stage for stage in STAGES if stage.name == "quantize")
+
+    def options(precision: str, seed: int) -> dict[str, Any]:
+        config = WinMLBuildConfig(quant=section(precision=precision))
+        return quantize.options(plan_build(config, ModelRequest("checkpoint", seed=seed)))
+
+    assert options("w8a8", 1) != options("w8a8", 2)
+    assert options("int8", 1) == options("int8", 2)
 
 
 def test_bits_of_earlier_configs_are_read_under_their_present_name() -> None:

@@ -51,7 +51,7 @@ def test_print_onnx_inspection_says_each_thing_on_its_line(tmp_path: Path) -> No
         "producer does not say",
         "inputs x float32[2, 4]",
         "outputs y float32[2, 8]",
-        "initializers 1, 32 values, 128 B: float32 32 (128 B)",
+        "initializers 1, 32 values, 128 B: float32 32 (128 B) · 32 bits a parameter",
         "nodes 1",
         "operators MatMul 1",
         "MACs 64",
@@ -65,10 +65,10 @@ def test_print_onnx_inspection_hierarchy_indents_modules_with_total_and_own(tmp_
     """Each module stands below its parent; what it holds itself follows what it holds in all."""
     lines = _print(_file(tmp_path), with_hierarchy=True)
     assert [
-        "module path nodes own parameters own size own MACs own",
-        "main 1 0 32 0 128 B 0 B 64 0",
-        "encoder encoder 1 0 32 0 128 B 0 B 64 0",
-        "layer.0 encoder.layer.0 1 1 32 32 128 B 128 B 64 64",
+        "module path nodes own parameters own size own bits own MACs own",
+        "main 1 0 32 0 128 B 0 B 32 – 64 0",
+        "encoder encoder 1 0 32 0 128 B 0 B 32 – 64 0",
+        "layer.0 encoder.layer.0 1 1 32 32 128 B 128 B 32 32 64 64",
     ] == lines[lines.index("") + 1 :]
 
 
@@ -76,7 +76,7 @@ def test_print_onnx_inspection_unknown_is_said_and_never_zero(tmp_path: Path) ->
     """A dimension without a size leaves the operations open."""
     lines = _print(_file(tmp_path, batch="batch"), with_hierarchy=True)
     assert "MACs unknown: a shape they depend on is not static, or an operator is foreign" in lines
-    assert lines[-1].endswith("128 B 128 B ? ?")
+    assert lines[-1].endswith("128 B 128 B 32 32 ? ?")
 
 
 def test_print_onnx_inspection_verbose_shows_everything(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_print_onnx_inspection_verbose_shows_everything(tmp_path: Path) -> None:
 def test_print_onnx_inspection_selector_lists_nodes(tmp_path: Path) -> None:
     """What a module's nodes read and make is shown with them; names with brackets stay whole."""
     lines = _print(_file(tmp_path, scope="/a[red]/b"), selector="**/b", with_hierarchy=True)
-    assert "b a[red].b 1 1 32 32 128 B 128 B 64 64" in lines
+    assert "b a[red].b 1 1 32 32 128 B 128 B 32 32 64 64" in lines
     assert "/a[red]/b/MatMul MatMul /main/a[red]/b x, w[0] y 64" == lines[-1]
 
 

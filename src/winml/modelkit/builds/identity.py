@@ -21,7 +21,7 @@ from winml.modelkit.load.checkpoints.hub import snapshot_folder
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, ModelSource, resolve_source
 
-__all__ = ["ModelIdentity", "identify_model", "identify_onnx"]
+__all__ = ["ModelIdentity", "file_digests", "identify_model", "identify_onnx"]
 
 _READ_SUFFIXES = (".json", ".txt")
 """Config, tokenizer and processor files, by which class, sizes and inputs are decided."""
@@ -85,7 +85,7 @@ def identify_model(request: ModelRequest) -> ModelIdentity:
     named = {"hub_id": source.name, "commit": folder.name} if source.kind == "hub" else {}
     files = tuple(_files_read(source, folder, request))
     return ModelIdentity(
-        lambda: {**named, "files": _file_digests(files)},
+        lambda: {**named, "files": file_digests(files)},
         is_repeatable=True,
         places=(folder,),
         companions=companion_files(folder),
@@ -100,10 +100,15 @@ def identify_onnx(path: Path) -> ModelIdentity:
         InputError: it is no ONNX file, or a data file is missing or cannot be read.
     """
     files = (path, *external_files(path))
-    return ModelIdentity(lambda: {"files": _file_digests(files)}, is_repeatable=True, places=files)
+    return ModelIdentity(lambda: {"files": file_digests(files)}, is_repeatable=True, places=files)
 
 
-def _file_digests(files: Iterable[Path]) -> dict[str, str]:
+def file_digests(files: Iterable[Path]) -> dict[str, str]:
+    """Return the SHA-256 of the content of files, by their names.
+
+    Raises:
+        InputError: one cannot be read.
+    """
     digests = {}
     for path in files:
         try:

@@ -14,9 +14,11 @@ from typing import Any, NoReturn
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
 from winml.modelkit.builds.quantization import quantize_options
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
+from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.quantize.options import QuantizeOptions
 
 __all__ = ["BuildPlan", "is_onnx_path", "plan_build", "refuse_sizes", "request_record"]
 
@@ -67,14 +69,15 @@ def plan_build(
 
     Raises:
         ModelPathError: an ONNX file that does not exist.
-        UsageError: an option of a PyTorch model beside an ONNX file, or a precision that its mode does not lead to.
+        UsageError: an option of a PyTorch model beside an ONNX file, a precision that its mode does not lead to, an
+            option of quantization that its mode does not read, or calibration data that is not there.
         ConfigError: the config must hold everything (``auto`` false) and does not, or lacks the export section that the
             model needs.
     """
     sections_off = dict(switched_off or {})
     config = config.model_copy(update={"loader": loader_section(request), **dict.fromkeys(sections_off)})
     if config.quant is not None:
-        list(quantize_options(config.quant).requested_modes())
+        _refuse_quantization(quantize_options(config.quant))
     if is_onnx_path(request.model):
         path = named_path(request.model.strip())
         if not path.is_file():
@@ -101,6 +104,16 @@ def plan_build(
     if not verify:
         config = config.model_copy(update={"export": config.export.model_copy(update={"verify": False})})
     return BuildPlan(config, request, None, sections_off, skip_pre_normalization, verify, with_companions)
+
+
+def _refuse_quantization(options: QuantizeOptions) -> None:
+    """Refuse what no quantization could be done with, before the export that it would follow.
+
+    Raises:
+        UsageError: names the option.
+    """
+    options.refuse_contradictions()
+    refuse_missing_files(options.calibration_data)
 
 
 def request_record(request: ModelRequest) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from winml.modelkit.builds.identity import file_digests
 from winml.modelkit.builds.plan import BuildPlan, request_record
 from winml.modelkit.builds.quantization import auto_words, idle_quantization, quantize_options
 from winml.modelkit.export.config import WinMLExportConfig
@@ -26,6 +27,7 @@ from winml.modelkit.file_names import (
     part_path,
     sidecar_path,
 )
+from winml.modelkit.flows.quantize.calibration_files import npz_files
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.results.build_manifest import StageName, StageRecord
 from winml.modelkit.version import __version__
@@ -256,14 +258,24 @@ def _optimized_words(result: OptimizedFile) -> str:
 
 
 def _quantization_record(options: QuantizeOptions) -> dict[str, Any]:
-    """Return what decides the result of a quantization as JSON values; of rules, the order decides."""
+    """Return what decides the result of a quantization as JSON values; of rules the order decides, of data the content.
+
+    Raises:
+        InputError: data cannot be read.
+    """
     record = options.model_dump(mode="json", exclude_none=True)
-    return {**record, "per_module": [list(rule) for rule in options.per_module.items()]}
+    record["per_module"] = [list(rule) for rule in options.per_module.items()]
+    if options.calibration_data is not None:
+        record["calibration_data"] = file_digests(npz_files(Path(options.calibration_data)))
+    return record
 
 
 def _quantize_options(plan: BuildPlan) -> dict[str, Any]:
     assert plan.config.quant is not None  # skipped otherwise
-    return {"quant": _quantization_record(quantize_options(plan.config.quant)), "verify": plan.verify}
+    options = quantize_options(plan.config.quant)
+    is_drawn = options.needs_ranges and options.calibration_data is None
+    seed = {"seed": plan.request.seed} if is_drawn else {}  # decides the values that ranges are found with
+    return {"quant": _quantization_record(options), "verify": plan.verify, **seed}
 
 
 def _idle_quantization(config: WinMLBuildConfig) -> str:

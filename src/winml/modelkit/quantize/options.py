@@ -5,7 +5,7 @@ Imports nothing heavy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 import pydantic
@@ -22,7 +22,7 @@ from winml.modelkit.quantize.precisions import (
     mode_for,
 )
 
-__all__ = ["Algorithm", "QuantizeOptions"]
+__all__ = ["Algorithm", "BlockSize", "QuantizeOptions"]
 
 Algorithm = Literal["rtn", "hqq", "k_quant"]
 BlockSize = Literal[16, 32, 64, 128, 256]
@@ -49,8 +49,9 @@ class QuantizeOptions(Options):
     block_size: BlockSize | None = None
     """Weight-only: values of a weight that share a scale. Null: 32 in 4 bits, 64 in 8 bits."""
     algorithm: Algorithm = "rtn"
-    """Weight-only: how scales are found. `rtn` rounds to the nearest step; `hqq` (4 bits) and `k_quant` search for
-    better ones, which takes 5 to 20 times as long."""
+    """Weight-only: how scales are found. `rtn` rounds to the nearest step; `hqq` and `k_quant` search for better ones,
+    which takes 5 to 20 times as long. With `hqq`, tables that rows are looked up in and weights in 8 bits are rounded:
+    their kernels take no zero point between the steps."""
     calibration_data: Annotated[str, pydantic.Field(min_length=1)] | None = None
     """Where the ranges of activations come from, for `qdq`: an `.npz` file or a folder of them, one array per input of
     the graph, or a text file for the tokenizer beside the model. Null: random values."""
@@ -59,18 +60,13 @@ class QuantizeOptions(Options):
     method: CalibrationMethod | None = None
     """How a range is made of the values seen: `minmax`, `entropy` or `percentile`. Null: `minmax`."""
 
-    min_sqnr_db: float | None = None
+    min_sqnr_db: Annotated[float, pydantic.Field(allow_inf_nan=False)] | None = None
     """Signal-to-quantization-noise ratio in decibels that every output has to reach. Null: that of the precision."""
 
     @property
     def base(self) -> Precision:
         """The precision of every module that nothing else is said of."""
         return PRECISIONS[self.precision or "int8"]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no bit is asked for."""
-        return self.precision is None and not self.per_module
 
     def requested_modes(self) -> Iterator[tuple[Precision, Mode]]:
         """Yield each precision that is asked for with the way to it, each once.
@@ -92,24 +88,42 @@ class QuantizeOptions(Options):
         return any(MODES[mode].needs_ranges for _, mode in self.requested_modes())
 
     def refuse_contradictions(self) -> None:
-        """Refuse options that go with none of the modes in use.
+        """Refuse options that go with none of the modes in use, or not with each other.
 
         Raises:
-            UsageError: an option of the calibration where nothing is calibrated, or a zero point for each channel.
+            UsageError: an option that no mode in use reads, a zero point for each channel, or an algorithm that cannot
+                do what is asked of it.
         """
-        modes = [mode for _, mode in self.requested_modes()]
-        given = {"--calibration-data": self.calibration_data, "--samples": self.samples, "--method": self.method}
-        for option, value in given.items():
-            if value is not None and not self.needs_ranges:
-                raise UsageError(
-                    f"{option} {value}: {', '.join(modes)} needs no calibration",
-                    hint="Give --mode qdq, or leave it out.",
-                )
+        requested = list(self.requested_modes())
+        modes = list(dict.fromkeys(mode for _, mode in requested))
+        if not modes:
+            return  # nothing is quantized, which the caller says
+        self._refuse_unread(modes)
         if self.symmetric is False and self.per_channel is not False and "qdq" in modes:
             raise UsageError(
                 "--asymmetric: integer kernels take one zero point for a weight, and qdq gives each channel a scale",
                 hint="Give --per-tensor with it, or leave it out.",
             )
+        if self.symmetric and self.algorithm != "rtn" and "dynamic" not in modes and "qdq" not in modes:
+            raise UsageError(
+                f"--symmetric: --algorithm {self.algorithm} finds a zero point for each block",
+                hint="Give --algorithm rtn with it, or leave it out.",
+            )
+        if self.algorithm == "hqq" and all(way.weight_bits != 4 for way, mode in requested if mode == "weight-only"):
+            raise UsageError(
+                "--algorithm hqq: ONNX Runtime has a form of it for weights in 4 bits only",
+                hint="Give --algorithm k_quant, or --precision int4.",
+            )
+
+    def _refuse_unread(self, modes: Sequence[Mode]) -> None:
+        for name in dict.fromkeys(name for rules in MODES.values() for name in sorted(rules.options)):
+            value = getattr(self, name)
+            readers = [mode for mode, rules in MODES.items() if name in rules.options]
+            if value != type(self).model_fields[name].default and not set(readers) & set(modes):
+                raise UsageError(
+                    f"{_words_of(name, value)} has no meaning for {' and '.join(modes)}",
+                    hint=f"Give --mode {' or '.join(readers)}, or leave it out.",
+                )
 
     def mode_of(self, precision: Precision) -> Mode | None:
         """Return the way to a precision; None for float32.
@@ -120,3 +134,11 @@ class QuantizeOptions(Options):
         # The mode is the way to the base precision; to those of single modules, where it leads there as well.
         wish = self.mode if precision == self.base or self.mode in precision.modes else None
         return mode_for(precision, wish)
+
+
+def _words_of(name: str, value: object) -> str:
+    """Return an option as it is given to the command."""
+    switches = {"per_channel": ("--per-tensor", "--per-channel"), "symmetric": ("--asymmetric", "--symmetric")}
+    if name in switches:
+        return switches[name][bool(value)]
+    return f"--{name.replace('_', '-')} {value}"

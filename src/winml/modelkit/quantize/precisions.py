@@ -58,6 +58,8 @@ class ModeRules:
     """Oldest version of ONNX's operators that has those it makes."""
     needs_ranges: bool = False
     """Whether the ranges of activations have to be known."""
+    options: frozenset[str] = frozenset()
+    """Fields of the options that it reads, of those that only some ways read."""
     is_by_tensor: bool = False
     """Whether it reads one weight at a time while the result is written, and knows no other values."""
     changes_every_node: bool = False
@@ -80,6 +82,7 @@ MODES: Mapping[Mode, ModeRules] = {
         "weights in 8 bits, activations in 8 bits by the range each run finds; needs no data",
         frozenset({"MatMul", "Gemm", "Gather"}),
         least_opset=13,
+        options=frozenset({"per_channel", "symmetric"}),
         float_types=frozenset({"FLOAT"}),  # DynamicQuantizeLinear takes no other
         channel_ranks={"MatMul": (2,)},  # MatMulInteger takes the zero points of columns, not of matrices
         fixed_attributes={"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0}},  # a product and a bias
@@ -90,11 +93,13 @@ MODES: Mapping[Mode, ModeRules] = {
         least_opset=13,
         needs_ranges=True,
         float_types=frozenset({"FLOAT"}),  # what its integers are turned back into
+        options=frozenset({"per_channel", "symmetric", "calibration_data", "samples", "method"}),
     ),
     "weight-only": ModeRules(
         "weights in 4 or 8 bits by blocks, activations stay float (MatMulNBits)",
         frozenset({"MatMul", "Gemm", "Gather"}),
         least_opset=13,
+        options=frozenset({"symmetric", "block_size", "algorithm"}),
         is_by_tensor=True,
     ),
     "float": ModeRules(

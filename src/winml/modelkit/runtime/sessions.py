@@ -29,6 +29,7 @@ __all__ = [
     "SEVERITY_FATAL",
     "PreparedRun",
     "Session",
+    "failed_node",
     "onnxruntime_version",
     "ort_reason",
     "run_onnx",
@@ -336,6 +337,15 @@ def _node_words(found: re.Match[str]) -> str:
     operator, name, reason = found.groups()
     return f"node {name or 'without a name'} ({operator}): {reason}"
 
+
+def failed_node(reason: str) -> str:
+    """Return the name of the node that a reason of :func:`ort_reason` begins with, or an empty string."""
+    found = _FAILED_NODE.search(reason)
+    return found[1] if found is not None else ""
+
+
+_FAILED_NODE = re.compile(r"\bnode (?!without a name )(.+?) \(\w+\): ")
+"""How :func:`_node_words` names the node."""
 
 _NODE_FAILED = re.compile(
     r"(?:Error in execution: )?Non-zero status code returned while running (\w+) node\. Name:'(.*?)' "

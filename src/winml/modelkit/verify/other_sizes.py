@@ -48,8 +48,6 @@ _LARGER_SHARE = 8
 _SIMPLE = (bool, int, float, str, tuple, type(None), torch.Tensor)
 _SHOWN_OUTPUTS = 4
 """Outputs named in a message; more would bury the rest of it."""
-_FAILED_NODE = re.compile(r"Name:'([^']*)'")
-"""How ONNX Runtime names the node that failed."""
 _PLACE_IN_SOURCE = re.compile(r"/onnxruntime_src/\S+ .*?\) (?=\S)")
 """File, line and signature of the C++ function that failed."""
 
@@ -333,14 +331,14 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
 
 def _module_of_failure(model: ir.Model, reason: str) -> str:
     """Return the module of the node ONNX Runtime names in its reason, or an empty string."""
-    failed = _FAILED_NODE.search(reason)
-    if failed is None:
-        return ""
-    for node in all_nodes(model):
-        if node.name == failed[1]:
+    from winml.modelkit.runtime.sessions import failed_node  # loads ONNX Runtime
+
+    failed = failed_node(reason)
+    for node in all_nodes(model) if failed else ():
+        if node.name == failed:
             tag = read_tag(node)
             return f"{tag.module or '(the root)'} ({node.name})" if tag else node.name or ""
-    return failed[1]
+    return failed
 
 
 def compare_at_other_sizes(

@@ -170,6 +170,20 @@ def test_load_by_reference_leaves_large_weights_in_the_file(tmp_path: Path) -> N
     assert np.array_equal(tensor.numpy(), -WEIGHTS["large"])
 
 
+def test_load_by_reference_reads_weights_whose_place_is_written_out(tmp_path: Path) -> None:
+    """ONNX Runtime's quantizers write that values lie inside, which goes without saying."""
+    path = save_weights(tmp_path)
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        assert tensor.HasField("data_location")
+    path.write_bytes(model.SerializeToString())
+
+    tensor = load_by_reference(path).graph.initializers["large"].const_value
+    assert isinstance(tensor, StoredTensor)
+    assert np.array_equal(tensor.numpy(), WEIGHTS["large"])
+
+
 def test_load_by_reference_of_a_weight_that_is_too_long_names_it(tmp_path: Path) -> None:
     """A shape that does not go with the bytes is found while reading, not where the values are used."""
     path = save_weights(tmp_path)

@@ -30,7 +30,7 @@ from winml.modelkit.cli._options import (
 )
 from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
-from winml.modelkit.cli.verbs._quantize_options import filled_section, quantize_options, refuse_flags_without_stage
+from winml.modelkit.cli.verbs._quantize_options import filled_section, quantization_options, refuse_flags_without_stage
 from winml.modelkit.errors import UsageError, told_as
 from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.quantize.precisions import PRECISIONS
@@ -56,7 +56,6 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 """Option that leaves a stage out → section of the config."""
 
 
-@quantize_options(after="precision")
 @click.command(name="build", cls=WinMLCommand, epilog=EPILOG)
 @model_option(
     required=False,
@@ -70,12 +69,7 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 @click.option("--quant/--no-quant", default=True, help="Quantize where a precision is asked for, or not.")
 @click.option("--compile/--no-compile", default=True, hidden=True, help="Whether the section compile counts.")
 @click.option("--level", type=click.Choice(LEVELS), help="How much the optimizer does; winml optimize --list.")
-@click.option(
-    "-p",
-    "--precision",
-    type=click.Choice([*PRECISIONS, "auto"]),
-    help="Bits of the result; auto: by the device in the config.  [default: as the model has them]",
-)
+@quantization_options([*PRECISIONS, "auto"], unset="as the model has them", auto="; auto: by the device in the config")
 @click.option("--ep", metavar="NAME", help="Execution provider the model is for, such as qnn.")
 @click.option(
     "--dynamo/--no-dynamo",

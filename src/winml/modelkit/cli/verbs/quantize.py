@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,9 +15,10 @@ from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_optio
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import silence_library_warnings, tell
+from winml.modelkit.cli.verbs._quantize_options import given_values, quantization_options
 from winml.modelkit.cli.verbs._sensitivity import check_sensitivity, sensitivity_options, show_sensitivity
 from winml.modelkit.errors import UsageError
-from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, CalibrationMethod
+from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import QuantSection
@@ -36,58 +37,15 @@ Examples:
   winml quantize -m model.onnx --sensitivity --target sqnr_db=30 --exclude-list rules.json
 """
 
-_CHOICES = [name for name in PRECISIONS if name != FLOAT32]
-
 
 @click.command(name="quantize", cls=WinMLCommand, epilog=EPILOG)
 @click.option("-m", "--model", type=NonEmptyPath(), required=True, help="ONNX file; it stays as it is.")
 @click.option("-o", "--output", type=NonEmptyPath(), help="File to write.")
-@click.option("-p", "--precision", type=click.Choice(_CHOICES), help="Bits of what is quantized.  [default: int8]")
-@click.option(
-    "--mode",
-    type=click.Choice(list(MODES)),
-    help="How; the usual one of the precision where left out. "
-    f"{'; '.join(f'{name}: {rules.words}' for name, rules in MODES.items())}.",
+@quantization_options(
+    [name for name in PRECISIONS if name != FLOAT32],
+    unset="int8",
+    more_of_samples=" With --sensitivity, sets of random values to run.  [default: 4]",
 )
-@click.option(
-    "--exclude", metavar="SELECTOR", multiple=True, help="Modules that stay as they are, and those below them."
-)
-@click.option("--include", metavar="SELECTOR", multiple=True, help="The only modules that change, with all below them.")
-@click.option(
-    "--per-module",
-    metavar="JSON",
-    help='Precision by selector, such as {"BertPooler": "fp32"}; the first that matches wins; a file or text.',
-)
-@click.option("--per-channel/--per-tensor", default=None, help="A scale for each output channel, or one for a weight.")
-@click.option(
-    "--block-size",
-    type=click.Choice(["16", "32", "64", "128", "256"]),
-    help="Weight-only: values of a weight that share a scale.  [default: 32 in 4 bits, 64 in 8 bits]",
-)
-@click.option(
-    "--algorithm",
-    type=click.Choice(["rtn", "hqq", "k_quant"]),
-    help="Weight-only: how scales are found: round to nearest, or searched for, which takes longer.  [default: rtn]",
-)
-@click.option("--symmetric/--asymmetric", default=None, help="Weights without a zero point, or with one.")
-@click.option(
-    "--calibration-data",
-    metavar="PATH",
-    help="What qdq finds the ranges of activations with: an .npz file or a folder of them, one array per input and one "
-    "file a sample; or texts for the tokenizer beside the model: .txt, .csv, .jsonl. Else random values.",
-)
-@click.option(
-    "--samples",
-    type=click.IntRange(min=1),
-    help="Samples to find ranges with.  [default: at most 128; 16 random ones] "
-    "With --sensitivity, sets of random values to run.  [default: 4]",
-)
-@click.option(
-    "--method",
-    type=click.Choice(list(get_args(CalibrationMethod))),
-    help="How a range is made of the values seen: all of them, or without those that are rare.  [default: minmax]",
-)
-@click.option("--min-sqnr", "min_sqnr_db", type=float, metavar="DB", help="Ratio in dB every output has to reach.")
 @config_option("A build config, or its quant section; options win over it.")
 @click.option(
     "--external-data/--no-external-data",
@@ -129,16 +87,12 @@ def _quantize_options(options: dict[str, Any]) -> QuantizeOptions:
         UsageError: a precision cannot be reached with the mode.
         ConfigError: the config or the rules are wrong.
     """
-    from winml.modelkit.options import parse_options, read_json
+    from winml.modelkit.options import parse_options
     from winml.modelkit.quantize.options import QuantizeOptions
 
-    given = {name: options[name] for name in QuantizeOptions.model_fields if options.get(name) not in (None, ())}
-    if "block_size" in given:
-        given["block_size"] = int(given["block_size"])
+    given = given_values(options)
     if options["sensitivity"]:
         given.pop("samples", None)  # how many sets of values are run, there
-    if "per_module" in given:
-        given["per_module"], _ = read_json(options["per_module"], "--per-module")
     quant = read_build_config(options["config"], section="quant").quant if options["config"] is not None else None
     section = _options_of_section(quant).model_dump(mode="json", exclude_none=True) if quant is not None else {}
     requested = parse_options(QuantizeOptions, {**section, **given}, "options")
@@ -156,9 +110,11 @@ def _options_of_section(section: QuantSection) -> QuantizeOptions:
 
 def _refuse_early(requested: QuantizeOptions, options: dict[str, Any]) -> None:
     """Refuse what paths show to be wrong, before a model library is imported."""
+    from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
+
     check_sensitivity(options)
     sizes_by_name({**options, "batch_size": None})
-    _refuse_missing_data(requested)
+    refuse_missing_files(requested.calibration_data)
     if options["sensitivity"]:
         return
     from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs
@@ -170,15 +126,6 @@ def _refuse_early(requested: QuantizeOptions, options: dict[str, Any]) -> None:
     refuse_existing([paths.model], overwrite=options["overwrite"])
     if not model.is_file():
         raise UsageError(f"{model}: no such file", hint="Give the path of an ONNX file.")
-
-
-def _refuse_missing_data(requested: QuantizeOptions) -> None:
-    data = requested.calibration_data
-    if data is not None and not Path(data).exists():
-        raise UsageError(
-            f"--calibration-data {data}: no such file or folder",
-            hint="Give an .npz file, a folder of them, or texts in a .txt, .csv or .jsonl file.",
-        )
 
 
 def _quantize_file(requested: QuantizeOptions, options: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.flows.quantize.calibration_files import FORMS, TEXT_SUFFIXES, npz_files, refuse_missing_files
 from winml.modelkit.quantize.calibration import Ranges, measure_ranges
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import CalibrationMethod
@@ -37,7 +38,6 @@ LONGEST_TEXT = 512
 """Tokens of a text that are read, where neither the graph nor the tokenizer says. Chosen: what most encoders take."""
 
 _OPTION = "--calibration-data"
-_TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
 _TEXT_COLUMNS = ("text", "sentence", "content", "question")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 """A tokenizer has at least one of them."""
@@ -68,7 +68,7 @@ class Calibration:
             return self.samples or RANDOM_SAMPLES
         there = _count_samples(self.data)
         if not there:
-            raise UsageError(f"{_OPTION} {self.data}: holds no sample", hint=_FORMS)
+            raise UsageError(f"{_OPTION} {self.data}: holds no sample", hint=FORMS)
         if self.samples is not None and there < self.samples:
             raise UsageError(
                 f"{_OPTION} {self.data}: holds {there} samples, and --samples asks for {self.samples}",
@@ -124,10 +124,10 @@ class Calibration:
     def _all_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
         if self.data is None:
             yield from self._random_samples(inputs)
-        elif self.data.suffix in _TEXT_SUFFIXES:
+        elif self.data.suffix in TEXT_SUFFIXES:
             yield from _tokenized(self.data, self.model_folder, inputs)
         else:
-            for path in _npz_files(self.data):
+            for path in npz_files(self.data):
                 yield load_feeds(path, inputs, _OPTION)
 
     def _random_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
@@ -155,28 +155,14 @@ def refuse_missing_data(calibration: Calibration) -> None:
         UsageError: there is none, it has a form that is not read, or there are fewer samples than asked for.
         InputError: a file is damaged.
     """
-    data = calibration.data
-    if data is not None and not data.exists():
-        raise UsageError(f"{_OPTION} {data}: no such file or folder", hint=_FORMS)
-    if data is not None and data.is_file() and data.suffix not in (".npz", *_TEXT_SUFFIXES):
-        raise UsageError(f"{_OPTION} {data}: a {data.suffix or 'nameless'} file is not read", hint=_FORMS)
+    refuse_missing_files(calibration.data)
     assert calibration.count  # raises where there are too few
 
 
-_FORMS = (
-    "Give an .npz file or a folder of them (numpy.savez, one array per input of the graph, one file a sample), or a "
-    "text: .txt (one a line), .csv or .jsonl with a column text, for the tokenizer beside the model."
-)
-
-
-def _npz_files(data: Path) -> list[Path]:
-    return sorted(data.glob("*.npz")) if data.is_dir() else [data]
-
-
 def _count_samples(data: Path) -> int:
-    if data.suffix in _TEXT_SUFFIXES:
+    if data.suffix in TEXT_SUFFIXES:
         return sum(1 for _ in _texts(data))
-    return len(_npz_files(data))
+    return len(npz_files(data))
 
 
 def _texts(path: Path) -> Iterator[str]:
@@ -196,7 +182,7 @@ def _texts(path: Path) -> Iterator[str]:
                 rows = (_text_of(json.loads(line), path) for line in file if line.strip())
             yield from (text for text in rows if text)
     except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{_OPTION} {path}: cannot be read as text: {error}", hint=_FORMS) from error
+        raise InputError(f"{_OPTION} {path}: cannot be read as text: {error}", hint=FORMS) from error
 
 
 def _text_of(row: Any, path: Path) -> str:

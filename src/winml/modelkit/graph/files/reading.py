@@ -186,6 +186,7 @@ def _without_values(
     fields = _fields_of(message)
     is_tensor = message is onnx.TensorProto.DESCRIPTOR
     pieces = []
+    replacements = []
     copied = start
     for number, wire_type, at, value, stop in walk_fields(data, start, end):
         if stop > end:
@@ -195,7 +196,8 @@ def _without_values(
             continue
         if is_tensor and field.name in _DATA_FIELDS:
             if (replaced := replace(role, field.name, slice(value, stop))) is not None:
-                pieces += [data[copied:at], replaced]
+                pieces.append(data[copied:at])
+                replacements.append(replaced)
                 copied = stop
         elif wire_type == _LENGTH_DELIMITED and field.message_type is not None and stop - value >= KEPT_BYTES:
             inner = _without_values(data, slice(value, stop), field.message_type, replace, field.name, depth + 1)
@@ -206,8 +208,8 @@ def _without_values(
                 inner,
             ]
             copied = stop
-    pieces.append(data[copied:end])
-    return b"".join(pieces)
+    # At the end: of a field that stands there several times the last counts, and some tools write data_location.
+    return b"".join((*pieces, data[copied:end], *replacements))
 
 
 @functools.cache

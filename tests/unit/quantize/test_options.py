@@ -1,0 +1,64 @@
+"""Options of quantization that nothing reads, or that cannot be done together, are refused and never ignored."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.precisions import MODES
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"block_size": 32}, "--block-size 32 has no meaning for dynamic"),
+        ({"algorithm": "hqq"}, "--algorithm hqq has no meaning for dynamic"),
+        ({"samples": 4}, "--samples 4 has no meaning for dynamic"),
+        ({"precision": "w8a8", "block_size": 32}, "--block-size 32 has no meaning for qdq"),
+        ({"precision": "int4", "per_channel": False}, "--per-tensor has no meaning for weight-only"),
+        ({"precision": "int4", "per_channel": True}, "--per-channel has no meaning for weight-only"),
+        ({"precision": "fp16", "symmetric": False}, "--asymmetric has no meaning for float"),
+        ({"precision": "fp16", "method": "entropy"}, "--method entropy has no meaning for float"),
+        ({"precision": "int4", "algorithm": "k_quant", "symmetric": True}, "--algorithm k_quant finds a zero point"),
+        ({"precision": "int8", "mode": "weight-only", "algorithm": "hqq"}, "for weights in 4 bits only"),
+    ],
+)
+def test_option_that_would_be_ignored_is_refused(given: dict[str, Any], words: str) -> None:
+    """With the option, its value and the mode."""
+    with pytest.raises(UsageError, match=words) as caught:
+        QuantizeOptions(**given).refuse_contradictions()
+    assert caught.value.hint.startswith("Give --")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"precision": "int8", "per_channel": False, "symmetric": True},
+        {"precision": "int4", "block_size": 16, "algorithm": "hqq"},
+        {"precision": "int4", "per_module": {"a": "int8"}, "per_channel": False, "block_size": 16},
+        {"precision": "int4", "algorithm": "rtn", "symmetric": False},
+        {"precision": "w8a8", "samples": 4, "method": "percentile"},
+        {"precision": "fp32", "block_size": 16},
+    ],
+)
+def test_option_that_one_of_the_modes_reads_is_taken(given: dict[str, Any]) -> None:
+    """Also where the rest of the modules has another mode, and where nothing is quantized."""
+    QuantizeOptions(**given).refuse_contradictions()
+
+
+def test_options_of_modes_are_fields() -> None:
+    """A mode declares no option that is not there, and each that only some modes read."""
+    declared = {name for rules in MODES.values() for name in rules.options}
+    always = {"precision", "mode", "exclude", "include", "per_module", "min_sqnr_db"}
+    assert declared == QuantizeOptions.model_fields.keys() - always
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_threshold_is_a_number(value: float) -> None:
+    """No ratio is below what is no number, so that every result would pass, or none."""
+    with pytest.raises(ConfigError, match="min_sqnr_db"):
+        QuantizeOptions(min_sqnr_db=value)
