@@ -257,7 +257,7 @@ class _Rewriting:
     def _initializer(self, name: str, array: Array) -> ir.Value:
         return self._registered(ir.Tensor(array, name=self._new_name(name)))
 
-    def _registered(self, tensor: ir.Tensor | ir.LazyTensor) -> ir.Value:
+    def _registered(self, tensor: ir.TensorProtocol) -> ir.Value:
         shape = ir.Shape(tensor.shape.numpy())
         value = ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
         self._graph.register_initializer(value)
@@ -294,7 +294,7 @@ def _before_pair(value: ir.Value) -> ir.Value | None:
     return quantize.inputs[0] if quantize is not None and quantize.op_type == "QuantizeLinear" else None
 
 
-def _read_form(value: ir.Value, readers: frozenset[str] | None) -> tuple[ir.Value, list[_Usage]]:
+def _read_form(value: ir.Value, readers: frozenset[str] | None) -> tuple[ir.Value, Sequence[_Usage]]:
     """Return the form in which the named nodes read a value, and their uses of it.
 
     That is what a group before this one made of it, where it quantized the value for all that reads it. Then the pair
