@@ -265,7 +265,7 @@ class _Rewriting:
         return name
 
 
-def _registered(graph: ir.Graph, tensor: ir.Tensor | ir.LazyTensor) -> ir.Value:
+def _registered(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
     shape = ir.Shape(tensor.shape.numpy())
     value = ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
     graph.register_initializer(value)
@@ -295,7 +295,7 @@ def _before_pair(value: ir.Value) -> ir.Value | None:
     return quantize.inputs[0] if quantize is not None and quantize.op_type == "QuantizeLinear" else None
 
 
-def _read_form(value: ir.Value, names: frozenset[str] | None) -> tuple[ir.Value, list[_Usage]]:
+def _read_form(value: ir.Value, names: frozenset[str] | None) -> tuple[ir.Value, Sequence[_Usage]]:
     """Return the form in which the named nodes read a value, and their uses of it.
 
     That is what a group before this one made of it, where it quantized the value for all that reads it. Then the pair
