@@ -215,7 +215,7 @@ class _Rewriting:
         assert weight.const_value is not None  # it is an initializer
         name = self._new_name(f"{weight.name}_quantized")
         return (
-            self._registered(quantized_tensor(weight.const_value, integers, name)),
+            _registered(self._graph, quantized_tensor(weight.const_value, integers, name)),
             self._initializer(f"{weight.name}_scale", integers.scales),
             self._initializer(f"{weight.name}_zero_point", integers.zero_points),
         )
@@ -255,13 +255,7 @@ class _Rewriting:
         node.metadata_props[QUANTIZATION_KEY] = json.dumps({"precision": self._task.precision.name, "kind": kind})
 
     def _initializer(self, name: str, array: Array) -> ir.Value:
-        return self._registered(ir.Tensor(array, name=self._new_name(name)))
-
-    def _registered(self, tensor: ir.TensorProtocol) -> ir.Value:
-        shape = ir.Shape(tensor.shape.numpy())
-        value = ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
-        self._graph.register_initializer(value)
-        return value
+        return _registered(self._graph, ir.Tensor(array, name=self._new_name(name)))
 
     def _new_name(self, wish: str) -> str:
         name, number = wish, 1
@@ -269,6 +263,13 @@ class _Rewriting:
             name, number = f"{wish}_{number}", number + 1
         self._names.add(name)
         return name
+
+
+def _registered(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+    shape = ir.Shape(tensor.shape.numpy())
+    value = ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
+    graph.register_initializer(value)
+    return value
 
 
 def _measured_name(value: ir.Value | None, scales: Container[str | None]) -> str:
@@ -294,20 +295,20 @@ def _before_pair(value: ir.Value) -> ir.Value | None:
     return quantize.inputs[0] if quantize is not None and quantize.op_type == "QuantizeLinear" else None
 
 
-def _read_form(value: ir.Value, readers: frozenset[str] | None) -> tuple[ir.Value, Sequence[_Usage]]:
+def _read_form(value: ir.Value, names: frozenset[str] | None) -> tuple[ir.Value, Sequence[_Usage]]:
     """Return the form in which the named nodes read a value, and their uses of it.
 
     That is what a group before this one made of it, where it quantized the value for all that reads it. Then the pair
     of this group goes behind the other: the maker keeps its integer kernel.
     """
-    if readers is None:
+    if names is None:
         return value, list(value.uses())
     forms = [value]
     for quantize, _ in value.uses():
         if quantize.op_type == "QuantizeLinear":
             forms += [use.node.outputs[0] for use in quantize.outputs[0].uses()]
     for form in forms:
-        if uses := [use for use in form.uses() if use.node.name in readers]:
+        if uses := [use for use in form.uses() if use.node.name in names]:
             return form, uses
     return value, []
 
