@@ -227,6 +227,18 @@ def test_retag_output_that_cannot_be_is_refused(output: str, words: str, place: 
     assert before == place.files()
 
 
+@pytest.mark.parametrize("holder", ["before.onnx", "after.onnx"])
+def test_retag_output_never_replaces_weights(holder: str, place: Workplace) -> None:
+    """A file of weights may be called like a model; whatever may be overwritten, it stays."""
+    model = ir.load(place.folder / holder)
+    ir.save(model, place.folder / holder, external_data="weights.onnx", size_threshold_bytes=0)
+    files = place.files()
+    outcome = place.winml("retag", "before.onnx", "after.onnx", "-o", "weights.onnx", "--overwrite")
+    assert 2 == outcome.code
+    assert "is the input weights.onnx" in outcome.err
+    assert files == place.files()
+
+
 def test_retag_imports_no_torch(place: Workplace) -> None:
     """The verb works on files alone."""
     hidden = place.folder / "hidden"

@@ -48,7 +48,8 @@ def retag_model(
         overwrite: Replace a file that is there already; needed to write ``after`` itself.
 
     Raises:
-        UsageError: an output that exists, is ``before``, or does not end in ``.onnx``; or a path with no file.
+        UsageError: an output that exists, is ``before`` or data of either, or does not end in ``.onnx``; or a path with
+            no file.
         InputError: a file is no ONNX model, ``before`` bears no tags, ``after`` was not made from it, or its data is
             missing.
         WriteError: the output cannot be written.
@@ -59,6 +60,7 @@ def retag_model(
     original, _ = read_foreign(before)
     model, merged = read_foreign(after)
     data = external_files(after)
+    refuse_inputs([target], [*external_files(before), *data])
     shares_data = target.absolute().parent.resolve() == after.absolute().parent.resolve()
     report = carry_tags(original, model)
     _refuse_unrelated(before, after, report)
