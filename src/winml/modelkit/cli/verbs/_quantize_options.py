@@ -51,7 +51,9 @@ def _declared_options(
             help=f"Bits of what is quantized{auto}.  [default: {unset}]",
         ),
         click.option(
-            "--mode", type=click.Choice(list(MODES)), help=f"How; the usual one of the precision where left out. {ways}."
+            "--mode",
+            type=click.Choice(list(MODES)),
+            help=f"How; the usual one of the precision where left out. {ways}.",
         ),
         click.option(
             "--exclude", metavar="SELECTOR", multiple=True, help="Modules that stay as they are, and those below them."
@@ -80,7 +82,9 @@ def _declared_options(
         ),
         click.option("--symmetric/--asymmetric", default=None, help="Weights without a zero point, or with one."),
         *_range_options(more_of_samples),
-        click.option("--min-sqnr", "min_sqnr_db", type=float, metavar="DB", help="Ratio in dB every output has to reach."),
+        click.option(
+            "--min-sqnr", "min_sqnr_db", type=float, metavar="DB", help="Ratio in dB every output has to reach."
+        ),
     )
 
 
