@@ -1,0 +1,89 @@
+"""What ONNX Runtime's quantizers do inside is what we build on: docs/decisions/0004-private-seams.md."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnxruntime.quantization.calibrate import HistogramCollector
+from onnxruntime.quantization.matmul_nbits_quantizer import (
+    DefaultWeightOnlyQuantConfig,
+    KQuantWeightOnlyQuantConfig,
+    MatMulNBitsQuantizer,
+)
+
+from graphs import parse
+from unit.quantize.qdq_graphs import tagged_graph
+from winml.modelkit.quantize.calibration import BINS, PERCENTILE, QUANTIZED_BINS, measure_ranges
+from winml.modelkit.quantize.dynamic_engine import quantize_dynamically
+from winml.modelkit.quantize.engine_task import EngineTask
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.weight_only.block_quantizers import BlockForm, quantize_blocks
+
+PRODUCT = "g (float[2, 40] x) => (float[2, 64] y) <float[40, 64] w_large = {0}> { y = MatMul (x, w_large) }"
+
+
+def test_shapes_that_are_said_to_be_inferred_are_not_inferred_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quantizer would write the model to a folder of temporary files."""
+    model = parse(PRODUCT)
+    model.graph[0].name = "product"
+    made: list[Any] = []
+    original = tempfile.TemporaryDirectory.__init__
+
+    def counted(self: Any, *arguments: Any, **keywords: Any) -> None:
+        made.append(keywords)
+        original(self, *arguments, **keywords)
+
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "__init__", counted)
+    options = QuantizeOptions(precision="int8")
+    quantized = quantize_dynamically(model, EngineTask(frozenset({"product"}), options.base, options))
+    assert "MatMulInteger" in {node.op_type for node in quantized.graph}
+    assert [] == made
+    assert "onnx.infer" not in quantized.metadata_props
+
+
+@pytest.mark.parametrize("method", ["entropy", "percentile"])
+def test_ranges_of_histograms_are_those_of_onnxruntime(method: Any) -> None:
+    """Its collector makes the same of the values themselves as of our counts of them."""
+    values = np.random.default_rng(0).standard_normal((400, 4)).astype(np.float32)
+    model = tagged_graph("m (float[N, 4] x) => (float[N, 4] y) { y = MatMul (x, w1) }", ("/M/Up",), {"w1": (4, 4)})
+    collector = HistogramCollector(method, True, BINS[method], QUANTIZED_BINS, PERCENTILE, "same")
+    collector.collect({"x": [values]})
+    theirs = collector.compute_collection_result()["x"]
+    ours = measure_ranges(model, ("x",), lambda _: [{"x": values[:100]}, {"x": values[100:]}], method)["x"]
+    width = 2 * float(np.abs(values).max()) / BINS[method]
+    assert np.allclose(np.array([float(theirs[0]), float(theirs[1])]), ours, atol=2 * width)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "config"),
+    [
+        ("rtn", DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=True, bits=4)),
+        (
+            "k_quant",
+            KQuantWeightOnlyQuantConfig(
+                customized_weight_config={"product": {"bits": 4, "group_size": 32, "scheme": "asym"}}
+            ),
+        ),
+    ],
+)
+def test_blocks_are_those_that_onnxruntime_writes(algorithm: Any, config: Any, tmp_path: Path) -> None:
+    """Its quantizer of graphs writes the same numbers."""
+    weight = np.random.default_rng(1).standard_normal((64, 48)).astype(np.float32)
+    model = parse("g (float[2, 64] x) => (float[2, 48] y) <float[64, 48] w = {0}> { y = MatMul (x, w) }")
+    model.graph.initializers["w"].const_value = ir.tensor(weight, name="w")
+    model.graph[0].name = "product"
+    ir.save(model, tmp_path / "g.onnx")
+    quantizer = MatMulNBitsQuantizer(onnx.load(tmp_path / "g.onnx"), 32, is_symmetric=True, algo_config=config)
+    quantizer.process()
+    theirs = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in quantizer.model.model.graph.initializer}
+    packed, scales = (theirs[name] for name in quantizer.model.model.graph.node[0].input[1:3])
+
+    ours = quantize_blocks(weight, BlockForm(4, 32, is_symmetric=algorithm == "rtn", algorithm=algorithm))
+    assert np.array_equal(packed, ours.packed)
+    assert np.allclose(scales.ravel(), ours.scales.ravel(), rtol=1e-6)
