@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.builds.identity import file_digests
 from winml.modelkit.builds.plan import BuildPlan, request_record
 from winml.modelkit.builds.quantization import auto_words, idle_quantization, quantize_options
 from winml.modelkit.export.config import WinMLExportConfig
@@ -266,6 +265,8 @@ def _quantization_record(options: QuantizeOptions) -> dict[str, Any]:
     record = options.model_dump(mode="json", exclude_none=True)
     record["per_module"] = [list(rule) for rule in options.per_module.items()]
     if options.calibration_data is not None:
+        from winml.modelkit.builds.identity import file_digests
+
         record["calibration_data"] = file_digests(npz_files(Path(options.calibration_data)))
     return record
 
