@@ -24,6 +24,7 @@ from winml.modelkit.errors import (
     UsageError,
     VerificationError,
 )
+from winml.modelkit.inspect.onnx_file import inspect_onnx
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY, TAG_KEY
 from winml.modelkit.results.quantized_model import QuantizedFile
 
@@ -314,3 +315,33 @@ def test_fused_integer_product_belongs_to_the_module_of_its_weight(tmp_path: Pat
     optimize_onnx(tmp_path / "out.onnx", tmp_path / "fused.onnx", level="full")
     tags = {operator: tag for operator, tag, _ in nodes(tmp_path / "fused.onnx")}
     assert {"DynamicQuantizeMatMul": "/M/Gemm", "Relu": "/M/Relu"} == tags
+
+
+def test_rule_that_no_module_obeys_lowers_no_bar(tmp_path: Path) -> None:
+    """Only precisions that modules have now say how much of the answers has to be left."""
+    alone = quantized(PERCEPTRON, tmp_path, exclude=("/M/Gemm",))
+    with_rule = quantized(PERCEPTRON, tmp_path, exclude=("/M/Gemm",), per_module={"/M/Gemm": "uint8"}, overwrite=True)
+    assert alone.fidelity is not None
+    assert with_rule.fidelity is not None
+    assert with_rule.fidelity.least_sqnr_db == alone.fidelity.least_sqnr_db
+
+
+def test_file_that_is_hardly_smaller_says_so(tmp_path: Path) -> None:
+    """Exit code 0 alone does not say that anything was won."""
+
+    def is_told(result: QuantizedFile) -> bool:
+        return any("hardly smaller" in note for note in result.notes)
+
+    large = f"m (float[2, 256] x) => (float[2, 256] y) <{weight('w1', 256, 256)}> {{ y = MatMul (x, w1) }}"
+    assert not is_told(quantized(large, tmp_path))
+    kept = f"""m (float[2, 256] x) => (float[2, 8] z) <{weight("w1", 256, 256)}, {weight("w2", 256, 8)}>
+        {{ y = MatMul (x, w1)  z = Gemm (y, w2) }}"""
+    assert is_told(quantized(kept, tmp_path, exclude=("/M/MatMul",), overwrite=True))
+
+
+def test_table_of_four_bits_is_counted_as_the_table_it_stands_for(tmp_path: Path) -> None:
+    """The packed values reach the lookup in another shape; each of them is a parameter all the same."""
+    body = f"m (float[2, 64] x, int64[2] i) => (float[2, 64] g) <{weight('w1', 96, 64)}> {{ g = Gather (w1, i) }}"
+    quantized(body, tmp_path, precision="int4", verify=False)
+    assert "Reshape" in [operator for operator, _, _ in nodes(tmp_path / "out.onnx")]
+    assert inspect_onnx(tmp_path / "out.onnx").total.weight_parameters == 96 * 64

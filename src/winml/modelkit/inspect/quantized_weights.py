@@ -57,8 +57,17 @@ def count_parameters(contents: Contents) -> None:
     range_makers = {
         node.proto.output[1] for node in contents.nodes if node.proto.op_type == "DynamicQuantizeLinear"
     }  # the scales of activations, with which those of weights are multiplied
+    reshaped = {
+        node.proto.output[0]: index
+        for node in contents.nodes
+        for position, index in node.weight_inputs
+        if node.proto.op_type == "Reshape" and position == 0
+    }  # a table and a product may share packed values, in two shapes
     for node in contents.nodes:
         inputs = _INPUTS.get(node.proto.domain, {}).get(node.proto.op_type, _Inputs())
+        for position, name in enumerate(node.proto.input):
+            if position in inputs.weights and name in reshaped:
+                contents.weights[reshaped[name]] = _quantized(contents.weights[reshaped[name]], node.proto)
         for position, index in node.weight_inputs:
             weight = contents.weights[index]
             if position in inputs.scales or _is_scale(node, range_makers):

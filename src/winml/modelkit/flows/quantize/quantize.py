@@ -30,11 +30,15 @@ from winml.modelkit.quantize.half_floats.tensors import clipped_values
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.planning import GraphModules
+from winml.modelkit.results.optimized_model import GraphSummary
 from winml.modelkit.results.quantized_model import Calibrated, QuantizedFile
 from winml.modelkit.runtime.available_memory import available_bytes
 from winml.modelkit.words import size_words
 
 __all__ = ["Quantization", "graph_modules", "quantize_file", "quantize_onnx"]
+
+LEAST_SAVING = 0.9
+"""Share of the size of the source from which on a note says that little was won. Chosen: what scales take is less."""
 
 EXTERNAL_BYTES = 32_000_000
 """As for an optimized file: a session that maps its weights is there sooner than one that parses them."""
@@ -126,6 +130,7 @@ def quantize_file(
             *(calibration.notes if calibration is not None else ()),
             *done.notes,
             *work.late_notes(done.result.model),
+            *_size_notes(done.before, done.after),
         ),
         normalizations=done.normalizations,
         calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
@@ -145,6 +150,8 @@ class Quantization(GraphWork[QuantizeResult]):
     calibration: Calibration | None = None
     """Where the ranges of activations come from, where a mode needs them."""
     notes: list[str] = field(default_factory=list)
+    used: frozenset[str] = frozenset()
+    """Precisions that modules have now; none before the work."""
 
     def apply(self, model: ir.Model) -> QuantizeResult:
         """Quantize the model, at the opset that the operators need."""
@@ -157,7 +164,9 @@ class Quantization(GraphWork[QuantizeResult]):
             )
         modules = graph_modules(model, self.source.stem)
         self.notes += _source_notes(modules)
-        return quantize(model, self.options, modules, self.calibration)
+        result = quantize(model, self.options, modules, self.calibration)
+        self.used = frozenset(module.requested for module in result.modules if module.quantized)
+        return result
 
     def summary(self, result: QuantizeResult) -> str:
         """Return how many nodes were quantized, and why others were not."""
@@ -189,8 +198,19 @@ class Quantization(GraphWork[QuantizeResult]):
     @property
     def least_sqnr_db(self) -> float:
         """Ratio in decibels that every output has to reach."""
-        asked = [precision.least_sqnr_db for precision, _ in self.options.requested_modes()]
-        return self.options.min_sqnr_db if self.options.min_sqnr_db is not None else min(asked)
+        asked = [precision for precision, _ in self.options.requested_modes()]
+        # A rule that no module obeys asks for nothing.
+        used = [precision for precision in asked if precision.name in self.used] or asked
+        least = min(precision.least_sqnr_db for precision in used)
+        return self.options.min_sqnr_db if self.options.min_sqnr_db is not None else least
+
+
+def _size_notes(before: GraphSummary, after: GraphSummary) -> tuple[str, ...]:
+    """Say that hardly anything was won: a script that looks at the exit code would not see it."""
+    if after.size_bytes < LEAST_SAVING * before.size_bytes:
+        return ()
+    sizes = f"{size_words(after.size_bytes)} of {size_words(before.size_bytes)}"
+    return (f"The file is hardly smaller than its source ({sizes}): see what was left, and why.",)
 
 
 def _range_notes(model: ir.Model) -> tuple[str, ...]:

@@ -188,6 +188,9 @@ def _request(
     return {
         "model": content_digest(source),
         **options.model_dump(mode="json", exclude={"min_sqnr_db", "calibration_data", "samples", "method"}),
+        # What is left out means the same as its default, written out.
+        "precision": options.base.name,
+        "mode": options.mode_of(options.base),
         **({"calibration": _calibration_request(calibration)} if calibration is not None else {}),
         # Where values come from a file, no random ones are drawn.
         **({"input_data": file_digest(data)} if data is not None else {"samples": sensitivity.samples}),
