@@ -1,8 +1,8 @@
 """What a user has to know of how fast a quantized file runs: what was fused, and what the processor has.
 
-Measured, on a processor with VNNI, 128 tokens or one picture, computing time of one thread: bert-base, MiniLM, vit-base
-and gpt2, quantized as they were exported, are as fast within the spread as after ``winml optimize`` at any level and
-after the optimizer of ``onnxruntime.transformers``. ONNX Runtime does the fusions that integer operators need
+Measured, on a processor with VNNI, 128 tokens, computing time of one thread: bert-base and MiniLM, quantized as they
+were exported, are as fast within the spread as after ``winml optimize`` at any level and after the optimizer of
+``onnxruntime.transformers``. ONNX Runtime does the fusions that integer operators need
 (DynamicQuantizeMatMul, MatMulIntegerToFloat with its bias) when it creates a session, and does them in any graph whose
 products still stand by themselves. So nothing is fused before, and a graph that was stays as it is.
 """
