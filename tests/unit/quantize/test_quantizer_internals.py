@@ -20,7 +20,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
 from graphs import parse
 from unit.quantize.qdq_graphs import tagged_graph
 from winml.modelkit.quantize.calibration import BINS, PERCENTILE, QUANTIZED_BINS, measure_ranges
-from winml.modelkit.quantize.dynamic_engine import quantize_dynamically
+from winml.modelkit.quantize.dynamic.engine import quantize_dynamically
 from winml.modelkit.quantize.engine_task import EngineTask
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.weight_only.block_quantizers import BlockForm, quantize_blocks
