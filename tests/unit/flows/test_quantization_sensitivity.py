@@ -250,7 +250,7 @@ def test_interrupted_run_goes_on_with_another_depth(chain: Path, interrupted: Pa
 
 def test_measurements_of_other_options_are_refused(chain: Path, interrupted: Path) -> None:
     """The message names what differs; the file stays until it is to be overwritten."""
-    with pytest.raises(UsageError, match="other options: precision was None, now 'uint8'"):
+    with pytest.raises(UsageError, match="other options: precision was 'int8', now 'uint8'"):
         quantization_sensitivity(chain, samples=2, precision="uint8", measured=interrupted)
     result = quantization_sensitivity(chain, samples=2, precision="uint8", measured=interrupted, overwrite=True)
     assert (0, 6) == (result.cost.resumed, result.cost.measured)
