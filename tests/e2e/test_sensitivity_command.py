@@ -100,7 +100,7 @@ def test_interrupted_command_is_taken_up_again(workplace: Workplace, model: Path
     assert measured.exists()
     assert not (workplace.folder / "r.json").exists()
     refused = workplace.winml(*arguments, "--precision", "uint8")
-    assert (2, True) == (refused.code, "precision was None, now 'uint8'" in refused.err)
+    assert (2, True) == (refused.code, "precision was 'int8', now 'uint8'" in refused.err)
     done = workplace.winml(*arguments)
     assert 0 == done.code, done.err
     cost = json.loads((workplace.folder / "r.json").read_text(encoding="utf-8"))["cost"]
