@@ -131,12 +131,14 @@ VERBS = {
 
 def keep_weights_outside() -> None:
     """Let every model have its weights in a file of their own, as large ones do."""
-    from winml.modelkit.flows import optimize
+    from winml.modelkit.flows import graph_file, optimize
     from winml.modelkit.graph.files.writing import write_model
 
     assert write_model.__kwdefaults__ is not None
     write_model.__kwdefaults__["inline_limit_bytes"] = 0
-    optimize.EXTERNAL_BYTES = 0
+    # The verb reads the one, a build the other.
+    for module in (optimize, graph_file):
+        module.EXTERNAL_BYTES = 0
 
 
 def make_sources(place: Path) -> None:

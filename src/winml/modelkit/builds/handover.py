@@ -89,9 +89,10 @@ def _run_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
 
 
 def _handover_of(plan: BuildPlan) -> GraphHandover:
+    from winml.modelkit.flows.graph_file import EXTERNAL_BYTES
     from winml.modelkit.flows.graph_handover import GraphHandover
     from winml.modelkit.flows.optimize import SingleOptimization
-    from winml.modelkit.flows.quantize.quantize import EXTERNAL_BYTES, Quantization
+    from winml.modelkit.flows.quantize.quantize import Quantization
 
     optim, quant = plan.config.optim, plan.config.quant
     assert quant is not None  # the graph is handed to it
@@ -110,6 +111,6 @@ def _summary(plan: BuildPlan, part: ExportedPart) -> str:
 
     assert plan.config.quant is not None  # the graph was handed to it
     options = quantize_options(plan.config.quant)
-    modes = ", ".join(dict.fromkeys(mode for _, mode in options.requested_modes()))
+    modes = ", ".join(options.modes())
     compared = "not compared with PyTorch" if part.fidelity is None else fidelity_words(part.fidelity)
     return "; ".join((f"opset {part.opset_produced}, {options.base.name} ({modes})", *part.done, compared))

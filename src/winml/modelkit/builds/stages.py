@@ -203,8 +203,8 @@ def _optimize_options(plan: BuildPlan) -> dict[str, Any]:
 
 
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
-    from winml.modelkit.flows.graph_file import CopyRules, GraphFileTask
-    from winml.modelkit.flows.optimize import EXTERNAL_BYTES, optimize_file
+    from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, CopyRules, GraphFileTask
+    from winml.modelkit.flows.optimize import optimize_file
 
     section = task.plan.config.optim
     assert section is not None  # skipped otherwise
@@ -284,8 +284,8 @@ def _idle_quantization(config: WinMLBuildConfig) -> str:
 
 
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
-    from winml.modelkit.flows.graph_file import GraphFileTask
-    from winml.modelkit.flows.quantize.quantize import EXTERNAL_BYTES, quantize_file
+    from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask
+    from winml.modelkit.flows.quantize.quantize import quantize_file
 
     section = task.plan.config.quant
     assert section is not None  # skipped otherwise

@@ -20,7 +20,14 @@ import onnx_ir as ir
 from winml.modelkit.compare.files import refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import StageError, UsageError
-from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, TransformedFile, summarize_graph, transform_file
+from winml.modelkit.flows.graph_file import (
+    EXTERNAL_BYTES,
+    GraphFileTask,
+    GraphWork,
+    TransformedFile,
+    summarize_graph,
+    transform_file,
+)
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.optimize.capabilities import CAPABILITIES
 from winml.modelkit.optimize.opset_conversion import refuse_unknown_opset
@@ -30,11 +37,7 @@ from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.optimized_model import OptimizationLoop, OptimizationRound, OptimizedFile
 
-__all__ = ["EXTERNAL_BYTES", "SingleOptimization", "optimize_file", "optimize_onnx", "run_optimize_analyze_loop"]
-
-EXTERNAL_BYTES = 32_000_000
-"""Weights of this size on are written to a file of their own, which ONNX Runtime maps where it would parse and copy
-them: a session of bert-base is there 2.6 times as fast (measured). Chosen: below it, milliseconds are at stake."""
+__all__ = ["SingleOptimization", "optimize_file", "optimize_onnx", "run_optimize_analyze_loop"]
 
 MAX_ROUNDS = 5
 """Chosen: two rounds settle every model tried, the second finding nothing."""

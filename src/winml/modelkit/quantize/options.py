@@ -78,6 +78,14 @@ class QuantizeOptions(Options):
             if (mode := self.mode_of(precision)) is not None:
                 yield precision, mode
 
+    def modes(self) -> tuple[Mode, ...]:
+        """Return the ways that are used, each once.
+
+        Raises:
+            UsageError: a precision cannot be reached with the mode.
+        """
+        return tuple(dict.fromkeys(mode for _, mode in self.requested_modes()))
+
     @property
     def needs_ranges(self) -> bool:
         """Whether the ranges of activations have to be known.
@@ -95,7 +103,7 @@ class QuantizeOptions(Options):
                 do what is asked of it.
         """
         requested = list(self.requested_modes())
-        modes = list(dict.fromkeys(mode for _, mode in requested))
+        modes = self.modes()
         if not modes:
             return  # nothing is quantized, which the caller says
         self._refuse_unread(modes)

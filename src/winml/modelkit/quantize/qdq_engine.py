@@ -18,6 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import QuantizeError
+from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.graph.transposed_weights import give_products_own_weights
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
@@ -86,9 +87,7 @@ class _Rewriting:
         """Weight and axis → the value that layers read, and what it is made from."""
         self._tables: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
         """Table of weights → integers, scale and zero point."""
-        self._names = {value.name for node in self._graph for value in node.outputs}
-        self._names |= {value.name for value in self._graph.inputs} | set(self._graph.initializers)
-        self._names |= {node.name for node in self._graph}
+        self._fresh = FreshNames.of_graph(self._graph)
         self._modules = {
             tag.tag: tag.module for node in self._graph if (tag := read_tag(node)) is not None
         }  # fmt: skip
@@ -206,14 +205,14 @@ class _Rewriting:
             use.node.replace_input_with(use.idx, result)
         if not takes_name:
             return
-        result.name, value.name = value.name, self._new_name(f"{value.name}_before")
+        result.name, value.name = value.name, self._fresh.take(f"{value.name}_before")
         for index, output in enumerate(self._graph.outputs):
             if output is value:
                 self._graph.outputs[index] = result
 
     def _stored(self, weight: ir.Value, integers: WeightScales) -> tuple[ir.Value, ir.Value, ir.Value]:
         assert weight.const_value is not None  # it is an initializer
-        name = self._new_name(f"{weight.name}_quantized")
+        name = self._fresh.take(f"{weight.name}_quantized")
         return (
             _registered(self._graph, quantized_tensor(weight.const_value, integers, name)),
             self._initializer(f"{weight.name}_scale", integers.scales),
@@ -241,10 +240,10 @@ class _Rewriting:
         axis: int | None = None,
     ) -> ir.Node:  # fmt: skip
         """Return a new node of one output; neither is in the graph."""
-        output = ir.Value(name=self._new_name(f"{name}_{operator}_Output"))
+        output = ir.Value(name=self._fresh.take(f"{name}_{operator}_Output"))
         attributes = [] if axis is None else [ir.AttrInt64("axis", axis)]
         node = ir.Node(
-            self._domain, operator, inputs, attributes, outputs=[output], name=self._new_name(f"{name}_{operator}")
+            self._domain, operator, inputs, attributes, outputs=[output], name=self._fresh.take(f"{name}_{operator}")
         )
         if tag is not None:
             write_tag(node, NodeTag(tag.tag, tag.module, "inherited"))
@@ -255,14 +254,7 @@ class _Rewriting:
         node.metadata_props[QUANTIZATION_KEY] = json.dumps({"precision": self._task.precision.name, "kind": kind})
 
     def _initializer(self, name: str, array: Array) -> ir.Value:
-        return _registered(self._graph, ir.Tensor(array, name=self._new_name(name)))
-
-    def _new_name(self, wish: str) -> str:
-        name, number = wish, 1
-        while name in self._names:
-            name, number = f"{wish}_{number}", number + 1
-        self._names.add(name)
-        return name
+        return _registered(self._graph, ir.Tensor(array, name=self._fresh.take(name)))
 
 
 def _registered(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.compare.structure import changed_counts
 from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.results.written_file import WrittenFile
@@ -92,7 +92,7 @@ class OptimizedFile:
 
     def operator_changes(self) -> dict[str, tuple[int, int]]:
         """Return the operators whose number changed: nodes before and after, the largest change first."""
-        return _count_changes(self.before.operators, self.after.operators)
+        return changed_counts(self.before.operators, self.after.operators)
 
     def module_changes(self) -> tuple[ModuleChange, ...]:
         """Return the modules whose operators changed, in the order of the source, new ones last."""
@@ -140,7 +140,7 @@ class OptimizationRound:
 
     def operator_changes(self) -> dict[str, tuple[int, int]]:
         """Return the operators whose number changed: nodes before and after, the largest change first."""
-        return _count_changes(self.before.operators, self.after.operators)
+        return changed_counts(self.before.operators, self.after.operators)
 
     def module_changes(self) -> tuple[ModuleChange, ...]:
         """Return the modules whose operators changed, in the order of the graph, new ones last."""
@@ -186,14 +186,7 @@ def _changes_by_module(before: GraphSummary, after: GraphSummary) -> tuple[Modul
     changes = []
     for tag in dict.fromkeys([*before.modules, *after.modules]):
         old, new = before.modules.get(tag, {}), after.modules.get(tag, {})
-        changed = {name: count - earlier for name, (earlier, count) in _count_changes(old, new).items()}
+        changed = {name: count - earlier for name, (earlier, count) in changed_counts(old, new).items()}
         if changed:
             changes.append(ModuleChange(tag, sum(old.values()), sum(new.values()), changed))
     return tuple(changes)
-
-
-def _count_changes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    difference = Counter(after)
-    difference.subtract(before)
-    ordered = sorted(difference.items(), key=lambda item: (-abs(item[1]), item[0]))
-    return {name: (before.get(name, 0), after.get(name, 0)) for name, change in ordered if change}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -77,8 +78,10 @@ class OnnxSide:
         self.tree_source = "none"
         self.is_rounded = False
         self._session: Session | None = None
+        structure = read_structure(path)
+        self._declared = [value.name for value in structure.graph.output]
         if by_module:
-            self._read_modules()
+            self._read_modules(structure)
 
     @property
     def shown(self) -> str:
@@ -92,22 +95,19 @@ class OnnxSide:
             StageError: ONNX Runtime cannot load the file.
         """
         if self._session is None:
-            declared = {value.name for value in read_structure(self.path).graph.output}
-            self._session = open_with_outputs(self.path, [name for name in tapped if name not in declared])
+            self._session = open_with_outputs(self.path, [name for name in tapped if name not in self._declared])
         return self._session
 
     def outputs(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model, and return what it answers."""
-        declared = [value.name for value in read_structure(self.path).graph.output]
-        return self.session().run(feeds, declared)
+        return self.session().run(feeds, self._declared)
 
     def values(self, feeds: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
         """Run the model, and return inner values by name."""
         return self.session().run(feeds, list(names)) if names else {}
 
-    def _read_modules(self) -> None:
+    def _read_modules(self, structure: onnx.ModelProto) -> None:
         model, _ = read_foreign(self.path)
-        structure = read_structure(self.path)
         metadata = {item.key: item.value for item in structure.metadata_props}
         nodes = [node.proto for node in read_contents(structure).nodes]
         tree = read_tree(nodes, metadata, structure.graph.name.strip("/") or "graph")

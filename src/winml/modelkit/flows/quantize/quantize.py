@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_unfaithful
-from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
+from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask, GraphWork, transform_file
 from winml.modelkit.flows.quantize.calibration_data import Calibration, calibration_of, refuse_missing_data
 from winml.modelkit.flows.quantize.kernel_notes import kernel_notes
 from winml.modelkit.flows.quantize.preparation import prepare
@@ -39,9 +39,6 @@ __all__ = ["Quantization", "graph_modules", "quantize_file", "quantize_onnx"]
 
 LEAST_SAVING = 0.9
 """Share of the size of the source from which on a note says that little was won. Chosen: what scales take is less."""
-
-EXTERNAL_BYTES = 32_000_000
-"""As for an optimized file: a session that maps its weights is there sooner than one that parses them."""
 
 
 def quantize_onnx(
@@ -106,7 +103,6 @@ def quantize_file(
 ) -> QuantizedFile:
     """Quantize an ONNX file as a task says; see :func:`quantize_onnx` for what is returned and raised."""
     task.refuse_early()
-    modes = tuple(dict.fromkeys(mode for _, mode in options.requested_modes()))
     options.refuse_contradictions()
     calibration = calibration_of(options, task.source, sizes or {}, task.seed)
     if calibration is not None:
@@ -118,7 +114,7 @@ def quantize_file(
         model_path=done.model_path,
         files=done.files,
         precision=options.base.name,
-        modes=modes,
+        modes=options.modes(),
         modules=done.result.modules,
         before=done.before,
         after=done.after,
@@ -178,8 +174,7 @@ class Quantization(GraphWork[QuantizeResult]):
 
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:
         """Say what the work noted, what this processor makes of it, and what float16 could not hold of the weights."""
-        modes = tuple(dict.fromkeys(mode for _, mode in self.options.requested_modes()))
-        kernels = kernel_notes(modes, signed_weights=self.options.base.signed_weights)
+        kernels = kernel_notes(self.options.modes(), signed_weights=self.options.base.signed_weights)
         return (*self.notes, *kernels, *_range_notes(model))
 
     def compare(self, source: Path, written: Path, seed: int) -> FidelityInfo | None:

@@ -397,7 +397,7 @@ def _result(
         tool_version=__version__,
         onnxruntime_version=onnxruntime_version(),
         precision=options.base.name,
-        modes=tuple(dict.fromkeys(mode for _, mode in options.requested_modes())),
+        modes=options.modes(),
         tree_source=study.graph.modules.source,
         samples=len(samples.values),
         input_source="random" if values.file is None else "file",
