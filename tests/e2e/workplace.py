@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from e2e.warm_processes import can_run_warm, run_warm
+
 __all__ = ["WITH_A_LIMIT", "Outcome", "Workplace"]
 
 WITH_A_LIMIT = """
@@ -22,6 +24,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 main()
 """
 """Runs the command, its first argument taken for the largest file it may write, in bytes."""
+PROGRAM = (sys.executable, "-m", "winml.modelkit")
+TIMEOUT_S = 300
 _PROGRESS = re.compile(r"^\[\d/\d\] ")
 
 
@@ -44,7 +48,7 @@ class Workplace:
     """A folder in which commands run, with a home and a folder for temporary files beside it."""
 
     root: Path
-    program: tuple[str, ...] = (sys.executable, "-m", "winml.modelkit")
+    program: tuple[str, ...] = PROGRAM
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -66,7 +70,10 @@ class Workplace:
         return self.winml("export", *arguments)
 
     def winml(self, *arguments: str | Path, stdin: str = "") -> Outcome:
-        """Run any verb."""
+        """Run any verb in a process of its own, one that has imported the libraries where nothing is special."""
+        if self.program == PROGRAM and not self.variables and can_run_warm():
+            words = [str(argument) for argument in arguments]
+            return Outcome(*run_warm(words, self.folder, self.environment(), stdin, TIMEOUT_S))
         done = subprocess.run(
             [*self.program, *map(str, arguments)],
             cwd=self.folder,
@@ -75,7 +82,7 @@ class Workplace:
             capture_output=True,
             encoding="utf-8",
             check=False,
-            timeout=300,
+            timeout=TIMEOUT_S,
         )
         return Outcome(done.returncode, done.stdout, done.stderr)
 

@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,10 @@ _last: list[int] = []
 _DIRECTORY_GONE = InputError(
     "the working directory was deleted, by code of the model or by another process",
     hint="Run it in a folder that stays, or give absolute paths.",
+)
+_NO_TEMPORARY_FOLDER = InputError(
+    "no file can be written for temporary use: every usual folder is full, read-only or not there",
+    hint="Make room, or name another folder with TMPDIR (on Windows TEMP).",
 )
 
 
@@ -92,6 +97,9 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
             return report_out_of_memory(error)
         if isinstance(error, OSError) and not _has_working_directory():
             return report_error(_DIRECTORY_GONE)
+        if isinstance(error, OSError) and not _has_temporary_folder():
+            # Some packages make a temporary file while they are imported.
+            return report_error(_NO_TEMPORARY_FOLDER)
         if package := failed_import(error):
             return _report_failed_import(package, error, debug=debug)
         return report_unexpected(error, debug=debug)
@@ -148,6 +156,14 @@ def tell_settled() -> None:
 def _has_working_directory() -> bool:
     try:
         Path.cwd()
+    except OSError:
+        return False
+    return True
+
+
+def _has_temporary_folder() -> bool:
+    try:
+        tempfile.gettempdir()
     except OSError:
         return False
     return True

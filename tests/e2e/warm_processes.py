@@ -1,0 +1,152 @@
+"""How does a test run the command in a process of its own that need not import torch first?
+
+A warm process imports the libraries once and runs nothing; every command is a fork of it, with its own directory,
+environment and streams, and its own exit code. What depends on a fresh interpreter is not run this way.
+
+As a program it serves: requests are lines of JSON on stdin, answers are exit codes on stdout.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+__all__ = ["can_run_warm", "run_warm"]
+
+LIBRARIES = (
+    "click",
+    "numpy",
+    "onnx",
+    "onnx_ir.passes.common",
+    "onnxruntime",
+    "onnxscript.optimizer",
+    "onnxscript.rewriter",
+    "plotly.graph_objects",
+    "pydantic",
+    "rich.console",
+    "safetensors.torch",
+    "torch.export",
+    "torch.onnx",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.bert.modeling_bert",
+)
+"""What most commands import; nothing of ours."""
+READY = "ready"
+
+
+def can_run_warm() -> bool:
+    """Say whether this system has forks."""
+    return hasattr(os, "fork")
+
+
+def run_warm(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], stdin: str, timeout_s: float
+) -> tuple[int, str, str]:
+    """Run ``winml`` in a fork of the warm process.
+
+    Returns:
+        Exit code, negative for a signal as ``subprocess`` has it; stdout; stderr.
+
+    Raises:
+        TimeoutError: it took longer than ``timeout_s``; it is ended.
+    """
+    server = _server()
+    with tempfile.TemporaryDirectory() as place:
+        streams = [Path(place, name) for name in ("stdin", "stdout", "stderr")]
+        streams[0].write_text(stdin, encoding="utf-8")
+        request = {
+            "arguments": list(arguments),
+            "folder": str(folder),
+            "environment": dict(environment),
+            "streams": [str(path) for path in streams],
+            "timeout_s": timeout_s,
+        }
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
+        if code == -signal.SIGALRM:
+            raise TimeoutError(f"winml {' '.join(arguments)}: not done after {timeout_s} s")
+        out, err = (path.read_bytes().decode("utf-8") for path in streams[1:])
+    return code, out, err
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """Start the warm process of this test process; it ends with it."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("HF_HOME", "HF_HUB_CACHE")}
+    home = tempfile.TemporaryDirectory()
+    server = subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        env={**kept, "HOME": home.name, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"},
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline().strip() == READY
+
+    def end() -> None:
+        server.communicate()
+        home.cleanup()
+
+    atexit.register(end)
+    return server
+
+
+def _serve() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in LIBRARIES:
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    print(READY, flush=True)
+    for line in sys.stdin:
+        process = os.fork()
+        if not process:
+            _become(json.loads(line))
+        _, status = os.waitpid(process, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _become(request: dict[str, Any]) -> NoReturn:
+    """Be the command that is asked for, to the ordinary end of this process."""
+    os.chdir(str(request["folder"]))
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    tempfile.tempdir = None
+    flags = (os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT)
+    for number, (path, flag) in enumerate(zip(request["streams"], flags, strict=True)):
+        opened = os.open(path, flag, 0o600)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    signal.alarm(int(request["timeout_s"]))
+    sys.argv = ["winml", *request["arguments"]]
+    sys.path[0] = str(request["folder"])
+    from winml.modelkit.__main__ import main
+
+    main()
+    sys.exit()
+
+
+if __name__ == "__main__":
+    _serve()
