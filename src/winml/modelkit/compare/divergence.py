@@ -26,6 +26,8 @@ class ModuleErrors:
     """Largest of its inputs; None where one of them is unknown."""
     outputs: float
     """Largest of its outputs; infinite where values are missing, or NaN on one side."""
+    is_passing_on: bool = False
+    """Whether it computes the same on both sides, so that its error has to come from elsewhere, larger as it may be."""
 
 
 def own_error(errors: ModuleErrors) -> float | None:
@@ -50,7 +52,11 @@ def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_ro
             has to stand out from the others.
     """
     own = [own_error(errors) for errors in modules]
-    usual = [error for error in own if error is not None and 0.0 < error < math.inf]
+    usual = [
+        error
+        for errors, error in zip(modules, own, strict=True)
+        if not errors.is_passing_on and error is not None and 0.0 < error < math.inf
+    ]
     typical = statistics.median(usual) if usual and is_rounded else 0.0
     limit = max(tolerance, OUTSTANDING * typical)
     return next(
@@ -58,7 +64,11 @@ def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_ro
             position
             for position, (errors, error) in enumerate(zip(modules, own, strict=True))
             # What is fed something wrong may make more of it: a wrong value before a GELU is no fault of the GELU.
-            if error is not None and error > limit and errors.inputs is not None and errors.inputs <= limit
+            if error is not None
+            and error > limit
+            and errors.inputs is not None
+            and errors.inputs <= limit
+            and not errors.is_passing_on
         ),
         None,
     )
