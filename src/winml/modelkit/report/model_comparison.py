@@ -22,7 +22,8 @@ def print_comparison(result: ModelComparison, console: Console, *, verbose: bool
     if result.modules is None:
         return
     known = [module for module in result.modules if module.fidelity is not None]
-    worst = sorted(known, key=lambda module: -(module.own_error or 0.0))[:SHOWN_MODULES]
+    wrong = [module for module in known if module.own_error or module.fidelity.problem]
+    worst = sorted(wrong, key=lambda module: -(module.own_error or 0.0))[:SHOWN_MODULES]
     first = result.first_divergence
     shown = list(result.modules) if verbose else [module for module in known if module in worst or module is first]
     if not shown:

@@ -6,7 +6,6 @@ Format: Model Explorer's guide to custom node data. Node ids are those of its ON
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,14 +27,11 @@ def profile_node_data(profiled: ProfiledModules) -> str:
 
 
 def comparison_node_data(result: ModelComparison) -> str:
-    """Return the node data of a comparison as JSON text: the error of its own of the module each node belongs to.
+    """Return the node data of a comparison as JSON text: the error that arises in the module each node belongs to.
 
     Nodes of modules that were not compared, or whose error is no number, are left out.
     """
-    errors: dict[str, float] = {}
-    for module in result.modules or ():
-        if module.own_error is not None and math.isfinite(module.own_error):
-            errors[module.identity.tag] = max(errors.get(module.identity.tag, 0.0), module.own_error)
+    errors = result.arising_errors()
     return node_data_json(
         result.graph_name, {node: errors[tag] for node, tag in result.node_tags.items() if tag in errors}
     )

@@ -46,6 +46,8 @@ CLASS_COLUMNS = (
 )  # fmt: skip
 """Name of each column, and whether it holds numbers."""
 
+SMALLEST_DECIMAL = 0.001
+"""Chosen: what three decimals still show; smaller numbers are written with a power of ten."""
 COLOURS = "YlOrRd"
 """Chosen: a plotly scale that darkens with the value, so it can be read without colour."""
 
@@ -148,7 +150,9 @@ def chart_text(text: str) -> str:
 def _format_number(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.1e}" if 0.0 < abs(value) < SMALLEST_DECIMAL else f"{value:.3f}"
 
 
 def _pieces(text: str) -> list[str]:

@@ -91,6 +91,18 @@ class ModelComparison:
         """The first module whose error is its own."""
         return self.modules[self.divergence] if self.modules is not None and self.divergence is not None else None
 
+    def arising_errors(self) -> dict[str, float]:
+        """Return the error that arises in the nodes of each module, by its tag; none does where they are unchanged.
+
+        Modules that were not compared, or whose error is no number, are left out.
+        """
+        errors: dict[str, float] = {}
+        for module in self.modules or ():
+            own, tag = module.own_error, module.identity.tag
+            if own is not None and math.isfinite(own):
+                errors[tag] = max(errors.get(tag, 0.0), 0.0 if module.is_unchanged else own)
+        return errors
+
     @property
     def is_within(self) -> bool:
         """Whether every output is as near as was asked for."""

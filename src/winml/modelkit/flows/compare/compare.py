@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.compare.refusals import (
     fixed_sizes,
     refuse_no_module,
@@ -84,6 +85,11 @@ def compare_models(
         InputError: a file is damaged.
         StageError: one of them cannot be run.
     """
+    if reference is candidate and not isinstance(reference, (Path, ModelRequest)):
+        raise UsageError(
+            f"both sides are one {type(reference).__name__}, the same object",
+            hint="Give a copy as one of them: copy.deepcopy(model).",
+        )
     with ExitStack() as stack:
         left, right = (stack.enter_context(_opened(model, inputs, options)) for model in (reference, candidate))
         refuse_unknown_names(left, right, options.names)
@@ -230,8 +236,15 @@ def _by_module(
         unchanged = unchanged_modules(left, right)
     compared = compare_modules(pair, matched, whole.worst.fidelity, unchanged=unchanged)
     file = next((side for side in (right, left) if isinstance(side, OnnxSide)), None)
+    trees = {side.shown: side.tree.source for side in (left, right) if isinstance(side, OnnxSide) and side.tree}
+    untagged = [
+        f"{shown} bears no tags: modules were read from {source}."
+        for shown, source in trees.items()
+        if source != "winml tags"
+    ]
     return replace(
         whole,
+        notes=(*whole.notes, *untagged),
         modules=compared.modules,
         divergence=compared.divergence(options.tolerance),
         graph_name=file.structure.graph.name if file is not None else "",

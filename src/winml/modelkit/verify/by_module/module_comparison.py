@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from winml.modelkit.compare.divergence import ModuleErrors, first_divergence, own_error
 from winml.modelkit.compare.fidelity import OutputFidelity, value_fidelity
@@ -77,7 +79,7 @@ def compare_modules(
             modules.append(ComparedModule(item.identity, None, reason=measured.reason_of(item)))
             continue
         worst = max(outputs, key=_error_of)
-        found = ModuleErrors(measured.input_error(item), _error_of(worst), is_passing_on=measured.passes_on(item))
+        found = measured.errors_of(item, _error_of(worst))
         compared.append((len(modules), found))
         is_unchanged = None if unchanged is None else item.identity.tag in unchanged
         modules.append(ComparedModule(item.identity, worst, found.inputs, own_error(found), is_unchanged=is_unchanged))
@@ -114,6 +116,34 @@ class _Measured:
         if len(fed) < len(item.inputs) + item.unknown_inputs:
             return None
         return max(map(_error_of, fed), default=0.0)
+
+    def errors_of(self, item: MatchedBoundary, outputs: float) -> ModuleErrors:
+        """Return the errors at its boundary, and at those of the modules inside, between which its own nodes are."""
+        inputs = self.input_error(item)
+        fed, before = inputs or 0.0, []
+        for inner in self._inside.get(item.identity.tag, ()):
+            inner_error = self.input_error(inner)
+            if inner_error is None:
+                continue  # what it returns may be wrong by what it is fed, or by itself
+            if inner.inputs:
+                before.append((fed, inner_error))
+            fed = max(fed, *map(_error_of, self.outputs_of(inner)))
+        return ModuleErrors(inputs, outputs, tuple(before), fed, is_passing_on=self.passes_on(item))
+
+    @cached_property
+    def _inside(self) -> dict[str, list[MatchedBoundary]]:
+        """Tag of a module that can be compared → calls of those next inside, in order."""
+        seen = [item for item in self.matched if self.outputs_of(item)]
+        tags = {item.identity.tag for item in seen}
+        inside: dict[str, list[MatchedBoundary]] = defaultdict(list)
+        for item in seen:
+            tag = item.identity.tag
+            around = (
+                address.format_tag(address.parse_tag(tag)[:depth]) for depth in range(address.depth(tag) - 1, 0, -1)
+            )
+            if (parent := next((above for above in around if above in tags), None)) is not None:
+                inside[parent].append(item)
+        return inside
 
     def passes_on(self, item: MatchedBoundary) -> bool:
         """Say whether its error has to come from elsewhere: it is unchanged, and so is what cannot be seen inside."""
