@@ -14,7 +14,7 @@ from winml.modelkit.words import json_printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["json_text", "print_json", "refuse_outputs", "show_answer", "write_answer"]
+__all__ = ["json_text", "print_json", "refuse_outputs", "show_answer", "show_result", "write_answer", "write_files"]
 
 
 def print_json(record: Mapping[str, Any]) -> None:
@@ -65,6 +65,24 @@ def show_answer(record: Mapping[str, Any], options: Mapping[str, Any], render: C
         print_rows([("wrote", str(output))], console)
 
 
+def show_result(record: Mapping[str, Any], options: Mapping[str, Any], render: Callable[[Console], None]) -> None:
+    """Tell what was made: as JSON where that is asked for, else for people, unless they want to hear nothing.
+
+    Args:
+        record: The answer for a program.
+        options: Those of the verb: ``format_`` and, where it has one, ``quiet``.
+        render: Prints the answer for people.
+    """
+    if options["format_"] == "json":
+        print_json(record)
+        return
+    if options.get("quiet"):
+        return
+    from winml.modelkit.report.terminal import console_for
+
+    render(console_for(sys.stdout))
+
+
 def write_answer(path: Path, record: Mapping[str, Any], *, overwrite: bool) -> None:
     """Write a record to a file.
 
@@ -76,3 +94,23 @@ def write_answer(path: Path, record: Mapping[str, Any], *, overwrite: bool) -> N
     with OutputFiles() as files:
         files.reserve(path).write_text(f"{json_text(record)}\n", encoding="utf-8")
         files.commit(overwrite=overwrite)
+
+
+def write_files(renderers: Mapping[str, Callable[[], str]], options: Mapping[str, Any]) -> list[Path]:
+    """Write the files that options name, all or none of them; return those that were written.
+
+    Args:
+        renderers: Name of an option → what returns the text of its file.
+        options: Those of the verb, ``overwrite`` among them.
+
+    Raises:
+        WriteError: one cannot be written.
+    """
+    from winml.modelkit.graph.files.output_files import OutputFiles
+
+    names = [name for name in renderers if options[name]]
+    with OutputFiles() as files:
+        for name in names:
+            files.reserve(options[name]).write_text(renderers[name](), encoding="utf-8")
+        files.commit(overwrite=options["overwrite"])
+    return [options[name] for name in names]
