@@ -132,7 +132,7 @@ def test_split_is_chosen_in_order_and_told(opened: Any) -> None:
     """Validation before test before train; an unknown one lists those there."""
     data_set = opened("tables")
     assert "validation" == data_set.split
-    assert ("tables: split validation is read, since no --split is given; the others: train",) == data_set.notes
+    assert ("split validation of tables is read, since no --split is given; the others: train",) == data_set.notes
     assert "train" == opened("tables", split="train").split
     assert 1 == len(opened("both"))
     with pytest.raises(UsageError, match="no split 'dev'") as caught:

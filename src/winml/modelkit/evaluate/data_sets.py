@@ -279,7 +279,7 @@ def _choose_split(request: DataSetRequest, source: DataSource, splits: Iterable[
     if chosen is None:
         raise UsageError(f"{request.words}: has several splits: {', '.join(names)}", hint="Give one of them: --split.")
     others = ", ".join(name for name in names if name != chosen)
-    return chosen, (f"{source.name}: split {chosen} is read, since no --split is given; the others: {others}",)
+    return chosen, (f"split {chosen} of {source.name} is read, since no --split is given; the others: {others}",)
 
 
 def _undecoded(table: datasets.Dataset) -> datasets.Dataset:

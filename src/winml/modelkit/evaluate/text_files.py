@@ -11,10 +11,12 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.data_sets import DataSetRequest
+from winml.modelkit.evaluate.media import Unreadable
 
 __all__ = ["TEXT_SUFFIXES", "TextFile"]
 
@@ -30,6 +32,7 @@ class TextFile:
 
     split = "train"
     notes: tuple[str, ...] = ()
+    unreadable: Mapping[int, Unreadable] = MappingProxyType({})
     unreadable_note: str | None = None
 
     def __init__(self, request: DataSetRequest) -> None:
