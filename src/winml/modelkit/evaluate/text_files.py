@@ -1,6 +1,6 @@
-"""Reads the texts of a file of lines, of CSV or of JSON lines without the datasets library, one row at a time.
+"""Reads the texts of a ``.txt``, ``.csv`` or ``.jsonl`` file without the datasets library, one row at a time.
 
-For those who need texts and no types: a number in a CSV file stays a text here.
+For those who need texts and no types: a number in a ``.csv`` file stays a text here.
 """
 
 from __future__ import annotations
