@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from typing import Any
@@ -16,7 +17,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-DISTRIBUTIONS = {"google": "protobuf", "onnx_ir": "onnx-ir", "yaml": "PyYAML"}
+DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf", "onnx_ir": "onnx-ir", "yaml": "PyYAML"}
 """Import name to distribution, where they differ by more than spelling."""
 
 
@@ -25,9 +26,15 @@ def _project() -> dict[str, Any]:
     return project
 
 
+OF_AN_EXTRA = {"evaluate": "eval"}
+"""Room to the extra whose libraries it imports where they are needed, and says how to install."""
+
+
 def _declared() -> set[str]:
-    """Return what may be imported: what comes along with every install."""
-    return {canonicalize_name(Requirement(line).name) for line in _project()["dependencies"]}
+    """Return what may be imported: what comes along with every install, or with the extra of a room."""
+    project = _project()
+    extras = (project["optional-dependencies"][extra] for extra in OF_AN_EXTRA.values())
+    return {canonicalize_name(Requirement(line).name) for line in itertools.chain(project["dependencies"], *extras)}
 
 
 def _pins() -> list[Requirement]:
@@ -52,6 +59,21 @@ def test_every_declared_library_is_used() -> None:
     declared = _declared()
     used = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in _foreign_imports()}
     assert set() == declared - used
+
+
+def test_libraries_of_an_extra_are_imported_by_its_room_alone() -> None:
+    """Every other room works without the extra."""
+    always = {canonicalize_name(Requirement(line).name) for line in _project()["dependencies"]}
+    foreign = _foreign_imports()
+    strays = {
+        f"{module.name} imports {found.target}"
+        for module in modules()
+        if module.room not in OF_AN_EXTRA
+        for found in imports(module.tree)
+        if (name := found.target.split(".")[0]) in foreign
+        and canonicalize_name(DISTRIBUTIONS.get(name, name)) not in always
+    }
+    assert set() == strays
 
 
 def test_every_declared_library_is_pinned_within_its_range() -> None:

@@ -16,8 +16,8 @@ from typing import Any
 from winml.modelkit.builds.cache import file_digest
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.load.checkpoint_path import checkpoint_path
 from winml.modelkit.load.checkpoints.companion_files import companion_files
-from winml.modelkit.load.checkpoints.hub import snapshot_folder
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, ModelSource, resolve_source
 
@@ -81,7 +81,7 @@ def identify_model(request: ModelRequest) -> ModelIdentity:
     if source.kind == "script":
         places = (source.path,) if source.path else ()
         return ModelIdentity(lambda: {"factory": source.name}, is_repeatable=False, places=places)
-    folder = _checkpoint_folder(source, request)
+    folder = checkpoint_path(source, request)
     named = {"hub_id": source.name, "commit": folder.name} if source.kind == "hub" else {}
     files = tuple(_files_read(source, folder, request))
     return ModelIdentity(
@@ -103,31 +103,20 @@ def identify_onnx(path: Path) -> ModelIdentity:
     return ModelIdentity(lambda: {"files": file_digests(files)}, is_repeatable=True, places=files)
 
 
-def file_digests(files: Iterable[Path]) -> dict[str, str]:
-    """Return the SHA-256 of the content of files, by their names.
+def file_digests(files: Iterable[Path] | Mapping[str, Path]) -> dict[str, str]:
+    """Return the SHA-256 of the content of files, by their names: those of the files, where no others are given.
 
     Raises:
         InputError: one cannot be read.
     """
+    named = files if isinstance(files, Mapping) else {path.name: path for path in files}
     digests = {}
-    for path in files:
+    for name, path in named.items():
         try:
-            digests[path.name] = file_digest(path)
+            digests[name] = file_digest(path)
         except OSError as error:  # noqa: PERF203 - one of a few files
             raise InputError(f"{path}: cannot be read: {error.strerror}", hint="Mend its permissions.") from error
     return digests
-
-
-def _checkpoint_folder(source: ModelSource, request: ModelRequest) -> Path:
-    if source.kind == "hub":
-        return snapshot_folder(
-            source.name,
-            request.revision,
-            needs_weights=not request.random_weights,
-            needs_code=request.trust_remote_code,
-        )
-    assert source.path is not None  # a folder or a config file
-    return source.path
 
 
 def _files_read(source: ModelSource, folder: Path, request: ModelRequest) -> Iterator[Path]:

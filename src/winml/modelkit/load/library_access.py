@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from winml.modelkit.load.library_messages import quiet_libraries
-from winml.modelkit.load.shared_settings import shared_by_threads
+from winml.modelkit.runtime.shared_settings import shared_by_threads
 
 __all__ = ["local_files_only", "local_libraries"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from winml.modelkit.load.shared_settings import shared_by_threads
+from winml.modelkit.runtime.shared_settings import shared_by_threads
 
 __all__ = ["quiet_libraries"]
 

@@ -1,0 +1,312 @@
+"""Reads the samples of a data set: files on this disk, or a data set of the Hub that a user named.
+
+The datasets library reads them; data on this disk is read without any network, and nothing of it is left in a cache.
+Which column means what, and what a model takes of a row, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.errors import HubError, InputError, UsageError
+from winml.modelkit.evaluate.audio_folders import read_audio_folder
+from winml.modelkit.evaluate.columns import IMAGE_ROLES
+from winml.modelkit.evaluate.data_sources import DATA_SET_FORMS, DataSource, find_source
+from winml.modelkit.evaluate.datasets_library import ask_hub, import_datasets, local_data_only, quiet_datasets
+from winml.modelkit.evaluate.media import Unreadable, open_image, open_recording
+from winml.modelkit.graph.files.temporary import temporary_folder
+
+if TYPE_CHECKING:
+    import datasets
+
+__all__ = ["DataSet", "DataSetRequest", "open_data_set"]
+
+_PREFERRED_SPLITS = ("validation", "test", "train")
+"""Chosen: a model is judged by what it was not trained on; labels of a test split are often kept back."""
+_LONGEST_REASON = 300
+"""Characters of a library's message. Chosen: three lines of a terminal; pyarrow's list whole schemas."""
+_SHOWN = 5
+"""Names of files in one sentence. Chosen: enough to look at."""
+
+
+@dataclass(frozen=True)
+class DataSetRequest:
+    """Which samples are asked for."""
+
+    source: str
+    """Path; or ``name``, ``owner/name`` or ``owner/name:config`` at the Hub."""
+    split: str | None = None
+    """None is the validation split, else the test split, else the training split, else the only one."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Role → column, where the names of columns do not say it; see :mod:`winml.modelkit.evaluate.columns`."""
+    samples: int | None = None
+    """Samples drawn of the split; None is all of them."""
+    most: int | None = None
+    """Samples drawn where ``samples`` is None and there are more; None is no limit."""
+    seed: int = 0
+    """Of the draw."""
+    config: str | None = None
+    """Configuration at the Hub, where the source names none."""
+    option: str = "--dataset"
+    """What named the data set, for messages."""
+
+    @property
+    def words(self) -> str:
+        """How messages begin."""
+        return f"{self.option} {self.source}"
+
+
+class DataSet:
+    """The samples of one split.
+
+    A context manager: temporary files are removed when it is closed.
+
+    Attributes:
+        request: What was asked for.
+        name: File name or name at the Hub, without folders of this machine.
+        split: The split that is read.
+        features: Column → its type, as datasets has it (``ClassLabel`` knows the names of its labels).
+        notes: What was decided because nobody said, one sentence each.
+        unreadable: Number of the sample → picture or recording that did not open when it was read, and was left out.
+    """
+
+    def __init__(
+        self, request: DataSetRequest, source: DataSource, table: datasets.Dataset, resources: ExitStack
+    ) -> None:
+        """Take the rows of a split; see :func:`open_data_set`."""
+        self.request = request
+        self.name = source.name
+        self.split = str(table.split) if table.split is not None else "train"
+        self.features: Mapping[str, Any] = dict(table.features)
+        self.notes: tuple[str, ...] = ()
+        self.unreadable: dict[int, Unreadable] = {}
+        self._folder = source.folder
+        self._table = table
+        self._close = weakref.finalize(self, resources.close)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self.features)
+
+    def __len__(self) -> int:
+        """Return the number of samples, of which some may not open."""
+        return len(self._table)
+
+    def rows(self, roles: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the samples in their order, each when its turn comes, with pictures and recordings opened.
+
+        Args:
+            roles: Role → column. A row then has roles as keys, and no other column is read. None gives all columns.
+
+        Raises:
+            InputError: no picture or recording opens.
+        """
+        columns = {name: name for name in self.columns} if roles is None else dict(roles)
+        media = {key: self._opener(key, column) for key, column in columns.items()}
+        count = 0
+        for number, cells in enumerate(self._table.select_columns(sorted(set(columns.values())))):
+            row = {
+                key: cells[column] if media[key] is None else media[key](cells[column], self._folder, f"row {number}")
+                for key, column in columns.items()
+            }
+            if failed := [value for value in row.values() if isinstance(value, Unreadable)]:
+                self.unreadable[number] = failed[0]
+                continue
+            count += 1
+            yield row
+        if self.unreadable and not count:
+            first = next(iter(self.unreadable.values()))
+            raise InputError(
+                f"{self.request.words}: none of {len(self.unreadable)} files opens; {first.name}: {first.reason}",
+                hint="Give pictures or recordings in a usual format.",
+            )
+
+    @property
+    def unreadable_note(self) -> str | None:
+        """What to say of the samples that were left out; None where all of them opened."""
+        if not self.unreadable:
+            return None
+        names = ", ".join(item.name for item in itertools.islice(self.unreadable.values(), _SHOWN))
+        more = f" and {len(self.unreadable) - _SHOWN} more" if len(self.unreadable) > _SHOWN else ""
+        count = len(self.unreadable)
+        verbs = "does not open and is" if count == 1 else "do not open and are"
+        return f"{count} of {len(self)} samples of {self.name} {verbs} left out: {names}{more}"
+
+    def close(self) -> None:
+        """Remove temporary files; no row can be read after."""
+        self._close()
+
+    def __enter__(self) -> DataSet:  # noqa: PYI034  # nobody derives from it
+        """Return the data set itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _opener(self, key: str, column: str) -> Any:
+        """Return what opens the cells of a column, by its type or the role it plays; None for all others."""
+        feature = type(self.features[column]).__name__
+        if feature == "Image" or key in IMAGE_ROLES:
+            return open_image
+        return open_recording if feature == "Audio" or key == "audio" else None
+
+
+def open_data_set(request: DataSetRequest) -> DataSet:
+    """Open a data set for reading.
+
+    Data on this disk is read without the network. Files of tables are read once into a temporary folder, so that rows
+    are in memory one at a time; pictures and recordings stay where they are.
+
+    Raises:
+        UsageError: no such data set, split or configuration; an empty split, or fewer samples than asked for; or the
+            package datasets is missing.
+        InputError: a file is damaged.
+        HubError: the Hub cannot be reached, or has no such data set.
+    """
+    source = find_source(request.source, request.option)
+    import_datasets()
+    with ExitStack() as resources:
+        quiet: AbstractContextManager[None] = nullcontext() if source.path is None else local_data_only()
+        with quiet_datasets(), quiet:
+            splits = _read_splits(request, source, resources)
+        split, notes = _choose_split(request, source, splits)
+        table = _undecoded(splits[split])
+        if source.kind == "text":
+            table = table.select([number for number, text in enumerate(table["text"]) if text.strip()])
+        if not len(table):
+            raise UsageError(f"{request.words}: split {split} holds no sample", hint="Give another --split, or data.")
+        data_set = DataSet(request, source, _drawn(request, table), resources.pop_all())
+    data_set.split = split
+    data_set.notes = notes
+    return data_set
+
+
+def _read_splits(request: DataSetRequest, source: DataSource, resources: ExitStack) -> Mapping[str, datasets.Dataset]:
+    if source.kind == "hub":
+        return _from_hub(request, source)
+    import datasets
+
+    assert source.path is not None
+    try:
+        if source.kind == "saved":
+            saved = datasets.load_from_disk(str(source.path))
+            return saved if isinstance(saved, datasets.DatasetDict) else {str(saved.split or "train"): saved}
+        cache = resources.enter_context(temporary_folder())
+        if source.kind == "audio":
+            return read_audio_folder(source.path, cache)
+        if source.path.is_file():
+            arguments: dict[str, Any] = {"path": source.kind, "data_files": str(source.path)}
+            if source.path.suffix.lower() == ".tsv":
+                arguments["sep"] = "\t"
+        else:
+            arguments = {"path": str(source.path), "name": request.config}
+        return _prepared(datasets.load_dataset_builder(**arguments, cache_dir=str(cache)))
+    except (OSError, ValueError, LookupError, TypeError, ImportError, datasets.exceptions.DatasetsError) as error:
+        raise InputError(
+            f"{request.words}: cannot be read as {_KIND_WORDS.get(source.kind, source.kind)}: {_reason(error)}",
+            hint=DATA_SET_FORMS,
+        ) from error
+
+
+_KIND_WORDS = {"saved": "a folder that save_to_disk wrote", "images": "a folder of images"}
+
+
+def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datasets.Dataset]:
+    """Return the splits at the Hub, or those of an earlier visit where it cannot be reached."""
+    import datasets
+
+    unreachable = ask_hub(source.name, request.words)
+    config = source.config or request.config
+    try:
+        with local_data_only() if unreachable else nullcontext():
+            names = datasets.get_dataset_config_names(source.name) if config is None else ()
+            if len(names) > 1 and datasets.get_dataset_default_config_name(source.name) is None:
+                raise UsageError(
+                    f"{request.words}: has several configurations: {', '.join(names)}",
+                    hint=f"Give one of them: {request.option} {source.name}:{names[0]}",
+                )
+            return _prepared(datasets.load_dataset_builder(source.name, config))
+    except (OSError, ValueError, LookupError, ImportError, datasets.exceptions.DatasetsError) as error:
+        if unreachable:
+            raise HubError(
+                f"{request.words}: no such file or folder here, and {unreachable}",
+                hint="Check the name and the connection, or give a file or a folder.",
+            ) from error
+        raise InputError(
+            f"{request.words}: cannot be read: {_reason(error)}", hint="Give files of it in another form."
+        ) from error
+
+
+def _prepared(builder: datasets.DatasetBuilder) -> dict[str, datasets.Dataset]:
+    """Return the splits of a builder that hold a sample, and an empty table for each that does not."""
+    import datasets
+
+    builder.download_and_prepare()
+    sizes = {str(name): split.num_examples for name, split in (builder.info.splits or {}).items()}
+    return {
+        name: builder.as_dataset(split=name) if size else datasets.Dataset.from_dict({}, split=name)
+        for name, size in sizes.items()
+    }
+
+
+def _choose_split(request: DataSetRequest, source: DataSource, splits: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    names = list(splits)
+    if request.split is not None:
+        if request.split not in names:
+            raise UsageError(
+                f"{request.words}: has no split {request.split!r}", hint=f"Its splits: {', '.join(names) or 'none'}."
+            )
+        return request.split, ()
+    if not names:
+        raise UsageError(f"{request.words}: holds no sample", hint=DATA_SET_FORMS)
+    if len(names) == 1:
+        return names[0], ()
+    chosen = next((name for name in _PREFERRED_SPLITS if name in names), None)
+    if chosen is None:
+        raise UsageError(f"{request.words}: has several splits: {', '.join(names)}", hint="Give one of them: --split.")
+    others = ", ".join(name for name in names if name != chosen)
+    return chosen, (f"split {chosen} of {source.name} is read, since no --split is given; the others: {others}",)
+
+
+def _undecoded(table: datasets.Dataset) -> datasets.Dataset:
+    """Leave opening pictures and recordings to us: one that does not open would end the iteration."""
+    import datasets
+
+    for name, feature in table.features.items():
+        if isinstance(feature, (datasets.Image, datasets.Audio)):
+            table = table.cast_column(name, type(feature)(decode=False))
+    return table
+
+
+def _drawn(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dataset:
+    """Return as many rows as asked for, in their order, drawn by the seed."""
+    if request.samples is not None and not 1 <= request.samples <= len(table):
+        raise UsageError(
+            f"{request.words}: holds {len(table)} samples, and --samples asks for {request.samples}",
+            hint="Give more data, or ask for fewer.",
+        )
+    count = request.samples or min(request.most or len(table), len(table))
+    if count == len(table):
+        return table
+    import numpy as np
+
+    generator = np.random.Generator(np.random.PCG64(request.seed))
+    return table.select(np.sort(generator.choice(len(table), count, replace=False)))
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first cause, which says more than that an error occurred."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    words = " ".join(str(error).split())
+    return words[:_LONGEST_REASON] or type(error).__name__

@@ -1,0 +1,130 @@
+"""Which data set does a path or a name mean, and in which form are its files?
+
+Looks at names only and imports no library, so that a request is refused, and a result found again, before any data is
+read. What is in the files is read elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from winml.modelkit.errors import UsageError
+
+__all__ = [
+    "AUDIO_SUFFIXES",
+    "DATA_SET_FORMS",
+    "IMAGE_SUFFIXES",
+    "DataSource",
+    "SourceKind",
+    "find_source",
+    "source_files",
+]
+
+SourceKind = Literal["text", "csv", "json", "parquet", "arrow", "images", "audio", "saved", "hub"]
+"""``saved`` is a folder that ``save_to_disk`` of datasets wrote; the others name the files in it, or the one file."""
+
+_TABLE_SUFFIXES: dict[str, SourceKind] = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "text",
+}
+"""In the order in which they are looked for in a folder: a data set of parquet files may have a JSON file beside."""
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+AUDIO_SUFFIXES = frozenset({".aiff", ".flac", ".mp3", ".ogg", ".opus", ".wav"})
+_SAVED_NAMES = ("dataset_dict.json", "state.json")
+_DESCRIPTIONS = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", "license.txt", "readme.txt"})
+"""Files about a data set, with endings of data."""
+_HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]*\w")
+"""Specified: names of repositories of the Hub, ``name`` or ``owner/name``."""
+DATA_SET_FORMS = (
+    "Give a .csv, .json, .jsonl, .parquet, .arrow or .txt file, a folder of them, of images or of recordings, one "
+    "that save_to_disk wrote, or the name of a data set of the Hub."
+)
+"""What is read, for hints."""
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where a data set lies."""
+
+    kind: SourceKind
+    path: Path | None
+    """The file or folder on this disk; None for a name of the Hub."""
+    name: str
+    """File name of a path, or the name at the Hub: for people and records, without a folder of this machine."""
+    config: str | None = None
+    """Configuration at the Hub, written after a colon: ``glue:stsb``."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder in which names of files in the data are looked for; None for a name of the Hub."""
+        return self.path.parent if self.path is not None and self.path.is_file() else self.path
+
+
+def find_source(text: str | os.PathLike[str], option: str = "--dataset") -> DataSource:
+    """Return what data set a path or a name means. What lies on this disk is never looked for elsewhere.
+
+    Args:
+        text: A path; or ``name``, ``owner/name`` or ``owner/name:config`` at the Hub.
+        option: What named it, for messages.
+
+    Raises:
+        UsageError: neither is possible, or the form of the files is not read.
+    """
+    given = os.fspath(text)
+    path = Path(given)
+    if given and path.exists():
+        return DataSource(_kind_of(path, option), path, path.absolute().name)
+    name, _, config = given.partition(":")
+    suffix = Path(name).suffix.lower()
+    is_file_name = suffix in _TABLE_SUFFIXES or suffix in IMAGE_SUFFIXES | AUDIO_SUFFIXES | {".npz", ".zip"}
+    if is_file_name or not _HUB_NAME.fullmatch(name) or name.startswith("."):
+        raise UsageError(f"{option} {given}: no such file or folder", hint=DATA_SET_FORMS)
+    return DataSource("hub", None, name, config or None)
+
+
+def source_files(source: DataSource) -> tuple[Path, ...]:
+    """Return the files on this disk that a data set consists of, in their order; none of one at the Hub."""
+    if source.path is None:
+        return ()
+    return (source.path,) if source.path.is_file() else tuple(sorted(_files_below(source.path)))
+
+
+def _kind_of(path: Path, option: str) -> SourceKind:
+    if path.is_file():
+        kind = _TABLE_SUFFIXES.get(path.suffix.lower())
+        if kind is None:
+            raise UsageError(f"{option} {path}: a {path.suffix or 'nameless'} file is not read", hint=DATA_SET_FORMS)
+        return kind
+    if any((path / name).is_file() for name in _SAVED_NAMES):
+        return "saved"
+    suffixes: set[str] = set()
+    for file in _files_below(path):
+        if file.suffix.lower() in IMAGE_SUFFIXES:
+            return "images"
+        if file.name.lower() not in _DESCRIPTIONS:
+            suffixes.add(file.suffix.lower())
+    if suffixes & AUDIO_SUFFIXES:
+        return "audio"
+    kind = next((kind for suffix, kind in _TABLE_SUFFIXES.items() if suffix in suffixes), None)
+    if kind is None:
+        shown = ", ".join(sorted(suffix or "no ending" for suffix in suffixes)[:5])
+        what = f"has files with {shown}, of which none is read" if suffixes else "is an empty folder: holds no sample"
+        raise UsageError(f"{option} {path}: {what}", hint=DATA_SET_FORMS)
+    return kind
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and below that are not hidden."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(place, name) for name in sorted(files) if not name.startswith("."))

@@ -1,0 +1,97 @@
+"""Keeps the datasets library to this disk and from writing to the terminal, and asks the Hub before it does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from winml.modelkit.errors import HubError, UsageError
+from winml.modelkit.evaluate.media import INSTALL_HINT
+from winml.modelkit.runtime.shared_settings import shared_by_threads
+
+__all__ = ["ask_hub", "import_datasets", "local_data_only", "quiet_datasets"]
+
+
+def import_datasets() -> None:
+    """Make sure that datasets can be imported.
+
+    Raises:
+        UsageError: it is not installed, or not whole.
+    """
+    try:
+        import datasets  # noqa: F401  # whether it can be
+    except ImportError as error:
+        raise UsageError(f"data sets need the package datasets: {error}", hint=INSTALL_HINT) from error
+
+
+@shared_by_threads
+def local_data_only() -> Iterator[None]:
+    """Keep datasets off the network: it would count every reading at its makers', of local files as well.
+
+    What it tries all the same raises ConnectionError, as without a network.
+    """
+    from datasets import config
+    from huggingface_hub import constants
+
+    found = config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = found
+
+
+@shared_by_threads
+def quiet_datasets() -> Iterator[None]:
+    """Keep datasets and huggingface_hub from writing to stderr; what they say comes back as errors of ours."""
+    import datasets
+    from datasets.utils import logging as messages
+    from huggingface_hub.utils import logging as hub_messages
+
+    level, has_bars = messages.get_verbosity(), datasets.is_progress_bar_enabled()
+    hub_level = hub_messages.get_verbosity()
+    messages.set_verbosity(logging.CRITICAL)
+    hub_messages.set_verbosity(logging.CRITICAL)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        messages.set_verbosity(level)
+        hub_messages.set_verbosity(hub_level)
+        if has_bars:
+            datasets.enable_progress_bars()
+
+
+def ask_hub(name: str, words: str) -> str:
+    """Ask the Hub for a data set, once: datasets itself asks again and again for half a minute.
+
+    Args:
+        name: The data set.
+        words: How messages begin.
+
+    Returns:
+        Why it cannot be reached, in words; empty where it has the data set.
+
+    Raises:
+        HubError: it has no such data set, or does not show it to this account.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    if huggingface_hub.is_offline_mode():
+        return "offline mode forbids asking the Hub (HF_HUB_OFFLINE)"
+    try:
+        huggingface_hub.HfApi().dataset_info(name)
+    except errors.GatedRepoError as error:
+        raise HubError(
+            f"{words}: is gated and this account has no access",
+            hint="Ask for access on its Hub page, then log in with `hf auth login` or set HF_TOKEN.",
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise HubError(
+            f"{words}: no such file or folder here, and no such data set on the Hub",
+            hint="Check the spelling; for a private data set log in with `hf auth login` or set HF_TOKEN.",
+        ) from error
+    except (OSError, *errors.HfHubHTTPError.__bases__) as error:
+        return f"the Hub cannot be reached: {next(iter(str(error).splitlines()), type(error).__name__)}"
+    return ""

@@ -1,0 +1,145 @@
+"""How do the cells of a data set become pictures and recordings?
+
+Of a file or of bytes. What does not open is a value with its reason: one damaged picture does not end an evaluation.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+__all__ = ["INSTALL_HINT", "Recording", "Unreadable", "open_image", "open_recording", "resampled"]
+
+INSTALL_HINT = 'pip install "winml-modelkit[eval]"'
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Sound, all channels mixed to one."""
+
+    samples: NDArray[np.float32]
+    """Shape [samples], between -1 and 1."""
+    rate_hz: int
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A picture or a recording that does not open."""
+
+    name: str
+    """File name, or where in the data it stands."""
+    reason: str
+    """What the library that opens it says."""
+
+
+def open_image(cell: Any, folder: Path | None, place: str) -> Image | Unreadable:
+    """Return the picture of a cell with all its pixels, or why it does not open.
+
+    Args:
+        cell: A picture, a path, bytes, or a record of ``bytes`` and ``path`` as datasets has them.
+        folder: What a relative path is relative to.
+        place: What to call a cell without a file name.
+
+    Raises:
+        UsageError: Pillow is missing.
+    """
+    try:
+        import PIL.Image
+    except ImportError as error:
+        raise UsageError("pictures need Pillow, which is not installed", hint=INSTALL_HINT) from error
+    if isinstance(cell, PIL.Image.Image):
+        return cell
+    source, name = _source_of(cell, folder, place)
+    if source is None:
+        return Unreadable(name, f"holds {type(cell).__name__}, which is no file and no bytes")
+    try:
+        image = PIL.Image.open(source)
+        image.load()
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error, PIL.Image.DecompressionBombError) as error:
+        return Unreadable(name, str(error))
+    return image
+
+
+def open_recording(cell: Any, folder: Path | None, place: str) -> Recording | Unreadable:
+    """Return the sound of a cell, or why it does not open.
+
+    Args:
+        cell: A recording, a path, bytes, or a record as datasets has them: ``bytes`` and ``path``, or ``array`` and
+            ``sampling_rate``.
+        folder: What a relative path is relative to.
+        place: What to call a cell without a file name.
+
+    Raises:
+        UsageError: soundfile is missing.
+    """
+    if isinstance(cell, Recording):
+        return cell
+    if isinstance(cell, Mapping) and cell.get("array") is not None:
+        import numpy as np
+
+        return Recording(_one_channel(np.asarray(cell["array"], np.float32).T), int(cell["sampling_rate"]))
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:
+        raise UsageError(f"recordings need soundfile: {error}", hint=INSTALL_HINT) from error
+    source, name = _source_of(cell, folder, place)
+    if source is None:
+        return Unreadable(name, f"holds {type(cell).__name__}, which is no file and no bytes")
+    try:
+        samples, rate_hz = soundfile.read(source, dtype="float32")
+    except (OSError, ValueError, TypeError, soundfile.SoundFileError) as error:
+        return Unreadable(name, str(error))
+    return Recording(_one_channel(samples), int(rate_hz))
+
+
+def resampled(recording: Recording, rate_hz: int) -> NDArray[np.float32]:
+    """Return the samples of a recording at another rate, filtered so that no tone is mirrored.
+
+    Raises:
+        UsageError: scipy is missing.
+    """
+    if recording.rate_hz == rate_hz:
+        return recording.samples
+    try:
+        from scipy.signal import resample_poly
+    except ImportError as error:
+        raise UsageError(
+            f"recordings of {recording.rate_hz} Hz for a model of {rate_hz} Hz need scipy, which is not installed",
+            hint=INSTALL_HINT,
+        ) from error
+    common = math.gcd(recording.rate_hz, rate_hz)
+    samples: NDArray[np.float32] = resample_poly(
+        recording.samples, rate_hz // common, recording.rate_hz // common
+    ).astype("float32")
+    return samples
+
+
+def _one_channel(samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the mean of the channels of ``[samples]`` or ``[samples, channels]``."""
+    return samples if samples.ndim == 1 else samples.mean(axis=-1, dtype="float32")
+
+
+def _source_of(cell: Any, folder: Path | None, place: str) -> tuple[Any, str]:
+    """Return what a library opens, None where there is nothing, and a name without folders."""
+    content, path = cell, None
+    if isinstance(cell, Mapping):
+        content, path = cell.get("bytes"), cell.get("path")
+    elif isinstance(cell, (str, Path)):
+        content, path = None, cell
+    if isinstance(content, (bytes, bytearray)):
+        return io.BytesIO(content), Path(path).name if path else place
+    if not isinstance(path, (str, Path)):
+        return None, place
+    return (folder or Path()) / path, Path(path).name

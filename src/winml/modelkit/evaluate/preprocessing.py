@@ -1,0 +1,308 @@
+"""Makes the arrays that a graph takes of the samples of a data set, by what lies beside the model.
+
+The tokenizer, image processor or feature extractor of the checkpoint does the work; here its arrays are brought to the
+sizes and types of the graph. What its answers mean is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.evaluate.media import resampled
+from winml.modelkit.evaluate.processors import ProcessorKind, kinds_for, open_processor, position_count
+from winml.modelkit.runtime.graph_inputs import GraphInput, array_words
+
+__all__ = ["LONGEST_TEXT", "Batch", "Preprocessor", "Row"]
+
+Array = NDArray[Any]
+Sample = Mapping[str, Any]
+"""Role → value: text, picture, recording."""
+
+LONGEST_TEXT = 512
+"""Tokens of a text that are read, where neither the graph nor the checkpoint says fewer. Chosen: what most encoders
+take."""
+_STRIDE = 128
+"""Tokens that two windows over a long context share. Chosen: that of transformers' pipeline for answering questions."""
+_FAILURES = (ValueError, TypeError, LookupError, RuntimeError)
+"""What processors raise for values they cannot use."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a batch: a sample, or a window over one."""
+
+    number: int
+    """Of the sample, from 0, in the order they were given."""
+    sample: Sample
+    offsets: Array | None = None
+    """Of texts, first and last character of each token: int64[length, 2]; None where the tokenizer does not say."""
+    word_ids: tuple[int | None, ...] | None = None
+    """Of texts, the word of each token; None for special tokens."""
+    sequence_ids: tuple[int | None, ...] | None = None
+    """Of texts, 0 for tokens of the first, 1 for those of the second of a pair; None for special tokens."""
+    image_size: tuple[int, int] | None = None
+    """Of pictures, height and width before they were resized."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one run takes."""
+
+    feeds: Mapping[str, Array]
+    """One array per input of the graph."""
+    rows: tuple[Row, ...]
+    """The rows of the arrays, without those that repeat the last one to fill up a fixed batch size."""
+
+    def trimmed(self, output: Array) -> Array:
+        """Return an output without the rows that fill up the batch."""
+        return output[: len(self.rows)]
+
+
+class Preprocessor:
+    """Makes arrays of samples.
+
+    Attributes:
+        kinds: What makes them: ``tokenizer``, ``image processor``, ``feature extractor``.
+        processors: The object of transformers for each kind.
+        fixed_batch: Batch size of the graph; None where it is open.
+        notes: What was decided because nobody said, one sentence each.
+    """
+
+    def __init__(
+        self, inputs: Sequence[GraphInput], processors: Mapping[ProcessorKind, Any], longest_text: int, option: str
+    ) -> None:
+        """Take what is open already; see :meth:`of`."""
+        self.kinds = tuple(processors)
+        self.processors = dict(processors)
+        self.fixed_batch = next(
+            (int(i.shape[0]) for i in inputs if len(i.shape) > 1 and isinstance(i.shape[0], int)), None
+        )
+        self.notes: tuple[str, ...] = ()
+        self._inputs = {item.name: item for item in inputs}
+        self._longest_text = longest_text
+        self._option = option
+        self._image_arguments: dict[str, Any] = {}
+
+    @classmethod
+    def of(
+        cls, folder: Path, inputs: Sequence[GraphInput], *, longest_text: int | None = None, option: str = "--dataset"
+    ) -> Preprocessor:
+        """Open what lies beside a model, or in its checkpoint.
+
+        Args:
+            folder: Folder of the ONNX file, or checkpoint folder.
+            inputs: Inputs of the graph, by whose names it is known what makes them.
+            longest_text: Tokens after which a text is cut, where the graph leaves the length open. None is what the
+                tokenizer and the config say, at most 512.
+            option: What named the data, for messages.
+
+        Raises:
+            UsageError: files or a package are missing, or no known input is there.
+            InputError: the files are damaged.
+        """
+        kinds = kinds_for(item.name for item in inputs)
+        if not kinds:
+            shown = ", ".join(f"{item.name} {item.words}" for item in inputs) or "nothing"
+            raise UsageError(
+                f"{option}: the graph takes {shown}; no tokenizer, image processor or feature extractor gives that",
+                hint="Give .npz files with one array per input.",
+            )
+        processors = {kind: open_processor(kind, folder, option) for kind in kinds}
+        if longest_text is None:
+            limits = (getattr(processors.get("tokenizer"), "model_max_length", None), position_count(folder))
+            longest_text = min([LONGEST_TEXT, *(int(limit) for limit in limits if limit is not None)])
+        return cls(inputs, processors, longest_text, option)
+
+    def batches(self, samples: Iterable[Sample], batch_size: int | None = None) -> Iterator[Batch]:
+        """Yield what each run takes, as many samples in it as the graph takes.
+
+        Texts are ``text``, ``text`` and ``text_pair``, ``tokens`` (words), or ``question`` and ``context``. Of the
+        last, a context that is too long is read in windows: one sample has several rows then.
+
+        Args:
+            samples: The samples by role; each is read when its turn comes.
+            batch_size: Samples in a batch where the graph leaves that open; None is 1.
+
+        Raises:
+            UsageError: another batch size than the graph takes, a role is missing, or the arrays are not what the
+                graph takes.
+            InputError: a processor fails on a sample.
+        """
+        if batch_size is not None and self.fixed_batch not in (None, batch_size):
+            raise UsageError(
+                f"--batch-size {batch_size}: the graph takes batches of {self.fixed_batch}",
+                hint="Leave it out, or export with this size or with --dynamic-batch.",
+            )
+        size = self.fixed_batch or batch_size or 1
+        numbered = enumerate(samples)
+        while chunk := list(itertools.islice(numbered, size)):
+            arrays, rows = self._prepared(chunk)
+            for start in range(0, len(rows), size):
+                yield self._batch(arrays, rows, range(start, min(start + size, len(rows))))
+
+    def _prepared(self, chunk: Sequence[tuple[int, Sample]]) -> tuple[dict[str, Array], list[Row]]:
+        rows = [Row(number, sample) for number, sample in chunk]
+        arrays: dict[str, Array] = {}
+        for kind, processor in self.processors.items():
+            try:
+                if kind == "tokenizer":
+                    made, rows = self._tokenized(processor, rows)
+                elif kind == "image processor":
+                    made, rows = self._pictures(processor, rows)
+                else:
+                    made = self._recordings(processor, rows)
+            except _FAILURES as error:
+                raise InputError(
+                    f"{self._option}: the {kind} fails on samples from {chunk[0][0]}: {' '.join(str(error).split())}",
+                    hint="Look at these samples, or give .npz files.",
+                ) from error
+            arrays |= made
+        return arrays, rows
+
+    def _tokenized(self, tokenizer: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
+        length = self._fixed_size("input_ids", 1)
+        texts, arguments = _text_arguments([row.sample for row in rows], self._option)
+        if (length or len(rows) > 1 or "text_pair" in arguments) and tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        windowed = "question" in rows[0].sample
+        longest = length or self._longest_text
+        if windowed:
+            arguments |= {"return_overflowing_tokens": True, "stride": min(_STRIDE, longest // 4)}
+        tokens = tokenizer(
+            texts,
+            truncation="only_second" if windowed else True,
+            max_length=longest,
+            padding="max_length" if length else len(rows) > 1 or windowed,
+            return_tensors="np",
+            return_token_type_ids="token_type_ids" in self._inputs,
+            return_offsets_mapping=tokenizer.is_fast,
+            **arguments,
+        )
+        sources = tokens.get("overflow_to_sample_mapping", range(len(rows)))
+        return dict(tokens), [
+            _text_row(rows[source], tokens, place if tokenizer.is_fast else None)
+            for place, source in enumerate(sources)
+        ]
+
+    def _pictures(self, processor: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
+        images = [_value(row.sample, "image", self._option).convert("RGB") for row in rows]
+        arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
+        size = self._fixed_size("pixel_values", -2), self._fixed_size("pixel_values", -1)
+        given = arrays["pixel_values"].shape[-2:]
+        if all(size) and size != given and not self._image_arguments:
+            # A graph of fixed sizes takes no other; detectors size each picture by itself.
+            self._image_arguments = {"size": {"height": size[0], "width": size[1]}}
+            if getattr(processor, "do_center_crop", None):
+                self._image_arguments["do_center_crop"] = False
+            arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
+            note = (
+                f"pictures are resized to {size[0]} x {size[1]}, which the graph takes; the image processor by itself "
+                f"gives {given[0]} x {given[1]}"
+            )
+            self.notes += (note,)
+        sizes = [(image.height, image.width) for image in images]
+        return arrays, [replace(row, image_size=size) for row, size in zip(rows, sizes, strict=True)]
+
+    def _recordings(self, extractor: Any, rows: Sequence[Row]) -> dict[str, Array]:
+        rate_hz = int(extractor.sampling_rate)
+        samples = [resampled(_value(row.sample, "audio", self._option), rate_hz) for row in rows]
+        arguments: dict[str, Any] = {}
+        padding = inspect.signature(extractor.__call__).parameters.get("padding")
+        length = self._fixed_size("input_values", 1) if len(self._shape("input_values")) == 2 else None
+        if length:
+            arguments = {"padding": "max_length", "max_length": length, "truncation": True}
+        elif padding is not None and not padding.default:
+            arguments = {"padding": True}
+        if "attention_mask" in self._inputs:
+            arguments["return_attention_mask"] = True
+        return dict(extractor(samples, sampling_rate=rate_hz, return_tensors="np", **arguments))
+
+    def _batch(self, arrays: Mapping[str, Array], rows: Sequence[Row], places: range) -> Batch:
+        """Return the arrays of some rows as the graph takes them, filled up to its batch size."""
+        taken = [*places, *[places[-1]] * ((self.fixed_batch or 0) - len(places))]
+        feeds: dict[str, Array] = {}
+        for item in self._inputs.values():
+            if item.name not in arrays:
+                makers = " and ".join(f"the {kind}" for kind in self.kinds)
+                raise UsageError(
+                    f"{self._option}: the graph takes {item.name} {item.words}, which {makers} "
+                    f"{'do' if len(self.kinds) > 1 else 'does'} not give",
+                    hint="Give .npz files with one array per input.",
+                )
+            array = np.asarray(arrays[item.name])[taken].astype(_numpy_dtype(item.dtype))
+            if not item.takes_sizes(array.shape):
+                raise UsageError(
+                    f"{self._option}: the graph takes {item.name} {item.words}, the samples are {array_words(array)}",
+                    hint="Export with these sizes, or give .npz files with one array per input.",
+                )
+            feeds[item.name] = array
+        return Batch(feeds, tuple(rows[place] for place in places))
+
+    def _shape(self, name: str) -> tuple[int | str | None, ...]:
+        return self._inputs[name].shape if name in self._inputs else ()
+
+    def _fixed_size(self, name: str, axis: int) -> int | None:
+        """Return the size of an axis of an input; None where the graph leaves it open, or there is no such input."""
+        shape = self._shape(name)
+        size = shape[axis] if -len(shape) <= axis < len(shape) else None
+        return size if isinstance(size, int) else None
+
+
+def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return the first argument of a tokenizer, and further ones."""
+    first = samples[0]
+    if "question" in first:
+        questions = [_text(sample, "question", option) for sample in samples]
+        return questions, {"text_pair": [_text(sample, "context", option) for sample in samples]}
+    if "tokens" in first:
+        return [list(map(str, _value(sample, "tokens", option))) for sample in samples], {"is_split_into_words": True}
+    texts = [_text(sample, "text", option) for sample in samples]
+    if "text_pair" not in first:
+        return texts, {}
+    return texts, {"text_pair": [_text(sample, "text_pair", option) for sample in samples]}
+
+
+def _value(sample: Sample, role: str, option: str) -> Any:
+    if sample.get(role) is None:
+        raise UsageError(
+            f"{option}: a sample has no {role}; it has {', '.join(sample) or 'nothing'}",
+            hint=f"Say which column it is: --columns {role}=COLUMN.",
+        )
+    return sample[role]
+
+
+def _text(sample: Sample, role: str, option: str) -> str:
+    value = _value(sample, role, option)
+    if not isinstance(value, str):
+        raise UsageError(
+            f"{option}: {role} is to be a text, and a sample has {type(value).__name__}",
+            hint=f"Say which column it is: --columns {role}=COLUMN.",
+        )
+    return value
+
+
+def _text_row(row: Row, tokens: Any, place: int) -> Row:
+    """Return a row with what a tokenizer says of its tokens."""
+    return replace(
+        row,
+        offsets=np.asarray(tokens["offset_mapping"][place]),
+        word_ids=tuple(tokens.word_ids(place)),
+        sequence_ids=tuple(tokens.sequence_ids(place)),
+    )
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)

@@ -1,0 +1,116 @@
+"""Opens the tokenizer, image processor or feature extractor that lies beside a model.
+
+From local files alone; code that comes with a checkpoint is not run. Which of them a graph needs is known by the names
+of its inputs, which are those of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.evaluate.media import INSTALL_HINT
+
+__all__ = ["ProcessorKind", "kinds_for", "open_processor", "position_count", "processor_files"]
+
+ProcessorKind = Literal["tokenizer", "image processor", "feature extractor"]
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+"""A tokenizer has at least one of them."""
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""An image processor or feature extractor has one of them."""
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError)
+"""What transformers raises for files that are missing, damaged, or need code of their own or another package."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    data: str
+    """What it makes arrays of."""
+    class_name: str
+    files: tuple[str, ...]
+    input_names: frozenset[str]
+
+
+_KINDS: dict[ProcessorKind, _Kind] = {
+    "tokenizer": _Kind(
+        "texts", "AutoTokenizer", _TOKENIZER_FILES, frozenset({"input_ids", "attention_mask", "token_type_ids"})
+    ),
+    "image processor": _Kind(
+        "pictures", "AutoImageProcessor", _PROCESSOR_FILES, frozenset({"pixel_values", "pixel_mask"})
+    ),
+    "feature extractor": _Kind(
+        "recordings", "AutoFeatureExtractor", _PROCESSOR_FILES, frozenset({"input_values", "input_features"})
+    ),
+}
+
+
+def kinds_for(input_names: Iterable[str]) -> tuple[ProcessorKind, ...]:
+    """Return what makes the inputs of these names.
+
+    A mask beside recordings is theirs, not a text's.
+    """
+    names = set(input_names)
+    if "input_ids" not in names and names & _KINDS["feature extractor"].input_names:
+        return ("feature extractor",)
+    return tuple(kind for kind, about in _KINDS.items() if names & about.input_names)
+
+
+def processor_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files in a folder that tell how samples become arrays."""
+    files = (folder / name for name in (*_TOKENIZER_FILES, *_PROCESSOR_FILES))
+    return tuple(path for path in files if path.is_file())
+
+
+def open_processor(kind: ProcessorKind, folder: Path, option: str) -> Any:
+    """Return the object of transformers that makes arrays.
+
+    Args:
+        kind: Which one.
+        folder: Checkpoint folder, or the folder of an ONNX file with the files beside it.
+        option: What named the data, for messages.
+
+    Raises:
+        UsageError: there is none in the folder, or a package is missing.
+        InputError: its files are damaged.
+    """
+    about = _KINDS[kind]
+    if not any((folder / name).is_file() for name in about.files):
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise UsageError(
+            f"{option}: {about.data} need {article} {kind}, and none lies beside the model in {folder}",
+            hint=f"Copy the checkpoint's {kind} files there ({', '.join(about.files)}), or give .npz files.",
+        )
+    if kind == "image processor":
+        _require_pillow(option)
+    import transformers
+
+    try:
+        return getattr(transformers, about.class_name).from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except _UNREADABLE as error:
+        raise InputError(
+            f"the {kind} in {folder} cannot be read: {' '.join(str(error).split())}", hint="Mend or replace its files."
+        ) from error
+
+
+def position_count(folder: Path) -> int | None:
+    """Return how many positions of tokens the config in a folder says the model has; None where it does not say."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        values = (config.get(name) for name in ("max_position_embeddings", "n_positions"))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def _require_pillow(option: str) -> None:
+    try:
+        import PIL.Image  # noqa: F401  # whether it can be
+    except ImportError as error:
+        raise UsageError(f"{option}: pictures need Pillow, which is not installed", hint=INSTALL_HINT) from error
