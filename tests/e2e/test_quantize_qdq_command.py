@@ -87,7 +87,7 @@ def test_16_bit_activations_are_told_to_be_slow_here(workplace: Workplace) -> No
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--mode", "qdq", "--calibration-data", "gone"), 2, "--calibration-data gone: no such file or folder"),
+        (("--mode", "qdq", "--calibration-data", "gone.npz"), 2, "--calibration-data gone.npz: no such file or folder"),
         (("--calibration-data", "samples"), 2, "--calibration-data samples has no meaning for dynamic"),
         (("--mode", "qdq", "--asymmetric"), 2, "one zero point for a weight"),
         (("--mode", "qdq", "--calibration-data", "samples", "--samples", "9"), 2, "holds 2 samples"),

@@ -23,11 +23,11 @@ from winml.modelkit.export.node_tagger import NodeTagger
 from winml.modelkit.export.preparation import prepared_for_export
 from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.export.torchscript.capturing import capture_torchscript
-from winml.modelkit.flows.export.live_module import loaded_from_module
 from winml.modelkit.hierarchy.coverage import measure_coverage
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
+from winml.modelkit.load.live_module import loaded_from_module
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.runtime.feeds import make_feeds
@@ -51,7 +51,7 @@ def work_of(capture: Capture, tree: ModuleTree) -> Work:
 
 def work_by_exporter(model: nn.Module, torch_modules: tuple[str, ...] = ()) -> list[Work]:
     """Capture a transformers model with both exporters."""
-    loaded = loaded_from_module(model, None, WinMLExportConfig())
+    loaded = loaded_from_module(model, None)
     tensors = {name: to_torch(value) for name, value in make_feeds(loaded.only_part.inputs, seed=1).items()}
     with prepared_for_export(model, list(tensors), loaded.only_part.forward_kwargs) as forward:
         with record_calls(model) as trace:

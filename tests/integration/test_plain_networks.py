@@ -16,9 +16,9 @@ from checkpoints import CONFIGS, build_model, make_distinct
 from oracle import observe
 from tag_checks import check_file, load_nodes, tagged_operators
 from winml.modelkit import ExportResult, WinMLExportConfig, export_pytorch, optimize_onnx
-from winml.modelkit.flows.export.live_module import loaded_from_module
 from winml.modelkit.hierarchy.tracing import record_calls
 from winml.modelkit.hierarchy.tree import build_tree
+from winml.modelkit.load.live_module import loaded_from_module
 from winml.modelkit.runtime.feeds import make_feeds
 
 WORK = frozenset({"Conv", "ConvTranspose", "BatchNormalization", "LayerNormalization", "GRU", "LSTM"})
@@ -285,7 +285,7 @@ def test_other_selections_are_obeyed(selection: str | tuple[str, ...], tmp_path:
 def test_transformers_model_has_the_modules_of_its_classes(architecture: str) -> None:
     """Its tags are those without any module of torch.nn, whatever its root holds directly."""
     model = build_model(architecture)
-    part = loaded_from_module(model, None, WinMLExportConfig()).only_part
+    part = loaded_from_module(model, None).only_part
     feeds = {name: torch.from_numpy(value) for name, value in make_feeds(part.inputs, seed=1).items()}
     with torch.no_grad(), record_calls(model) as trace:
         model(**feeds, **part.forward_kwargs)

@@ -13,6 +13,7 @@ from winml.modelkit.version import __version__
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.build_model import build_hf_model, build_onnx_model
+    from winml.modelkit.builds.compared_models import compare_models
     from winml.modelkit.builds.config import WinMLBuildConfig
     from winml.modelkit.errors import (
         CheckpointError,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
         WinMLError,
     )
     from winml.modelkit.export.config import WinMLExportConfig
-    from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
+    from winml.modelkit.flows.compare.compare import CompareOptions
     from winml.modelkit.flows.diff import diff_models
     from winml.modelkit.flows.export.export import HTPExporter, export_pytorch
     from winml.modelkit.flows.optimize import optimize_onnx, run_optimize_analyze_loop
@@ -89,7 +90,7 @@ _HOMES = {
     "build_onnx_model": "builds.build_model",
     "export_pytorch": "flows.export.export",
     "CompareOptions": "flows.compare.compare",
-    "compare_models": "flows.compare.compare",
+    "compare_models": "builds.compared_models",
     "diff_models": "flows.diff",
     "optimize_onnx": "flows.optimize",
     "quantization_sensitivity": "flows.quantize.sensitivity",

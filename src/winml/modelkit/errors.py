@@ -34,7 +34,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class WinMLError(Exception):
@@ -147,13 +147,17 @@ class VerificationError(WinMLError):
 
     Attributes:
         is_graph_wrong: Whether the graph is the likely cause, and neither the reference nor the inputs.
+        inputs: Values by input on which the outputs differ, as arrays or tensors, where both models answered.
     """
 
     exit_code = 3
 
-    def __init__(self, message: str, *, hint: str = "", is_graph_wrong: bool = False) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", is_graph_wrong: bool = False, inputs: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.is_graph_wrong = is_graph_wrong
+        self.inputs = inputs
 
 
 class InternalError(WinMLError):

@@ -109,7 +109,7 @@ def test_precision_that_the_mode_does_not_reach_is_refused_with_the_plan() -> No
     [
         ({"precision": "int4", "per_channel": False}, "--per-tensor has no meaning for weight-only"),
         ({"precision": "w8a8", "symmetric": False}, "one zero point"),
-        ({"precision": "w8a8", "calibration_data": "gone"}, "--calibration-data gone: no such file or folder"),
+        ({"precision": "w8a8", "calibration_data": "gone.npz"}, "--calibration-data gone.npz: no such file or folder"),
     ],
 )
 def test_quantization_that_cannot_be_done_is_refused_with_the_plan(values: dict[str, Any], words: str) -> None:

@@ -134,9 +134,7 @@ def test_too_few_samples_are_refused(model: Path, folder: Path) -> None:
         _quantize(model, calibration_data=str(empty))
 
 
-@pytest.mark.parametrize(
-    ("name", "error"), [("data.parquet", UsageError), ("gone", UsageError), ("bad.npz", InputError)]
-)
+@pytest.mark.parametrize(("name", "error"), [("data.bin", UsageError), ("gone", UsageError), ("bad.npz", InputError)])
 def test_data_of_another_form_is_refused(model: Path, name: str, error: type[Exception]) -> None:
     """What is not there, not read, or damaged."""
     if name != "gone":
@@ -218,13 +216,13 @@ def test_texts_go_through_the_tokenizer_beside_the_model(text_model: Path, name:
     assert f"2 samples of {name}, minmax" == result.calibration.words
 
 
-def test_texts_without_a_tokenizer_or_a_column_are_refused(text_model: Path, model: Path) -> None:
+def test_texts_without_a_tokenizer_or_a_column_are_refused(text_model: Path) -> None:
     """The message says what is missing."""
     texts = text_model.with_name("b.csv")
     texts.write_text("label,score\n1,2\n", encoding="utf-8")
     with pytest.raises(UsageError, match="its columns: label, score"):
         _quantize(text_model, calibration_data=str(texts))
-    other = model.parent / "other"
+    other = text_model.parent / "other"
     other.mkdir()
     lonely = other / "in.onnx"
     lonely.write_bytes(text_model.read_bytes())
@@ -240,7 +238,7 @@ def test_files_that_ranges_depend_on_are_those_that_are_read(text_model: Path, f
 
     def names(data: Path, **options: Any) -> list[str]:
         asked = QuantizeOptions(mode="qdq", calibration_data=str(data), **options)
-        calibration = calibration_of(asked, text_model, {}, 0)
+        calibration = calibration_of(asked, text_model.parent, {}, 0)
         assert calibration is not None
         return [path.name for path in calibration.files]
 

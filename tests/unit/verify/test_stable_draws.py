@@ -13,8 +13,7 @@ from torch import nn
 
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import VerificationError
-from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.flows.export.live_module import loaded_from_module
+from winml.modelkit.load.live_module import loaded_from_module
 from winml.modelkit.verify.other_sizes import Draw
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference
 from winml.modelkit.verify.stable_draws import MOST_SET_ASIDE, compare_stable_draws
@@ -59,7 +58,7 @@ TIE, CLEAR = 0.0, 1.0
 @contextmanager
 def prepared(model: nn.Module) -> Iterator[PreparedPart]:
     """Prepare a model as for export, and run it once."""
-    loaded = loaded_from_module(model.eval(), inputs(CLEAR, 0), WinMLExportConfig())
+    loaded = loaded_from_module(model.eval(), inputs(CLEAR, 0))
     with prepared_part(loaded.only_part) as ready, torch.no_grad():
         loaded.model(*inputs(CLEAR, 0).values())
         yield ready

@@ -21,7 +21,7 @@ from winml.modelkit.load.checkpoints.hub import snapshot_folder
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, ModelSource, resolve_source
 
-__all__ = ["ModelIdentity", "file_digests", "identify_model", "identify_onnx"]
+__all__ = ["ModelIdentity", "file_digests", "identify_model", "identify_onnx", "processor_folder"]
 
 _READ_SUFFIXES = (".json", ".txt")
 """Config, tokenizer and processor files, by which class, sizes and inputs are decided."""
@@ -103,19 +103,39 @@ def identify_onnx(path: Path) -> ModelIdentity:
     return ModelIdentity(lambda: {"files": file_digests(files)}, is_repeatable=True, places=files)
 
 
-def file_digests(files: Iterable[Path]) -> dict[str, str]:
-    """Return the SHA-256 of the content of files, by their names.
+def file_digests(files: Iterable[Path] | Mapping[str, Path]) -> dict[str, str]:
+    """Return the SHA-256 of the content of files, by their names: those of the files, where no others are given.
 
     Raises:
         InputError: one cannot be read.
     """
+    named = files if isinstance(files, Mapping) else {path.name: path for path in files}
     digests = {}
-    for path in files:
+    for name, path in named.items():
         try:
-            digests[path.name] = file_digest(path)
+            digests[name] = file_digest(path)
         except OSError as error:  # noqa: PERF203 - one of a few files
             raise InputError(f"{path}: cannot be read: {error.strerror}", hint="Mend its permissions.") from error
     return digests
+
+
+def processor_folder(request: ModelRequest, onnx_path: Path | None) -> Path | None:
+    """Return where the tokenizer or image processor of a model lies: the checkpoint, or the folder of its ONNX file.
+
+    None for a model that a package makes, or one that is named by its type alone.
+
+    Raises:
+        UsageError: the request is wrong.
+        InputError: the Hub did not deliver.
+    """
+    if onnx_path is not None:
+        return onnx_path.absolute().parent
+    source = resolve_source(request)
+    if source.kind == "hub":
+        return _checkpoint_folder(source, request)
+    if source.path is None:
+        return None
+    return source.path if source.path.is_dir() else source.path.absolute().parent
 
 
 def _checkpoint_folder(source: ModelSource, request: ModelRequest) -> Path:

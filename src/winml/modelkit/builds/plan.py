@@ -113,7 +113,7 @@ def _refuse_quantization(options: QuantizeOptions) -> None:
         UsageError: names the option.
     """
     options.refuse_contradictions()
-    refuse_missing_files(options.calibration_data)
+    refuse_missing_files(options)
 
 
 def request_record(request: ModelRequest) -> dict[str, Any]:

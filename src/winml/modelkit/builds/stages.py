@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.plan import BuildPlan, request_record
 from winml.modelkit.builds.quantization import auto_words, idle_quantization, quantize_options
+from winml.modelkit.evaluate.processors import processor_files
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
@@ -26,7 +27,7 @@ from winml.modelkit.file_names import (
     part_path,
     sidecar_path,
 )
-from winml.modelkit.flows.quantize.calibration_files import npz_files
+from winml.modelkit.flows.quantize.calibration_files import calibration_files, calibration_kind
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.results.build_manifest import StageName, StageRecord
 from winml.modelkit.version import __version__
@@ -256,27 +257,33 @@ def _optimized_words(result: OptimizedFile) -> str:
     return f"from {result.before.nodes}{f': {fired}' if fired else ''}"
 
 
-def _quantization_record(options: QuantizeOptions) -> dict[str, Any]:
+def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str, Any]:
     """Return what decides the result of a quantization as JSON values; of rules the order decides, of data the content.
 
     Raises:
         InputError: data cannot be read.
     """
-    record = options.model_dump(mode="json", exclude_none=True)
+    record = options.model_dump(mode="json", exclude_none=True, exclude=set() if options.columns else {"columns"})
     record["per_module"] = [list(rule) for rule in options.per_module.items()]
     if options.calibration_data is not None:
         from winml.modelkit.builds.identity import file_digests
 
-        record["calibration_data"] = file_digests(npz_files(Path(options.calibration_data)))
+        # A data set of the Hub is known by its name.
+        files = calibration_files(options.calibration_data)
+        record["calibration_data"] = file_digests(files) if files else options.calibration_data
+        if plan.onnx_path is not None and calibration_kind(options.calibration_data) != "arrays":
+            # What lies beside an ONNX file is no part of it.
+            record["processors"] = file_digests(processor_files(plan.onnx_path.parent))
     return record
 
 
 def _quantize_options(plan: BuildPlan) -> dict[str, Any]:
     assert plan.config.quant is not None  # skipped otherwise
     options = quantize_options(plan.config.quant)
-    is_drawn = options.needs_ranges and options.calibration_data is None
+    data = options.calibration_data
+    is_drawn = options.needs_ranges and (data is None or calibration_kind(data) == "data set")
     seed = {"seed": plan.request.seed} if is_drawn else {}  # decides the values that ranges are found with
-    return {"quant": _quantization_record(options), "verify": plan.verify, **seed}
+    return {"quant": _quantization_record(plan, options), "verify": plan.verify, **seed}
 
 
 def _idle_quantization(config: WinMLBuildConfig) -> str:
@@ -284,6 +291,7 @@ def _idle_quantization(config: WinMLBuildConfig) -> str:
 
 
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
+    from winml.modelkit.builds.identity import processor_folder
     from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask
     from winml.modelkit.flows.quantize.quantize import quantize_file
 
@@ -300,6 +308,7 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
             external_from_bytes=EXTERNAL_BYTES,
         ),
         quantize_options(section),
+        processors=processor_folder(task.plan.request, task.plan.onnx_path),
     )
     outcome = StageOutcome(
         files=tuple(file.path for file in result.files),

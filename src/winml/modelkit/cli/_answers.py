@@ -14,7 +14,7 @@ from winml.modelkit.words import json_printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["json_text", "print_json", "refuse_outputs", "show_answer", "write_answer"]
+__all__ = ["json_text", "print_json", "refuse_outputs", "show_answer", "write_answer", "write_files"]
 
 
 def print_json(record: Mapping[str, Any]) -> None:
@@ -76,3 +76,23 @@ def write_answer(path: Path, record: Mapping[str, Any], *, overwrite: bool) -> N
     with OutputFiles() as files:
         files.reserve(path).write_text(f"{json_text(record)}\n", encoding="utf-8")
         files.commit(overwrite=overwrite)
+
+
+def write_files(renderers: Mapping[str, Callable[[], str]], options: Mapping[str, Any]) -> list[Path]:
+    """Write the files that options name, all or none of them; return those that were written.
+
+    Args:
+        renderers: Name of an option → what returns the text of its file.
+        options: Those of the verb, ``overwrite`` among them.
+
+    Raises:
+        WriteError: one cannot be written.
+    """
+    from winml.modelkit.graph.files.output_files import OutputFiles
+
+    names = [name for name in renderers if options[name]]
+    with OutputFiles() as files:
+        for name in names:
+            files.reserve(options[name]).write_text(renderers[name](), encoding="utf-8")
+        files.commit(overwrite=options["overwrite"])
+    return [options[name] for name in names]

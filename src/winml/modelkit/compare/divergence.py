@@ -26,6 +26,23 @@ class ModuleErrors:
     """Largest of its inputs; None where one of them is unknown."""
     outputs: float
     """Largest of its outputs; infinite where values are missing, or NaN on one side."""
+    before: tuple[tuple[float, float], ...] = ()
+    """Of a module around others: the largest error of what its own nodes were fed until then, and that of what they
+    feed to a module inside, for each of these in order."""
+    last_fed: float | None = None
+    """Of a module around others: the largest error of what its nodes were fed until the end. None: as ``inputs``."""
+    is_passing_on: bool = False
+    """Whether it computes the same on both sides, so that its error has to come from elsewhere, larger as it may be."""
+
+    @property
+    def steps(self) -> tuple[tuple[float, float], ...]:
+        """Errors of what its own nodes are fed, and of what they hand on; nothing where one of its inputs is unknown.
+
+        What arises inside of another module is fed to it by that.
+        """
+        if self.inputs is None:
+            return ()
+        return (*self.before, (self.inputs if self.last_fed is None else self.last_fed, self.outputs))
 
 
 def own_error(errors: ModuleErrors) -> float | None:
@@ -33,11 +50,13 @@ def own_error(errors: ModuleErrors) -> float | None:
 
     Errors of rounding are independent of each other, so that their squares add up.
     """
-    if errors.inputs is None:
-        return None
-    if not math.isfinite(errors.outputs):
-        return errors.outputs if math.isfinite(errors.inputs) else 0.0
-    return math.sqrt(max(0.0, errors.outputs**2 - errors.inputs**2)) if math.isfinite(errors.inputs) else 0.0
+    return max((_arising(*step) for step in errors.steps), default=None)
+
+
+def _arising(fed: float, handed_on: float) -> float:
+    if not math.isfinite(fed):
+        return 0.0
+    return math.sqrt(max(0.0, handed_on**2 - fed**2)) if math.isfinite(handed_on) else handed_on
 
 
 def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_rounded: bool) -> int | None:
@@ -49,16 +68,17 @@ def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_ro
         is_rounded: Whether all modules have errors of their own, since the graph computes with few bits; then one
             has to stand out from the others.
     """
-    own = [own_error(errors) for errors in modules]
+    own = [own_error(errors) for errors in modules if not errors.is_passing_on]
     usual = [error for error in own if error is not None and 0.0 < error < math.inf]
     typical = statistics.median(usual) if usual and is_rounded else 0.0
     limit = max(tolerance, OUTSTANDING * typical)
     return next(
         (
             position
-            for position, (errors, error) in enumerate(zip(modules, own, strict=True))
+            for position, errors in enumerate(modules)
             # What is fed something wrong may make more of it: a wrong value before a GELU is no fault of the GELU.
-            if error is not None and error > limit and errors.inputs is not None and errors.inputs <= limit
+            if not errors.is_passing_on
+            and any(fed <= limit < _arising(fed, handed_on) for fed, handed_on in errors.steps)
         ),
         None,
     )

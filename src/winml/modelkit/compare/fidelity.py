@@ -154,7 +154,7 @@ def value_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Arra
         finite = np.isfinite(left)
         # NaN equals NaN here, and an infinity the same infinity: they are part of the answer.
         if not np.array_equal(left[~finite], right[~finite], equal_nan=True) or not np.isfinite(right[finite]).all():
-            return _incomparable(name, "NaN or infinity in different places")
+            return _incomparable(name, _place_words(left, right, expected.shape))
         left, right = left[finite], right[finite]
         difference = right - left
         signal += float(left @ left)
@@ -165,6 +165,18 @@ def value_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Arra
     relative = math.sqrt(noise / signal) if signal else (0.0 if not noise else math.inf)
     cosine = product / math.sqrt(signal * other) if signal and other else float(signal == other)
     return OutputFidelity(name, _decibels(relative), cosine, relative, largest)
+
+
+def _place_words(expected: Array, actual: Array, shape: tuple[int, ...]) -> str:
+    """Return how many values are NaN or infinite on one side only, or otherwise there, and the first of them."""
+    are_same = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
+    places = np.flatnonzero(~are_same & ~(np.isfinite(expected) & np.isfinite(actual)))
+    first = places[0]
+    index = [int(position) for position in np.unravel_index(first, shape)]
+    return (
+        f"NaN or infinity in different places: {len(places)} of {expected.size} values, "
+        f"first at {index}: {actual[first]:.4g} instead of {expected[first]:.4g}"
+    )
 
 
 def _is_symbol(dtype: np.dtype[Any]) -> bool:

@@ -84,7 +84,9 @@ def refuse_different(
         )
     if not all(item.is_equal for item in verification.comparisons):
         raise VerificationError(
-            f"the result does not answer as {reference.name} does: {difference_words(verification)}", hint=_HINT
+            f"the result does not answer as {reference.name} does: {difference_words(verification)}",
+            hint=_HINT,
+            inputs=draws[verification.worst.draw - 1],
         )
     # A model that ignores its inputs was found out when it was exported; here only equality is asked.
     return replace(
@@ -125,16 +127,17 @@ def refuse_unfaithful(
     except (StageError, UsageError) as error:
         raise _reference_error(reference, error) from error
     fidelity = measure_fidelity(expected, _candidate_answers(candidate, draws, as_written=False), least_sqnr_db)
-    refuse_little_left(fidelity, reference.name)
+    refuse_little_left(fidelity, reference.name, draws[0])
     return fidelity
 
 
-def refuse_little_left(fidelity: FidelityInfo, reference: str) -> None:
+def refuse_little_left(fidelity: FidelityInfo, reference: str, inputs: Mapping[str, Any]) -> None:
     """Refuse a file that answers too unlike what it was made from.
 
     Args:
         fidelity: What was measured.
         reference: What it was made from, in words.
+        inputs: Values both were fed.
 
     Raises:
         VerificationError: an output does not reach the ratio.
@@ -145,6 +148,7 @@ def refuse_little_left(fidelity: FidelityInfo, reference: str) -> None:
             hint="No file was written. Exclude the modules that suffer (--exclude), choose another --precision or "
             "--mode, lower --min-sqnr, or write it all the same with --no-verify.",
             is_graph_wrong=fidelity.worst.sqnr_db < 0,
+            inputs=inputs,
         )
 
 

@@ -13,8 +13,9 @@ from winml.modelkit.options import nearest
 
 if TYPE_CHECKING:
     from winml.modelkit.evaluate.data_sets import DataSet
+    from winml.modelkit.evaluate.text_files import TextFile
 
-__all__ = ["IMAGE_ROLES", "ROLES", "ROLE_COLUMNS", "match_columns", "parse_columns"]
+__all__ = ["IMAGE_ROLES", "ROLES", "ROLE_COLUMNS", "match_columns", "parse_columns", "refuse_unknown_roles"]
 
 ROLE_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "text": ("text", "sentence", "sentence1", "text1", "content", "review", "question1", "premise", "question"),
@@ -77,7 +78,9 @@ def refuse_unknown_roles(columns: Mapping[str, str], option: str = "--columns") 
             )
 
 
-def match_columns(data_set: DataSet, roles: Sequence[str], *, optional: Sequence[str] = ()) -> dict[str, str]:
+def match_columns(
+    data_set: DataSet | TextFile, roles: Sequence[str], *, optional: Sequence[str] = ()
+) -> dict[str, str]:
     """Return the column of each role.
 
     Args:
@@ -118,7 +121,7 @@ def _guess(role: str, features: Mapping[str, Any], taken: set[str]) -> str | Non
     return of_type[0] if len(of_type) == 1 else None
 
 
-def _missing_column(data_set: DataSet, role: str, found: Mapping[str, str]) -> UsageError:
+def _missing_column(data_set: DataSet | TextFile, role: str, found: Mapping[str, str]) -> UsageError:
     guesses = ", ".join(f"{name} is {column}" for name, column in found.items()) or "none"
     return UsageError(
         f"{data_set.request.option} {data_set.name}: no column for {role}; its columns: {', '.join(data_set.columns)}; "

@@ -6,6 +6,7 @@ Which column means what, and what a model takes of a row, is decided elsewhere.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -48,6 +49,8 @@ class DataSetRequest:
     """Role → column, where the names of columns do not say it; see :mod:`winml.modelkit.evaluate.columns`."""
     samples: int | None = None
     """Samples drawn of the split; None is all of them."""
+    most: int | None = None
+    """Samples drawn where ``samples`` is None and there are more; None is no limit."""
     seed: int = 0
     """Of the draw."""
     config: str | None = None
@@ -72,7 +75,7 @@ class DataSet:
         split: The split that is read.
         features: Column → its type, as datasets has it (``ClassLabel`` knows the names of its labels).
         notes: What was decided because nobody said, one sentence each.
-        unreadable: Pictures and recordings of the last :meth:`rows` that do not open, and so are left out.
+        unreadable: Number of the sample → picture or recording that did not open when it was read, and was left out.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class DataSet:
         self.split = str(table.split) if table.split is not None else "train"
         self.features: Mapping[str, Any] = dict(table.features)
         self.notes: tuple[str, ...] = ()
-        self.unreadable: list[Unreadable] = []
+        self.unreadable: dict[int, Unreadable] = {}
         self._folder = source.folder
         self._table = table
         self._close = weakref.finalize(self, resources.close)
@@ -107,7 +110,6 @@ class DataSet:
         Raises:
             InputError: no picture or recording opens.
         """
-        self.unreadable = []
         columns = {name: name for name in self.columns} if roles is None else dict(roles)
         media = {key: self._opener(key, column) for key, column in columns.items()}
         count = 0
@@ -117,12 +119,12 @@ class DataSet:
                 for key, column in columns.items()
             }
             if failed := [value for value in row.values() if isinstance(value, Unreadable)]:
-                self.unreadable += failed[:1]
+                self.unreadable[number] = failed[0]
                 continue
             count += 1
             yield row
         if self.unreadable and not count:
-            first = self.unreadable[0]
+            first = next(iter(self.unreadable.values()))
             raise InputError(
                 f"{self.request.words}: none of {len(self.unreadable)} files opens; {first.name}: {first.reason}",
                 hint="Give pictures or recordings in a usual format.",
@@ -133,7 +135,7 @@ class DataSet:
         """What to say of the samples that were left out; None where all of them opened."""
         if not self.unreadable:
             return None
-        names = ", ".join(item.name for item in self.unreadable[:_SHOWN])
+        names = ", ".join(item.name for item in itertools.islice(self.unreadable.values(), _SHOWN))
         more = f" and {len(self.unreadable) - _SHOWN} more" if len(self.unreadable) > _SHOWN else ""
         count = len(self.unreadable)
         verbs = "does not open and is" if count == 1 else "do not open and are"
@@ -292,15 +294,16 @@ def _undecoded(table: datasets.Dataset) -> datasets.Dataset:
 
 def _drawn(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dataset:
     """Return as many rows as asked for, in their order, drawn by the seed."""
-    if request.samples is None or request.samples == len(table):
-        return table
-    if request.samples < 1 or request.samples > len(table):
+    if request.samples is not None and not 1 <= request.samples <= len(table):
         raise UsageError(
             f"{request.words}: holds {len(table)} samples, and --samples asks for {request.samples}",
             hint="Give more data, or ask for fewer.",
         )
+    count = request.samples or min(request.most or len(table), len(table))
+    if count == len(table):
+        return table
     generator = np.random.Generator(np.random.PCG64(request.seed))
-    return table.select(np.sort(generator.choice(len(table), request.samples, replace=False)))
+    return table.select(np.sort(generator.choice(len(table), count, replace=False)))
 
 
 def _reason(error: BaseException) -> str:

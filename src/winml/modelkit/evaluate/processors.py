@@ -15,13 +15,13 @@ from typing import Any, Literal
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import INSTALL_HINT
 
-__all__ = ["PROCESSOR_FILES", "TOKENIZER_FILES", "ProcessorKind", "kinds_for", "open_processor", "position_count"]
+__all__ = ["ProcessorKind", "kinds_for", "open_processor", "position_count", "processor_files"]
 
 ProcessorKind = Literal["tokenizer", "image processor", "feature extractor"]
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 """A tokenizer has at least one of them."""
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """An image processor or feature extractor has one of them."""
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError)
 """What transformers raises for files that are missing, damaged, or need code of their own or another package."""
@@ -38,13 +38,13 @@ class _Kind:
 
 _KINDS: dict[ProcessorKind, _Kind] = {
     "tokenizer": _Kind(
-        "texts", "AutoTokenizer", TOKENIZER_FILES, frozenset({"input_ids", "attention_mask", "token_type_ids"})
+        "texts", "AutoTokenizer", _TOKENIZER_FILES, frozenset({"input_ids", "attention_mask", "token_type_ids"})
     ),
     "image processor": _Kind(
-        "pictures", "AutoImageProcessor", PROCESSOR_FILES, frozenset({"pixel_values", "pixel_mask"})
+        "pictures", "AutoImageProcessor", _PROCESSOR_FILES, frozenset({"pixel_values", "pixel_mask"})
     ),
     "feature extractor": _Kind(
-        "recordings", "AutoFeatureExtractor", PROCESSOR_FILES, frozenset({"input_values", "input_features"})
+        "recordings", "AutoFeatureExtractor", _PROCESSOR_FILES, frozenset({"input_values", "input_features"})
     ),
 }
 
@@ -58,6 +58,12 @@ def kinds_for(input_names: Iterable[str]) -> tuple[ProcessorKind, ...]:
     if "input_ids" not in names and names & _KINDS["feature extractor"].input_names:
         return ("feature extractor",)
     return tuple(kind for kind, about in _KINDS.items() if names & about.input_names)
+
+
+def processor_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files in a folder that tell how samples become arrays."""
+    files = (folder / name for name in (*_TOKENIZER_FILES, *_PROCESSOR_FILES))
+    return tuple(path for path in files if path.is_file())
 
 
 def open_processor(kind: ProcessorKind, folder: Path, option: str) -> Any:

@@ -1,4 +1,4 @@
-"""Gives what a graph takes for each sample of a data set, for whoever needs values and no answers to judge.
+"""Gives what a graph takes for each sample of a data set, for whoever needs values and has no answers to judge.
 
 Joins the data set, the roles of its columns and what lies beside the model.
 """
@@ -14,17 +14,58 @@ from numpy.typing import NDArray
 from winml.modelkit.evaluate.columns import match_columns
 from winml.modelkit.evaluate.data_sets import DataSet
 from winml.modelkit.evaluate.preprocessing import Preprocessor
+from winml.modelkit.evaluate.text_files import TextFile
 from winml.modelkit.runtime.graph_inputs import GraphInput
 
-__all__ = ["input_roles", "sample_feeds"]
+__all__ = ["SampleFeeds", "input_roles"]
 
-_ROLES = {"tokenizer": "text", "image processor": "image", "feature extractor": "audio"}
+_ROLES = {"image processor": "image", "feature extractor": "audio"}
 
 
-def input_roles(data_set: DataSet, preprocessor: Preprocessor) -> dict[str, str]:
+class SampleFeeds:
+    """Makes feeds of the samples of a data set, as often as they are asked for."""
+
+    def __init__(self, data_set: DataSet | TextFile, folder: Path) -> None:
+        """Take a data set, and the folder of an ONNX file or a checkpoint, whose processor makes arrays."""
+        self.data_set = data_set
+        self._folder = folder
+        self._preprocessor: Preprocessor | None = None
+        self._roles: dict[str, str] = {}
+
+    def read(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield one array per input for each batch that the graph takes: one sample where it leaves that open.
+
+        Raises:
+            UsageError: a column, a file or a package is missing, or the arrays are not what the graph takes.
+            InputError: files are damaged.
+        """
+        preprocessor = Preprocessor.of(self._folder, inputs, option=self.data_set.request.words)
+        roles = input_roles(self.data_set, preprocessor)
+        self._preprocessor, self._roles = preprocessor, roles
+        for batch in preprocessor.batches(self.data_set.rows(roles)):
+            yield dict(batch.feeds)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was decided because nobody said, and what was left out; known once samples were read."""
+        guessed = {role: column for role, column in self._roles.items() if role not in self.data_set.request.columns}
+        columns = ", ".join(f"{role} is {column}" for role, column in guessed.items() if role != column)
+        found = f"{self.data_set.name}: {columns}, by the names of the columns (--columns says otherwise)"
+        made = self._preprocessor.notes if self._preprocessor is not None else ()
+        notes = (
+            *self.data_set.notes,
+            found if columns else "",
+            *made,
+            self.data_set.unreadable_note or "",
+        )
+        return tuple(f"{note[0].upper()}{note[1:]}." for note in notes if note)
+
+
+def input_roles(data_set: DataSet | TextFile, preprocessor: Preprocessor) -> dict[str, str]:
     """Return the columns that the inputs of a graph are made of: role → column.
 
-    Texts are pairs where the data set has pairs, and words where it has words only.
+    Texts are questions with their contexts, or texts, in pairs where the data set has pairs, or words where it has
+    words only.
 
     Raises:
         UsageError: no column plays a role that is needed.
@@ -33,28 +74,11 @@ def input_roles(data_set: DataSet, preprocessor: Preprocessor) -> dict[str, str]
     return match_columns(data_set, needed, optional=("text_pair",) if "text" in needed else ())
 
 
-def _roles_of(kind: str, data_set: DataSet) -> tuple[str, ...]:
-    if kind != "tokenizer" or "text" in data_set.request.columns:
+def _roles_of(kind: str, data_set: DataSet | TextFile) -> tuple[str, ...]:
+    if kind in _ROLES:
         return (_ROLES[kind],)
     for roles in (("question", "context"), ("text",), ("tokens",)):
-        if len(match_columns(data_set, (), optional=roles)) == len(roles):
+        is_asked_for = "text" not in data_set.request.columns or roles == ("text",)
+        if is_asked_for and len(match_columns(data_set, (), optional=roles)) == len(roles):
             return roles
     return ("text",)
-
-
-def sample_feeds(data_set: DataSet, folder: Path, inputs: Sequence[GraphInput]) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield one array per input for each batch that the graph takes: one sample where it leaves that open.
-
-    Args:
-        data_set: The samples.
-        folder: Folder of the ONNX file, or checkpoint folder.
-        inputs: Inputs of the graph.
-
-    Raises:
-        UsageError: a role, a file or a package is missing, or the arrays are not what the graph takes.
-        InputError: files are damaged.
-    """
-    preprocessor = Preprocessor.of(folder, inputs, option=data_set.request.option)
-    rows = data_set.rows(input_roles(data_set, preprocessor))
-    for batch in preprocessor.batches(rows):
-        yield dict(batch.feeds)

@@ -5,8 +5,6 @@ Weights are compared in the files, piece by piece, so that memory does not grow 
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -25,17 +23,13 @@ from winml.modelkit.compare.structure import (
     match_weights,
 )
 from winml.modelkit.graph.files.graph_reading import graph_of
-from winml.modelkit.graph.files.initializer_bytes import (
-    StoredBytes,
-    bytes_digest,
-    have_equal_bytes,
-    locate_initializers,
-)
+from winml.modelkit.graph.files.initializer_bytes import StoredBytes, WeightEquality, locate_initializers
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.fingerprint import fingerprint
 from winml.modelkit.inspect.module_costs import weight_owners
-from winml.modelkit.inspect.onnx_contents import Contents, PlacedNode, read_contents
+from winml.modelkit.inspect.node_signatures import node_signature
+from winml.modelkit.inspect.onnx_contents import Contents, read_contents
 from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
 from winml.modelkit.results.structure_diff import ChangedModule, ComparedFile, ModuleStatus, StructureDiff, WeightChange
 
@@ -62,7 +56,7 @@ def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -
         InputError: one is no ONNX file, or its data is missing.
     """
     old, new = _Side.read(Path(before)), _Side.read(Path(after))
-    weights = _WeightComparison(old.places, new.places)
+    weights = WeightEquality(old.places, new.places)
     matches = match_modules(old.modules, new.modules)
     changed = [module for match in matches if (module := _changed_module(match, weights)) is not None]
     interface = _interface_changes(old.structure, new.structure)
@@ -128,7 +122,7 @@ def _module_structures(tree: OnnxTree, contents: Contents) -> tuple[ModuleStruct
     parameters: Counter[str] = Counter()
     for node, tag in zip(contents.nodes, tree.tags, strict=True):
         operators[tag][node.operator] += 1
-        signatures[tag][_signature(node)] += 1
+        signatures[tag][node_signature(node)] += 1
     for weight, tag in zip(contents.weights, weight_owners(tree, contents), strict=True):
         weights[tag].append(StoredWeight(weight.name, weight.dtype, weight.shape, weight.size_bytes or 0))
         parameters[tag] += weight.parameters if weight.has_parameters else 0
@@ -150,58 +144,7 @@ def _module_structures(tree: OnnxTree, contents: Contents) -> tuple[ModuleStruct
     )
 
 
-def _signature(node: PlacedNode) -> str:
-    """Return the operator with a digest of its attributes; graphs count by the nodes in them, defaults not at all."""
-    digest = hashlib.blake2b(digest_size=8)
-    defaults = _default_attributes(node.proto.op_type, node.proto.domain)
-    for attribute in sorted(node.proto.attribute, key=lambda item: item.name):
-        if attribute.HasField("g") or attribute.graphs:
-            digest.update(attribute.name.encode())
-        elif defaults.get(attribute.name) != (text := _attribute_bytes(attribute)):
-            digest.update(text)
-    return f"{node.operator} {digest.hexdigest()}"
-
-
-@functools.cache
-def _default_attributes(operator: str, domain: str) -> Mapping[str, bytes]:
-    """Return the attributes of an operator that may be left out, as they are then."""
-    try:
-        schema = onnx.defs.get_schema(operator, domain=domain)
-    except onnx.defs.SchemaError:
-        return {}
-    return {name: _attribute_bytes(attribute.default_value) for name, attribute in schema.attributes.items()}
-
-
-def _attribute_bytes(attribute: onnx.AttributeProto) -> bytes:
-    plain = onnx.AttributeProto()
-    plain.CopyFrom(attribute)
-    plain.ClearField("doc_string")
-    content: bytes = plain.SerializeToString(deterministic=True)
-    return content
-
-
-class _WeightComparison:
-    """Says which weights of two files have the same values; of one whose name changed a digest is kept."""
-
-    def __init__(self, before: Mapping[str, StoredBytes], after: Mapping[str, StoredBytes]) -> None:
-        self._before, self._after = before, after
-        self._digests: dict[StoredBytes, str] = {}
-
-    def are_equal(self, before: str, after: str) -> bool:
-        left, right = self._before.get(before), self._after.get(after)
-        if left is None or right is None:
-            return left is right  # a weight of a subgraph or a constant: its node is compared
-        if before == after:
-            return have_equal_bytes(left, right)
-        return left.size_bytes == right.size_bytes and self._digest(left) == self._digest(right)
-
-    def _digest(self, place: StoredBytes) -> str:
-        if place not in self._digests:
-            self._digests[place] = bytes_digest(place)
-        return self._digests[place]
-
-
-def _changed_module(match: MatchedModule, weights: _WeightComparison) -> ChangedModule | None:
+def _changed_module(match: MatchedModule, weights: WeightEquality) -> ChangedModule | None:
     """Return what changed of a module; None where nothing did."""
     before, after = match.before, match.after
     shown = after or before

@@ -39,6 +39,7 @@ from winml.modelkit.progress import StepClock, StepEvent, StepTiming
 from winml.modelkit.results.optimized_model import GraphSummary
 from winml.modelkit.results.written_file import WrittenFile
 from winml.modelkit.runtime.ir_versions import newest_ir_version
+from winml.modelkit.verify.by_module.first_wrong_module import first_wrong_module_named
 
 __all__ = [
     "ALREADY_NORMALIZED",
@@ -394,7 +395,8 @@ def _write_result(
         else:
             refresh_metadata(model, work, is_plain=is_plain)
             write_model(model, staged, external=_external(task, model))
-            comparison = work.compare(task.source, staged, task.seed) if task.verify else None
+            with first_wrong_module_named(task.source, staged):
+                comparison = work.compare(task.source, staged, task.seed) if task.verify else None
             step.summary = comparison_words(comparison)
         # Counted in the file that ships, not in the graph it was written from.
         shipped = graph_of(read_structure(staged), staged)

@@ -54,7 +54,12 @@ class QuantizeOptions(Options):
     their kernels take no zero point between the steps."""
     calibration_data: Annotated[str, pydantic.Field(min_length=1)] | None = None
     """Where the ranges of activations come from, for `qdq`: an `.npz` file or a folder of them, one array per input of
-    the graph, or a text file for the tokenizer beside the model. Null: random values."""
+    the graph; or a data set for the tokenizer or image processor beside the model: a file, a folder, or a name at the
+    Hub. Null: random values."""
+    split: Annotated[str, pydantic.Field(min_length=1)] | None = None
+    """Split of the data set. Null: the validation split, else the test split, else the training split."""
+    columns: dict[str, str] = pydantic.Field(default_factory=dict)
+    """Role to column of the data set, such as `text` or `image`, where names of columns do not say it."""
     samples: Annotated[int, pydantic.Field(ge=1)] | None = None
     """Samples to find the ranges with. Null: 128 of the data, or 16 random ones."""
     method: CalibrationMethod | None = None
@@ -127,7 +132,8 @@ class QuantizeOptions(Options):
         for name in dict.fromkeys(name for rules in MODES.values() for name in sorted(rules.options)):
             value = getattr(self, name)
             readers = [mode for mode, rules in MODES.items() if name in rules.options]
-            if value != type(self).model_fields[name].default and not set(readers) & set(modes):
+            default = type(self).model_fields[name].get_default(call_default_factory=True)
+            if value != default and not set(readers) & set(modes):
                 raise UsageError(
                     f"{_words_of(name, value)} has no meaning for {' and '.join(modes)}",
                     hint=f"Give --mode {' or '.join(readers)}, or leave it out.",
@@ -149,4 +155,6 @@ def _words_of(name: str, value: object) -> str:
     switches = {"per_channel": ("--per-tensor", "--per-channel"), "symmetric": ("--asymmetric", "--symmetric")}
     if name in switches:
         return switches[name][bool(value)]
+    if isinstance(value, dict):
+        value = ",".join(f"{key}={entry}" for key, entry in value.items())
     return f"--{name.replace('_', '-')} {value}"

@@ -93,7 +93,7 @@ MODES: Mapping[Mode, ModeRules] = {
         least_opset=13,
         needs_ranges=True,
         float_types=frozenset({"FLOAT"}),  # what its integers are turned back into
-        options=frozenset({"per_channel", "symmetric", "calibration_data", "samples", "method"}),
+        options=frozenset({"per_channel", "symmetric", "calibration_data", "split", "columns", "samples", "method"}),
     ),
     "weight-only": ModeRules(
         "weights in 4 or 8 bits by blocks, activations stay float (MatMulNBits)",

@@ -10,7 +10,7 @@ from winml.modelkit.compare.words import nearness_words
 from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.model_comparison import ComparedModule, ComparedOutput, ModelComparison
 
-__all__ = ["print_comparison"]
+__all__ = ["first_words", "output_words", "print_comparison"]
 
 SHOWN_MODULES = 12
 """Rows of the module table unless all are asked for. Chosen: the answer fits on a screen."""
@@ -22,17 +22,20 @@ def print_comparison(result: ModelComparison, console: Console, *, verbose: bool
     if result.modules is None:
         return
     known = [module for module in result.modules if module.fidelity is not None]
-    worst = sorted(known, key=lambda module: -(module.own_error or 0.0))[:SHOWN_MODULES]
+    wrong = [module for module in known if module.own_error or module.fidelity.problem]
+    worst = sorted(wrong, key=lambda module: -(module.own_error or 0.0))[:SHOWN_MODULES]
     first = result.first_divergence
     shown = list(result.modules) if verbose else [module for module in known if module in worst or module is first]
     if not shown:
         return
     console.print()
     table = TextTable(
-        ("", "module", "own error", "error", "of inputs", "SQNR dB", "cosine"), numbers=frozenset({2, 3, 4, 5, 6})
+        ("", "module", "own error", "error", "of inputs", "SQNR dB", "cosine", "nodes"),
+        numbers=frozenset({2, 3, 4, 5, 6}),
     )
     for module in shown:
-        table.add("first" if module is first else "", module.identity.words, *_cells(module))
+        mark = "first" if module is first else ""
+        table.add(mark, module.identity.words, *_cells(module), "unchanged" if module.is_unchanged else "")
     table.print(console)
     if len(shown) < len(result.modules):
         console.print(f"the {len(shown)} with the largest own error of {len(result.modules)} (--verbose shows all)")
@@ -43,12 +46,12 @@ def _rows(result: ModelComparison) -> Iterator[tuple[str, str]]:
     yield "candidate", result.candidate
     yield "inputs", f"{result.input_source}, {result.draws} {'set' if result.draws == 1 else 'sets'}"
     for output in result.outputs:
-        yield "output", _output_words(output)
+        yield "output", output_words(output)
     if result.threshold is not None:
         verdict = "within" if result.is_within else "beyond"
         yield "threshold", f"{verdict} a relative error of {result.threshold:g}"
     if result.modules is not None:
-        yield "first", _first_words(result)
+        yield "first", first_words(result)
         missing = [module for module in result.modules if module.fidelity is None]
         reasons = dict.fromkeys(module.reason for module in missing)
         yield from (
@@ -58,7 +61,8 @@ def _rows(result: ModelComparison) -> Iterator[tuple[str, str]]:
     yield from (("note", note) for note in result.notes)
 
 
-def _output_words(output: ComparedOutput) -> str:
+def output_words(output: ComparedOutput) -> str:
+    """Return how near one output is."""
     fidelity = output.fidelity
     if fidelity.problem:
         return f"{fidelity.name}: {fidelity.problem}"
@@ -73,7 +77,8 @@ def _output_words(output: ComparedOutput) -> str:
     return f"{words}, largest at the same place {100 * output.top1_agreement:.1f} %"
 
 
-def _first_words(result: ModelComparison) -> str:
+def first_words(result: ModelComparison) -> str:
+    """Return which module is the first whose error is its own."""
     first = result.first_divergence
     if first is None or first.fidelity is None:
         return f"no module has an error of its own beyond rounding ({result.tolerance:g}) and what all of them have"

@@ -7,7 +7,7 @@ here. Computes no time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -23,7 +23,16 @@ from winml.modelkit.words import printable
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["ModulePage", "Section", "chart_html", "chart_text", "module_page", "profile_page", "render_page"]
+__all__ = [
+    "ModulePage",
+    "Section",
+    "chart_html",
+    "chart_text",
+    "module_page",
+    "nearest_parent",
+    "profile_page",
+    "render_page",
+]
 
 TEMPLATE = "module_page.html"
 
@@ -37,6 +46,8 @@ CLASS_COLUMNS = (
 )  # fmt: skip
 """Name of each column, and whether it holds numbers."""
 
+SMALLEST_DECIMAL = 0.001
+"""Chosen: what three decimals still show; smaller numbers are written with a power of ten."""
 COLOURS = "YlOrRd"
 """Chosen: a plotly scale that darkens with the value, so it can be read without colour."""
 
@@ -139,7 +150,9 @@ def chart_text(text: str) -> str:
 def _format_number(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.1e}" if 0.0 < abs(value) < SMALLEST_DECIMAL else f"{value:.3f}"
 
 
 def _pieces(text: str) -> list[str]:
@@ -199,6 +212,11 @@ def chart_html(figure: Figure, *, levels: int) -> str:
     figure.update_layout(margin={"t": 10, "l": 0, "r": 0, "b": 0}, height=max(320, 60 * levels))
     html: str = to_html(figure, include_plotlyjs=True, full_html=False, config={"displaylogo": False})
     return html
+
+
+def nearest_parent(tag: str, tags: Collection[str]) -> str:
+    """Return the nearest module above one that is shown as well; empty where there is none."""
+    return max((other for other in tags if other != tag and address.is_within(tag, other)), key=len, default="")
 
 
 def _parent_tag(tag: str, roots: Sequence[ModuleTime]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.hierarchy import address
-from winml.modelkit.report.module_page import ModulePage, Section, chart_html, chart_text, render_page
+from winml.modelkit.report.module_page import ModulePage, Section, chart_html, chart_text, nearest_parent, render_page
 from winml.modelkit.report.quantization_sensitivity import form_words, latency_words
 from winml.modelkit.results.quantization_sensitivity import ModuleSensitivity, QuantizationSensitivity
 from winml.modelkit.words import size_words
@@ -106,7 +106,7 @@ def _icicle_chart(modules: Sequence[ModuleSensitivity]) -> str:
     # The tree, not the ranking: a parent before its children.
     modules = sorted(modules, key=lambda module: address.depth(module.tag))
     tags = {module.tag for module in modules}
-    parents = {module.tag: _parent(module.tag, tags) for module in modules}
+    parents = {module.tag: nearest_parent(module.tag, tags) for module in modules}
     own = {module.tag: module.parameters for module in modules}
     for module in modules:
         if parents[module.tag]:
@@ -139,8 +139,3 @@ def _icicle_chart(modules: Sequence[ModuleSensitivity]) -> str:
         )
     )
     return chart_html(figure, levels=max((address.depth(tag) for tag in tags), default=1))
-
-
-def _parent(tag: str, tags: set[str]) -> str:
-    """Return the nearest module above one that is shown as well; empty where there is none."""
-    return max((other for other in tags if other != tag and address.is_within(tag, other)), key=len, default="")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from winml.modelkit.compare.fidelity import OutputFidelity
@@ -39,6 +40,9 @@ class ComparedModule:
     """Relative error that it was not fed."""
     reason: str = ""
     """Why nothing of it can be compared."""
+    is_unchanged: bool | None = None
+    """Whether its own nodes are the same on both sides: operators, what they read and weights. None where that is
+    unknown."""
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready record."""
@@ -49,6 +53,7 @@ class ComparedModule:
             **measured,
             "input_error": _finite(self.input_error),
             "own_error": _finite(self.own_error),
+            "unchanged": self.is_unchanged,
             "reason": self.reason or None,
         }
 
@@ -71,6 +76,10 @@ class ModelComparison:
     tolerance: float = 0.0
     """Relative error of a module that counts as rounding."""
     notes: tuple[str, ...] = ()
+    graph_name: str = ""
+    """Name of the graph in the file of the candidate; empty where it is no file, or was not read by module."""
+    node_tags: Mapping[str, str] = field(default_factory=dict)
+    """Tag of each node of the candidate by its name, for tools that show the file."""
 
     @property
     def worst(self) -> ComparedOutput:
@@ -81,6 +90,18 @@ class ModelComparison:
     def first_divergence(self) -> ComparedModule | None:
         """The first module whose error is its own."""
         return self.modules[self.divergence] if self.modules is not None and self.divergence is not None else None
+
+    def arising_errors(self) -> dict[str, float]:
+        """Return the error that arises in the nodes of each module, by its tag; none does where they are unchanged.
+
+        Modules that were not compared, or whose error is no number, are left out.
+        """
+        errors: dict[str, float] = {}
+        for module in self.modules or ():
+            own, tag = module.own_error, module.identity.tag
+            if own is not None and math.isfinite(own):
+                errors[tag] = max(errors.get(tag, 0.0), 0.0 if module.is_unchanged else own)
+        return errors
 
     @property
     def is_within(self) -> bool:

@@ -78,7 +78,7 @@ def explained_failure(
     # Draws are looked at in order: the first was equal, or said nothing.
     is_other_way = first.has_padding != failed.has_padding
     hint = f"{_OTHER_WAY[failed.has_padding]} {_NO_FILE}" if is_other_way else _WRONG_GRAPH
-    return VerificationError(words, hint=hint, is_graph_wrong=True)
+    return VerificationError(words, hint=hint, is_graph_wrong=True, inputs=failed.inputs)
 
 
 def _not_a_number(model: nn.Module) -> str:

@@ -296,7 +296,9 @@ def refuse_frozen_values(
         if difference is None:
             compared.append(varied)
         elif not difference.outputs or not is_rounding(varied, difference.outputs):
-            raise _frozen_error(varied, written, difference.words)
+            error = _frozen_error(varied, written, difference.words)
+            error.inputs = varied.draw.inputs if difference.outputs else None
+            raise error
     return tuple(compared)
 
 

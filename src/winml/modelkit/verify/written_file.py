@@ -112,7 +112,7 @@ def measure_written_file(
     file = _File(written.path, prepared.model)
     answers = [file.run(draw) for draw in draws]
     fidelity = measure_fidelity([draw.reference for draw in draws], answers, least_sqnr_db)
-    refuse_little_left(fidelity, "the model in PyTorch")
+    refuse_little_left(fidelity, "the model in PyTorch", draws[0].inputs)
     return fidelity
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs
+from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs, write_files
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import NonEmptyPath
 from winml.modelkit.cli._runnable_models import exported_path, files_read
@@ -117,18 +117,16 @@ def show_by_module(
 
 
 def _write_files(measured: ProfiledModules, options: Mapping[str, Any]) -> list[Path]:
-    from winml.modelkit.graph.files.output_files import OutputFiles
     from winml.modelkit.report.chrome_trace import chrome_trace_json
-    from winml.modelkit.report.model_explorer import node_data_json
+    from winml.modelkit.report.model_explorer import profile_node_data
     from winml.modelkit.report.module_page import profile_page
 
-    def answer_json(measured: ProfiledModules) -> str:
-        return f"{json_text(measured.as_record(depth=options['depth']))}\n"
-
-    renderers = {"output": answer_json, "report": profile_page, "node_data": node_data_json, "trace": chrome_trace_json}
-    with OutputFiles() as files:
-        for name, render in renderers.items():
-            if options[name]:
-                files.reserve(options[name]).write_text(render(measured), encoding="utf-8")
-        files.commit(overwrite=options["overwrite"])
-    return [options[name] for name in FILES if options[name]]
+    return write_files(
+        {
+            "output": lambda: f"{json_text(measured.as_record(depth=options['depth']))}\n",
+            "report": lambda: profile_page(measured),
+            "node_data": lambda: profile_node_data(measured),
+            "trace": lambda: chrome_trace_json(measured),
+        },
+        options,
+    )

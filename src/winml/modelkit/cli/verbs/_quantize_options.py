@@ -92,10 +92,17 @@ def _range_options(more_of_samples: str) -> tuple[Callable[[_F], _F], ...]:
     return (
         click.option(
             "--calibration-data",
-            metavar="PATH",
+            metavar="DATA",
             help="What qdq finds the ranges of activations with: an .npz file or a folder of them, one array per input "
-            "and one file a sample; or texts for the tokenizer beside the model: .txt, .csv, .jsonl. Else random "
-            "values.",
+            "and one file a sample; or a data set for the tokenizer or image processor beside the model: .txt, .csv, "
+            ".jsonl, .parquet, a folder of images, a name at the Hub. Else random values.",
+        ),
+        click.option("--split", metavar="NAME", help="Split of the data set.  [default: validation, test or train]"),
+        click.option(
+            "--columns",
+            metavar="ROLE=COLUMN",
+            multiple=True,
+            help="Column of the data set that is the text, image, … where its name does not say so.",
         ),
         click.option(
             "--samples",
@@ -116,12 +123,16 @@ def given_values(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigError: the rules of modules are no JSON.
+        UsageError: columns are no pairs of a role and a column.
     """
+    from winml.modelkit.evaluate.columns import parse_columns
     from winml.modelkit.options import read_json
 
     given = {name: options[name] for name in QuantizeOptions.model_fields if options.get(name) not in (None, ())}
     if "per_module" in given:
         given["per_module"], _ = read_json(options["per_module"], "--per-module")
+    if "columns" in given:
+        given["columns"] = parse_columns(options["columns"])
     return given
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs
+from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs, write_files
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import NonEmptyPath
 from winml.modelkit.cli._progress import show_step
@@ -161,7 +161,6 @@ def show_sensitivity(requested: QuantizeOptions, options: Mapping[str, Any]) -> 
 
 def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) -> list[Path]:
     """Write the files that are asked for; the list of exceptions only where it meets the target."""
-    from winml.modelkit.graph.files.output_files import OutputFiles
     from winml.modelkit.report.sensitivity_page import sensitivity_page
 
     listed = result.exclude_list
@@ -171,12 +170,7 @@ def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) ->
     }
     if listed is not None and listed.is_met:
         renderers["exclude_list"] = lambda: f"{json_text(listed.rules)}\n"
-    names = [name for name in renderers if options[name]]
-    with OutputFiles() as files:
-        for name in names:
-            files.reserve(options[name]).write_text(renderers[name](), encoding="utf-8")
-        files.commit(overwrite=options["overwrite"])
-    return [options[name] for name in names]
+    return write_files(renderers, options)
 
 
 def _show(result: QuantizationSensitivity, written: list[Path], options: Mapping[str, Any]) -> None:

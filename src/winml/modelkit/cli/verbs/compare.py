@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import refuse_outputs, show_answer
+from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs, write_files
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
 from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
 from winml.modelkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.results.model_comparison import ModelComparison
 
 __all__ = ["command"]
 
@@ -21,9 +26,13 @@ Examples:
   winml compare model.onnx int8.onnx
   winml compare ./checkpoint model.onnx --by-module
   winml compare model.onnx fp16.onnx --by-module --input-data sample.npz -o where.json
+  winml compare model.onnx int8.onnx --by-module --report where.html
   winml compare model.onnx int8.onnx --threshold 0.2
+  winml compare ./checkpoint ./finetuned --by-module
 """
 
+FILES = ("output", "report", "node_data")
+"""Options that name a file to write."""
 TOO_FAR = 3
 """Specified: exit code for the answer "no"; an output is farther off than was asked for."""
 
@@ -43,20 +52,23 @@ TOO_FAR = 3
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random values.")
 @click.option("--map", "names", multiple=True, metavar="A=B", help="Input or output A of REFERENCE is B of CANDIDATE.")
 @click.option("-o", "--output", type=NonEmptyPath(), help="Also write the answer to this file, as JSON.")
-@click.option("--overwrite", is_flag=True, help="Replace the output if it is there already.")
+@click.option("--report", type=NonEmptyPath(), help="Also write a page with chart and table, to open in a browser.")
+@click.option("--node-data", type=NonEmptyPath(), help="Also write node data for Model Explorer (JSON).")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
 @verbose_option("Tell more: every module.")
 @format_option
 @debug_option
 def command(**options: Any) -> None:
     """Run REFERENCE and CANDIDATE on the same values, and say how near their answers are.
 
-    CANDIDATE is an ONNX file or the folder of a build; REFERENCE is one as well, or a checkpoint or Hub id, which
-    PyTorch runs. Exit codes: 0 done, 3 an output is off by more than --threshold, 1 failed, 2 wrong usage.
+    Each is an ONNX file, the folder of a build, or a checkpoint or Hub id, which PyTorch runs. Exit codes: 0 done,
+    3 an output is off by more than --threshold, 1 failed, 2 wrong usage.
     """
     reference, candidate = _refuse_early(options)
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
-    from winml.modelkit.report.model_comparison import print_comparison
+    from winml.modelkit.report.comparison_page import comparison_page
+    from winml.modelkit.report.model_explorer import comparison_node_data
     from winml.modelkit.runtime.opened_model import RunOptions
 
     run = RunOptions(
@@ -74,33 +86,53 @@ def command(**options: Any) -> None:
     )
     with library_output_to_stderr():
         result = compare_models(reference, candidate, asked)
-    show_answer(
-        result.as_record(), options, lambda console: print_comparison(result, console, verbose=options["verbose"])
+    written = write_files(
+        {
+            "output": lambda: f"{json_text(result.as_record())}\n",
+            "report": lambda: comparison_page(result),
+            "node_data": lambda: comparison_node_data(result),
+        },
+        options,
     )
+    _show(result, written, options)
     if not result.is_within:
         click.get_current_context().exit(TOO_FAR)
 
 
-def _refuse_early(options: dict[str, Any]) -> tuple[Any, Path]:
-    """Return what is compared; refuse what options and paths show to be wrong, before heavy imports."""
-    from winml.modelkit.builds.found_models import onnx_file
-    from winml.modelkit.load.request import ModelRequest, resolve_source
+def _show(result: ModelComparison, written: list[Path], options: dict[str, Any]) -> None:
+    if options["format_"] == "json":
+        print_json(result.as_record())
+        return
+    from winml.modelkit.report.model_comparison import print_comparison
+    from winml.modelkit.report.terminal import console_for, print_rows
 
-    candidate = onnx_file(options["candidate"])
-    if candidate is None:
+    console = console_for(sys.stdout)
+    print_comparison(result, console, verbose=options["verbose"])
+    print_rows([("wrote", str(path)) for path in written], console)
+
+
+def _refuse_early(options: dict[str, Any]) -> tuple[Path | ModelRequest, Path | ModelRequest]:
+    """Return what is compared; refuse what options and paths show to be wrong, before heavy imports."""
+    from winml.modelkit.builds.compared_models import found_side
+
+    for name in ("report", "node_data"):
+        if options[name] and not options["by_module"]:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} shows modules", hint=f"Add --by-module, or leave {flag} out.")
+    reference, candidate = found_side(options["reference"]), found_side(options["candidate"])
+    if options["node_data"] and not isinstance(reference, Path) and not isinstance(candidate, Path):
         raise UsageError(
-            f"CANDIDATE {options['candidate']} is no ONNX file",
-            hint="The first of the two may be a PyTorch model; the second is what was made of it.",
+            "--node-data is shown over an ONNX file, and both sides are PyTorch models", hint="Leave it out."
         )
-    reference: Any = onnx_file(options["reference"])
-    if reference is None:
-        reference = ModelRequest(model=options["reference"])
-        resolve_source(reference)
     _names(options["names"])
     sizes_by_name({**options, "batch_size": None})
-    if options["output"] is not None:
-        read = [candidate, *([reference] if isinstance(reference, Path) else [])]
-        refuse_outputs([options["output"]], read, overwrite=options["overwrite"])
+    outputs = [options[name] for name in FILES if options[name]]
+    if len({path.absolute() for path in outputs}) < len(outputs):
+        raise UsageError("two of --output, --report and --node-data name one file", hint="Give each a file of its own.")
+    if outputs:
+        read = [side for side in (reference, candidate) if isinstance(side, Path)]
+        given = [Path(options["input_data"])] if options["input_data"] else []
+        refuse_outputs(outputs, [*read, *given], overwrite=options["overwrite"])
     return reference, candidate
 
 

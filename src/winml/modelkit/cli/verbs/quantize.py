@@ -114,7 +114,7 @@ def _refuse_early(requested: QuantizeOptions, options: dict[str, Any]) -> None:
 
     check_sensitivity(options)
     sizes_by_name({**options, "batch_size": None})
-    refuse_missing_files(requested.calibration_data)
+    refuse_missing_files(requested)
     if options["sensitivity"]:
         return
     from winml.modelkit.graph.files.output_files import refuse_existing, refuse_inputs

@@ -1,48 +1,61 @@
 """Runs two models on the same values, compares their answers, and finds the module where they part.
 
-Inner values are recorded in groups, so that memory holds both models and one group.
+Each is an ONNX file, a PyTorch model that is loaded, or a live module.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from winml.modelkit.compare.divergence import ModuleErrors, first_divergence, own_error
-from winml.modelkit.compare.fidelity import OutputFidelity, answer_fidelity, value_fidelity
 from winml.modelkit.errors import UsageError
-from winml.modelkit.flows.compare.onnx_side import OnnxSide
-from winml.modelkit.flows.compare.value_matching import MatchedBoundary, match_files, match_with_torch
+from winml.modelkit.flows.compare.refusals import (
+    fixed_sizes,
+    refuse_no_module,
+    refuse_no_tree,
+    refuse_other_inputs,
+    refuse_random_answers,
+    refuse_unknown_names,
+)
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.results.model_comparison import ComparedModule, ComparedOutput, ModelComparison
-from winml.modelkit.runtime.graph_inputs import graph_inputs
+from winml.modelkit.results.model_comparison import ModelComparison
+from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.runtime.graph_inputs import GraphInput, load_feeds
 from winml.modelkit.runtime.opened_model import RunOptions, Values, values_for
+from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules
+from winml.modelkit.verify.by_module.onnx_side import OnnxSide
+from winml.modelkit.verify.by_module.sides import Array, Side, SidePair
+from winml.modelkit.verify.by_module.unchanged_modules import unchanged_modules
+from winml.modelkit.verify.by_module.value_matching import (
+    MatchedBoundary,
+    match_calls,
+    match_files,
+    match_with_torch,
+    turned,
+)
 
-__all__ = ["CompareOptions", "Side", "compare_models"]
+if TYPE_CHECKING:
+    from torch import nn
 
-Array = NDArray[Any]
+    from winml.modelkit.load.live_module import ExampleInputs
+    from winml.modelkit.load.parts import ModelPart
+    from winml.modelkit.verify.by_module.torch_side import TorchSide
 
-GROUP_BYTES = 256_000_000
-"""Values recorded at a time. Chosen: small beside a model, large enough that few groups are needed."""
-FIRST_GROUP = 16
-"""Values recorded in the first group, whose size nobody knows yet."""
-TOLERANCE = 1e-3
-"""Relative error of a module that counts as rounding, where nothing else is asked for. Chosen: ten times the tolerance
-of float32 outputs, since inner values may be small differences of large ones."""
+__all__ = ["Comparable", "CompareOptions", "compare_models"]
+
+Comparable: TypeAlias = "Path | ModelRequest | nn.Module"
+"""An ONNX file, what says which PyTorch model to load, or a live module."""
 
 
 @dataclass(frozen=True)
 class CompareOptions:
     """How two models are compared."""
 
-    run: RunOptions
+    run: RunOptions = field(default_factory=lambda: RunOptions(""))
     """What both are fed."""
     by_module: bool = False
     threshold: float | None = None
@@ -54,191 +67,186 @@ class CompareOptions:
     """Name in the reference → name in the candidate, of inputs and outputs that are called otherwise there."""
 
 
-class Side(Protocol):
-    """One of the two models."""
-
-    @property
-    def shown(self) -> str:
-        """The side, for people."""
-
-    def outputs(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the model, and return what it answers."""
-
-    def values(self, feeds: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        """Run the model, and return inner values by name."""
-
-
-def compare_models(reference: Path | ModelRequest, candidate: Path, options: CompareOptions) -> ModelComparison:
+def compare_models(
+    reference: Comparable, candidate: Comparable, options: CompareOptions, *, inputs: ExampleInputs | None = None
+) -> ModelComparison:
     """Run two models on the same values, and compare their answers; with ``by_module`` module by module.
 
     Args:
-        reference: An ONNX file, or a PyTorch model: what is right.
-        candidate: An ONNX file.
+        reference: What is right: an ONNX file, or a PyTorch model.
+        candidate: What is compared with it.
         options: What both are fed, and what is compared.
+        inputs: Example inputs of a live module, where its own config does not say what it takes; of two PyTorch models,
+            both are fed them.
 
     Raises:
-        UsageError: inputs or outputs do not match, or values do not fit.
+        UsageError: inputs or outputs do not match, values do not fit, no module is on both sides, or a model answers
+            otherwise each time.
         InputError: a file is damaged.
         StageError: one of them cannot be run.
     """
-    file = OnnxSide(candidate, by_module=options.by_module)
-    if isinstance(reference, Path):
-        other = OnnxSide(reference, by_module=options.by_module)
-        matched = match_files(other, file) if options.by_module else []
-        other.session([name for item in matched for name, _ in item.taps])
-        opened: Any = nullcontext(other)
-    else:
-        from winml.modelkit.flows.compare.torch_side import opened_torch_side
-
-        opened, matched = opened_torch_side(reference), []
-    taps = [name for item in matched for _, name in item.taps]
-    if options.by_module and not isinstance(reference, Path):
-        taps = [name for boundary in file.boundaries.values() for name in (*boundary.inputs, *boundary.outputs)]
-    session = file.session(list(dict.fromkeys(taps)))
-    draws = _draws(session, options)
-    with opened as side:
-        if isinstance(side, OnnxSide):
-            _refuse_other_inputs(side, file, options)
-        elif options.by_module:
-            matched = match_with_torch(side.value_counts(draws[0].feeds), file)
-        comparison = _Comparison(side, file, [draw.feeds for draw in draws], options)
-        result = comparison.whole(draws[0])
+    if reference is candidate and not isinstance(reference, (Path, ModelRequest)):
+        raise UsageError(
+            f"both sides are one {type(reference).__name__}, the same object",
+            hint="Give a copy as one of them: copy.deepcopy(model).",
+        )
+    with ExitStack() as stack:
+        left, right = (stack.enter_context(_opened(model, inputs, options)) for model in (reference, candidate))
+        refuse_unknown_names(left, right, options.names)
+        matched = _match_before_running(left, right, options)
+        values, notes = _drawn_values(left, right, options)
+        pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
+        result = _whole(pair, values[0], notes, options)
         if options.by_module:
-            result = comparison.by_module(result, matched)
-    return replace(result, notes=(*result.notes, *_tree_notes(file, options)))
+            result = _by_module(result, pair, matched if matched is not None else _match_with_torch(pair), options)
+        return result
 
 
-def _draws(session: Any, options: CompareOptions) -> list[Values]:
+@contextmanager
+def _opened(model: Comparable, inputs: ExampleInputs | None, options: CompareOptions) -> Iterator[Side]:
+    """Yield one side, ready to be run."""
+    if isinstance(model, Path):
+        yield OnnxSide(model, by_module=options.by_module)
+        return
+    from winml.modelkit.verify.by_module.torch_side import opened_torch_side
+
+    if isinstance(model, ModelRequest):
+        from winml.modelkit.load.model import load_model
+
+        part, shown = load_model(model).only_part, model.model or "the model"
+        with opened_torch_side(part, shown) as side:
+            yield side
+        return
+    from winml.modelkit.export.left_as_found import module_left_as_found
+    from winml.modelkit.load.live_module import loaded_from_module
+
+    # Deciding the inputs of a live module may run it as well.
+    with module_left_as_found(model):
+        part = loaded_from_module(model, inputs).only_part
+        with opened_torch_side(part, type(model).__name__) as side:
+            yield side
+
+
+def _match_before_running(left: Side, right: Side, options: CompareOptions) -> list[MatchedBoundary] | None:
+    """Open the sessions of files with the values that are to be recorded; return what they have in common.
+
+    With PyTorch on one side, it is not known before it runs what its modules take; then all values that modules of the
+    file hand on can be recorded, and None is returned.
+    """
+    files = [side for side in (left, right) if isinstance(side, OnnxSide)]
+    if not options.by_module:
+        return []
+    if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
+        matched = match_files(left, right)
+        refuse_no_module(left, right, matched)
+        for number, side in enumerate((left, right)):
+            side.session(list(dict.fromkeys(names[number] for item in matched for names in item.taps)))
+        return matched
+    for side in files:
+        refuse_no_tree(side)
+        values = [name for item in side.boundaries.values() for name in (*item.inputs, *item.outputs)]
+        side.session(list(dict.fromkeys(values)))
+    return None
+
+
+def _match_with_torch(pair: SidePair) -> list[MatchedBoundary]:
+    """Run the PyTorch models once, and return what both sides have in common."""
+    left, right = pair.reference, pair.candidate
+    if isinstance(right, OnnxSide):
+        return match_with_torch(_as_torch(left).calls(pair.reference_feeds(pair.draws[0])).counts, right)
+    calls = _as_torch(right).calls(pair.candidate_feeds(pair.draws[0]))
+    if isinstance(left, OnnxSide):
+        return turned(match_with_torch(calls.counts, left))
+    reference = _as_torch(left).calls(pair.reference_feeds(pair.draws[0]))
+    matched = match_calls(reference.identities, reference.counts, calls.counts)
+    refuse_no_module(left, right, matched)
+    return matched
+
+
+def _as_torch(side: Side) -> TorchSide:
+    assert not isinstance(side, OnnxSide)  # a side is a file, or a model in PyTorch
+    return cast("TorchSide", side)
+
+
+def _drawn_values(left: Side, right: Side, options: CompareOptions) -> tuple[list[Values], tuple[str, ...]]:
+    """Return what both are fed, by the names of the candidate, and what is to be said of that."""
+    if isinstance(right, OnnxSide):
+        sizes, notes = fixed_sizes(left, right, options.names, options.run) if isinstance(left, OnnxSide) else ({}, ())
+        return _draws(right.session(), _with_sizes(options, sizes)), notes
+    if isinstance(left, OnnxSide):
+        draws = _draws(left.session(), options)
+        return [replace(draw, feeds=_renamed(draw.feeds, options.names)) for draw in draws], ()
+    return _torch_draws(_as_torch(right).part, options), ()
+
+
+def _with_sizes(options: CompareOptions, sizes: Mapping[str, int]) -> CompareOptions:
+    return replace(options, run=replace(options.run, sizes={**sizes, **options.run.sizes}))
+
+
+def _renamed(feeds: Mapping[str, Array], names: Mapping[str, str]) -> dict[str, Array]:
+    return {names.get(name, name): array for name, array in feeds.items()}
+
+
+def _draws(session: Session, options: CompareOptions) -> list[Values]:
     count = 1 if options.run.input_data is not None else options.draws
     return [values_for(session, replace(options.run, seed=options.run.seed + number)) for number in range(count)]
 
 
-def _refuse_other_inputs(reference: OnnxSide, candidate: OnnxSide, options: CompareOptions) -> None:
-    theirs = [options.names.get(name, name) for name in reference.session().inputs]
-    ours = list(candidate.session().inputs)
-    if set(theirs) != set(ours):
-        raise UsageError(
-            f"{reference.shown} takes {', '.join(reference.session().inputs)}, {candidate.shown} {', '.join(ours)}",
-            hint="Say which is which with --map reference=candidate; inputs of one side only cannot be compared.",
-        )
+def _torch_draws(part: ModelPart, options: CompareOptions) -> list[Values]:
+    """Return what two PyTorch models are fed: the values of a file, the examples that were given, or random ones."""
+    run = options.run
+    inputs = tuple(GraphInput(spec.name, spec.dtype, spec.shape, spec.value_range) for spec in part.inputs)
+    if run.input_data is not None:
+        return [Values(inputs, load_feeds(run.input_data, inputs), file=run.input_data)]
+    sizes = {**part.trace_sizes, **run.sizes}
+    draws = [make_feeds(part.inputs, run.seed + number, sizes=sizes) for number in range(options.draws)]
+    if part.example is not None:
+        from winml.modelkit.export.tensors import to_numpy
+
+        draws[0] = {name: to_numpy(tensor) for name, tensor in part.example.items()}
+    return [Values(inputs, feeds) for feeds in draws]
 
 
-def _tree_notes(file: OnnxSide, options: CompareOptions) -> tuple[str, ...]:
-    if not options.by_module or file.tree_source == "winml tags":
-        return ()
-    return (f"The nodes of {file.shown} bear no tags, so nothing can be said of its modules; see winml retag.",)
+def _whole(pair: SidePair, values: Values, notes: tuple[str, ...], options: CompareOptions) -> ModelComparison:
+    """Compare what both answer."""
+    if isinstance(pair.reference, OnnxSide) and isinstance(pair.candidate, OnnxSide):
+        refuse_other_inputs(pair.reference, pair.candidate, options.names)
+    outputs, missing = pair.compared_outputs()
+    result = ModelComparison(
+        reference=pair.reference.shown,
+        candidate=pair.candidate.shown,
+        draws=len(pair.draws),
+        input_source="random" if values.file is None else "file",
+        outputs=outputs,
+        threshold=options.threshold,
+        tolerance=options.tolerance,
+        notes=(*values.notes, *notes, *([f"Outputs of one side only: {', '.join(missing)}."] if missing else [])),
+    )
+    refuse_random_answers(pair, result.worst.fidelity, options.tolerance)
+    return result
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """Two sides and what they are fed; feeds have the names of the candidate."""
-
-    reference: Side
-    candidate: OnnxSide
-    draws: Sequence[Mapping[str, Array]]
-    options: CompareOptions
-
-    def whole(self, values: Values) -> ModelComparison:
-        """Compare what both answer."""
-        expected = [self.reference.outputs(self._reference_feeds(feeds)) for feeds in self.draws]
-        answers = [self.candidate.outputs(feeds) for feeds in self.draws]
-        names = {name: self.options.names.get(name, name) for name in expected[0]}
-        common = {name: other for name, other in names.items() if other in answers[0]}
-        if not common:
-            raise UsageError(
-                f"no output is on both sides: {self.reference.shown} answers {', '.join(expected[0])}, "
-                f"{self.candidate.shown} {', '.join(answers[0])}",
-                hint="Say which is which with --map reference=candidate.",
-            )
-        missing = [*(name for name in names if name not in common), *(set(answers[0]) - set(common.values()))]
-        outputs = tuple(
-            _compared_output(name, [draw[name] for draw in expected], [draw[other] for draw in answers])
-            for name, other in common.items()
-        )
-        notes = (f"Outputs of one side only: {', '.join(missing)}.",) if missing else ()
-        return ModelComparison(
-            reference=self.reference.shown,
-            candidate=self.candidate.shown,
-            draws=len(self.draws),
-            input_source="random" if values.file is None else "file",
-            outputs=outputs,
-            threshold=self.options.threshold,
-            tolerance=self.options.tolerance,
-            notes=(*values.notes, *notes),
-        )
-
-    def by_module(self, whole: ModelComparison, matched: Sequence[MatchedBoundary]) -> ModelComparison:
-        """Return the comparison with that of every module."""
-        measured = self._measure([names for item in matched if not item.is_root for names in item.taps])
-        modules: list[ComparedModule] = []
-        compared: list[tuple[int, ModuleErrors]] = []
-        for item in matched:
-            if item.is_root:
-                outputs, errors = [whole.worst.fidelity], [0.0]
-            else:
-                outputs = [measured[names] for names in item.outputs if _is_comparable(measured.get(names))]
-                errors = [_error_of(measured[names]) for names in item.inputs if _is_comparable(measured.get(names))]
-            if not outputs:
-                reason = item.reason or "what it returns has other shapes, or is no floating-point number"
-                modules.append(ComparedModule(item.identity, None, reason=reason))
-                continue
-            worst = max(outputs, key=_error_of)
-            is_known = item.is_root or len(errors) == len(item.inputs) + item.unknown_inputs
-            found = ModuleErrors(max(errors, default=0.0) if is_known else None, _error_of(worst))
-            compared.append((len(modules), found))
-            modules.append(ComparedModule(item.identity, worst, found.inputs, own_error(found)))
-        is_rounded = self.candidate.is_rounded
-        first = first_divergence([found for _, found in compared], self.options.tolerance, is_rounded=is_rounded)
-        return replace(whole, modules=tuple(modules), divergence=None if first is None else compared[first][0])
-
-    def _measure(self, taps: Sequence[tuple[str, str]]) -> dict[tuple[str, str], OutputFidelity]:
-        """Return how near each value is, recording groups of them on both sides."""
-        measured: dict[tuple[str, str], OutputFidelity] = {}
-        waiting, size = list(dict.fromkeys(taps)), FIRST_GROUP
-        while waiting:
-            group, waiting = waiting[:size], waiting[size:]
-            recorded = list(self._record(group))
-            for names in group:
-                pairs = [(left[names[0]], right[names[1]]) for left, right in recorded if names[0] in left]
-                if pairs and pairs[0][0].dtype.kind == "f":
-                    measured[names] = value_fidelity(names[1], *map(list, zip(*pairs, strict=True)))
-            held = sum(array.nbytes for left, right in recorded for array in (*left.values(), *right.values()))
-            size = max(1, int(len(group) * GROUP_BYTES / max(held, 1)))
-        return measured
-
-    def _record(self, group: Sequence[tuple[str, str]]) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
-        for feeds in self.draws:
-            yield (
-                self.reference.values(self._reference_feeds(feeds), list(dict.fromkeys(name for name, _ in group))),
-                self.candidate.values(feeds, list(dict.fromkeys(name for _, name in group))),
-            )
-
-    def _reference_feeds(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the values under the names and in the types of the reference."""
-        original = {other: name for name, other in self.options.names.items()}
-        named = {original.get(name, name): array for name, array in feeds.items()}
-        if not isinstance(self.reference, OnnxSide):
-            return named
-        dtypes = {item.name: item.dtype for item in graph_inputs(self.reference.session())}
-        return {
-            name: array.astype(dtypes[name]) if str(array.dtype) != dtypes[name] and array.dtype.kind == "f" else array
-            for name, array in named.items()
-        }
-
-
-def _is_comparable(fidelity: OutputFidelity | None) -> bool:
-    """Say whether a value was measured on both sides, and means the same there; another shape is another value."""
-    return fidelity is not None and not fidelity.problem.startswith("shape")
-
-
-def _error_of(fidelity: OutputFidelity) -> float:
-    return math.inf if fidelity.problem else fidelity.relative_error
-
-
-def _compared_output(name: str, expected: Sequence[Array], answers: Sequence[Array]) -> ComparedOutput:
-    fidelity = answer_fidelity(name, expected, answers)
-    is_scores = "logits" in name and expected[0].ndim >= 2 and expected[0].shape[-1] > 1
-    if fidelity.problem or not is_scores:
-        return ComparedOutput(fidelity)
-    agreeing = [np.mean(left.argmax(-1) == right.argmax(-1)) for left, right in zip(expected, answers, strict=True)]
-    return ComparedOutput(fidelity, float(np.mean(agreeing)))
+def _by_module(
+    whole: ModelComparison, pair: SidePair, matched: Sequence[MatchedBoundary], options: CompareOptions
+) -> ModelComparison:
+    """Return the comparison with that of every module."""
+    left, right = pair.reference, pair.candidate
+    unchanged = None
+    if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
+        unchanged = unchanged_modules(left, right)
+    compared = compare_modules(pair, matched, whole.worst.fidelity, unchanged=unchanged)
+    file = next((side for side in (right, left) if isinstance(side, OnnxSide)), None)
+    trees = {side.shown: side.tree.source for side in (left, right) if isinstance(side, OnnxSide) and side.tree}
+    untagged = [
+        f"{shown} bears no tags: modules were read from {source}."
+        for shown, source in trees.items()
+        if source != "winml tags"
+    ]
+    return replace(
+        whole,
+        notes=(*whole.notes, *untagged),
+        modules=compared.modules,
+        divergence=compared.divergence(options.tolerance),
+        graph_name=file.structure.graph.name if file is not None else "",
+        node_tags=file.node_tags() if file is not None else {},
+    )

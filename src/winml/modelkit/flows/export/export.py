@@ -21,13 +21,13 @@ from winml.modelkit.export.exporter_choice import ExporterUse, first_choice, par
 from winml.modelkit.export.left_as_found import module_left_as_found, process_left_as_found
 from winml.modelkit.flows.export.export_run import ExportRun, ExportTarget
 from winml.modelkit.flows.export.graph_making import calls_of_all_parts
-from winml.modelkit.flows.export.live_module import ExampleInputs, loaded_from_module
 from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.export.part_export import export_part
 from winml.modelkit.flows.graph_handover import GraphHandover
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.working_directory import working_directory_kept
 from winml.modelkit.load.library_access import local_files_only
+from winml.modelkit.load.live_module import ExampleInputs, loaded_from_module
 from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.load.request import CHECKPOINT_KINDS, ModelRequest
 from winml.modelkit.progress import StepClock, StepEvent
@@ -124,7 +124,8 @@ class HTPExporter:
         """Export a live module; see :func:`export_pytorch`."""
 
         def describe() -> tuple[LoadedModel, ExporterUse]:
-            loaded = loaded_from_module(model, inputs, self.config)
+            tensors, dynamic = self.config.input_tensors, self.config.dynamic
+            loaded = loaded_from_module(model, inputs, input_tensors=tensors, dynamic=dynamic)
             return loaded, first_choice(self.config, parameter_bytes(model))
 
         target = self._target(output, overwrite=overwrite, with_report=with_report)

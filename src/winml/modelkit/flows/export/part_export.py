@@ -34,6 +34,7 @@ from winml.modelkit.report.sidecar import sidecar_json
 from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.results.words import verification_notes, verification_words
 from winml.modelkit.results.written_file import WrittenFile
+from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
 from winml.modelkit.verify.other_sizes import WrittenGraph
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
 from winml.modelkit.verify.written_file import measure_written_file, verify_written_file
@@ -102,7 +103,8 @@ def _write_part(
         written = write_model(tagged_graph.model, staged, external=is_external)
         try:
             comparison = _verify_part(run, prepared, tagged_graph, staged)
-        except VerificationError:
+        except VerificationError as error:
+            name_first_wrong_module(error, prepared, staged)
             # Another exporter may be tried, which needs the room.
             for file in written:
                 file.unlink(missing_ok=True)

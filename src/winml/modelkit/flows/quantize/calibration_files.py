@@ -1,4 +1,4 @@
-"""Which files does the data for the ranges of activations consist of, and can they be used?
+"""Which data for the ranges of activations does a path or a name mean, and can it be used?
 
 Looks at names only, and imports no model library: a request is refused, and a result found again, before any is loaded.
 """
@@ -6,20 +6,52 @@ Looks at names only, and imports no model library: a request is refused, and a r
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.evaluate.columns import refuse_unknown_roles
+from winml.modelkit.evaluate.data_sources import find_source, source_files
+from winml.modelkit.evaluate.text_files import TEXT_SUFFIXES
+from winml.modelkit.quantize.options import QuantizeOptions
 
-__all__ = ["FORMS", "TEXT_SUFFIXES", "npz_files", "refuse_missing_files"]
+__all__ = [
+    "FORMS",
+    "OPTION",
+    "CalibrationKind",
+    "calibration_files",
+    "calibration_kind",
+    "npz_files",
+    "refuse_missing_files",
+]
 
-TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
-"""Of files whose texts the tokenizer beside the model makes arrays."""
+CalibrationKind = Literal["arrays", "texts", "data set"]
+"""``.npz`` files; a file of texts, read without another package; or anything the datasets library reads."""
+
+OPTION = "--calibration-data"
 FORMS = (
-    "Give an .npz file or a folder of them (numpy.savez, one array per input of the graph, one file a sample), or a "
-    "text: .txt (one a line), .csv or .jsonl with a column text, for the tokenizer beside the model."
+    "Give an .npz file or a folder of them (numpy.savez, one array per input of the graph, one file a sample); a text: "
+    ".txt (one a line), .csv or .jsonl; a .json, .parquet or .arrow file; a folder of them, of images or of "
+    "recordings, or one that save_to_disk wrote; or the name of a data set of the Hub."
 )
 """What is read, for hints."""
 
-_OPTION = "--calibration-data"
+
+def calibration_kind(data: str | Path) -> CalibrationKind:
+    """Return how data is read.
+
+    Raises:
+        UsageError: there is none, or it has a form that is not read.
+    """
+    path = Path(data)
+    if path.is_file() and path.suffix in (".npz", *TEXT_SUFFIXES):
+        return "arrays" if path.suffix == ".npz" else "texts"
+    if path.is_dir() and any(path.glob("*.npz")):
+        return "arrays"
+    try:
+        find_source(data, OPTION)
+    except UsageError as error:
+        raise UsageError(error.message, hint=FORMS) from None
+    return "data set"
 
 
 def npz_files(data: Path) -> list[Path]:
@@ -27,18 +59,30 @@ def npz_files(data: Path) -> list[Path]:
     return sorted(data.glob("*.npz")) if data.is_dir() else [data]
 
 
-def refuse_missing_files(data: str | Path | None) -> None:
-    """Refuse data that is not there, or that has a form which is not read; None is none.
+def calibration_files(data: str | Path) -> dict[str, Path]:
+    """Return the files that data consists of: name in its folder → file; empty for a data set of the Hub.
+
+    Raises:
+        UsageError: as for :func:`calibration_kind`.
+    """
+    path, kind = Path(data), calibration_kind(data)
+    if kind == "data set":
+        source = find_source(data, OPTION)
+        files = source_files(source)
+        return {file.name if file == source.path else file.relative_to(path).as_posix(): file for file in files}
+    return {file.name: file for file in npz_files(path)}
+
+
+def refuse_missing_files(options: QuantizeOptions) -> None:
+    """Refuse data that is not there or has a form which is not read, and columns of what has none.
 
     Raises:
         UsageError: names it, and the forms that are read.
     """
-    if data is None:
-        return
-    path = Path(data)
-    if not path.exists():
-        raise UsageError(f"{_OPTION} {path}: no such file or folder", hint=FORMS)
-    if path.is_file() and path.suffix not in (".npz", *TEXT_SUFFIXES):
-        raise UsageError(f"{_OPTION} {path}: a {path.suffix or 'nameless'} file is not read", hint=FORMS)
-    if not npz_files(path):
-        raise UsageError(f"{_OPTION} {path}: holds no sample", hint=FORMS)
+    data = options.calibration_data
+    kind = None if data is None else calibration_kind(data)
+    given = f"--split {options.split}" if options.split is not None else "--columns" if options.columns else ""
+    if given and kind in (None, "arrays"):
+        what = "random values" if kind is None else f"{OPTION} {data}, which holds arrays by input"
+        raise UsageError(f"{given} has no meaning for {what}", hint="Leave it out, or give a data set.")
+    refuse_unknown_roles(options.columns)

@@ -100,11 +100,22 @@ def quantize_file(
     on_step: Callable[[StepEvent], None] | None = None,
     *,
     sizes: Mapping[str, int] | None = None,
+    processors: Path | None = None,
 ) -> QuantizedFile:
-    """Quantize an ONNX file as a task says; see :func:`quantize_onnx` for what is returned and raised."""
+    """Quantize an ONNX file as a task says; see :func:`quantize_onnx` for what is returned and raised.
+
+    Args:
+        task: From which file to which.
+        options: What is to be done.
+        on_step: Called when a step starts and when it ends.
+        sizes: Sizes of open dimensions.
+        processors: Folder of the tokenizer, image processor or feature extractor that makes calibration data arrays;
+            None: that of the source.
+    """
     task.refuse_early()
     options.refuse_contradictions()
-    calibration = calibration_of(options, task.source, sizes or {}, task.seed)
+    folder = processors or task.source.absolute().parent
+    calibration = calibration_of(options, folder, sizes or {}, task.seed)
     if calibration is not None:
         refuse_missing_data(calibration)
     work = Quantization(task.source, options, sizes or {}, calibration)
@@ -186,7 +197,7 @@ class Quantization(GraphWork[QuantizeResult]):
                 f"{size_words(available)} of memory are available."
             )
             return None
-        has_data = self.calibration is not None and self.calibration.data is not None
+        has_data = self.calibration is not None and self.calibration.has_data
         read_samples = self.calibration.read_samples if self.calibration is not None and has_data else None
         return refuse_unfaithful(source, written, seed, self.least_sqnr_db, sizes=self.sizes, read_samples=read_samples)
 

@@ -133,7 +133,7 @@ def quantization_sensitivity(
 def _calibration(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> Calibration | None:
     """Return where the ranges of activations come from, where a mode needs them; refuses what cannot be read."""
     options.refuse_contradictions()
-    calibration = calibration_of(options, source, sensitivity.sizes, sensitivity.seed)
+    calibration = calibration_of(options, source.absolute().parent, sensitivity.sizes, sensitivity.seed)
     if calibration is not None:
         refuse_missing_data(calibration)
     return calibration
@@ -180,6 +180,10 @@ def _kept(
     return MeasuredForms(sensitivity.measured, request, overwrite=sensitivity.overwrite)
 
 
+_OF_CALIBRATION = ("calibration_data", "split", "columns", "samples", "method")
+"""Options that count by what they lead to."""
+
+
 def _request(
     source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions, calibration: Calibration | None
 ) -> dict[str, Any]:
@@ -187,7 +191,7 @@ def _request(
     data = sensitivity.input_data
     return {
         "model": content_digest(source),
-        **options.model_dump(mode="json", exclude={"min_sqnr_db", "calibration_data", "samples", "method"}),
+        **options.model_dump(mode="json", exclude={"min_sqnr_db", *_OF_CALIBRATION}),
         # What is left out means the same as its default, written out.
         "precision": options.base.name,
         "mode": options.mode_of(options.base),
@@ -203,7 +207,8 @@ def _request(
 
 def _calibration_request(calibration: Calibration) -> dict[str, Any]:
     """Return what ranges depend on: where the data lies is no part of it, what it holds is."""
-    return {**calibration.as_record(), "content": [file_digest(path) for path in calibration.files]}
+    columns = {"columns": calibration.options.columns} if calibration.options.columns else {}
+    return {**calibration.as_record(), **columns, "content": [file_digest(path) for path in calibration.files]}
 
 
 def _planned_parts(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.external_data import check_data_file
 from winml.modelkit.graph.files.reading import walk_fields
 
-__all__ = ["StoredBytes", "bytes_digest", "have_equal_bytes", "locate_initializers"]
+__all__ = ["StoredBytes", "WeightEquality", "bytes_digest", "have_equal_bytes", "locate_initializers"]
 
 PIECE_BYTES = 1 << 22
 """Read and compared at a time. Chosen: larger pieces save no time."""
@@ -121,6 +121,8 @@ def _place_outside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
 
 def have_equal_bytes(left: StoredBytes, right: StoredBytes) -> bool:
     """Say whether two initializers of one type and shape have the same values; stops at the first difference."""
+    if left == right:
+        return True  # both models name one data file
     if left.size_bytes != right.size_bytes or left.is_raw != right.is_raw:
         return False
     if len(left.pieces) != len(right.pieces):
@@ -137,3 +139,26 @@ def bytes_digest(place: StoredBytes) -> str:
     for piece in place.read():
         digest.update(piece)
     return digest.hexdigest()
+
+
+class WeightEquality:
+    """Says which weights of two files have the same values; of one whose name changed a digest is kept."""
+
+    def __init__(self, before: Mapping[str, StoredBytes], after: Mapping[str, StoredBytes]) -> None:
+        """Take where the weights of both files lie, by name."""
+        self._before, self._after = before, after
+        self._digests: dict[StoredBytes, str] = {}
+
+    def are_equal(self, before: str, after: str) -> bool:
+        """Say whether two weights of one type and shape, by their names, have the same values."""
+        left, right = self._before.get(before), self._after.get(after)
+        if left is None or right is None:
+            return left is right  # a weight of a subgraph or a constant: its node is compared
+        if before == after:
+            return have_equal_bytes(left, right)
+        return left.size_bytes == right.size_bytes and self._digest(left) == self._digest(right)
+
+    def _digest(self, place: StoredBytes) -> str:
+        if place not in self._digests:
+            self._digests[place] = bytes_digest(place)
+        return self._digests[place]

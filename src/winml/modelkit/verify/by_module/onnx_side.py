@@ -5,54 +5,31 @@ Runs the graph node by node as it is written, so that every value that is asked 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import onnx
 import onnx_ir as ir
-from numpy.typing import NDArray
 
-from winml.modelkit.graph.cutting import Refusal
-from winml.modelkit.graph.files.foreign_reading import read_foreign
+from winml.modelkit.graph.cutting import RANDOM_OPERATORS, Refusal
+from winml.modelkit.graph.files.foreign_reading import merge_duplicate_keys
+from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.module_parts import ModuleParts
+from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy.module_identity import ModuleIdentity
-from winml.modelkit.inspect.onnx_contents import read_contents
-from winml.modelkit.inspect.onnx_tree import OnnxModule, read_tree
+from winml.modelkit.inspect.onnx_contents import PlacedNode, read_contents
+from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree, read_tree
 from winml.modelkit.quantize.planning import QUANTIZED_OPERATORS
+from winml.modelkit.runtime.graph_inputs import graph_inputs
 from winml.modelkit.runtime.recording import open_with_outputs
 from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.verify.by_module.sides import Array, CallKey, Feeds, ModuleBoundary
 
-__all__ = ["ModuleBoundary", "OnnxSide"]
-
-Array = NDArray[Any]
-CallKey = tuple[str, int]
-"""Tag of a module and number of its call, from 1."""
+__all__ = ["OnnxSide"]
 
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE, None})
 """Types of values that have an error; None is unknown before a run."""
-
-
-@dataclass(frozen=True)
-class ModuleBoundary:
-    """What goes into one call of a module, and what comes out of it."""
-
-    identity: ModuleIdentity
-    inputs: tuple[str, ...] = ()
-    """Names of floating-point values that are computed before, in the order they are first read."""
-    outputs: tuple[str, ...] = ()
-    """Names of values, in the order they are computed."""
-    position: int = 0
-    """Index of the node that computes the last of them."""
-    reason: str = ""
-    """Why there is no such boundary."""
-
-    @property
-    def key(self) -> CallKey:
-        """Which call of which module."""
-        return self.identity.tag, self.identity.call
 
 
 class OnnxSide:
@@ -60,33 +37,55 @@ class OnnxSide:
 
     Attributes:
         path: The file.
+        structure: The file without its larger weights.
+        shown: The side, for people.
         boundaries: Every call of every module, by tag and number.
         value_names: Values of the main graph.
-        tree_source: What says which module a node belongs to.
+        nodes: Every node, those of subgraphs included.
+        tree: The modules, and the one each of ``nodes`` belongs to; None where modules are not asked for.
         is_rounded: Whether nodes compute with fewer bits than float32.
     """
 
-    def __init__(self, path: Path, *, by_module: bool) -> None:
+    def __init__(self, path: Path, *, by_module: bool, shown: str = "") -> None:
         """Read the file; with ``by_module`` its modules as well.
 
         Raises:
             InputError: it is no ONNX model, or its graph has a cycle.
         """
         self.path = path
+        self.shown = shown or str(path)
         self.boundaries: dict[CallKey, ModuleBoundary] = {}
         self.value_names: frozenset[str] = frozenset()
-        self.tree_source = "none"
+        self.nodes: Sequence[PlacedNode] = ()
+        self.tree: OnnxTree | None = None
         self.is_rounded = False
         self._session: Session | None = None
-        structure = read_structure(path)
-        self._declared = [value.name for value in structure.graph.output]
+        self.structure = read_structure(path)
+        self._declared = [value.name for value in self.structure.graph.output]
         if by_module:
-            self._read_modules(structure)
+            self._read_modules()
+
+    @functools.cached_property
+    def input_dtypes(self) -> Mapping[str, str]:
+        """Name of each input → its type, in numpy's words."""
+        return {item.name: item.dtype for item in graph_inputs(self.session())}
 
     @property
-    def shown(self) -> str:
-        """The side, for people."""
-        return str(self.path)
+    def input_names(self) -> Sequence[str]:
+        """Names of its inputs."""
+        initialized = {tensor.name for tensor in self.structure.graph.initializer}
+        return [value.name for value in self.structure.graph.input if value.name not in initialized]
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        """Names of its outputs."""
+        return self._declared
+
+    @property
+    def drawing_nodes(self) -> list[str]:
+        """Names of nodes that draw random numbers, in any graph."""
+        found = [item.proto for item in read_contents(self.structure).nodes if item.proto.op_type in RANDOM_OPERATORS]
+        return [f"{node.name or 'a node without a name'} ({node.op_type})" for node in found]
 
     def session(self, tapped: Sequence[str] = ()) -> Session:
         """Return the session, opened the first time with these values as further outputs.
@@ -98,25 +97,37 @@ class OnnxSide:
             self._session = open_with_outputs(self.path, [name for name in tapped if name not in self._declared])
         return self._session
 
-    def outputs(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def outputs(self, feeds: Feeds) -> dict[str, Array]:
         """Run the model, and return what it answers."""
         return self.session().run(feeds, self._declared)
 
-    def values(self, feeds: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+    def values(self, feeds: Feeds, names: Sequence[str]) -> dict[str, Array]:
         """Run the model, and return inner values by name."""
         return self.session().run(feeds, list(names)) if names else {}
 
-    def _read_modules(self, structure: onnx.ModelProto) -> None:
-        model, _ = read_foreign(self.path)
-        metadata = {item.key: item.value for item in structure.metadata_props}
-        nodes = [node.proto for node in read_contents(structure).nodes]
-        tree = read_tree(nodes, metadata, structure.graph.name.strip("/") or "graph")
-        self.tree_source = tree.source
+    def node_tags(self) -> dict[str, str]:
+        """Return the tag of every node that has a name, by that name."""
+        if self.tree is None:
+            return {}
+        return {
+            item.proto.name: tag
+            for item, tag in zip(self.nodes, self.tree.tags, strict=True)
+            if item.proto.name and tag
+        }
+
+    def _read_modules(self) -> None:
+        refuse_cycles(self.structure, self.path)
+        merge_duplicate_keys(self.structure)
+        self.nodes = read_contents(self.structure).nodes
+        metadata = {item.key: item.value for item in self.structure.metadata_props}
+        root = self.structure.graph.name.strip("/") or "graph"
+        self.tree = read_tree([node.proto for node in self.nodes], metadata, root)
+        model = graph_of(self.structure, self.path)
         self.value_names = frozenset(str(value.name) for node in model.graph for value in node.outputs)
         self.is_rounded = any(map(_has_few_bits, model.graph))
         parts = ModuleParts(model)
         position = {node: number for number, node in enumerate(model.graph)}
-        for module in tree.modules:
+        for module in self.tree.modules:
             for boundary in _boundaries(module, parts, position):
                 self.boundaries[boundary.key] = boundary
 

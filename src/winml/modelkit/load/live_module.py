@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.graph.dimensions import DynamicRequest
+from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.compiled_modules import uncompiled
 from winml.modelkit.load.inputs.alike_axes import accepts_shapes
 from winml.modelkit.load.inputs.argument_names import arguments_of_names
@@ -33,31 +34,38 @@ ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 of tensors (list, tuple, dict, dataclass), or a constant."""
 
 
-def loaded_from_module(model: nn.Module, inputs: ExampleInputs | None, config: WinMLExportConfig) -> LoadedModel:
+def loaded_from_module(
+    model: nn.Module,
+    inputs: ExampleInputs | None,
+    *,
+    input_tensors: tuple[InputTensorSpec, ...] | None = None,
+    dynamic: DynamicRequest | None = None,
+) -> LoadedModel:
     """Describe a live module as if it had been loaded; the module itself is not touched.
 
     Args:
         model: The module.
         inputs: Example tensors; they win over everything else.
-        config: ``input_tensors`` in it come next; a transformers model's own config comes last.
+        input_tensors: What it takes where there are no examples; a transformers model's own config comes last.
+        dynamic: Which dimensions are to be open; None: only those named in shapes.
 
     Raises:
         UsageError: nothing says what the module takes, or a name is no parameter of its forward.
         InputError: a parameter holds no values yet.
     """
-    model = uncompiled(model)
+    model, dynamic = uncompiled(model), dynamic or DynamicRequest()
     refuse_uninitialized(model, type(model).__name__)
     refuse_without_values(model, type(model).__name__)
     if inputs is not None:
         example = name_examples(inputs, model, "inputs")
         specs, arguments = example.specs, example.arguments
         check_input_specs(model, specs, "inputs", example.argument_names)
-    elif config.input_tensors is not None:
-        example, specs = None, config.input_tensors
+    elif input_tensors is not None:
+        example, specs = None, input_tensors
         check_input_specs(model, specs, "input_tensors")
         arguments = arguments_of_names(model, [spec.name for spec in specs], "input_tensors")
     elif _has_transformers_config(model):
-        decision = open_axes(decide_inputs(model, model.config), config.dynamic)
+        decision = open_axes(decide_inputs(model, model.config), dynamic)
         return _loaded(model, decision, None, None)
     else:
         raise UsageError(
@@ -68,7 +76,7 @@ def loaded_from_module(model: nn.Module, inputs: ExampleInputs | None, config: W
     if _has_transformers_config(model):
         decision = replace(decision, meanings=known_meanings(model, model.config, specs))
     accepts = accepts_shapes(model, arguments)
-    decision = open_axes(decision, config.dynamic, are_sizes_firm=True, accepts=accepts)
+    decision = open_axes(decision, dynamic, are_sizes_firm=True, accepts=accepts)
     return _loaded(model, decision, None if example is None else example.tensors, arguments)
 
 

@@ -1,23 +1,24 @@
 """Which values of one side are the same as which of the other?
 
 Values of two files are the same where they have one name, which exporters, optimizers and quantizers keep; else where a
-module has as many outputs on both sides, in order. What a PyTorch module returns is what its nodes hand on, in order.
+module has as many outputs on both sides, in order. What a PyTorch module returns is what its nodes hand on, in order;
+of two PyTorch models, what modules of one path take and return.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from winml.modelkit.flows.compare.onnx_side import CallKey, ModuleBoundary, OnnxSide
-from winml.modelkit.flows.compare.torch_side import TorchSide, ValueKind
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.module_identity import ModuleIdentity
+from winml.modelkit.verify.by_module.onnx_side import OnnxSide
+from winml.modelkit.verify.by_module.sides import CallKey, ModuleBoundary, NamesOfBoth
 
-__all__ = ["MatchedBoundary", "match_files", "match_with_torch"]
+__all__ = ["MatchedBoundary", "ValueCounts", "match_calls", "match_files", "match_with_torch", "turned", "value_name"]
 
-NamesOfBoth = tuple[str, str]
-"""Name of a value in the reference and in the candidate."""
+ValueCounts = Mapping[tuple[str, int, str], int]
+"""Module path, number of the call, from 1, and ``input`` or ``output`` → floating-point tensors."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class MatchedBoundary:
     def is_root(self) -> bool:
         """Whether it is the whole model, whose outputs are compared by themselves."""
         return address.depth(self.identity.tag) == 1
+
+
+def value_name(path: str, call: int, kind: str, index: int) -> str:
+    """Return the name of one tensor that a call of a PyTorch module takes (``input``) or returns (``output``)."""
+    return f"{path}|{call}|{kind}|{index}"
 
 
 def match_files(reference: OnnxSide, candidate: OnnxSide) -> list[MatchedBoundary]:
@@ -72,15 +78,15 @@ def _matched(
     return MatchedBoundary(boundary.identity, inputs, outputs, len(boundary.inputs) - len(inputs), reason)
 
 
-def match_with_torch(counts: Mapping[tuple[str, int, ValueKind], int], candidate: OnnxSide) -> list[MatchedBoundary]:
-    """Match the boundaries of a file with what the modules of a PyTorch model take and return.
+def match_with_torch(counts: ValueCounts, file: OnnxSide) -> list[MatchedBoundary]:
+    """Match the boundaries of a file with what the modules of a PyTorch model take and return, which is the reference.
 
     Args:
-        counts: Module path, call and kind → floating-point tensors.
-        candidate: The file.
+        counts: What the modules take and return.
+        file: The file.
     """
     matched = []
-    for boundary in _in_order(candidate.boundaries):
+    for boundary in _in_order(file.boundaries):
         identity = boundary.identity
         outputs = _paired(boundary.outputs, counts, identity, "output")
         inputs = _paired(boundary.inputs, counts, identity, "input")
@@ -90,17 +96,46 @@ def match_with_torch(counts: Mapping[tuple[str, int, ValueKind], int], candidate
     return matched
 
 
-def _paired(
-    names: Sequence[str],
-    counts: Mapping[tuple[str, int, ValueKind], int],
-    identity: ModuleIdentity,
-    kind: ValueKind,
-) -> tuple[NamesOfBoth, ...]:
+def turned(matched: Sequence[MatchedBoundary]) -> list[MatchedBoundary]:
+    """Return the same boundaries with the reference and the candidate in each other's place."""
+
+    def both(pairs: Sequence[NamesOfBoth]) -> tuple[NamesOfBoth, ...]:
+        return tuple((right, left) for left, right in pairs)
+
+    return [replace(item, inputs=both(item.inputs), outputs=both(item.outputs)) for item in matched]
+
+
+def _paired(names: Sequence[str], counts: ValueCounts, identity: ModuleIdentity, kind: str) -> tuple[NamesOfBoth, ...]:
     """Return the tensors of a module with the values of the file; of one tensor returned, the value computed last."""
     count = counts.get((identity.module, identity.call, kind), 0)
     if not count or not names:
         return ()
     kept = names if count == len(names) else names[-1:] if count == 1 and kind == "output" else ()
-    return tuple(
-        (TorchSide.value_name(identity.module, identity.call, kind, index), name) for index, name in enumerate(kept)
-    )
+    return tuple((value_name(identity.module, identity.call, kind, index), name) for index, name in enumerate(kept))
+
+
+def match_calls(
+    reference: Sequence[ModuleIdentity], counts: ValueCounts, candidate_counts: ValueCounts
+) -> list[MatchedBoundary]:
+    """Match the calls of modules of two PyTorch models.
+
+    Args:
+        reference: Calls of the reference's modules, in the order they return.
+        counts: What they take and return.
+        candidate_counts: What the modules of the candidate take and return.
+    """
+    matched = []
+    for identity in reference:
+        key = identity.module, identity.call
+        inputs, outputs = (_both_named(key, kind, counts, candidate_counts) for kind in ("input", "output"))
+        has_none = not any((*key, kind) in candidate_counts for kind in ("input", "output"))
+        reason = "" if outputs else "the candidate has no such module" if has_none else "it returns other tensors there"
+        unknown = counts.get((*key, "input"), 0) - len(inputs)
+        matched.append(MatchedBoundary(identity, inputs, outputs, unknown, reason))
+    return matched
+
+
+def _both_named(key: tuple[str, int], kind: str, *counts: ValueCounts) -> tuple[NamesOfBoth, ...]:
+    left, right = (count.get((*key, kind), 0) for count in counts)
+    names = [value_name(*key, kind, index) for index in range(left if left == right else 0)]
+    return tuple((name, name) for name in names)

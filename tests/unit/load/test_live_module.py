@@ -11,9 +11,8 @@ from torch import nn
 
 from checkpoints import build_model
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.flows.export.live_module import loaded_from_module
 from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.live_module import loaded_from_module
 
 
 class Model(nn.Module):
@@ -24,7 +23,6 @@ class Model(nn.Module):
         return values if ids is None else values + ids
 
 
-NONE = WinMLExportConfig()
 IDS = torch.tensor([[3, 7, 5]])
 SPEC = InputTensorSpec(name="values", shape=(2, 2), dtype="float64")
 
@@ -41,7 +39,7 @@ SPEC = InputTensorSpec(name="values", shape=(2, 2), dtype="float64")
 )
 def test_examples_are_named_after_parameters_in_their_order(inputs: Any, shapes: dict[str, tuple[int, ...]]) -> None:
     """One tensor, several by position, or by name; shapes become those of the graph."""
-    loaded = loaded_from_module(Model(), inputs, NONE)
+    loaded = loaded_from_module(Model(), inputs)
     assert list(shapes.items()) == [(spec.name, spec.shape) for spec in loaded.only_part.inputs]
     assert loaded.only_part.example is not None
     assert list(shapes) == list(loaded.only_part.example)
@@ -49,19 +47,19 @@ def test_examples_are_named_after_parameters_in_their_order(inputs: Any, shapes:
 
 def test_examples_of_indices_say_which_values_are_valid() -> None:
     """Random draws stay between the smallest and the largest index of the example."""
-    spec = loaded_from_module(Model(), {"values": torch.zeros(1), "ids": IDS}, NONE).only_part.inputs[1]
+    spec = loaded_from_module(Model(), {"values": torch.zeros(1), "ids": IDS}).only_part.inputs[1]
     assert ("int64", (3.0, 7.0)) == (spec.dtype, spec.value_range)
 
 
 def test_examples_win_over_input_tensors() -> None:
     """What is at hand describes itself best."""
-    config = WinMLExportConfig(input_tensors=(SPEC,))
-    assert (2, 3) == loaded_from_module(Model(), torch.zeros(2, 3), config).only_part.inputs[0].shape
+    loaded = loaded_from_module(Model(), torch.zeros(2, 3), input_tensors=(SPEC,))
+    assert (2, 3) == loaded.only_part.inputs[0].shape
 
 
 def test_input_tensors_are_taken_without_examples() -> None:
     """Specifications are enough; values are drawn later."""
-    loaded = loaded_from_module(Model(), None, WinMLExportConfig(input_tensors=(SPEC,)))
+    loaded = loaded_from_module(Model(), None, input_tensors=(SPEC,))
     assert ((SPEC,), None) == (loaded.only_part.inputs, loaded.only_part.example)
 
 
@@ -69,7 +67,7 @@ def test_transformers_model_describes_itself() -> None:
     """The config of a transformers model is enough, and its version is recorded."""
     import transformers
 
-    loaded = loaded_from_module(build_model("bert"), None, NONE)
+    loaded = loaded_from_module(build_model("bert"), None)
     assert {"input_ids", "attention_mask"} <= {spec.name for spec in loaded.only_part.inputs}
     assert ("transformers", transformers.__version__) == (loaded.info.library, loaded.info.library_version)
     assert ("BertModel", "bert", "live") == (loaded.info.class_name, loaded.info.model_type, loaded.info.source_kind)
@@ -77,7 +75,7 @@ def test_transformers_model_describes_itself() -> None:
 
 def test_plain_module_is_recorded_as_torch() -> None:
     """A module that is no transformers model is torch's, named after its class."""
-    info = loaded_from_module(Model(), torch.zeros(1), NONE).info
+    info = loaded_from_module(Model(), torch.zeros(1)).info
     assert ("torch", torch.__version__, "Model") == (info.library, info.library_version, info.name_or_path)
 
 
@@ -97,7 +95,7 @@ def test_plain_module_is_recorded_as_torch() -> None:
 def test_inputs_that_cannot_be_are_refused(inputs: Any, error: type[Exception], words: str) -> None:
     """The error names the value and what to give instead."""
     with pytest.raises(error, match=words) as caught:
-        loaded_from_module(Model(), inputs, NONE)
+        loaded_from_module(Model(), inputs)
     assert caught.value.hint  # type: ignore[attr-defined]
 
 
@@ -105,7 +103,7 @@ def test_module_is_not_touched() -> None:
     """Describing a module changes nothing on it."""
     model = Model().train()
     before = dict(vars(model))
-    loaded_from_module(model, torch.zeros(1), NONE)
+    loaded_from_module(model, torch.zeros(1))
     assert before == vars(model)
     assert model.training
 
@@ -116,5 +114,5 @@ def test_traced_module_is_refused_as_it_tells_no_inputs() -> None:
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(nn.Linear(4, 2), torch.ones(1, 4))
     with pytest.raises(InputError, match="no Python function") as caught:
-        loaded_from_module(traced, torch.ones(1, 4), WinMLExportConfig())
+        loaded_from_module(traced, torch.ones(1, 4))
     assert "Give the nn.Module itself" in caught.value.hint

@@ -1,0 +1,97 @@
+"""Reads the texts of a file of lines, of CSV or of JSON lines without the datasets library, one row at a time.
+
+For those who need texts and no types: a number in a CSV file stays a text here.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.evaluate.data_sets import DataSetRequest
+
+__all__ = ["TEXT_SUFFIXES", "TextFile"]
+
+TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
+_HINT = "Give a text: .txt (one a line), .csv with a line of names, or .jsonl with one object a line."
+
+
+class TextFile:
+    """The rows of a file of texts, in their order; the first ones where fewer are asked for.
+
+    Has what is used of :class:`~winml.modelkit.evaluate.data_sets.DataSet`.
+    """
+
+    split = "train"
+    notes: tuple[str, ...] = ()
+    unreadable_note: str | None = None
+
+    def __init__(self, request: DataSetRequest) -> None:
+        """Take a file; it is read when rows are.
+
+        Raises:
+            UsageError: a split is asked for, of which a file has none, or fewer rows are there than asked for.
+            InputError: the file is damaged.
+        """
+        self.request = request
+        self.path = Path(request.source)
+        self.name = self.path.absolute().name
+        if request.split not in (None, self.split):
+            raise UsageError(
+                f"{request.words}: has no split {request.split!r}", hint="One file is one split; leave --split out."
+            )
+        first = next(self._all_rows(), {})
+        self.features: Mapping[str, Any] = dict.fromkeys(map(str, first))
+        if request.samples is not None and self._there < request.samples:
+            raise UsageError(
+                f"{request.words}: holds {self._there} samples, and --samples asks for {request.samples}",
+                hint="Give more data, or ask for fewer.",
+            )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns; of lines, ``text``."""
+        return tuple(self.features)
+
+    def __len__(self) -> int:
+        """Return the number of rows that are read."""
+        return self.request.samples or min(self.request.most or self._there, self._there)
+
+    def rows(self, roles: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield the rows by role: role → column.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        rows = itertools.islice(self._all_rows(), len(self))
+        yield from ({role: row.get(column) for role, column in roles.items()} for row in rows)
+
+    @functools.cached_property
+    def _there(self) -> int:
+        return sum(1 for _ in self._all_rows())
+
+    def _all_rows(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the rows that are not empty."""
+        try:
+            with self.path.open(encoding="utf-8-sig", newline="") as file:
+                if self.path.suffix == ".txt":
+                    rows: Iterator[Any] = ({"text": line.strip()} for line in file)
+                elif self.path.suffix == ".csv":
+                    rows = csv.DictReader(file)
+                else:
+                    rows = (json.loads(line) for line in file if line.strip())
+                for row in rows:
+                    if not isinstance(row, Mapping):
+                        raise InputError(
+                            f"{self.request.words}: a line holds {type(row).__name__}, not an object", hint=_HINT
+                        )
+                    if any(row.values()):
+                        yield row
+        except (OSError, ValueError, csv.Error) as error:
+            raise InputError(f"{self.request.words}: cannot be read as text: {error}", hint=_HINT) from error

@@ -1,0 +1,162 @@
+"""Refuses what cannot be compared: other inputs, sizes or modules on the two sides, and answers that are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from winml.modelkit.compare.fidelity import OutputFidelity, measure_fidelity
+from winml.modelkit.errors import UsageError
+from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
+from winml.modelkit.runtime.opened_model import RunOptions
+from winml.modelkit.verify.by_module.onnx_side import OnnxSide
+from winml.modelkit.verify.by_module.sides import Side, SidePair
+from winml.modelkit.verify.by_module.value_matching import MatchedBoundary
+
+__all__ = [
+    "fixed_sizes",
+    "refuse_no_module",
+    "refuse_no_tree",
+    "refuse_other_inputs",
+    "refuse_random_answers",
+    "refuse_unknown_names",
+]
+
+_SHOWN_NODES = 3
+"""Nodes named in a message; more would bury the rest of it."""
+
+
+def refuse_unknown_names(reference: Side, candidate: Side, names: Mapping[str, str]) -> None:
+    """Refuse a pair of names of which one side has none of that name.
+
+    Raises:
+        UsageError: names the pair; says where it is the wrong way round.
+    """
+    for left, right in names.items():
+        for side, name, other in ((reference, left, candidate), (candidate, right, reference)):
+            known = _names_of(side)
+            # The outputs of a PyTorch model are not known before it runs.
+            if name in known or (not isinstance(side, OnnxSide) and name not in _names_of(other)):
+                continue
+            is_turned = left in _names_of(candidate) and right in _names_of(reference)
+            raise UsageError(
+                f"--map {left}={right}: {side.shown} has no input or output {name!r}",
+                hint=f"The name in REFERENCE comes first: --map {right}={left}."
+                if is_turned
+                else f"It has {', '.join(known)}.",
+            )
+
+
+def _names_of(side: Side) -> list[str]:
+    return [*side.input_names, *side.output_names] if isinstance(side, OnnxSide) else list(side.input_dtypes)
+
+
+def refuse_other_inputs(reference: OnnxSide, candidate: OnnxSide, names: Mapping[str, str]) -> None:
+    """Refuse two files that take other inputs.
+
+    Raises:
+        UsageError: names those of both.
+    """
+    theirs = [names.get(name, name) for name in reference.input_names]
+    if set(theirs) != set(candidate.input_names):
+        raise UsageError(
+            f"{reference.shown} takes {', '.join(reference.input_names)}, "
+            f"{candidate.shown} {', '.join(candidate.input_names)}",
+            hint="Say which is which with --map reference=candidate; inputs of one side only cannot be compared.",
+        )
+
+
+def fixed_sizes(
+    reference: OnnxSide, candidate: OnnxSide, names: Mapping[str, str], run: RunOptions
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the sizes that the reference fixes and the candidate leaves open, and a sentence that says so.
+
+    Raises:
+        UsageError: both fix a size, and not the same.
+    """
+    theirs = {names.get(item.name, item.name): item for item in graph_inputs(reference.session())}
+    sizes: dict[str, int] = {}
+    for ours in graph_inputs(candidate.session()):
+        other = theirs.get(ours.name)
+        if other is None:
+            continue
+        if len(other.shape) != len(ours.shape) or _are_apart(other, ours):
+            raise UsageError(
+                f"input {ours.name!r}: {reference.shown} takes {other.words}, {candidate.shown} {ours.words}",
+                hint="Only models that take the same sizes can be compared: export one of them with these dimensions "
+                "open, or in the sizes of the other.",
+            )
+        for key, size in zip(ours.keys, other.shape, strict=True):
+            if isinstance(key, str) and isinstance(size, int):
+                sizes.setdefault(key, size)
+    if not sizes or run.input_data is not None:
+        return {}, ()
+    for key, size in sizes.items():
+        if run.sizes.get(key, size) != size:
+            raise UsageError(
+                f"--shape-config: {key} {run.sizes[key]}, and {reference.shown} takes {size} only",
+                hint="Leave that size out: the one that is fixed is taken.",
+            )
+    words = ", ".join(f"{key} {size}" for key, size in sizes.items())
+    return sizes, (f"sizes that {reference.shown} fixes: {words}",)
+
+
+def _are_apart(left: GraphInput, right: GraphInput) -> bool:
+    pairs = zip(left.shape, right.shape, strict=True)
+    return any(isinstance(one, int) and isinstance(other, int) and one != other for one, other in pairs)
+
+
+def refuse_no_tree(side: OnnxSide) -> None:
+    """Refuse a file in which nothing says what its modules are.
+
+    Raises:
+        UsageError: names it.
+    """
+    if not side.boundaries:
+        raise UsageError(
+            f"--by-module: nothing in {side.shown} says which module its nodes came from",
+            hint="Give it the tags of the file it was made from (winml retag), or compare without --by-module.",
+        )
+
+
+def refuse_no_module(reference: Side, candidate: Side, matched: Sequence[MatchedBoundary]) -> None:
+    """Refuse two models that have no module in common.
+
+    Raises:
+        UsageError: one has no modules, or none is on both sides.
+    """
+    for side in (reference, candidate):
+        if isinstance(side, OnnxSide):
+            refuse_no_tree(side)
+    if any(item.outputs for item in matched if not item.is_root):
+        return
+    if isinstance(reference, OnnxSide) and isinstance(candidate, OnnxSide):
+        if reference.boundaries.keys() & candidate.boundaries.keys():
+            return
+    elif all(item.is_root for item in matched):
+        return
+    raise UsageError(
+        f"--by-module: no module of {reference.shown} is in {candidate.shown}",
+        hint="Compare forms of one model, or leave --by-module out.",
+    )
+
+
+def refuse_random_answers(pair: SidePair, worst: OutputFidelity, tolerance: float) -> None:
+    """Refuse a model that answers otherwise each time; only where answers differ it is run once more.
+
+    Raises:
+        UsageError: names the model, and in a file the nodes that draw.
+    """
+    if not worst.problem and worst.relative_error <= tolerance:
+        return
+    feeds = pair.draws[0]
+    for side, values in ((pair.reference, pair.reference_feeds(feeds)), (pair.candidate, pair.candidate_feeds(feeds))):
+        nodes = side.drawing_nodes if isinstance(side, OnnxSide) else []
+        if isinstance(side, OnnxSide) and not nodes:
+            continue
+        again = measure_fidelity([side.outputs(values)], [side.outputs(values)], 0.0).worst
+        if again.problem or again.relative_error > tolerance:
+            drawn = f": {', '.join(nodes[:_SHOWN_NODES])}" if nodes else ", or keeps something from call to call"
+            raise UsageError(
+                f"{side.shown} answers otherwise each time on the same values: it draws random numbers{drawn}",
+                hint="Compare models that draw nothing: switch dropout off, or make the noise an input.",
+            )

@@ -1,0 +1,177 @@
+"""Renders where two models part as one HTML page: the module tree coloured by own error, and tables to sort."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.hierarchy import address
+from winml.modelkit.report.model_comparison import first_words, output_words
+from winml.modelkit.report.module_page import (
+    ModulePage,
+    Section,
+    chart_html,
+    chart_text,
+    nearest_parent,
+    render_page,
+)
+from winml.modelkit.results.model_comparison import ComparedModule, ModelComparison
+from winml.modelkit.version import __version__
+
+__all__ = ["comparison_page"]
+
+MODULE_COLUMNS = (
+    ("module", False), ("class", False), ("own error", True), ("error", True), ("error of inputs", True),
+    ("SQNR dB", True), ("cosine", True), ("largest difference", True), ("remark", False),
+)  # fmt: skip
+OUTPUT_COLUMNS = (
+    ("output", False), ("relative error", True), ("SQNR dB", True), ("cosine", True), ("largest difference", True),
+    ("same top-1 %", True), ("remark", False),
+)  # fmt: skip
+"""Name of each column, and whether it holds numbers."""
+
+COLOURS = "YlOrRd"
+"""Chosen: the scale of the times by module; dark is much error, and can be read without colour."""
+LEAST, MOST = 1e-8, 1.0
+"""Chosen: ends of the scale, which is logarithmic: below rounding of float32, and an error as large as the value."""
+POWERS = range(-8, 1, 2)
+"""Powers of ten that the scale names."""
+FIRST_OUTLINE = "#0b3d91"
+"""Chosen: blue, which the scale does not have."""
+
+
+def comparison_page(result: ModelComparison) -> str:
+    """Return the page of a comparison by module."""
+    modules = result.modules or ()
+    sections = [
+        Section("modules", "Modules, in the order they are computed", MODULE_COLUMNS, list(_module_rows(result))),
+        Section("outputs", "Outputs", OUTPUT_COLUMNS, list(_output_rows(result))),
+    ]
+    return render_page(
+        ModulePage(
+            title=f"{Path(result.candidate).name} beside {Path(result.reference).name}",
+            subject="where two models part",
+            introduction="Both were run on the same values. The own error of a module is the part of its relative "
+            "error that it was not fed.",
+            facts=list(_facts(result)),
+            chart_heading="Where errors arise: colour is own error, and the first module to part has a blue outline",
+            chart=_icicle_chart(modules, result.first_divergence),
+            sections=sections,
+        )
+    )
+
+
+def _facts(result: ModelComparison) -> Iterator[tuple[str, str]]:
+    yield "reference", result.reference
+    yield "candidate", result.candidate
+    yield "first", first_words(result)
+    for output in result.outputs:
+        yield "output", output_words(output)
+    if result.threshold is not None:
+        yield "threshold", f"{'within' if result.is_within else 'beyond'} a relative error of {result.threshold:g}"
+    yield "inputs", f"{result.input_source}, {result.draws} {'set' if result.draws == 1 else 'sets'}"
+    yield "made by", f"winml {__version__}"
+    for note in result.notes:
+        yield "note", note
+
+
+def _module_rows(result: ModelComparison) -> Iterator[tuple[Any, ...]]:
+    first = result.first_divergence
+    for module in result.modules or ():
+        fidelity = module.fidelity
+        is_number = fidelity is not None and not fidelity.problem
+        numbers = (
+            (module.own_error, fidelity.relative_error, module.input_error, fidelity.sqnr_db, fidelity.cosine,
+             fidelity.max_abs_diff)
+            if fidelity is not None and is_number
+            else (None, None, module.input_error, None, None, None)
+        )  # fmt: skip
+        shown = (number if number is None or math.isfinite(number) else None for number in numbers)
+        yield (module.identity.words, module.identity.class_name, *shown, _remark(module, is_first=module is first))
+
+
+def _remark(module: ComparedModule, *, is_first: bool) -> str:
+    problem = module.fidelity.problem if module.fidelity is not None else module.reason
+    marks = ("first to part" if is_first else "", "unchanged" if module.is_unchanged else "", problem)
+    return ", ".join(filter(None, marks))
+
+
+def _output_rows(result: ModelComparison) -> Iterator[tuple[Any, ...]]:
+    for output in result.outputs:
+        fidelity = output.fidelity
+        numbers = (fidelity.relative_error, fidelity.sqnr_db, fidelity.cosine, fidelity.max_abs_diff)
+        shown = [None] * 4 if fidelity.problem else [value if math.isfinite(value) else None for value in numbers]
+        agreement = None if output.top1_agreement is None else 100 * output.top1_agreement
+        yield (fidelity.name, *shown, agreement, fidelity.problem)
+
+
+def _icicle_chart(modules: Sequence[ComparedModule], first: ComparedModule | None) -> str:
+    """Return the icicle chart: one box for each module, dark where its own error is large; calls share a box."""
+    import plotly.graph_objects as charts
+
+    worst: dict[str, ComparedModule] = {}
+    for module in modules:
+        known = worst.get(module.identity.tag)
+        if known is None or module is first or (known is not first and _size(module) > _size(known)):
+            worst[module.identity.tag] = module
+    tags = sorted(worst, key=address.depth)
+    shown = [_box_words(worst[tag]) for tag in tags]
+    is_first = [first is not None and tag == first.identity.tag for tag in tags]
+    names = [tag.rpartition(address.SEPARATOR)[2] for tag in tags]
+    figure = charts.Figure(
+        charts.Icicle(
+            ids=tags,
+            labels=[chart_text(f"▶ {name}" if marked else name) for name, marked in zip(names, is_first, strict=True)],
+            parents=[nearest_parent(tag, set(tags)) for tag in tags],
+            values=[1] * len(tags),
+            branchvalues="remainder",
+            text=[chart_text(words) for words in shown],
+            textinfo="label+text",
+            customdata=[
+                [
+                    chart_text(worst[tag].identity.words),
+                    chart_text(words),
+                    chart_text(_remark(worst[tag], is_first=mark)),
+                ]
+                for tag, words, mark in zip(tags, shown, is_first, strict=True)
+            ],
+            hovertemplate="%{customdata[0]}<br>own error %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
+            marker={
+                "colors": [_colour(worst[tag]) for tag in tags],
+                "cmin": math.log10(LEAST),
+                "cmax": math.log10(MOST),
+                "colorscale": COLOURS,
+                "showscale": True,
+                "colorbar": {
+                    "title": {"text": "own error", "side": "right"},
+                    "tickvals": list(POWERS),
+                    "ticktext": [f"{10.0**power:.0e}" for power in POWERS],
+                },
+                "line": {
+                    "color": [FIRST_OUTLINE if marked else "#ffffff" for marked in is_first],
+                    "width": [4 if marked else 1 for marked in is_first],
+                },
+            },
+            tiling={"orientation": "v"},
+            sort=False,
+        )
+    )
+    return chart_html(figure, levels=max(map(address.depth, tags), default=1))
+
+
+def _size(module: ComparedModule) -> float:
+    return -1.0 if module.own_error is None else module.own_error
+
+
+def _box_words(module: ComparedModule) -> str:
+    if module.fidelity is not None and module.fidelity.problem:
+        return "not finite" if "finity" in module.fidelity.problem else module.fidelity.problem
+    return "–" if module.own_error is None else f"{module.own_error:.1e}"
+
+
+def _colour(module: ComparedModule) -> float:
+    """Return the own error on the scale; what is not compared is as light as what has none."""
+    error = module.own_error if module.own_error is not None else 0.0
+    return math.log10(min(max(error, LEAST), MOST))

@@ -1,0 +1,1 @@
+"""Which module is the first to answer otherwise? Records what modules take and return on two sides, and compares it."""

@@ -1,0 +1,137 @@
+"""Names the first wrong module in the error of a failed verification.
+
+Runs only after a failure, in bounded time and memory, and never replaces the failure by another one: where modules
+cannot be compared, the error says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from winml.modelkit.errors import VerificationError, first_line
+from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.results.model_comparison import ComparedModule
+from winml.modelkit.runtime.available_memory import available_bytes
+from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules
+from winml.modelkit.verify.by_module.onnx_side import OnnxSide
+from winml.modelkit.verify.by_module.sides import Array, SidePair
+from winml.modelkit.verify.by_module.unchanged_modules import unchanged_modules
+from winml.modelkit.verify.by_module.value_matching import MatchedBoundary, match_files, match_with_torch
+from winml.modelkit.words import size_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.verify.reference_run import PreparedPart
+
+__all__ = ["first_wrong_module_named", "name_first_wrong_module"]
+
+MOST_SECONDS = 60.0
+"""Chosen: who waits for an answer that is a failure waits a minute longer at most."""
+FINEST = 0.01
+"""Chosen: where no module is off by more than the tolerance, a hundredth of it is looked for."""
+
+
+@contextmanager
+def first_wrong_module_named(reference: Path, candidate: Path) -> Iterator[None]:
+    """Let a failed verification of the block say which module of ``candidate`` is the first to be wrong.
+
+    Args:
+        reference: The file that is right.
+        candidate: The file that was made from it; it is there until the block ends.
+    """
+    try:
+        yield
+    except VerificationError as error:
+        name_first_wrong_module(error, reference, candidate)
+        raise
+
+
+def name_first_wrong_module(error: VerificationError, reference: Path | PreparedPart, candidate: Path) -> None:
+    """Add to an error which module is the first to be wrong, or why that cannot be said; in place.
+
+    Nothing is added where the error does not come from different answers.
+
+    Args:
+        error: The failure.
+        reference: What is right: a file, or a model in PyTorch.
+        candidate: The file that answers otherwise.
+    """
+    if error.inputs is None:
+        return
+    try:
+        if reason := _reason_against(reference, candidate):
+            error.hint += f" Which module is wrong first was not looked for: {reason}."
+            return
+        module = _first_wrong_module(reference, candidate, _as_arrays(error.inputs))
+    except Exception as problem:
+        error.hint += f" Which module is wrong first could not be found: {first_line(problem)}."
+        return
+    error.message += f"; {_words(module)}"
+
+
+def _words(module: ComparedModule | None) -> str:
+    if module is None or module.fidelity is None:
+        return "no module is wrong by itself as far as its values can be compared"
+    identity = module.identity
+    name = f"{identity.words} ({identity.tag})" if identity.module else "the root itself"
+    if module.fidelity.problem:
+        return f"first wrong module: {name}, {module.fidelity.problem}"
+    fed = "" if module.input_error is None else f", and its inputs by {module.input_error:.1e}"
+    return f"first wrong module: {name}, off by {module.fidelity.relative_error:.1e} of its values{fed}"
+
+
+def _reason_against(reference: Path | PreparedPart, candidate: Path) -> str:
+    """Return why two models should not be run beside each other; empty where they may."""
+    files = [candidate, *external_files(candidate)]
+    if isinstance(reference, Path):
+        files += [reference, *external_files(reference)]
+        needed = sum(file.stat().st_size for file in files)
+    else:
+        # The weights are loaded once more where the model was traced without them.
+        needed = (1 if reference.part.with_weights is None else 2) * sum(file.stat().st_size for file in files)
+    available = available_bytes()
+    if available is None or needed <= available:
+        return ""
+    return f"both models beside each other take {size_words(needed)}, and {size_words(available)} are available"
+
+
+def _as_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
+    """Return arrays; of tensors, their values."""
+    if all(isinstance(value, np.ndarray) for value in values.values()):
+        return dict(values)
+    from winml.modelkit.export.tensors import to_numpy  # loads torch, whose tensors are here
+
+    return {name: to_numpy(value) for name, value in values.items()}
+
+
+def _first_wrong_module(
+    reference: Path | PreparedPart, candidate: Path, feeds: Mapping[str, Array]
+) -> ComparedModule | None:
+    file = OnnxSide(candidate, by_module=True, shown="the result")
+    if isinstance(reference, Path):
+        side = OnnxSide(reference, by_module=True)
+        matched = match_files(side, file)
+        side.session([name for item in matched for name, _ in item.taps])
+        return _first_of(SidePair(side, file, (feeds,)), file, matched, unchanged_modules(side, file))
+    from winml.modelkit.verify.by_module.torch_side import TorchSide
+    from winml.modelkit.verify.reference_run import with_values
+
+    with with_values(reference) as weighted:
+        model = TorchSide(weighted, "the model in PyTorch")
+        matched = match_with_torch(model.calls(feeds).counts, file)
+        return _first_of(SidePair(model, file, (feeds,)), file, matched, None)
+
+
+def _first_of(
+    pair: SidePair, file: OnnxSide, matched: Sequence[MatchedBoundary], unchanged: frozenset[str] | None
+) -> ComparedModule | None:
+    file.session([name for item in matched for _, name in item.taps])
+    outputs, _ = pair.compared_outputs()
+    whole = min((output.fidelity for output in outputs), key=lambda item: (not item.problem, item.sqnr_db))
+    compared = compare_modules(pair, matched, whole, unchanged=unchanged, seconds=MOST_SECONDS)
+    found = (compared.divergence(tolerance) for tolerance in (TOLERANCE, TOLERANCE * FINEST))
+    return next((compared.modules[position] for position in found if position is not None), None)

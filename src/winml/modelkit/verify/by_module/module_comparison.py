@@ -1,0 +1,183 @@
+"""Compares what modules take and return on two sides, and finds the first whose error is its own.
+
+Inner values are recorded in groups, so that memory holds both models and one group.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from winml.modelkit.compare.divergence import ModuleErrors, first_divergence, own_error
+from winml.modelkit.compare.fidelity import OutputFidelity, value_fidelity
+from winml.modelkit.hierarchy import address
+from winml.modelkit.results.model_comparison import ComparedModule
+from winml.modelkit.verify.by_module.sides import NamesOfBoth, SidePair
+from winml.modelkit.verify.by_module.value_matching import MatchedBoundary
+
+__all__ = ["TOLERANCE", "ModuleComparison", "compare_modules"]
+
+GROUP_BYTES = 256_000_000
+"""Values recorded at a time. Chosen: small beside a model, large enough that few groups are needed."""
+FIRST_GROUP = 16
+"""Values recorded in the first group, whose size nobody knows yet."""
+TOLERANCE = 1e-3
+"""Relative error of a module that counts as rounding, where nothing else is asked for. Chosen: ten times the tolerance
+of float32 outputs, since inner values may be small differences of large ones."""
+
+
+@dataclass(frozen=True)
+class ModuleComparison:
+    """What came of comparing modules."""
+
+    modules: tuple[ComparedModule, ...]
+    """In the order their outputs are computed."""
+    errors: tuple[tuple[int, ModuleErrors], ...]
+    """Position in ``modules`` and errors of those that can be compared."""
+    is_rounded: bool
+    """Whether one of the sides computes with fewer bits than float32."""
+
+    def divergence(self, tolerance: float = TOLERANCE) -> int | None:
+        """Return the position of the first module whose error is its own, or None.
+
+        Args:
+            tolerance: Relative error that counts as rounding.
+        """
+        errors = [found for _, found in self.errors]
+        first = first_divergence(errors, tolerance, is_rounded=self.is_rounded)
+        return None if first is None else self.errors[first][0]
+
+
+def compare_modules(
+    pair: SidePair,
+    matched: Sequence[MatchedBoundary],
+    whole: OutputFidelity,
+    *,
+    unchanged: Collection[str] | None = None,
+    seconds: float = math.inf,
+) -> ModuleComparison:
+    """Compare modules.
+
+    Args:
+        pair: The sides, and what they are fed.
+        matched: What is at the boundary of each module, in the order it is computed.
+        whole: The output of the model that is farthest off.
+        unchanged: Tags of modules that are on both sides as they were; None where nobody knows.
+        seconds: Time after which no further values are recorded.
+    """
+    taps = [names for item in matched if not item.is_root for names in item.taps]
+    measured = _Measured(_measure(pair, taps, seconds), whole, matched, unchanged)
+    modules: list[ComparedModule] = []
+    compared: list[tuple[int, ModuleErrors]] = []
+    for item in matched:
+        outputs = measured.outputs_of(item)
+        if not outputs:
+            modules.append(ComparedModule(item.identity, None, reason=measured.reason_of(item)))
+            continue
+        worst = max(outputs, key=_error_of)
+        found = measured.errors_of(item, _error_of(worst))
+        compared.append((len(modules), found))
+        is_unchanged = None if unchanged is None else item.identity.tag in unchanged
+        modules.append(ComparedModule(item.identity, worst, found.inputs, own_error(found), is_unchanged=is_unchanged))
+    is_rounded = pair.candidate.is_rounded or pair.reference.is_rounded
+    return ModuleComparison(tuple(modules), tuple(compared), is_rounded)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """How near each value is, asked by module."""
+
+    values: Mapping[NamesOfBoth, OutputFidelity]
+    whole: OutputFidelity
+    matched: Sequence[MatchedBoundary]
+    unchanged: Collection[str] | None
+
+    def outputs_of(self, item: MatchedBoundary) -> list[OutputFidelity]:
+        """Return what it hands on, as far as it means the same on both sides."""
+        return [self.whole] if item.is_root else self._comparable(item.outputs)
+
+    def reason_of(self, item: MatchedBoundary) -> str:
+        """Return why nothing of it can be compared."""
+        if item.reason:
+            return item.reason
+        if any(names not in self.values for names in item.outputs):
+            return "it hands on no floating-point number, or there was no time left to compare it"
+        return "what it returns has other shapes"
+
+    def input_error(self, item: MatchedBoundary) -> float | None:
+        """Return the largest error of what it is fed; None where some of that is unknown."""
+        if item.is_root:
+            return 0.0
+        fed = self._comparable(item.inputs)
+        if len(fed) < len(item.inputs) + item.unknown_inputs:
+            return None
+        return max(map(_error_of, fed), default=0.0)
+
+    def errors_of(self, item: MatchedBoundary, outputs: float) -> ModuleErrors:
+        """Return the errors at its boundary, and at those of the modules inside, between which its own nodes are."""
+        inputs = self.input_error(item)
+        fed, before = inputs or 0.0, []
+        for inner in self._inside.get(item.identity.tag, ()):
+            inner_error = self.input_error(inner)
+            if inner_error is None:
+                continue  # what it returns may be wrong by what it is fed, or by itself
+            if inner.inputs:
+                before.append((fed, inner_error))
+            fed = max(fed, *map(_error_of, self.outputs_of(inner)))
+        return ModuleErrors(inputs, outputs, tuple(before), fed, is_passing_on=self.passes_on(item))
+
+    @cached_property
+    def _inside(self) -> dict[str, list[MatchedBoundary]]:
+        """Tag of a module that can be compared → calls of those next inside, in order."""
+        seen = [item for item in self.matched if self.outputs_of(item)]
+        tags = {item.identity.tag for item in seen}
+        inside: dict[str, list[MatchedBoundary]] = defaultdict(list)
+        for item in seen:
+            tag = item.identity.tag
+            around = (
+                address.format_tag(address.parse_tag(tag)[:depth]) for depth in range(address.depth(tag) - 1, 0, -1)
+            )
+            if (parent := next((above for above in around if above in tags), None)) is not None:
+                inside[parent].append(item)
+        return inside
+
+    def passes_on(self, item: MatchedBoundary) -> bool:
+        """Say whether its error has to come from elsewhere: it is unchanged, and so is what cannot be seen inside."""
+        tag = item.identity.tag
+        if self.unchanged is None or tag not in self.unchanged:
+            return False
+        return all(
+            other.identity.tag in self.unchanged or bool(self.outputs_of(other))
+            for other in self.matched
+            if other.identity.tag != tag and address.is_within(other.identity.tag, tag)
+        )
+
+    def _comparable(self, names: Sequence[NamesOfBoth]) -> list[OutputFidelity]:
+        found = [self.values[pair] for pair in names if pair in self.values]
+        # Another shape is another value.
+        return [fidelity for fidelity in found if not fidelity.problem.startswith("shape")]
+
+
+def _error_of(fidelity: OutputFidelity) -> float:
+    return math.inf if fidelity.problem else fidelity.relative_error
+
+
+def _measure(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dict[NamesOfBoth, OutputFidelity]:
+    """Return how near each value is, recording groups of them on both sides."""
+    measured: dict[NamesOfBoth, OutputFidelity] = {}
+    waiting, size = list(dict.fromkeys(taps)), FIRST_GROUP
+    end = time.monotonic() + seconds
+    while waiting and time.monotonic() < end:
+        group, waiting = waiting[:size], waiting[size:]
+        recorded = list(pair.recorded(group))
+        for names in group:
+            pairs = [(left[names[0]], right[names[1]]) for left, right in recorded if names[0] in left]
+            if pairs and "float" in str(pairs[0][0].dtype):
+                measured[names] = value_fidelity(names[1], *map(list, zip(*pairs, strict=True)))
+        held = sum(array.nbytes for left, right in recorded for array in (*left.values(), *right.values()))
+        size = max(1, int(len(group) * GROUP_BYTES / max(held, 1)))
+    return measured

@@ -1,0 +1,148 @@
+"""What a comparison asks of each of two models, and what both are fed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.compare.fidelity import answer_fidelity
+from winml.modelkit.errors import UsageError
+from winml.modelkit.hierarchy.module_identity import ModuleIdentity
+from winml.modelkit.results.model_comparison import ComparedOutput
+
+__all__ = ["Array", "CallKey", "Feeds", "ModuleBoundary", "NamesOfBoth", "Side", "SidePair"]
+
+Array = NDArray[Any]
+Feeds = Mapping[str, Array]
+CallKey = tuple[str, int]
+"""Tag of a module and number of its call, from 1."""
+NamesOfBoth = tuple[str, str]
+"""Name of a value in the reference and in the candidate."""
+
+
+@dataclass(frozen=True)
+class ModuleBoundary:
+    """What goes into one call of a module, and what comes out of it."""
+
+    identity: ModuleIdentity
+    inputs: tuple[str, ...] = ()
+    """Names of floating-point values that are computed before, in the order they are first read."""
+    outputs: tuple[str, ...] = ()
+    """Names of values, in the order they are computed."""
+    position: int = 0
+    """When the last of them is computed, beside the other boundaries of one side."""
+    reason: str = ""
+    """Why there is no such boundary."""
+
+    @property
+    def key(self) -> CallKey:
+        """Which call of which module."""
+        return self.identity.tag, self.identity.call
+
+
+class Side(Protocol):
+    """One of the two models."""
+
+    @property
+    def shown(self) -> str:
+        """The side, for people."""
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it computes with fewer bits than float32."""
+
+    @property
+    def input_dtypes(self) -> Mapping[str, str]:
+        """Name of each input → its type, in numpy's words."""
+
+    def outputs(self, feeds: Feeds) -> dict[str, Array]:
+        """Run the model, and return what it answers."""
+
+    def values(self, feeds: Feeds, names: Sequence[str]) -> dict[str, Array]:
+        """Run the model, and return inner values by name."""
+
+
+@dataclass(frozen=True)
+class SidePair:
+    """Two sides and what they are fed."""
+
+    reference: Side
+    candidate: Side
+    draws: Sequence[Feeds]
+    """Sets of values, by the names of the candidate."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Name in the reference → name in the candidate, of inputs and outputs that are called otherwise there."""
+
+    def compared_outputs(self) -> tuple[tuple[ComparedOutput, ...], tuple[str, ...]]:
+        """Run both on all draws, and return how near their outputs are, and the outputs of one side only.
+
+        Raises:
+            UsageError: they have no output in common.
+        """
+        expected = [self.reference.outputs(self.reference_feeds(feeds)) for feeds in self.draws]
+        answers = [self.candidate.outputs(self.candidate_feeds(feeds)) for feeds in self.draws]
+        names = {name: self.names.get(name, name) for name in expected[0]}
+        common = {name: other for name, other in names.items() if other in answers[0]}
+        if not common:
+            raise UsageError(
+                f"no output is on both sides: {self.reference.shown} answers {', '.join(expected[0])}, "
+                f"{self.candidate.shown} {', '.join(answers[0])}",
+                hint="Say which is which with --map reference=candidate.",
+            )
+        missing = [*(name for name in names if name not in common), *(set(answers[0]) - set(common.values()))]
+        outputs = tuple(
+            _compared_output(name, [draw[name] for draw in expected], [draw[other] for draw in answers])
+            for name, other in common.items()
+        )
+        return outputs, tuple(missing)
+
+    def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
+        """Run both on each draw, and yield the inner values of a group, by their names on each side."""
+        left, right = (list(dict.fromkeys(names[side] for names in group)) for side in (0, 1))
+        for feeds in self.draws:
+            yield (
+                self.reference.values(self.reference_feeds(feeds), left),
+                self.candidate.values(self.candidate_feeds(feeds), right),
+            )
+
+    def reference_feeds(self, feeds: Feeds) -> dict[str, Array]:
+        """Return the values of a draw under the names and in the types of the reference."""
+        original = {other: name for name, other in self.names.items()}
+        return _typed({original.get(name, name): array for name, array in feeds.items()}, self.reference)
+
+    def candidate_feeds(self, feeds: Feeds) -> dict[str, Array]:
+        """Return the values of a draw in the types of the candidate."""
+        return _typed(feeds, self.candidate)
+
+
+def _typed(feeds: Feeds, side: Side) -> dict[str, Array]:
+    """Return floating-point values in the types a side takes, which may compute in another one."""
+    dtypes = side.input_dtypes
+
+    def typed(name: str, array: Array) -> Array:
+        is_other = name in dtypes and "float" in dtypes[name] and str(array.dtype) != dtypes[name]
+        return array.astype(_float_type(dtypes[name])) if is_other and "float" in str(array.dtype) else array
+
+    return {name: typed(name, array) for name, array in feeds.items()}
+
+
+def _float_type(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return dtype
+    return np.dtype(name)
+
+
+def _compared_output(name: str, expected: Sequence[Array], answers: Sequence[Array]) -> ComparedOutput:
+    fidelity = answer_fidelity(name, expected, answers)
+    is_scores = "logits" in name and expected[0].ndim >= 2 and expected[0].shape[-1] > 1
+    if fidelity.problem or not is_scores:
+        return ComparedOutput(fidelity)
+    agreeing = [np.mean(left.argmax(-1) == right.argmax(-1)) for left, right in zip(expected, answers, strict=True)]
+    return ComparedOutput(fidelity, float(np.mean(agreeing)))
