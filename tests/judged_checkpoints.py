@@ -76,7 +76,8 @@ def export_open(folder: Path, task: str) -> Path:
     from winml.modelkit.graph.dimensions import DynamicRequest
     from winml.modelkit.load.request import ModelRequest
 
-    request = ModelRequest(model=str(folder), task=task, dynamic=DynamicRequest(batch=True, sequence=True))
+    is_image = task.startswith(("image", "object"))
+    request = ModelRequest(model=str(folder), task=task, dynamic=DynamicRequest(batch=True, sequence=not is_image))
     path = folder / "onnx" / "model.onnx"
     path.parent.mkdir()
     HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(request, path)

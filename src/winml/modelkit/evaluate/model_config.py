@@ -6,18 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import InputError, first_line
-from winml.modelkit.evaluate.processors import PROCESSOR_FILES, TOKENIZER_FILES
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 
-__all__ = ["has_processor", "open_config"]
+__all__ = ["open_config"]
 
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError)
 """What transformers raises for files that are missing, damaged, or need code of their own or another package."""
-
-
-def has_processor(folder: Path) -> bool:
-    """Say whether a folder holds a tokenizer, an image processor or a feature extractor."""
-    return any((folder / name).is_file() for name in (*TOKENIZER_FILES, *PROCESSOR_FILES))
 
 
 def open_config(folder: Path) -> Any:

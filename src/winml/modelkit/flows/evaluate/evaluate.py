@@ -192,7 +192,7 @@ def _evaluation(
             columns=prepared.columns,
             samples=len(scores.references),
             available=len(data_set),
-            unreadable=tuple((item.name, item.reason) for item in data_set.unreadable),
+            unreadable=tuple((item.name, item.reason) for item in data_set.unreadable.values()),
         ),
         model=_side_result(model.side, scores, prepared.judge, 0),
         metrics=metrics,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import TaskError, UsageError
-from winml.modelkit.evaluate.model_config import has_processor, open_config
+from winml.modelkit.evaluate.model_config import open_config
+from winml.modelkit.evaluate.processors import processor_files
 from winml.modelkit.flows.evaluate.sides import Side, open_onnx_side, opened_torch_side
 from winml.modelkit.load.checkpoints.task import canonical_task
 from winml.modelkit.load.exported_source import exported_from
@@ -83,7 +84,7 @@ def _onnx_model(path: Path, run: RunOptions, task: str | None) -> JudgedModel:
     rule = "given by --task" if task else "as the file says"
     source = _source_of(metadata, run.shown)
     folder = path.parent
-    if not has_processor(folder) and source is not None and (beside := _checkpoint_folder(source)) is not None:
+    if not processor_files(folder) and source is not None and (beside := _checkpoint_folder(source)) is not None:
         folder = beside
     return JudgedModel(side, name, rule, folder, open_config(folder), source)
 
