@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
 
-from checkpoints import save_checkpoint
+from checkpoints import build_model, save_checkpoint
 from e2e.in_process import run_here
 from winml.modelkit import CompareOptions, WinMLExportConfig, compare_models, optimize_onnx, quantize_onnx
 from winml.modelkit.errors import UsageError
@@ -65,9 +66,14 @@ def planted(source: Path, target: Path, change: Callable[[np.ndarray], np.ndarra
     return next(entry.value for entry in node.metadata_props if entry.key == MODULE_KEY)
 
 
-def compared(reference: Path | ModelRequest, candidate: Path) -> ModelComparison:
+def compared(reference: Any, candidate: Any) -> ModelComparison:
     """Compare two models module by module."""
-    return compare_models(reference, candidate, CompareOptions(RunOptions(candidate.name), by_module=True))
+    return compare_models(reference, candidate, by_module=True)
+
+
+def found(result: ModelComparison) -> str | None:
+    """Return the path of the first module whose error is its own."""
+    return None if result.first_divergence is None else result.first_divergence.identity.module
 
 
 @pytest.mark.parametrize("kind", ["plain", "optimized", "quantized"])
@@ -75,28 +81,54 @@ def test_planted_error_is_found_in_its_module(exported: Path, kind: str, tmp_pat
     """The first module whose error is its own is the one that was changed, beside any rounding that is everywhere."""
     module = planted(exported / f"{kind}.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
 
-    result = compared(exported / "plain.onnx", tmp_path / "wrong.onnx")
-
-    assert result.first_divergence is not None
-    assert result.first_divergence.identity.module == module
+    assert found(compared(exported / "plain.onnx", tmp_path / "wrong.onnx")) == module
 
 
-@pytest.mark.parametrize("kind", ["plain", "optimized"])
-def test_infinite_weight_is_found_in_its_module(exported: Path, kind: str, tmp_path: Path) -> None:
-    """What overflows is told as such."""
+@pytest.mark.parametrize("kind", ["plain", "optimized", "quantized"])
+@pytest.mark.parametrize("exported", ["bert", "gpt2"], indirect=True)
+def test_wrong_mask_is_found_in_its_attention(exported: Path, kind: str, tmp_path: Path) -> None:
+    """One attention that looks at other positions is named, though no weight of it is wrong."""
+    model = onnx.load(exported / f"{kind}.onnx")
+    readers = [(node, index) for node in model.graph.node for index in _mask_inputs(node)]
+    node, index = readers[len(readers) // 2]
+    # The mask of a batch of sentences, turned round along the positions that are looked at.
+    flipped = onnx.helper.make_node(
+        "Slice", [node.input[index], "start", "end", "axis", "step"], ["flipped"], "flipping"
+    )
+    flipped.metadata_props.extend(node.metadata_props)
+    for name, value in (("start", -1), ("end", np.iinfo(np.int64).min), ("axis", -1), ("step", -1)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array([value], np.int64), name))
+    model.graph.node.insert(list(model.graph.node).index(node), flipped)
+    node.input[index] = "flipped"
+    onnx.save(model, tmp_path / "wrong.onnx")
 
-    def overflow(array: np.ndarray) -> np.ndarray:
-        array.flat[array.size // 2] = np.inf
-        return array
+    assert found(compared(exported / "plain.onnx", tmp_path / "wrong.onnx")) == _module_of(node)
 
-    module = planted(exported / f"{kind}.onnx", tmp_path / "wrong.onnx", overflow)
 
-    first = compared(exported / "plain.onnx", tmp_path / "wrong.onnx").first_divergence
+def _mask_inputs(node: onnx.NodeProto) -> list[int]:
+    """Return the inputs of a node that are the mask of an attention."""
+    if node.op_type == "MultiHeadAttention":
+        return [5] if len(node.input) > 5 and node.input[5] else []
+    is_sum_with_mask = node.op_type == "Add" and any(name.endswith("/Where_output_0") for name in node.input)
+    return [list(node.input).index(name) for name in node.input if is_sum_with_mask and "/Where" in name]
+
+
+def test_overflow_of_float16_is_found_in_its_module(exported: Path, tmp_path: Path) -> None:
+    """Products of large weights are infinite in float16 and not in float32; the first place is told."""
+    large = {name: tmp_path / f"{name}.onnx" for name in ("plain", "half")}
+
+    def enlarged(array: np.ndarray) -> np.ndarray:
+        return (array * (6e4 / np.abs(array).max())).astype(array.dtype)
+
+    module = planted(exported / "plain.onnx", large["plain"], enlarged)
+    quantize_onnx(large["plain"], large["half"], precision="fp16", verify=False)
+
+    first = compared(large["plain"], large["half"]).first_divergence
 
     assert first is not None
     assert first.identity.module == module
     assert first.fidelity is not None
-    assert first.fidelity.problem
+    assert "first at [" in first.fidelity.problem
 
 
 def test_nothing_is_found_where_nothing_was_planted(exported: Path) -> None:
@@ -113,17 +145,46 @@ def test_file_is_compared_with_the_pytorch_model(exported: Path, tmp_path: Path)
     """PyTorch's modules return what the nodes of the file hand on, and the planted one does not."""
     request = ModelRequest(model=str(exported / "checkpoint"))
     right = compared(request, exported / "plain.onnx")
-    assert right.first_divergence is None
+    assert found(right) is None
     assert max(output.fidelity.relative_error for output in right.outputs) < 1e-4
     assert right.modules is not None
     assert sum(module.fidelity is not None for module in right.modules) >= 0.8 * len(right.modules)
 
     module = planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
-    first = compared(request, tmp_path / "wrong.onnx").first_divergence
-    assert first is not None
-    assert first.identity.module == module
+    assert found(compared(request, tmp_path / "wrong.onnx")) == module
+    # The other way round, it is the PyTorch model that is said to be wrong there.
+    assert found(compared(tmp_path / "wrong.onnx", request)) == module
 
 
+@pytest.mark.parametrize("exported", ["bert"], indirect=True)
+def test_live_modules_are_compared_with_each_other_and_with_a_file(exported: Path) -> None:
+    """What a module returns is compared by its path, whoever else holds one of that path; the module is left alone."""
+    import torch
+
+    right, wrong = (build_model("bert", **SIZES["bert"]) for _ in range(2))
+    with torch.no_grad():
+        wrong.encoder.layer[1].intermediate.dense.weight *= 1.5
+
+    for reference, candidate in ((right, wrong), (exported / "plain.onnx", wrong), (wrong, exported / "plain.onnx")):
+        assert found(compared(reference, candidate)) == "encoder.layer.1.intermediate"
+    assert found(compared(right, exported / "optimized.onnx")) is None
+    assert not any(module._forward_hooks for module in wrong.modules())
+    with pytest.raises(UsageError, match="one BertModel"):
+        compared(right, right)
+
+
+@pytest.mark.parametrize("exported", ["bert"], indirect=True)
+def test_modules_that_are_the_same_on_both_sides_say_so(exported: Path, tmp_path: Path) -> None:
+    """Weights are compared by content; a module behind a wrong one is unchanged, however much it makes of that."""
+    module = planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(1.01))
+    records = compared(exported / "plain.onnx", tmp_path / "wrong.onnx").as_record()["modules"]
+    assert [module] == [record["module"] for record in records if not record["unchanged"]]
+    quantized = compared(exported / "plain.onnx", exported / "quantized.onnx")
+    assert quantized.modules is not None
+    assert {True, False} == {entry.is_unchanged for entry in quantized.modules}
+
+
+@pytest.mark.parametrize("exported", ["bert"], indirect=True)
 def test_command_says_where_and_how_far(exported: Path, tmp_path: Path) -> None:
     """Exit code 3 where an output is beyond the threshold; the record names the module."""
     module = planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
@@ -136,9 +197,30 @@ def test_command_says_where_and_how_far(exported: Path, tmp_path: Path) -> None:
     record = json.loads(answer.out)
     assert record["first_divergence"]["module"] == module
     assert record["first_divergence"]["value"] > record["threshold"]
-    assert f"{module} is the first" in run_here("compare", plain, wrong, "--by-module").out
+    files = [tmp_path / name for name in ("page.html", "nodes.json")]
+    told = run_here("compare", plain, wrong, "--by-module", "--report", files[0], "--node-data", files[1])
+    assert f"{module} is the first" in told.out
+    assert "first to part" in files[0].read_text(encoding="utf-8")
+    (values,) = json.loads(files[1].read_text(encoding="utf-8")).values()
+    wrong_nodes = {name for name, entry in values["results"].items() if entry["value"] > record["threshold"]}
+    assert wrong_nodes == {node.name for node in onnx.load(wrong).graph.node if _module_of(node) == module}
+    assert run_here("compare", plain, wrong, "--report", files[0], "--overwrite").code == 2
 
 
+@pytest.mark.parametrize("exported", ["bert"], indirect=True)
+def test_size_that_one_side_fixes_is_taken(exported: Path, tmp_path: Path) -> None:
+    """A file with an open batch is compared at the batch of the other; what cannot be both is refused."""
+    request = ModelRequest(model=str(exported / "checkpoint"))
+    exporter = HTPExporter(WinMLExportConfig(verify=False, dynamic_batch=True, dynamic_sequence=True))
+    exporter.export_checkpoint(request, tmp_path / "open.onnx")
+    result = compare_models(exported / "plain.onnx", tmp_path / "open.onnx", threshold=1e-4)
+    assert result.is_within
+    assert any("fixes: batch" in note for note in result.notes)
+    with pytest.raises(UsageError, match="takes 1 only"):
+        compare_models(exported / "plain.onnx", tmp_path / "open.onnx", run=RunOptions("open.onnx", sizes={"batch": 3}))
+
+
+@pytest.mark.parametrize("exported", ["bert"], indirect=True)
 def test_other_inputs_are_refused_unless_they_are_mapped(exported: Path, tmp_path: Path) -> None:
     """What the two sides call differently has to be said."""
     model = onnx.load(exported / "plain.onnx")
@@ -154,6 +236,9 @@ def test_other_inputs_are_refused_unless_they_are_mapped(exported: Path, tmp_pat
     with pytest.raises(UsageError, match=r"--map") as refusal:
         compare_models(exported / "plain.onnx", tmp_path / "renamed.onnx", CompareOptions(run))
     assert name in refusal.value.message
+    with pytest.raises(UsageError) as turned:
+        compare_models(exported / "plain.onnx", tmp_path / "renamed.onnx", names={"renamed": name})
+    assert f"--map {name}=renamed" in turned.value.hint
     mapped = CompareOptions(run, names={name: "renamed"}, threshold=1e-6)
     assert compare_models(exported / "plain.onnx", tmp_path / "renamed.onnx", mapped).is_within
 
@@ -175,10 +260,8 @@ def test_module_that_is_fed_something_wrong_is_not_blamed(exported: Path, tmp_pa
     weights[names[0]].CopyFrom(numpy_helper.from_array(scaled, names[0]))
     onnx.save(model, tmp_path / "wrong.onnx")
 
-    for reference in (exported / "plain.onnx", ModelRequest(model=str(exported / "checkpoint"))):
-        first = compared(reference, tmp_path / "wrong.onnx").first_divergence
-        assert first is not None
-        assert first.identity.module == modules[node.name]
+    for reference in (exported / "plain.onnx", exported / "checkpoint"):
+        assert found(compared(reference, tmp_path / "wrong.onnx")) == modules[node.name]
 
 
 def _module_of(node: onnx.NodeProto) -> str:

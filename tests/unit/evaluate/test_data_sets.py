@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ import pytest
 import soundfile
 from PIL import Image
 
+from house.sources import REPOSITORY
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.evaluate.columns import match_columns, parse_columns
+from winml.modelkit.evaluate.columns import ROLE_COLUMNS, match_columns, parse_columns
 from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, open_data_set
 from winml.modelkit.evaluate.media import Recording, resampled
 
@@ -132,7 +134,7 @@ def test_split_is_chosen_in_order_and_told(opened: Any) -> None:
     """Validation before test before train; an unknown one lists those there."""
     data_set = opened("tables")
     assert "validation" == data_set.split
-    assert ("tables: split validation is read, since no --split is given; the others: train",) == data_set.notes
+    assert ("split validation of tables is read, since no --split is given; the others: train",) == data_set.notes
     assert "train" == opened("tables", split="train").split
     assert 1 == len(opened("both"))
     with pytest.raises(UsageError, match="no split 'dev'") as caught:
@@ -226,6 +228,15 @@ def test_column_that_is_not_there_is_refused_with_those_that_are(opened: Any) ->
     with pytest.raises(UsageError, match="--columns txt: no such role") as caught:
         parse_columns(["txt=sentence"])
     assert caught.value.hint.startswith("Did you mean 'text'? ")
+
+
+def test_guide_lists_the_names_of_columns_that_are_known() -> None:
+    """Every role, with its names in order."""
+    guide = (REPOSITORY / "docs" / "guide" / "data_sets.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", guide, re.MULTILINE))
+    assert {role: list(names) for role, names in ROLE_COLUMNS.items()} == {
+        role: re.findall(r"`(\w+)`", names) for role, names in rows.items()
+    }
 
 
 def test_recordings_outside_of_their_folder_are_refused(tmp_path: Path) -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import numpy as np
+import onnx
 import onnx_ir as ir
+import pytest
+import torch
 from rich.console import Console
 
 from graphs import parse
+from winml.modelkit import compare_models as compare_by_name
+from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
 from winml.modelkit.report.model_comparison import print_comparison
 from winml.modelkit.results.model_comparison import ModelComparison
@@ -40,3 +46,80 @@ def test_equal_nan_are_no_agreement(tmp_path: Path) -> None:
     body = "a = Abs (x) n = Neg (a) l = Sub (n, a) y = Log (l)"
     (output,) = _compared(tmp_path, body, body, "float[4, 8] y").outputs
     assert "the reference has no finite value" == output.fidelity.problem
+
+
+def _saved(path: Path, body: str, shape: str = "4, 8") -> Path:
+    ir.save(parse(f"m (float[{shape}] x) => (float[{shape}] y) {{ {body} }}"), path)
+    return path
+
+
+def test_model_that_draws_is_refused(tmp_path: Path) -> None:
+    """Neither a node that draws random numbers nor a dropout can be compared; which one is told."""
+    drawing = _saved(tmp_path / "drawing.onnx", "noise = RandomNormalLike (x) y = Add (x, noise)")
+    plain = _saved(tmp_path / "plain.onnx", "y = Identity (x)")
+    with pytest.raises(UsageError, match=r"draws random numbers: .*RandomNormalLike") as refusal:
+        compare_by_name(plain, drawing)
+    assert str(drawing) in refusal.value.message
+
+    class Noisy(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.randn_like(x)
+
+    with pytest.raises(UsageError, match="Noisy answers otherwise each time"):
+        compare_by_name(Noisy(), plain, inputs={"x": torch.ones(4, 8)}, names={"output": "y"})
+
+
+def test_calls_of_one_module_have_a_row_each() -> None:
+    """A layer that is called twice is compared twice, and the second call is not blamed for what the first did."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.scale, self.calls = scale, 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale + 1
+
+    class Twice(torch.nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.layer = Layer(scale)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.layer(x) * 2)
+
+    result = compare_by_name(Twice(1.0), Twice(1.5), by_module=True, inputs=torch.ones(2, 3))
+    assert result.modules is not None
+    rows = [(module.identity.module, module.identity.call, module.identity.calls) for module in result.modules]
+    assert [("layer", 1, 2), ("layer", 2, 2), ("", 1, 1)] == rows
+    assert result.first_divergence is result.modules[0]
+
+
+def test_models_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
+    """As a whole, one answers under another name; by module, nothing says what the modules are."""
+    reference = _saved(tmp_path / "reference.onnx", "y = Abs (x)")
+    ir.save(parse("m (float[4, 8] x) => (float[4, 8] z) { z = Abs (x) }"), tmp_path / "other.onnx")
+    with pytest.raises(UsageError, match="no output is on both sides"):
+        compare_by_name(reference, tmp_path / "other.onnx")
+    bare = onnx.load(reference)
+    for node in bare.graph.node:
+        del node.metadata_props[:]
+        node.name = ""
+    onnx.save(bare, tmp_path / "bare.onnx")
+    with pytest.raises(UsageError, match=r"nothing in .*bare\.onnx says which module"):
+        compare_by_name(reference, tmp_path / "bare.onnx", by_module=True)
+
+
+def test_sizes_that_cannot_be_both_are_refused(tmp_path: Path) -> None:
+    """Where both fix another size, both are told."""
+    one, other = (_saved(tmp_path / f"{size}.onnx", "y = Abs (x)", f"{size}, 8") for size in (4, 6))
+    with pytest.raises(UsageError, match=r"float32\[4, 8\].*float32\[6, 8\]"):
+        compare_by_name(one, other)
+
+
+def test_values_of_a_file_are_named_as_the_candidate_names_them(tmp_path: Path) -> None:
+    """A name that is missing is told, with those the graph takes."""
+    model = _saved(tmp_path / "model.onnx", "y = Abs (x)")
+    np.savez(tmp_path / "wrong.npz", ids=np.ones((4, 8), np.float32))
+    with pytest.raises(UsageError, match="has no input 'ids'"):
+        compare_by_name(model, model, run=RunOptions("model.onnx", input_data=tmp_path / "wrong.npz"))

@@ -16,12 +16,12 @@ from typing import Any
 from winml.modelkit.builds.cache import file_digest
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.load.checkpoint_path import checkpoint_path
 from winml.modelkit.load.checkpoints.companion_files import companion_files
-from winml.modelkit.load.checkpoints.hub import snapshot_folder
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, ModelSource, resolve_source
 
-__all__ = ["ModelIdentity", "file_digests", "identify_model", "identify_onnx", "processor_folder"]
+__all__ = ["ModelIdentity", "file_digests", "identify_model", "identify_onnx"]
 
 _READ_SUFFIXES = (".json", ".txt")
 """Config, tokenizer and processor files, by which class, sizes and inputs are decided."""
@@ -81,7 +81,7 @@ def identify_model(request: ModelRequest) -> ModelIdentity:
     if source.kind == "script":
         places = (source.path,) if source.path else ()
         return ModelIdentity(lambda: {"factory": source.name}, is_repeatable=False, places=places)
-    folder = _checkpoint_folder(source, request)
+    folder = checkpoint_path(source, request)
     named = {"hub_id": source.name, "commit": folder.name} if source.kind == "hub" else {}
     files = tuple(_files_read(source, folder, request))
     return ModelIdentity(
@@ -117,37 +117,6 @@ def file_digests(files: Iterable[Path] | Mapping[str, Path]) -> dict[str, str]:
         except OSError as error:  # noqa: PERF203 - one of a few files
             raise InputError(f"{path}: cannot be read: {error.strerror}", hint="Mend its permissions.") from error
     return digests
-
-
-def processor_folder(request: ModelRequest, onnx_path: Path | None) -> Path | None:
-    """Return where the tokenizer or image processor of a model lies: the checkpoint, or the folder of its ONNX file.
-
-    None for a model that a package makes, or one that is named by its type alone.
-
-    Raises:
-        UsageError: the request is wrong.
-        InputError: the Hub did not deliver.
-    """
-    if onnx_path is not None:
-        return onnx_path.absolute().parent
-    source = resolve_source(request)
-    if source.kind == "hub":
-        return _checkpoint_folder(source, request)
-    if source.path is None:
-        return None
-    return source.path if source.path.is_dir() else source.path.absolute().parent
-
-
-def _checkpoint_folder(source: ModelSource, request: ModelRequest) -> Path:
-    if source.kind == "hub":
-        return snapshot_folder(
-            source.name,
-            request.revision,
-            needs_weights=not request.random_weights,
-            needs_code=request.trust_remote_code,
-        )
-    assert source.path is not None  # a folder or a config file
-    return source.path
 
 
 def _files_read(source: ModelSource, folder: Path, request: ModelRequest) -> Iterator[Path]:

@@ -291,9 +291,9 @@ def _idle_quantization(config: WinMLBuildConfig) -> str:
 
 
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
-    from winml.modelkit.builds.identity import processor_folder
     from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask
     from winml.modelkit.flows.quantize.quantize import quantize_file
+    from winml.modelkit.load.checkpoint_path import processor_folder
 
     section = task.plan.config.quant
     assert section is not None  # skipped otherwise
@@ -308,7 +308,7 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
             external_from_bytes=EXTERNAL_BYTES,
         ),
         quantize_options(section),
-        processors=processor_folder(task.plan.request, task.plan.onnx_path),
+        processors=processor_folder(task.plan.onnx_path or task.plan.request),
     )
     outcome = StageOutcome(
         files=tuple(file.path for file in result.files),

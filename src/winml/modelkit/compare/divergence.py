@@ -66,11 +66,12 @@ def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_ro
         modules: In the order their outputs are computed, inner modules before those around them.
         tolerance: Relative error that is no error, being rounding of the type that is computed in.
         is_rounded: Whether all modules have errors of their own, since the graph computes with few bits; then one
-            has to stand out from the others.
+            has to stand out from the others, and from what it was fed, of which a difference of large numbers makes
+            more.
     """
     own = [own_error(errors) for errors in modules if not errors.is_passing_on]
     usual = [error for error in own if error is not None and 0.0 < error < math.inf]
-    typical = statistics.median(usual) if usual and is_rounded else 0.0
+    typical = statistics.median_low(usual) if usual and is_rounded else 0.0
     limit = max(tolerance, OUTSTANDING * typical)
     return next(
         (
@@ -78,7 +79,10 @@ def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_ro
             for position, errors in enumerate(modules)
             # What is fed something wrong may make more of it: a wrong value before a GELU is no fault of the GELU.
             if not errors.is_passing_on
-            and any(fed <= limit < _arising(fed, handed_on) for fed, handed_on in errors.steps)
+            and any(
+                fed <= limit and _arising(fed, handed_on) > max(limit, OUTSTANDING * fed * is_rounded)
+                for fed, handed_on in errors.steps
+            )
         ),
         None,
     )

@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from winml.modelkit.errors import HubError, InputError, UsageError
 from winml.modelkit.evaluate.audio_folders import read_audio_folder
 from winml.modelkit.evaluate.columns import IMAGE_ROLES
 from winml.modelkit.evaluate.data_sources import DATA_SET_FORMS, DataSource, find_source
-from winml.modelkit.evaluate.datasets_library import connection_errors, import_datasets, local_data_only, quiet_datasets
+from winml.modelkit.evaluate.datasets_library import ask_hub, import_datasets, local_data_only, quiet_datasets
 from winml.modelkit.evaluate.media import Unreadable, open_image, open_recording
 from winml.modelkit.graph.files.temporary import temporary_folder
 
@@ -224,28 +222,26 @@ _KIND_WORDS = {"saved": "a folder that save_to_disk wrote", "images": "a folder 
 
 
 def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datasets.Dataset]:
+    """Return the splits at the Hub, or those of an earlier visit where it cannot be reached."""
     import datasets
 
+    unreachable = ask_hub(source.name, request.words)
     config = source.config or request.config
     try:
-        names = datasets.get_dataset_config_names(source.name) if config is None else ()
-        if len(names) > 1 and datasets.get_dataset_default_config_name(source.name) is None:
-            raise UsageError(
-                f"{request.words}: has several configurations: {', '.join(names)}",
-                hint=f"Give one of them: {request.option} {source.name}:{names[0]}",
-            )
-        return _prepared(datasets.load_dataset_builder(source.name, config))
-    except datasets.exceptions.DatasetNotFoundError as error:
-        raise HubError(
-            f"{request.words}: no such file or folder here, and no such data set on the Hub",
-            hint="Check the spelling; for a private data set log in with `hf auth login` or set HF_TOKEN.",
-        ) from error
-    except connection_errors() as error:
-        raise HubError(
-            f"{request.words}: no such file or folder here, and the Hub could not be reached: {_reason(error)}",
-            hint="Check the connection, or give a file or a folder.",
-        ) from error
-    except (ValueError, LookupError, ImportError, datasets.exceptions.DatasetsError) as error:
+        with local_data_only() if unreachable else nullcontext():
+            names = datasets.get_dataset_config_names(source.name) if config is None else ()
+            if len(names) > 1 and datasets.get_dataset_default_config_name(source.name) is None:
+                raise UsageError(
+                    f"{request.words}: has several configurations: {', '.join(names)}",
+                    hint=f"Give one of them: {request.option} {source.name}:{names[0]}",
+                )
+            return _prepared(datasets.load_dataset_builder(source.name, config))
+    except (OSError, ValueError, LookupError, ImportError, datasets.exceptions.DatasetsError) as error:
+        if unreachable:
+            raise HubError(
+                f"{request.words}: no such file or folder here, and {unreachable}",
+                hint="Check the name and the connection, or give a file or a folder.",
+            ) from error
         raise InputError(
             f"{request.words}: cannot be read: {_reason(error)}", hint="Give files of it in another form."
         ) from error
@@ -279,7 +275,7 @@ def _choose_split(request: DataSetRequest, source: DataSource, splits: Iterable[
     if chosen is None:
         raise UsageError(f"{request.words}: has several splits: {', '.join(names)}", hint="Give one of them: --split.")
     others = ", ".join(name for name in names if name != chosen)
-    return chosen, (f"{source.name}: split {chosen} is read, since no --split is given; the others: {others}",)
+    return chosen, (f"split {chosen} of {source.name} is read, since no --split is given; the others: {others}",)
 
 
 def _undecoded(table: datasets.Dataset) -> datasets.Dataset:
@@ -302,6 +298,8 @@ def _drawn(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dataset
     count = request.samples or min(request.most or len(table), len(table))
     if count == len(table):
         return table
+    import numpy as np
+
     generator = np.random.Generator(np.random.PCG64(request.seed))
     return table.select(np.sort(generator.choice(len(table), count, replace=False)))
 

@@ -1,15 +1,15 @@
-"""Keeps the datasets library to this disk and from writing to the terminal, and says how it is installed."""
+"""Keeps the datasets library to this disk and from writing to the terminal, and asks the Hub before it does."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import HubError, UsageError
 from winml.modelkit.evaluate.media import INSTALL_HINT
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
-__all__ = ["connection_errors", "import_datasets", "local_data_only", "quiet_datasets"]
+__all__ = ["ask_hub", "import_datasets", "local_data_only", "quiet_datasets"]
 
 
 def import_datasets() -> None:
@@ -62,8 +62,36 @@ def quiet_datasets() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def connection_errors() -> tuple[type[BaseException], ...]:
-    """Return OSError and the root error of the HTTP library under the Hub client."""
-    from huggingface_hub.errors import HfHubHTTPError
+def ask_hub(name: str, words: str) -> str:
+    """Ask the Hub for a data set, once: datasets itself asks again and again for half a minute.
 
-    return (OSError, *HfHubHTTPError.__bases__)
+    Args:
+        name: The data set.
+        words: How messages begin.
+
+    Returns:
+        Why it cannot be reached, in words; empty where it has the data set.
+
+    Raises:
+        HubError: it has no such data set, or does not show it to this account.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    if huggingface_hub.is_offline_mode():
+        return "offline mode forbids asking the Hub (HF_HUB_OFFLINE)"
+    try:
+        huggingface_hub.HfApi().dataset_info(name)
+    except errors.GatedRepoError as error:
+        raise HubError(
+            f"{words}: is gated and this account has no access",
+            hint="Ask for access on its Hub page, then log in with `hf auth login` or set HF_TOKEN.",
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise HubError(
+            f"{words}: no such file or folder here, and no such data set on the Hub",
+            hint="Check the spelling; for a private data set log in with `hf auth login` or set HF_TOKEN.",
+        ) from error
+    except (OSError, *errors.HfHubHTTPError.__bases__) as error:
+        return f"the Hub cannot be reached: {next(iter(str(error).splitlines()), type(error).__name__)}"
+    return ""

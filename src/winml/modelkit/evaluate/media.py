@@ -6,18 +6,18 @@ Of a file or of bytes. What does not open is a value with its reason: one damage
 from __future__ import annotations
 
 import io
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from PIL.Image import Image
 
 __all__ = ["INSTALL_HINT", "Recording", "Unreadable", "open_image", "open_recording", "resampled"]
@@ -87,6 +87,8 @@ def open_recording(cell: Any, folder: Path | None, place: str) -> Recording | Un
     if isinstance(cell, Recording):
         return cell
     if isinstance(cell, Mapping) and cell.get("array") is not None:
+        import numpy as np
+
         return Recording(_one_channel(np.asarray(cell["array"], np.float32).T), int(cell["sampling_rate"]))
     try:
         import soundfile
@@ -117,16 +119,16 @@ def resampled(recording: Recording, rate_hz: int) -> NDArray[np.float32]:
             f"recordings of {recording.rate_hz} Hz for a model of {rate_hz} Hz need scipy, which is not installed",
             hint=INSTALL_HINT,
         ) from error
-    common = int(np.gcd(recording.rate_hz, rate_hz))
+    common = math.gcd(recording.rate_hz, rate_hz)
     samples: NDArray[np.float32] = resample_poly(
         recording.samples, rate_hz // common, recording.rate_hz // common
-    ).astype(np.float32)
+    ).astype("float32")
     return samples
 
 
 def _one_channel(samples: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the mean of the channels of ``[samples]`` or ``[samples, channels]``."""
-    return samples if samples.ndim == 1 else samples.mean(axis=-1, dtype=np.float32)
+    return samples if samples.ndim == 1 else samples.mean(axis=-1, dtype="float32")
 
 
 def _source_of(cell: Any, folder: Path | None, place: str) -> tuple[Any, str]:

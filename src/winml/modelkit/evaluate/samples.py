@@ -50,7 +50,7 @@ class SampleFeeds:
         """What was decided because nobody said, and what was left out; known once samples were read."""
         guessed = {role: column for role, column in self._roles.items() if role not in self.data_set.request.columns}
         columns = ", ".join(f"{role} is {column}" for role, column in guessed.items() if role != column)
-        found = f"{self.data_set.name}: {columns}, by the names of the columns (--columns says otherwise)"
+        found = f"columns of {self.data_set.name}: {columns}, by their names (--columns says otherwise)"
         made = self._preprocessor.notes if self._preprocessor is not None else ()
         notes = (
             *self.data_set.notes,

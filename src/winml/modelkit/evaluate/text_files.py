@@ -1,6 +1,6 @@
-"""Reads the texts of a file of lines, of CSV or of JSON lines without the datasets library, one row at a time.
+"""Reads the texts of a ``.txt``, ``.csv`` or ``.jsonl`` file without the datasets library, one row at a time.
 
-For those who need texts and no types: a number in a CSV file stays a text here.
+For those who need texts and no types: a number in a ``.csv`` file stays a text here.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.data_sets import DataSetRequest
+from winml.modelkit.evaluate.media import Unreadable
 
 __all__ = ["TEXT_SUFFIXES", "TextFile"]
 
@@ -30,6 +32,7 @@ class TextFile:
 
     split = "train"
     notes: tuple[str, ...] = ()
+    unreadable: Mapping[int, Unreadable] = MappingProxyType({})
     unreadable_note: str | None = None
 
     def __init__(self, request: DataSetRequest) -> None:

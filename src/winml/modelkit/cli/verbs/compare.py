@@ -16,6 +16,7 @@ from winml.modelkit.cli._streams import library_output_to_stderr, silence_librar
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
+    from winml.modelkit.evaluate.data_sets import DataSetRequest
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.model_comparison import ModelComparison
 
@@ -27,12 +28,15 @@ Examples:
   winml compare ./checkpoint model.onnx --by-module
   winml compare model.onnx fp16.onnx --by-module --input-data sample.npz -o where.json
   winml compare model.onnx int8.onnx --by-module --report where.html
+  winml compare model.onnx int8.onnx --dataset sentences.parquet --samples 32
   winml compare model.onnx int8.onnx --threshold 0.2
   winml compare ./checkpoint ./finetuned --by-module
 """
 
 FILES = ("output", "report", "node_data")
 """Options that name a file to write."""
+MOST_SAMPLES = 8
+"""Samples of a data set where no number is given. Chosen: as many as a quantized file is compared on."""
 TOO_FAR = 3
 """Specified: exit code for the answer "no"; an output is farther off than was asked for."""
 
@@ -48,8 +52,17 @@ TOO_FAR = 3
     metavar="JSON",
     help='Sizes of open dimensions, such as {"batch": 4}, by name or input:axis; a file or text.',
 )
-@click.option("--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Sets of random values.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random values.")
+@click.option("--dataset", metavar="DATA", help="Samples in place of random values: a file, a folder, a Hub name.")
+@click.option("--split", metavar="NAME", help="Split of the data set.  [default: validation, test or train]")
+@click.option(
+    "--columns", metavar="ROLE=COLUMN", multiple=True, help="Column of the data set that is the text, image, …"
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    help="Sets of random values, or samples of the data set.  [default: 1; at most 8 of a data set]",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of what is drawn.")
 @click.option("--map", "names", multiple=True, metavar="A=B", help="Input or output A of REFERENCE is B of CANDIDATE.")
 @click.option("-o", "--output", type=NonEmptyPath(), help="Also write the answer to this file, as JSON.")
 @click.option("--report", type=NonEmptyPath(), help="Also write a page with chart and table, to open in a browser.")
@@ -81,7 +94,8 @@ def command(**options: Any) -> None:
         run,
         by_module=options["by_module"],
         threshold=options["threshold"],
-        draws=options["samples"],
+        draws=options["samples"] or 1,
+        data_set=_data_set(options),
         names=_names(options["names"]),
     )
     with library_output_to_stderr():
@@ -125,6 +139,8 @@ def _refuse_early(options: dict[str, Any]) -> tuple[Path | ModelRequest, Path | 
             "--node-data is shown over an ONNX file, and both sides are PyTorch models", hint="Leave it out."
         )
     _names(options["names"])
+    if _data_set(options) is not None and options["input_data"] is not None:
+        raise UsageError("--dataset and --input-data both give values", hint="Give one of the two.")
     sizes_by_name({**options, "batch_size": None})
     outputs = [options[name] for name in FILES if options[name]]
     if len({path.absolute() for path in outputs}) < len(outputs):
@@ -134,6 +150,28 @@ def _refuse_early(options: dict[str, Any]) -> tuple[Path | ModelRequest, Path | 
         given = [Path(options["input_data"])] if options["input_data"] else []
         refuse_outputs(outputs, [*read, *given], overwrite=options["overwrite"])
     return reference, candidate
+
+
+def _data_set(options: dict[str, Any]) -> DataSetRequest | None:
+    """Return the samples that are asked for; None where none are.
+
+    Raises:
+        UsageError: there is no such data set, or something is said of one that is not given.
+    """
+    from winml.modelkit.evaluate.columns import parse_columns
+    from winml.modelkit.evaluate.data_sets import DataSetRequest
+    from winml.modelkit.evaluate.data_sources import find_source
+
+    columns = parse_columns(options["columns"])
+    if options["dataset"] is None:
+        if columns or options["split"] is not None:
+            given = "--columns" if columns else "--split"
+            raise UsageError(f"{given} has no meaning without --dataset", hint="Leave it out, or give a data set.")
+        return None
+    find_source(options["dataset"])
+    return DataSetRequest(
+        options["dataset"], options["split"], columns, options["samples"], most=MOST_SAMPLES, seed=options["seed"]
+    )
 
 
 def _names(pairs: tuple[str, ...]) -> dict[str, str]:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.evaluate.data_sets import DataSetRequest
+from winml.modelkit.flows.compare.data_set_values import data_set_values, folder_of_processors
 from winml.modelkit.flows.compare.refusals import (
     fixed_sizes,
     refuse_no_module,
@@ -23,7 +25,7 @@ from winml.modelkit.flows.compare.refusals import (
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.model_comparison import ModelComparison
 from winml.modelkit.runtime.feeds import make_feeds
-from winml.modelkit.runtime.graph_inputs import GraphInput, load_feeds
+from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs, load_feeds
 from winml.modelkit.runtime.opened_model import RunOptions, Values, values_for
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules
@@ -63,6 +65,8 @@ class CompareOptions:
     tolerance: float = TOLERANCE
     """Relative error of a module that counts as rounding."""
     draws: int = 1
+    data_set: DataSetRequest | None = None
+    """Samples that both are fed, in place of random values."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Name in the reference → name in the candidate, of inputs and outputs that are called otherwise there."""
 
@@ -94,7 +98,8 @@ def compare_models(
         left, right = (stack.enter_context(_opened(model, inputs, options)) for model in (reference, candidate))
         refuse_unknown_names(left, right, options.names)
         matched = _match_before_running(left, right, options)
-        values, notes = _drawn_values(left, right, options)
+        folder = folder_of_processors((candidate, reference), options.data_set) if options.data_set else None
+        values, notes = _drawn_values(left, right, options, folder)
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
         result = _whole(pair, values[0], notes, options)
         if options.by_module:
@@ -168,15 +173,24 @@ def _as_torch(side: Side) -> TorchSide:
     return cast("TorchSide", side)
 
 
-def _drawn_values(left: Side, right: Side, options: CompareOptions) -> tuple[list[Values], tuple[str, ...]]:
-    """Return what both are fed, by the names of the candidate, and what is to be said of that."""
+def _drawn_values(
+    left: Side, right: Side, options: CompareOptions, folder: Path | None
+) -> tuple[list[Values], tuple[str, ...]]:
+    """Return what both are fed, by the names of the candidate, and what is to be said of that.
+
+    Args:
+        left: The reference.
+        right: The candidate.
+        options: What is asked for.
+        folder: Where what makes arrays of the samples of a data set lies.
+    """
     if isinstance(right, OnnxSide):
         sizes, notes = fixed_sizes(left, right, options.names, options.run) if isinstance(left, OnnxSide) else ({}, ())
-        return _draws(right.session(), _with_sizes(options, sizes)), notes
+        return _draws(right.session(), _with_sizes(options, sizes), folder), notes
     if isinstance(left, OnnxSide):
-        draws = _draws(left.session(), options)
+        draws = _draws(left.session(), options, folder)
         return [replace(draw, feeds=_renamed(draw.feeds, options.names)) for draw in draws], ()
-    return _torch_draws(_as_torch(right).part, options), ()
+    return _torch_draws(_as_torch(right).part, options, folder), ()
 
 
 def _with_sizes(options: CompareOptions, sizes: Mapping[str, int]) -> CompareOptions:
@@ -187,15 +201,19 @@ def _renamed(feeds: Mapping[str, Array], names: Mapping[str, str]) -> dict[str, 
     return {names.get(name, name): array for name, array in feeds.items()}
 
 
-def _draws(session: Session, options: CompareOptions) -> list[Values]:
+def _draws(session: Session, options: CompareOptions, folder: Path | None) -> list[Values]:
+    if options.data_set is not None and folder is not None:
+        return data_set_values(graph_inputs(session), options.run.sizes, options.data_set, folder)
     count = 1 if options.run.input_data is not None else options.draws
     return [values_for(session, replace(options.run, seed=options.run.seed + number)) for number in range(count)]
 
 
-def _torch_draws(part: ModelPart, options: CompareOptions) -> list[Values]:
+def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) -> list[Values]:
     """Return what two PyTorch models are fed: the values of a file, the examples that were given, or random ones."""
     run = options.run
     inputs = tuple(GraphInput(spec.name, spec.dtype, spec.shape, spec.value_range) for spec in part.inputs)
+    if options.data_set is not None and folder is not None:
+        return data_set_values(inputs, run.sizes, options.data_set, folder)
     if run.input_data is not None:
         return [Values(inputs, load_feeds(run.input_data, inputs), file=run.input_data)]
     sizes = {**part.trace_sizes, **run.sizes}
@@ -216,7 +234,7 @@ def _whole(pair: SidePair, values: Values, notes: tuple[str, ...], options: Comp
         reference=pair.reference.shown,
         candidate=pair.candidate.shown,
         draws=len(pair.draws),
-        input_source="random" if values.file is None else "file",
+        input_source="data set" if options.data_set else "random" if values.file is None else "file",
         outputs=outputs,
         threshold=options.threshold,
         tolerance=options.tolerance,

@@ -70,7 +70,7 @@ class Calibration:
 
     @property
     def count(self) -> int:
-        """Number of samples that are read.
+        """Number of samples that are read, without those that turned out not to open.
 
         Raises:
             UsageError: there are fewer than asked for, or none.
@@ -79,7 +79,8 @@ class Calibration:
         if not self.has_data:
             return asked or RANDOM_SAMPLES
         if self._sample_feeds is not None:
-            return len(self._sample_feeds.data_set)
+            data_set = self._sample_feeds.data_set
+            return len(data_set) - len(data_set.unreadable)
         there = len(npz_files(self._path))
         if asked is not None and there < asked:
             raise UsageError(

@@ -1,0 +1,176 @@
+"""Verbs on data sets: a folder of pictures for a ViT, a table of sentences for a BERT, from a shell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+
+from checkpoints import save_checkpoint
+from e2e.in_process import run_here
+from e2e.workplace import Outcome
+
+SENTENCES = ["the dog saw a ball", "a red ball", "the ball saw the dog", "a dog", "the red dog saw a red ball"]
+
+
+def _save_pictures(folder: Path) -> None:
+    """Six pictures of two classes and of three sizes, one of them damaged."""
+    drawn = np.random.default_rng(0)
+    for label in ("cat", "dog"):
+        (folder / label).mkdir(parents=True)
+        for number in range(3):
+            pixels = drawn.integers(0, 256, (20 + number, 40, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / label / f"{number}.png")
+    (folder / "dog" / "2.png").write_bytes(b"no picture")
+
+
+def _save_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(["[UNK]", "[PAD]", "the", "dog", "saw", "a", "red", "ball"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]  # typed as its base
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Exports of a ViT and a BERT, each with what makes its inputs beside it, and data for both."""
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    root = tmp_path_factory.mktemp("place")
+    vit = save_checkpoint("vit", root / "vit-checkpoint", num_hidden_layers=1)
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(vit)
+    bert = save_checkpoint("bert", root / "bert-checkpoint", num_hidden_layers=1)
+    _save_tokenizer(bert)
+    for checkpoint, folder in ((vit, "vit"), (bert, "bert")):
+        (root / folder).mkdir()
+        done = run_here("export", "-m", checkpoint, "-o", root / folder / "model.onnx", "--no-verify", "-q")
+        assert 0 == done.code, done.err
+    _save_pictures(root / "pictures")
+    rows = [{"id": number, "sentence": text} for number, text in enumerate(SENTENCES)]
+    splits = {"train": datasets.Dataset.from_list(rows), "test": datasets.Dataset.from_list(rows[:3])}
+    datasets.DatasetDict(splits).save_to_disk(str(root / "saved"))
+    splits["train"].to_parquet(root / "sentences.parquet")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run where the models and the data are."""
+    monkeypatch.chdir(place)
+
+
+def _answer(done: Outcome) -> dict[str, Any]:
+    assert 0 == done.code, done.err
+    record: dict[str, Any] = json.loads(done.out)
+    return record
+
+
+def _calibration_of(model: Path) -> dict[str, Any]:
+    metadata = {entry.key: entry.value for entry in onnx.load(model, load_external_data=False).metadata_props}
+    record: dict[str, Any] = json.loads(metadata["winml.quantization"])["calibration"]
+    return record
+
+
+def test_pictures_calibrate_a_vit() -> None:
+    """Its image processor resizes them; the one that does not open is counted and named."""
+    record = _answer(
+        run_here(
+            "quantize", "-m", "vit/model.onnx", "-o", "vit/int8.onnx", "--mode", "qdq", "--format", "json",
+            "--calibration-data", "pictures",
+        )
+    )  # fmt: skip
+    assert {"data": "pictures", "split": "train", "samples": 5, "method": "minmax"} == record["calibration"]
+    assert "1 of 6 samples of pictures does not open and is left out: 2.png." in record["notes"]
+    assert record["verification"]["is_verified"]
+    assert _calibration_of(Path("vit/int8.onnx")) == record["calibration"]
+    again = _answer(run_here("compare", "vit/model.onnx", "vit/int8.onnx", "--dataset", "pictures", "--format", "json"))
+    assert ("data set", 5) == (again["input_source"], again["draws"])
+    assert "1 of 6 samples of pictures does not open and is left out: 2.png." in again["notes"]
+
+
+def test_sentences_calibrate_a_bert_and_are_compared_on() -> None:
+    """Of a table, by the column that its name tells; of a saved data set, by its test split."""
+    record = _answer(
+        run_here(
+            "quantize", "-m", "bert/model.onnx", "-o", "bert/int8.onnx", "--mode", "qdq", "--format", "json",
+            "--calibration-data", "sentences.parquet", "--samples", "4",
+        )
+    )  # fmt: skip
+    assert (4, "train") == (record["calibration"]["samples"], record["calibration"]["split"])
+    assert any("text is sentence" in note for note in record["notes"])
+    command = ("compare", "bert-checkpoint", "bert/int8.onnx", "--dataset", "saved", "--format", "json")
+    found = _answer(run_here(*command, "--columns", "text=sentence"))
+    assert 3 == found["draws"]
+    assert any(note.startswith("Split test of saved is read") for note in found["notes"])
+    assert found["outputs"][0]["cosine"] > 0.9
+    assert 5 == _answer(run_here(*command, "--split", "train", "--by-module"))["draws"]
+
+
+def test_build_of_a_file_makes_arrays_by_what_lies_beside_it() -> None:
+    """Not in the folder of the build, where nothing lies yet; another tokenizer makes another result."""
+    command = ("build", "-m", "bert/model.onnx", "-o", "built", "-p", "w8a8", "--calibration-data", "sentences.parquet")
+    done = run_here(*command, "-q")
+    assert 0 == done.code, done.err
+    assert 5 == _calibration_of(Path("built/model.onnx"))["samples"]
+    assert not Path("built/tokenizer.json").exists()
+    assert "reused" in run_here(*command).err
+    text = Path("bert/tokenizer.json").read_text("utf-8")
+    Path("bert/tokenizer.json").write_text(text.replace('"dog"', '"cat"'), "utf-8")
+    again = run_here(*command)
+    Path("bert/tokenizer.json").write_text(text, "utf-8")
+    assert "options changed" in again.err, again.err
+
+
+def test_build_of_a_checkpoint_makes_arrays_by_its_own() -> None:
+    """Also where no companion is copied."""
+    done = run_here(
+        "build", "-m", "vit-checkpoint", "-o", "built-vit", "-p", "w8a8", "--calibration-data", "pictures", "-q",
+        "--no-tokenizer",
+    )  # fmt: skip
+    assert 0 == done.code, done.err
+    assert 5 == _calibration_of(Path("built-vit/model.onnx"))["samples"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("sentences.parquet", "--split", "dev"), 2, "has no split 'dev'"),
+        (("sentences.parquet", "--samples", "9"), 2, "holds 5 samples, and --samples asks for 9"),
+        (("sentences.parquet", "--columns", "text=id"), 2, "text is to be a text, and a sample has int"),
+        (("pictures",), 2, "no column for text; its columns: image, label"),
+        (("bert/model.onnx",), 2, "a .onnx file is not read"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(arguments: tuple[str, ...], code: int, words: str) -> None:
+    """With the option that named it; nothing is written."""
+    done = run_here(
+        "quantize", "-m", "bert/model.onnx", "-o", "no.onnx", "--mode", "qdq", "--calibration-data", *arguments
+    )
+    assert code == done.code, done.err
+    assert words in done.err
+    assert "--calibration-data" in done.err
+    assert not Path("no.onnx").exists()
+
+
+def test_words_about_a_data_set_that_is_none_are_refused() -> None:
+    """Of random values, of arrays, and beside other values."""
+    np.savez("one.npz", x=np.zeros(1))
+    quantize = ("quantize", "-m", "bert/model.onnx", "-o", "no.onnx", "--mode", "qdq")
+    compare = ("compare", "bert/model.onnx", "bert/model.onnx")
+    for command, words in (
+        ((*quantize, "--split", "test"), "--split test has no meaning for random values"),
+        ((*quantize, "--columns", "text=a", "--calibration-data", "one.npz"), "which holds arrays by input"),
+        ((*compare, "--split", "test"), "--split has no meaning without --dataset"),
+        ((*compare, "--dataset", "pictures", "--input-data", "one.npz"), "Give one of the two"),
+    ):
+        done = run_here(*command)
+        assert (2, True) == (done.code, words in done.err), done.err

@@ -1,0 +1,49 @@
+"""The first module whose error is its own: inputs agree, outputs do not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from winml.modelkit.compare.divergence import ModuleErrors, first_divergence, own_error
+
+EXACT = ModuleErrors(0.0, 0.0)
+LIMIT = 1e-3
+
+
+@pytest.mark.parametrize(
+    ("errors", "own"),
+    [
+        (ModuleErrors(3.0, 5.0), 4.0),
+        (ModuleErrors(5.0, 3.0), 0.0),
+        (ModuleErrors(None, 5.0), None),
+        (ModuleErrors(0.1, math.inf), math.inf),
+        (ModuleErrors(math.inf, math.inf), 0.0),
+        # A module inside makes 3 of it, the nodes behind that 4.
+        (ModuleErrors(0.0, 5.0, before=((0.0, 0.0),), last_fed=3.0), 4.0),
+        # The nodes before the module inside make 2 of it, which that hands on.
+        (ModuleErrors(0.0, 2.0, before=((0.0, 2.0),), last_fed=2.0), 2.0),
+    ],
+)
+def test_own_error_is_what_was_not_fed(errors: ModuleErrors, own: float | None) -> None:
+    """Squares add up; what a module inside did is fed to the nodes behind it."""
+    assert own == own_error(errors)
+
+
+def test_first_of_those_whose_inputs_agree_is_found() -> None:
+    """What is fed something wrong is not blamed, nor what is unchanged, nor one of whose inputs nothing is known."""
+    unknown, unchanged = ModuleErrors(None, 0.5), ModuleErrors(0.0, 0.5, is_passing_on=True)
+    wrong, behind = ModuleErrors(1e-7, 0.3), ModuleErrors(0.3, 0.9)
+    modules = [EXACT, unknown, unchanged, wrong, behind]
+    assert 3 == first_divergence(modules, LIMIT, is_rounded=False)
+    assert first_divergence([EXACT, unknown, unchanged, behind], LIMIT, is_rounded=False) is None
+
+
+def test_rounded_modules_have_to_stand_out() -> None:
+    """From the usual own error, and from what they are fed: a difference of large numbers makes more of rounding."""
+    usual = [ModuleErrors(0.01, 0.015)] * 4
+    assert first_divergence(usual, LIMIT, is_rounded=True) is None
+    assert 0 == first_divergence([ModuleErrors(0.0, 0.015)], LIMIT, is_rounded=False)
+    assert 4 == first_divergence([*usual, ModuleErrors(0.01, 0.2)], LIMIT, is_rounded=True)
+    assert first_divergence([*usual, ModuleErrors(0.05, 0.2)], LIMIT, is_rounded=True) is None
