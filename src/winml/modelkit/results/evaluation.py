@@ -11,7 +11,7 @@ from winml.modelkit.evaluate.metrics.metric import CONFIDENCE, RESAMPLES, Interv
 from winml.modelkit.measure.statistics import Summary
 from winml.modelkit.progress import StepTiming
 
-__all__ = ["EvaluatedData", "EvaluatedSide", "Evaluation", "Limit", "MetricResult"]
+__all__ = ["EvaluatedData", "EvaluatedSide", "Evaluation", "Limit", "MetricResult", "evaluation_words"]
 
 SCHEMA_VERSION = 1
 """Layout of the JSON, specified in docs/reference/formats.md."""
@@ -200,6 +200,15 @@ class Evaluation:
             "steps": [step.as_record() for step in self.steps],
             "notes": list(self.notes),
         }
+
+
+def evaluation_words(result: Evaluation) -> str:
+    """Return the first metric, and the limits that are not met, in one line."""
+    first = result.metrics[0]
+    beside = "" if first.baseline is None else f" (baseline {first.baseline:.4f})"
+    missed = [f"{limit.metric} {limit.value:.4f}, limit {limit.limit:g}" for limit in result.limits if not limit.is_met]
+    verdict = f"; not good enough: {', '.join(missed)}" if missed else ""
+    return f"{first.name} {first.value:.4f}{beside} on {result.data.samples} samples of {result.data.name}{verdict}"
 
 
 def _number(value: float) -> float | None:

@@ -69,7 +69,7 @@ def command(**options: Any) -> None:
     """
     name, asked = _refuse_early(options)
     silence_library_warnings(debug=options["debug"])
-    from winml.modelkit.builds.judged_names import named_subject
+    from winml.modelkit.builds.judged_models import named_subject
     from winml.modelkit.flows.evaluate.evaluate import evaluate
     from winml.modelkit.report.evaluation import print_evaluation
     from winml.modelkit.runtime.opened_model import RunOptions
@@ -92,7 +92,7 @@ def command(**options: Any) -> None:
 def _refuse_early(options: dict[str, Any]) -> tuple[str, EvaluationOptions]:
     """Return the model and what is asked of it; refuse what options and paths show to be wrong."""
     from winml.modelkit.builds.found_models import FoundModel, onnx_file
-    from winml.modelkit.builds.judged_names import named_baseline
+    from winml.modelkit.builds.judged_models import named_baseline
     from winml.modelkit.load.request import ModelRequest, resolve_source
 
     given = [value for value in (options["target"], options["model"]) if value is not None]

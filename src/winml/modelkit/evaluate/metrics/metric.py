@@ -61,7 +61,7 @@ class Measured(Protocol):
         """On all samples, by the library; NaN where the samples do not define it."""
 
     def resampled(self, resamples: Resamples) -> Array:
-        """Return the value on each resample, NaN where it is not defined; where that takes long, on the first of them."""
+        """Return the value on each resample, or on the first of them where it takes long; NaN: not defined."""
 
 
 @dataclass(frozen=True)
