@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.compared_models import found_side
-from winml.modelkit.evaluate.data_sources import find_source
+from winml.modelkit.evaluate.data_sources import find_source, source_files
 from winml.modelkit.evaluate.options import NO_BASELINE, PYTORCH, EvaluationOptions
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
@@ -17,11 +18,13 @@ from winml.modelkit.options import parse_options, unknown_key_message
 
 if TYPE_CHECKING:
     from winml.modelkit.flows.evaluate.judged_models import Subject
+    from winml.modelkit.flows.quantize.sensitivity import FormJudge
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.evaluation import Evaluation
     from winml.modelkit.runtime.opened_model import RunOptions
+    from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["evaluate_build", "evaluate_model", "named_baseline", "named_subject", "refuse_missing_judges"]
+__all__ = ["evaluate_build", "evaluate_model", "form_judge", "named_baseline", "named_subject", "refuse_missing_judges"]
 
 _NAME = "evaluate_model"
 _RUN_OPTIONS = ("ep", "device", "ep_options", "threads")
@@ -149,3 +152,41 @@ def evaluate_build(
         baseline = ModelRequest(model=request.model, **read)
     subject = Subject(model, RunOptions(model.name), baseline, has_baseline(options))
     return evaluate(subject, options, on_step=on_step)
+
+
+@contextmanager
+def form_judge(model: Path, options: EvaluationOptions, target: tuple[str, float]) -> Iterator[FormJudge]:
+    """Return what judges quantized forms of an ONNX file, for the time of the block.
+
+    Args:
+        model: The file, config and processors beside it.
+        options: Which samples.
+        target: Metric of the model's task, and what it has to reach.
+
+    Raises:
+        UsageError: the task cannot be judged or has no such metric, a column is missing, or labels are not the model's.
+        InputError: a file is missing or damaged.
+    """
+    from winml.modelkit.evaluate.tasks.table import chosen_metrics, task_definition
+    from winml.modelkit.flows.evaluate.evaluate import prepared_data
+    from winml.modelkit.flows.evaluate.judged_models import Subject, opened_model
+    from winml.modelkit.flows.evaluate.sides import OnnxSide
+    from winml.modelkit.flows.quantize.measured_forms import file_digest
+    from winml.modelkit.flows.quantize.sensitivity import FormJudge
+    from winml.modelkit.results.quantization_sensitivity import MetricTarget
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+    name, value = target
+    with ExitStack() as stack:
+        judged = opened_model(Subject(model, RunOptions(str(model))), options.task, stack)
+        metrics = chosen_metrics(task_definition(judged.task), (name,), "--target")
+        asked = options.model_copy(update={"metrics": (name,)})
+        prepared = prepared_data(judged, asked, stack)
+
+        def judge(session: Session) -> dict[str, float]:
+            scores = prepared.scores([OnnxSide(session, session.name, "cpu")])
+            return {metric.name: scores.measured(metric)[0].value for metric in metrics}
+
+        digests = {path.name: file_digest(path) for path in source_files(find_source(options.dataset))}
+        request = {**asked.model_dump(mode="json"), "content": digests, "task": judged.task}
+        yield FormJudge(MetricTarget(name, value, metrics[0].is_higher_better), judge, request)

@@ -46,6 +46,8 @@ class _ClassMatches:
     """``[detections]``: number of the sample."""
     is_right: Array
     """``[thresholds, detections]``."""
+    is_counted: Array
+    """``[thresholds, detections]``; what has no area is not."""
     objects: Array
     """``[samples]``: objects of the class."""
 
@@ -73,9 +75,9 @@ def _average_precision(matches: _ClassMatches, counts: Array) -> float:
     objects = (matches.objects * counts).sum()
     if not objects:
         return float("nan")
-    weights = counts[matches.owners]
+    weights = counts[matches.owners] * matches.is_counted
     right = np.cumsum(matches.is_right * weights, axis=1)
-    all_seen = np.cumsum(weights)
+    all_seen = np.cumsum(weights, axis=1)
     precision = right / (all_seen + np.spacing(1))
     precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
     total = 0.0
@@ -145,7 +147,8 @@ def _matches(images: Sequence[Mapping[str, Any]], thresholds: slice, samples: in
     scores = np.concatenate([np.asarray(image["dtScores"], float) for image in images])
     order = np.argsort(-scores, kind="mergesort")
     is_right = np.concatenate([image["dtMatches"][thresholds] > 0 for image in images], axis=1)
-    return _ClassMatches(owners[order], is_right[:, order], objects)
+    is_counted = ~np.concatenate([image["dtIgnore"][thresholds].astype(bool) for image in images], axis=1)
+    return _ClassMatches(owners[order], is_right[:, order], is_counted[:, order], objects)
 
 
 BOX_METRICS = (Metric("map", _mean_precision(slice(None))), Metric("map_50", _mean_precision(slice(1))))

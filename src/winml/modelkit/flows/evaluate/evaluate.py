@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.columns import match_columns
@@ -49,6 +49,17 @@ class PreparedData:
     batch_size: int
     """Rows of one run."""
 
+    def fitting(self, sides: Sequence[Side], model: JudgedModel, options: EvaluationOptions) -> PreparedData:
+        """Return the same data for several models, of which one may take fewer sizes than the judged one.
+
+        Raises:
+            UsageError: no samples fit all of them.
+        """
+        if all(side.kind == "pytorch" for side in sides[1:]):
+            return self
+        preprocessor = Preprocessor.of(model.folder, joined_inputs(sides))
+        return replace(self, preprocessor=preprocessor, batch_size=_batch_size(preprocessor, self.task, options))
+
     def scores(self, sides: Sequence[Side], progress: Progress | None = None) -> Scores:
         """Run models on all samples.
 
@@ -91,21 +102,22 @@ def evaluate(
         InputError: a file is missing or damaged.
         StageError: a model cannot be loaded, or refuses a sample.
     """
-    clock = StepClock((_MODEL, _BASELINE, _DATA, _SAMPLES, _METRICS), on_step)
+    clock = StepClock((_MODEL, _DATA, _BASELINE, _SAMPLES, _METRICS), on_step)
     with ExitStack() as stack:
         with clock.step(_MODEL) as step:
             model = opened_model(subject, options.task, stack)
             step.summary = f"{model.side.kind}, {model.task}"
         task = task_definition(model.task)
         check_limits(task, options)
+        with clock.step(_DATA) as step:
+            prepared = prepared_data(model, options, stack)
+            step.summary = f"{len(prepared.data_set)} samples"
         with clock.step(_BASELINE) as step:
             baseline, baseline_notes = opened_baseline(subject, model, stack)
             step.summary = baseline.name if baseline is not None else "none"
         refuse_limits_without_baseline(options, baseline)
         sides = [model.side, *([baseline] if baseline is not None else [])]
-        with clock.step(_DATA) as step:
-            prepared = prepared_data(model, sides, options, stack)
-            step.summary = f"{len(prepared.data_set)} samples"
+        prepared = prepared.fitting(sides, model, options)
         with clock.step(_SAMPLES) as step:
             scores = prepared.scores(sides, progress)
             step.summary = f"{len(scores.references)} run"
@@ -114,14 +126,11 @@ def evaluate(
         return _evaluation(model, baseline, (prepared, scores), metrics, (options, clock, baseline_notes))
 
 
-def prepared_data(
-    model: JudgedModel, sides: Sequence[Side], options: EvaluationOptions, stack: ExitStack
-) -> PreparedData:
-    """Open a data set, and what makes arrays of it for models.
+def prepared_data(model: JudgedModel, options: EvaluationOptions, stack: ExitStack) -> PreparedData:
+    """Open a data set, and what makes arrays of it for a model.
 
     Args:
         model: Whose processors and labels count.
-        sides: The models that will be run.
         options: Which samples and metrics.
         stack: Closes the data set.
 
@@ -134,15 +143,24 @@ def prepared_data(
     request = DataSetRequest(options.dataset, options.split, options.columns, options.samples, options.seed)
     data_set = stack.enter_context(open_data_set(request))
     columns = match_columns(data_set, task.roles, optional=task.optional_roles)
-    preprocessor = Preprocessor.of(model.folder, joined_inputs(sides))
+    preprocessor = Preprocessor.of(model.folder, model.side.inputs)
+    judge = task.judge(JudgeContext(preprocessor, model.config, model.folder, data_set, columns))
+    batch_size = _batch_size(preprocessor, task, options)
+    return PreparedData(task, metrics, data_set, columns, preprocessor, judge, batch_size)
+
+
+def _batch_size(preprocessor: Preprocessor, task: TaskDefinition, options: EvaluationOptions) -> int:
+    """Return the rows of one run.
+
+    Raises:
+        UsageError: the graph takes another number than is asked for.
+    """
     if options.batch_size is not None and preprocessor.fixed_batch not in (None, options.batch_size):
         raise UsageError(
             f"--batch-size {options.batch_size}: the graph takes batches of {preprocessor.fixed_batch}",
             hint="Leave it out, or export with this size or with --dynamic-batch.",
         )
-    judge = task.judge(JudgeContext(preprocessor, model.config, model.folder, data_set, columns))
-    batch_size = preprocessor.fixed_batch or options.batch_size or task.batch_size
-    return PreparedData(task, metrics, data_set, columns, preprocessor, judge, batch_size)
+    return preprocessor.fixed_batch or options.batch_size or task.batch_size
 
 
 def _metric_results(metrics: Sequence[Metric], scores: Scores, seed: int) -> tuple[MetricResult, ...]:
