@@ -87,6 +87,18 @@ CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "image_size": 32,
         },
     ),
+    "yolos": (
+        "YolosForObjectDetection",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 48,
+            "image_size": [32, 32],
+            "patch_size": 8,
+            "num_detection_tokens": 6,
+        },
+    ),
     "clip": (
         "CLIPModel",
         {

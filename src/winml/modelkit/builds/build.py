@@ -17,10 +17,12 @@ from typing import Any, Literal
 
 from winml.modelkit.builds.cache import library_versions
 from winml.modelkit.builds.companions import BuildCompanions
+from winml.modelkit.builds.config import EvalSection
 from winml.modelkit.builds.file_records import FileRecords
 from winml.modelkit.builds.folder import held_folder, refuse_input_as_output
 from winml.modelkit.builds.handover import handed_over_stages
 from winml.modelkit.builds.identity import ModelIdentity, identify_model, identify_onnx
+from winml.modelkit.builds.judged_models import evaluate_build
 from winml.modelkit.builds.model_sidecar import has_sidecar, model_sidecar
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner
@@ -29,6 +31,7 @@ from winml.modelkit.builds.stages import STAGES, Stage, names_of
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     BUILD_MANIFEST_NAME,
+    EVALUATION_NAME,
     ONLY_PART,
     built_part_name,
     sidecar_path,
@@ -38,9 +41,13 @@ from winml.modelkit.graph.files.placing import external_files, place_copy
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, StageRecord
 from winml.modelkit.results.build_result import BuildResult
+from winml.modelkit.results.evaluation import evaluation_words
 from winml.modelkit.version import __version__
 
 __all__ = ["BuildCache", "BuildListener", "identify_plan", "run_build"]
+
+_EVAL = "eval"
+"""Step behind the stages that judges the result."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,8 @@ def run_build(
     """
     identity = cache.identity if cache is not None else identify_plan(plan)
     store = cache.store if cache is not None else None
-    names = tuple(dict.fromkeys((*names_of(stages), *names_of(handed_over_stages(stages, plan)))))
+    judged = () if plan.config.eval is None else (EVALUATION_NAME,)
+    names = tuple(dict.fromkeys((*names_of(stages), *names_of(handed_over_stages(stages, plan)), *judged)))
     refuse_input_as_output(folder, identity.places, (*names, BUILD_MANIFEST_NAME))
     with held_folder(folder, names, is_cache=cache is not None, tell=listener.tell) as held:
         job = BuildJob(plan, held, identity, tuple(stages), rebuild, store, listener.on_step)
@@ -131,7 +139,8 @@ class _Build:
         self._files = FileRecords(job.folder.path)
         self._earlier = job.folder.manifest
         self._job = job = self._with_chosen_stages(job)
-        self._clock = StepClock([stage.name for stage in job.stages], listener.on_stage)
+        judging = [] if job.plan.config.eval is None else [_EVAL]
+        self._clock = StepClock([*(stage.name for stage in job.stages), *judging], listener.on_stage)
         self._runner = StageRunner(job, self._files, self._earlier)
         self._parts: list[BuiltPart] = []
         """Known once the graphs are there."""
@@ -169,7 +178,28 @@ class _Build:
         folder.remove_all_but(manifest.files)
         folder.save(manifest)
         notes = (note for part in self._parts for record in part.records for note in record.notes)
-        return BuildResult(folder.path, manifest, (*folder.notes, *notes, *self._companions.placed.notes))
+        result = BuildResult(folder.path, manifest, (*folder.notes, *notes, *self._companions.placed.notes))
+        return result if self._job.plan.config.eval is None else self._judged(result, self._job.plan.config.eval)
+
+    def _judged(self, result: BuildResult, section: EvalSection) -> BuildResult:
+        """Judge a finished build, and write down what was found; the build stays, whatever comes of it."""
+        plan, folder = self._job.plan, self._job.folder
+        if len(self._parts) > 1:
+            note = "The model has several parts, so it is not judged: run them together, with the metric of your task."
+            return replace(result, notes=(*result.notes, note))
+        with self._clock.step(_EVAL) as step:
+            request = plan.request if plan.onnx_path is None else None
+            evaluation = evaluate_build(result.model_path, section, request, self._listener.on_step)
+            step.summary = evaluation_words(evaluation)
+        manifest = result.manifest.model_copy(
+            update={"files": tuple(sorted({*result.manifest.files, EVALUATION_NAME}))}
+        )
+        with OutputFiles() as files:
+            text = json.dumps(evaluation.as_record(), indent=2, ensure_ascii=False) + "\n"
+            files.reserve(folder.path / EVALUATION_NAME).write_text(text, encoding="utf-8")
+            folder.save(manifest)
+            files.commit(overwrite=True)
+        return replace(result, manifest=manifest, evaluation=evaluation)
 
     def _run_stage(self, stage: Stage) -> None:
         """Run or reuse a stage for every part; those that are finished are kept if another fails."""

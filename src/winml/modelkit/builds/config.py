@@ -14,6 +14,7 @@ import pydantic
 
 from winml.modelkit.builds.foreign_configs import read_winml_cli_config
 from winml.modelkit.errors import ConfigError
+from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
@@ -126,8 +127,8 @@ class CompileSection(Options):
     """Execution provider. Null: any of the device."""
 
 
-class EvalSection(Options):
-    """How the result is judged. Has no keys yet."""
+class EvalSection(EvaluationOptions):
+    """How the result is judged, after the build; what is found is written to `eval.json`."""
 
 
 class WinMLBuildConfig(Options):
@@ -146,7 +147,7 @@ class WinMLBuildConfig(Options):
     compile: CompileSection | None = CompileSection()
     """What the model is compiled for."""
     eval: EvalSection | None = None
-    """How the result is judged."""
+    """How the result is judged. Null: not at all."""
     auto: bool = True
     """Decide from the model what is left out here. Without it, everything a stage needs must be written."""
 

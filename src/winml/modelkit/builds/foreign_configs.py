@@ -69,7 +69,7 @@ def read_winml_cli_config(value: dict[str, Any], source: str) -> tuple[dict[str,
     if config.pop("skip_optimize", False):
         config["optim"] = None
     if config.get("eval"):
-        notes.append("eval: not used, nothing is evaluated yet")
+        notes.append("eval: not used, since it is laid out otherwise here")
     return {**config, "eval": None}, notes
 
 

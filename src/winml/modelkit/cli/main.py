@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": "Run two models on the same values, and find the module where their answers part.",
     "config": "Write what a build of a model will do, as a file to read, change and keep.",
     "diff": "Show what changed between two ONNX files, module by module; neither is run.",
+    "eval": "Judge a model by the samples of a data set, beside the model it was made from.",
     "export": "Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.",
     "extract": "Cut modules out of a model, each as an ONNX model of its own.",
     "inspect": "Show what is in a model, or what an export of it will be; no weight is read.",

@@ -60,10 +60,13 @@ def _print_exclude_list(listed: ExcludeList, console: Console) -> None:
         *((("in float", tag)) for tag in listed.excluded),
     ]
     print_rows(rows, console)
-    table = TextTable(("measured", "in float", "SQNR dB", "cosine", "target"), numbers=frozenset({1, 2, 3}))
+    names = tuple(listed.form.scores)
+    columns = ("measured", "in float", "SQNR dB", "cosine", *names, "target")
+    table = TextTable(columns, numbers=frozenset(range(1, len(columns) - 1)))
     for trial in listed.trials:
         verdict = "met" if trial.is_met else "not met"
-        table.add(trial.changed, str(trial.excluded), *_metric_cells(trial.form), verdict)
+        scores = [f"{trial.form.scores[name]:.4f}" if name in trial.form.scores else "–" for name in names]
+        table.add(trial.changed, str(trial.excluded), *_metric_cells(trial.form), *scores, verdict)
     console.print()
     table.print(console)
 
@@ -72,7 +75,8 @@ def form_words(form: MeasuredForm) -> str:
     """Return how near the answers of a form are, at the worst output."""
     if form.worst is None or form.problem:
         return form.problem
-    return f"{nearness_words(form.worst)} for {form.worst.name}"
+    scores = "".join(f", {name} {value:.4f}" for name, value in form.scores.items())
+    return f"{nearness_words(form.worst)} for {form.worst.name}{scores}"
 
 
 def latency_words(timed: TimedForm) -> str:

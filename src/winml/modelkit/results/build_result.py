@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.results.build_manifest import BuildManifest, StageRecord
+from winml.modelkit.results.evaluation import Evaluation, evaluation_words
 from winml.modelkit.words import size_words
 
 __all__ = ["BuildResult", "build_lines"]
@@ -21,6 +22,8 @@ class BuildResult:
     manifest: BuildManifest
     notes: tuple[str, ...]
     """What the user should know, one sentence each."""
+    evaluation: Evaluation | None = None
+    """How well the result does its task, where the config asks for that."""
 
     @property
     def model_path(self) -> Path:
@@ -34,7 +37,8 @@ class BuildResult:
 
     def as_record(self) -> dict[str, Any]:
         """Return the manifest and the folder it is in, as JSON values."""
-        return {"folder": str(self.folder), **self.manifest.as_record()}
+        judged = {} if self.evaluation is None else {"evaluation": self.evaluation.as_record()}
+        return {"folder": str(self.folder), **self.manifest.as_record(), **judged}
 
 
 def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:
@@ -48,6 +52,8 @@ def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:
         path = result.folder / part.model[0].name
         yield f"{prefix}model", f"{path} ({size}), from {last.name if last else 'the input as it is'}"
     yield "normalized", _times_words(result.manifest.normalizations)
+    if result.evaluation is not None:
+        yield "judged", evaluation_words(result.evaluation)
     yield from (("note", note) for note in result.notes)
 
 

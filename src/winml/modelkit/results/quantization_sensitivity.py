@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,6 +15,7 @@ __all__ = [
     "ExcludeList",
     "FidelityTarget",
     "MeasuredForm",
+    "MetricTarget",
     "ModuleSensitivity",
     "QuantizationSensitivity",
     "SensitivityCost",
@@ -57,6 +59,31 @@ class FidelityTarget:
 
 
 @dataclass(frozen=True)
+class MetricTarget:
+    """What a metric of a quantized model has to reach on the samples of a data set."""
+
+    metric: str
+    value: float
+    is_higher_better: bool = True
+
+    @property
+    def words(self) -> str:
+        """The target as it is written after ``--target``."""
+        return f"{self.metric}={self.value:g}"
+
+    def is_met(self, form: MeasuredForm) -> bool:
+        """Say whether the model is good enough with a form."""
+        return self.quality(form) >= (self.value if self.is_higher_better else -self.value)
+
+    def quality(self, form: MeasuredForm) -> float:
+        """Return the metric, larger for what is better; the worst there is for a form that was not judged."""
+        value = form.scores.get(self.metric, math.nan)
+        if not math.isfinite(value):
+            return float("-inf")
+        return value if self.is_higher_better else -value
+
+
+@dataclass(frozen=True)
 class MeasuredForm:
     """The answers of one form of the graph, some of whose nodes are quantized, against those of the float graph."""
 
@@ -68,6 +95,8 @@ class MeasuredForm:
     """Size of all initializers; 0 where the form could not be made."""
     problem: str = ""
     """Why it could not be made, run or compared."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Metric → value on the samples of a data set, where the form was judged by them."""
 
     @property
     def runs(self) -> bool:
@@ -77,10 +106,11 @@ class MeasuredForm:
     def numbers(self) -> dict[str, Any]:
         """Return the metrics, for a JSON-ready record."""
         names = ("sqnr_db", "cosine", "relative_error")
+        scores = {"scores": {name: round(value, 6) for name, value in self.scores.items()}} if self.scores else {}
         if self.worst is None or not self.runs:
-            return dict.fromkeys(names)
+            return {**dict.fromkeys(names), **scores}
         told = self.worst.as_record()
-        return {name: told[name] for name in names}
+        return {**{name: told[name] for name in names}, **scores}
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form, of which :meth:`from_record` makes the same again."""
@@ -89,6 +119,7 @@ class MeasuredForm:
             "nodes": self.nodes,
             "weight_bytes": self.weight_bytes,
             "problem": self.problem,
+            "scores": dict(self.scores),
         }
 
     @classmethod
@@ -99,7 +130,8 @@ class MeasuredForm:
             KeyError, TypeError: it describes none.
         """
         worst = None if record["worst"] is None else OutputFidelity(**record["worst"])
-        return cls(worst, int(record["nodes"]), int(record["weight_bytes"]), str(record["problem"]))
+        scores = {str(name): float(value) for name, value in record["scores"].items()}
+        return cls(worst, int(record["nodes"]), int(record["weight_bytes"]), str(record["problem"]), scores)
 
 
 @dataclass(frozen=True)
@@ -186,7 +218,7 @@ class TimedForm:
 class ExcludeList:
     """The modules that stay in float so that the others can have fewer bits."""
 
-    target: FidelityTarget
+    target: FidelityTarget | MetricTarget
     is_met: bool
     rules: Mapping[str, str]
     """Selector to precision, as ``--per-module`` takes it; the first that matches wins."""

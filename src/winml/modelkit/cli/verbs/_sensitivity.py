@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +22,7 @@ from winml.modelkit.hierarchy.selector import Selector
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from winml.modelkit.flows.quantize.sensitivity import FormJudge
     from winml.modelkit.quantize.options import QuantizeOptions
     from winml.modelkit.results.quantization_sensitivity import QuantizationSensitivity
 
@@ -30,7 +32,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 FILES = ("output", "report", "exclude_list")
 """Options that name a file to write; measurements are kept beside the first that is given."""
-_ONLY_SENSITIVITY = ("depth", "module", "input_data", "target", "exclude_list", "report", "jobs")
+_ONLY_SENSITIVITY = ("depth", "module", "input_data", "target", "dataset", "exclude_list", "report", "jobs")
 _NEVER_SENSITIVITY = {"external_data": None, "verify": True, "min_sqnr_db": None}
 """Options about a file to write or to compare, and their defaults."""
 NOT_MET = 3
@@ -54,7 +56,14 @@ def sensitivity_options(command: _F) -> _F:
                 "--input-data", metavar="FILE", help="Values for the inputs: an .npz file with an array for each."
             ),
             click.option(
-                "--target", metavar="METRIC=NUMBER", help="Find the modules that must stay in float for sqnr_db=30."
+                "--target",
+                metavar="METRIC=NUMBER",
+                help="Find the modules that must stay in float for sqnr_db=30 or, with --dataset, accuracy=0.9.",
+            ),
+            click.option(
+                "--dataset",
+                metavar="PATH|NAME",
+                help="Samples that --target judges by, as winml eval does: file, folder, or name at the Hub.",
             ),
             click.option("--exclude-list", type=path, help="Write these to a file for --per-module."),
             click.option("--report", type=path, help="Also write a page with chart and table, to open in a browser."),
@@ -111,16 +120,59 @@ def _refuse_combinations(options: Mapping[str, Any]) -> None:
         Selector(options["module"])
     if options["exclude_list"] is not None and options["target"] is None:
         raise UsageError("--exclude-list needs to know what is to be reached", hint="Add --target, such as sqnr_db=30.")
-    if options["target"] is not None:
-        from winml.modelkit.flows.quantize.sensitivity_options import parse_target
-
-        parse_target(options["target"])
+    _refuse_target(options)
     output = options["output"]
     if output is not None and output.suffix.lower() in {".html", ".htm", ".onnx"}:
         raise UsageError(
             f"-o {output}: the answer of --sensitivity is JSON",
             hint="Name a .json file; --report writes the page. A model is written without --sensitivity.",
         )
+
+
+def _refuse_target(options: Mapping[str, Any]) -> None:
+    """Refuse a target that cannot be read, and a data set that is not there.
+
+    Raises:
+        UsageError: says which.
+    """
+    if options["dataset"] is not None:
+        from winml.modelkit.evaluate.data_sources import find_source
+        from winml.modelkit.evaluate.options import parse_limits
+
+        find_source(options["dataset"])
+        if options["target"] is None:
+            raise UsageError(
+                f"--dataset {options['dataset']}: nothing says what is to be reached on it",
+                hint="Add --target with a metric of the task, such as accuracy=0.9.",
+            )
+        parse_limits([options["target"]], "--target")
+    elif options["target"] is not None:
+        from winml.modelkit.flows.quantize.sensitivity_options import parse_target
+
+        parse_target(options["target"])
+
+
+@contextmanager
+def _form_judge(options: Mapping[str, Any]) -> Iterator[FormJudge | None]:
+    """Return what judges forms by ``--dataset``; None without one."""
+    if options["dataset"] is None:
+        yield None
+        return
+    from winml.modelkit.builds.judged_models import form_judge
+    from winml.modelkit.evaluate.columns import parse_columns
+    from winml.modelkit.evaluate.options import EvaluationOptions, parse_limits
+
+    is_shared = options["calibration_data"] is None
+    asked = EvaluationOptions(
+        dataset=options["dataset"],
+        # With data of both kinds, these speak of that for ranges.
+        split=options["split"] if is_shared else None,
+        columns=parse_columns(options["columns"]) if is_shared else {},
+        samples=options["samples"],
+    )
+    [target] = parse_limits([options["target"]], "--target").items()
+    with form_judge(options["model"], asked, target) as judge:
+        yield judge
 
 
 def show_sensitivity(requested: QuantizeOptions, options: Mapping[str, Any]) -> None:
@@ -133,19 +185,24 @@ def show_sensitivity(requested: QuantizeOptions, options: Mapping[str, Any]) -> 
     asked = SensitivityOptions(
         depth=options["depth"],
         module=options["module"],
-        samples=options["samples"] or SAMPLES,
+        samples=SAMPLES if options["dataset"] is not None else options["samples"] or SAMPLES,
         input_data=Path(options["input_data"]) if options["input_data"] else None,
         sizes=sizes_by_name({**options, "batch_size": None}),
         jobs=options["jobs"] or 1,
-        target=options["target"],
+        target=options["target"] if options["dataset"] is None else None,
         measured=measured,
         overwrite=options["overwrite"],
     )
-    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+    with (
+        library_output_to_stderr(),
+        _form_judge(options) as judge,
+        live_progress(quiet=options["quiet"]) as progress,
+    ):
         result = quantization_sensitivity(
             options["model"],
             options=requested,
             sensitivity=asked,
+            judge=judge,
             on_step=None if options["quiet"] else show_step,
             progress=progress,
         )

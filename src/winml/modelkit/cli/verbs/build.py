@@ -56,6 +56,10 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 """Option that leaves a stage out → section of the config."""
 
 
+NOT_GOOD_ENOUGH = 3
+"""Specified: exit code of a valid negative answer; the result of the build misses a limit of its eval section."""
+
+
 @click.command(name="build", cls=WinMLCommand, epilog=EPILOG)
 @model_option(
     required=False,
@@ -100,7 +104,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     """Build a model: export, optimize, quantize it; one ONNX file for each stage, and model.onnx for the last.
 
     Stages whose result is there already are not run again. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a stage's
-    result does not answer as its input does.
+    result does not answer as its input does, or the result misses a limit of the eval section.
     """
     plan, words = _plan_build(context, options)
     kept: list[str] = []
@@ -111,6 +115,8 @@ def command(context: click.Context, /, **options: Any) -> None:
         ending = f"kept: {', '.join(kept)}; the same command goes on from there" if kept else "no stage had ended"
         raise Interrupted(ending) from None
     _show_result(result, options)
+    if result.evaluation is not None and not result.evaluation.is_good_enough:
+        context.exit(NOT_GOOD_ENOUGH)
 
 
 def _plan_build(context: click.Context, options: dict[str, Any]) -> tuple[BuildPlan, dict[str, str]]:

@@ -34,6 +34,7 @@ Examples:
   winml quantize -m model.onnx -o qdq.onnx --mode qdq --calibration-data samples
   winml quantize -m model.onnx --sensitivity --report page.html
   winml quantize -m model.onnx --sensitivity --target sqnr_db=30 --exclude-list rules.json
+  winml quantize -m model.onnx --sensitivity --target accuracy=0.9 --dataset reviews.csv
 """
 
 
@@ -43,7 +44,7 @@ Examples:
 @quantization_options(
     [name for name in PRECISIONS if name != FLOAT32],
     unset="int8",
-    more_of_samples=" With --sensitivity, sets of random values to run.  [default: 4]",
+    more_of_samples=" With --sensitivity, sets of random values to run [default: 4], or samples of --dataset.",
 )
 @config_option("A build config, or its quant section; options win over it.")
 @click.option(
@@ -92,6 +93,9 @@ def _quantize_options(options: dict[str, Any]) -> QuantizeOptions:
     given = given_values(options)
     if options["sensitivity"]:
         given.pop("samples", None)  # how many sets of values are run, there
+        if options["dataset"] is not None and options["calibration_data"] is None:
+            given.pop("split", None)  # of the data set that --target judges by
+            given.pop("columns", None)
     quant = read_build_config(options["config"], section="quant").quant if options["config"] is not None else None
     section = _options_of_section(quant).model_dump(mode="json", exclude_none=True) if quant is not None else {}
     requested = parse_options(QuantizeOptions, {**section, **given}, "options")

@@ -5,53 +5,16 @@ Loads it as the export does and calls it with the same tensors, gradients off.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from numpy.typing import NDArray
 
-from winml.modelkit.errors import MeasureError, UsageError, WinMLError, first_line
-from winml.modelkit.load.request import ModelRequest, resolve_source
-from winml.modelkit.metadata_keys import MODEL_KEY
+from winml.modelkit.errors import MeasureError, UsageError, first_line
+from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["exported_from", "pytorch_run"]
-
-
-def exported_from(metadata: Mapping[str, str], shown: str) -> ModelRequest:
-    """Return the checkpoint a file says it was exported from.
-
-    Args:
-        metadata: What the file says about itself.
-        shown: The file, for messages.
-
-    Raises:
-        UsageError: it does not say, or what it names is no checkpoint on this machine. A file never makes us ask a
-            network or run code it names.
-    """
-    hint = "Give the model itself: -m with a Hub id, checkpoint folder or file.py:factory, and --baseline pytorch."
-    try:
-        record = json.loads(metadata.get(MODEL_KEY, ""))
-        request = ModelRequest(
-            model=str(record["name_or_path"]),
-            task=record.get("task"),
-            random_weights=bool(record.get("random_weights")),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(
-            f"--baseline pytorch: {shown} does not say which model it was exported from", hint=hint
-        ) from None
-    try:
-        kind = resolve_source(request).kind
-    except WinMLError:
-        kind = "type"
-    if kind not in ("folder", "config"):
-        raise UsageError(
-            f"--baseline pytorch: {shown} was exported from {request.model}, which is no checkpoint at this place",
-            hint=hint,
-        )
-    return request
+__all__ = ["pytorch_run"]
 
 
 @contextmanager

@@ -89,7 +89,8 @@ def _baseline_run(
     """
     opened, options, feeds = prepared.opened, prepared.options, prepared.values.feeds
     if baseline.path is None:
-        from winml.modelkit.flows.perf.pytorch_baseline import exported_from, pytorch_run
+        from winml.modelkit.flows.perf.pytorch_baseline import pytorch_run
+        from winml.modelkit.load.exported_source import exported_from
 
         request = baseline.request or exported_from(opened.session.metadata, options.shown)
         with pytorch_run(request, feeds, threads=options.threads, tell=tell) as run:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from winml.modelkit.flows.quantize.sensitivity_parts import ModulePart
-from winml.modelkit.results.quantization_sensitivity import FidelityTarget, MeasuredForm, Trial
+from winml.modelkit.results.quantization_sensitivity import FidelityTarget, MeasuredForm, MetricTarget, Trial
 
 __all__ = ["ExcludeSearch", "FoundList"]
 
@@ -34,7 +34,7 @@ class ExcludeSearch:
     """Parts that may stay in float, the most sensitive first."""
     most: int
     """How many of them may: with all, nothing might be left to quantize."""
-    target: FidelityTarget
+    target: FidelityTarget | MetricTarget
     measure: Callable[[Sequence[ModulePart]], MeasuredForm]
     """Measures the model with some of them in float."""
     costs_bytes: Callable[[ModulePart], int]

@@ -36,11 +36,23 @@ from winml.modelkit.results.quantization_sensitivity import MeasuredForm, Sensit
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["FloatGraph", "QuantizedForms", "Quantizer", "Samples", "float_graph", "take_samples", "weight_bytes"]
+__all__ = [
+    "FloatGraph",
+    "QuantizedForms",
+    "Quantizer",
+    "Samples",
+    "SessionJudge",
+    "float_graph",
+    "take_samples",
+    "weight_bytes",
+]
 
 Array = NDArray[Any]
 Quantizer = Callable[[ir.Model, QuantizeOptions, GraphModules], QuantizeResult]
 """Quantizes a model, which is used up. What a mode needs beside the options, such as ranges, is bound to it."""
+
+SessionJudge = Callable[[Session], Mapping[str, float]]
+"""Runs a session on the samples of a data set, and returns metrics by name."""
 
 SHARED_BYTES = 65_536
 """Tensors from this size on are written beside the float weights, and read by the session. Chosen: what is smaller is
@@ -130,7 +142,14 @@ def weight_bytes(model: ir.Model) -> int:
 class QuantizedForms:
     """Makes forms of a graph, one for each thread that asks."""
 
-    def __init__(self, graph: FloatGraph, samples: Samples, quantizer: Quantizer, threads: int | None) -> None:
+    def __init__(
+        self,
+        graph: FloatGraph,
+        samples: Samples,
+        quantizer: Quantizer,
+        threads: int | None,
+        judge: SessionJudge | None = None,
+    ) -> None:
         """Hold what all forms share.
 
         Args:
@@ -138,7 +157,9 @@ class QuantizedForms:
             samples: What is run, and the answers it is compared with.
             quantizer: Makes a form.
             threads: Threads of one session. None: as many as ONNX Runtime chooses.
+            judge: Says how well a form does the task of the model.
         """
+        self.judge = judge
         self._graph = graph
         self._samples = samples
         self._quantizer = quantizer
@@ -150,8 +171,12 @@ class QuantizedForms:
         self.cost = SensitivityCost()
         """Time taken so far."""
 
-    def measure(self, options: QuantizeOptions) -> MeasuredForm:
+    def measure(self, options: QuantizeOptions, *, is_judged: bool = False) -> MeasuredForm:
         """Make a form, run it, and compare; a form that cannot be made or run is told in the record.
+
+        Args:
+            options: How the modules of the form are quantized.
+            is_judged: Whether the judge, where there is one, looks at it as well, which takes longer.
 
         Raises:
             UsageError: the options name no module, or leave nothing to quantize.
@@ -165,11 +190,12 @@ class QuantizedForms:
             with self._session(result.model) as session:
                 opened = time.perf_counter()
                 answers = [_numbers(session.run(item.feeds)) for item in self._samples.values]
+                scores = dict(self.judge(session)) if is_judged and self.judge is not None else {}
         except StageError as error:
             return MeasuredForm(None, result.quantized, size, f"does not run: {error.message}")
         self._add_cost(measured=1, session_s=opened - made, runs_s=time.perf_counter() - opened)
         worst = measure_fidelity(self._samples.answers, answers, 0.0).worst
-        return MeasuredForm(worst, result.quantized, size, worst.problem)
+        return MeasuredForm(worst, result.quantized, size, worst.problem, scores)
 
     def timed(self, options: QuantizeOptions, timing: LatencyOptions) -> TimedForm:
         """Time a form in alternation with the float graph, on the first set of values.

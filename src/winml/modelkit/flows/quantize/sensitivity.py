@@ -31,6 +31,7 @@ from winml.modelkit.flows.quantize.quantized_forms import (
     QuantizedForms,
     Quantizer,
     Samples,
+    SessionJudge,
     float_graph,
     take_samples,
     weight_bytes,
@@ -52,6 +53,7 @@ from winml.modelkit.results.quantization_sensitivity import (
     ExcludeList,
     FidelityTarget,
     MeasuredForm,
+    MetricTarget,
     ModuleSensitivity,
     QuantizationSensitivity,
     TimedForm,
@@ -60,12 +62,22 @@ from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
 
-__all__ = ["quantization_sensitivity"]
+__all__ = ["FormJudge", "quantization_sensitivity"]
 
 _NAME = "quantization_sensitivity"
 _READING, _REFERENCE, _MODULES, _SEARCH = "reading", "float answers", "modules", "exclude list"
 
 Progress = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class FormJudge:
+    """What judges forms by how well they do the task of the model."""
+
+    target: MetricTarget
+    judge: SessionJudge
+    request: Mapping[str, Any]
+    """What its answers depend on, JSON-ready."""
 
 
 def quantization_sensitivity(
@@ -74,6 +86,7 @@ def quantization_sensitivity(
     options: QuantizeOptions | None = None,
     sensitivity: SensitivityOptions | None = None,
     quantizer: Quantizer | None = None,
+    judge: FormJudge | None = None,
     on_step: Callable[[StepEvent], None] | None = None,
     progress: Progress | None = None,
     **flags: Any,
@@ -86,6 +99,7 @@ def quantization_sensitivity(
         sensitivity: What is measured; None: as ``flags`` say.
         quantizer: What makes a quantized graph; None: :func:`~winml.modelkit.quantize.pipeline.quantize`, with ranges
             of activations that are measured once where a mode needs them.
+        judge: Judges forms by the samples of a data set; then the target is its own, and that of ``sensitivity`` None.
         on_step: Called when a step starts and when it ends.
         progress: Called after each measurement with their number and the share that is done.
         **flags: Fields of :class:`QuantizeOptions` and :class:`SensitivityOptions`: ``precision``, ``depth`` and so on;
@@ -103,9 +117,10 @@ def quantization_sensitivity(
     options = options or _quantize_options(flags)
     sensitivity = sensitivity or _parsed(SensitivityOptions, flags)
     _refuse_unknown(flags)
-    source, target = Path(model), sensitivity.fidelity_target
+    source = Path(model)
+    target: FidelityTarget | MetricTarget | None = sensitivity.fidelity_target if judge is None else judge.target
     calibration = _calibration(source, options, sensitivity)
-    kept = _kept(source, options, sensitivity, calibration)
+    kept = _kept(source, options, sensitivity, (calibration, judge))
     clock = StepClock((_READING, _REFERENCE, _MODULES, *([_SEARCH] if target else [])), on_step)
     with contextlib.ExitStack() as stack:
         with clock.step(_READING) as step:
@@ -115,7 +130,8 @@ def quantization_sensitivity(
         with clock.step(_REFERENCE) as step:
             samples = take_samples(graph, _run_options(source, sensitivity), sensitivity.samples, _threads(sensitivity))
             step.summary = f"{len(samples.values)} sets of values"
-        forms = QuantizedForms(graph, samples, quantizer or _quantizer(calibration), _threads(sensitivity))
+        making = quantizer or _quantizer(calibration)
+        forms = QuantizedForms(graph, samples, making, _threads(sensitivity), judge.judge if judge else None)
         study = _Study(graph, options, plan, parts, forms, kept)
         with clock.step(_MODULES) as step:
             study.measure_modules(sensitivity.jobs, progress)
@@ -171,12 +187,18 @@ def _refuse_unknown(flags: Mapping[str, Any]) -> None:
 
 
 def _kept(
-    source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions, calibration: Calibration | None
+    source: Path,
+    options: QuantizeOptions,
+    sensitivity: SensitivityOptions,
+    data: tuple[Calibration | None, FormJudge | None],
 ) -> MeasuredForms:
     """Return what an interrupted run measured, where measurements are kept."""
     if sensitivity.measured is None:
         return MeasuredForms(None, {}, overwrite=sensitivity.overwrite)
+    calibration, judge = data
     request = _request(source, options, sensitivity, calibration)
+    if judge is not None:
+        request["judge"] = dict(judge.request)
     return MeasuredForms(sensitivity.measured, request, overwrite=sensitivity.overwrite)
 
 
@@ -276,7 +298,7 @@ class _Study:
             if progress is not None:
                 progress(number, number / len(missing))
 
-    def search(self, target: FidelityTarget) -> ExcludeList:
+    def search(self, target: FidelityTarget | MetricTarget) -> ExcludeList:
         """Find the modules that must stay in float; nothing is timed yet."""
         units = [part for part in self._ranked(self.parts) if part.is_unit and self._nodes_of(part)]
         are_others = self.whole.nodes > sum(map(self._nodes_of, units))
@@ -328,8 +350,8 @@ class _Study:
         """Return the form in which some units stay in float, measured with the rules that say so."""
         key = form_key(self.planned.difference(*(unit.node_names for unit in excluded)))
         form = self.kept.get(key)
-        if form is None:
-            form = self.forms.measure(excluding_options(excluded, units, self.options))
+        if form is None or (self.forms.judge is not None and form.runs and not form.scores):
+            form = self.forms.measure(excluding_options(excluded, units, self.options), is_judged=True)
             self.kept.put(key, form)
         return form
 

@@ -77,7 +77,8 @@ def parse_target(text: str) -> FidelityTarget:
         guess = nearest(name, metrics)
         raise UsageError(
             f"--target {text!r}: {f'no metric is called {name!r}' if equals else 'it is not METRIC=NUMBER'}",
-            hint=f"{f'Did you mean {guess}? ' if guess else ''}Metrics: {', '.join(metrics)}; such as sqnr_db=30.",
+            hint=f"{f'Did you mean {guess}? ' if guess else ''}Metrics: {', '.join(metrics)}; such as sqnr_db=30. "
+            "Those of a task, such as accuracy=0.9, need --dataset.",
         )
     try:
         value = float(number)

@@ -1,0 +1,192 @@
+"""Judges a model that is given by name, and the result of a build. A name becomes a file or a request here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.builds.compared_models import found_side
+from winml.modelkit.evaluate.data_sources import find_source, source_files
+from winml.modelkit.evaluate.options import NO_BASELINE, PYTORCH, EvaluationOptions
+from winml.modelkit.load.load_options import declared_options
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.options import parse_options, unknown_key_message
+
+if TYPE_CHECKING:
+    from winml.modelkit.flows.evaluate.judged_models import Subject
+    from winml.modelkit.flows.quantize.sensitivity import FormJudge
+    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.results.evaluation import Evaluation
+    from winml.modelkit.runtime.opened_model import RunOptions
+    from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["evaluate_build", "evaluate_model", "form_judge", "named_baseline", "named_subject", "refuse_missing_judges"]
+
+_NAME = "evaluate_model"
+_RUN_OPTIONS = ("ep", "device", "ep_options", "threads")
+_LOAD_OPTIONS = ("model_class", "revision", "trust_remote_code")
+
+
+def evaluate_model(
+    model: str | os.PathLike[str],
+    dataset: str | os.PathLike[str] | None = None,
+    *,
+    options: EvaluationOptions | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
+    progress: Callable[[int, float], None] | None = None,
+    **flags: Any,
+) -> Evaluation:
+    """Judge a model by the samples of a data set, beside a baseline that is run on the same ones.
+
+    Args:
+        model: ONNX file, folder of a build, or a checkpoint, which PyTorch runs.
+        dataset: File or folder; or ``name``, ``owner/name`` or ``owner/name:config`` at the Hub.
+        options: All that is asked for; None: as ``dataset`` and ``flags`` say.
+        on_step: Called when a step starts and when it ends.
+        progress: Called with the number of samples that are done, and their share.
+        **flags: Fields of :class:`~winml.modelkit.evaluate.options.EvaluationOptions`, such as ``metrics`` and ``min``;
+            ``ep``, ``device``, ``ep_options`` and ``threads`` of an ONNX file; ``model_class``, ``revision`` and
+            ``trust_remote_code`` of a checkpoint.
+
+    Returns:
+        Metrics with intervals, agreement and latency; whether limits are met stands in ``is_good_enough``.
+
+    Raises:
+        UsageError: a flag nobody knows, a task that cannot be judged, a metric that is not of it, a missing column, or
+            labels that are not the model's.
+        InputError: a file is missing or damaged.
+        StageError: a model cannot be loaded, or refuses a sample.
+    """
+    from winml.modelkit.errors import ConfigError
+    from winml.modelkit.flows.evaluate.evaluate import evaluate
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+    known = (*EvaluationOptions.model_fields, *_RUN_OPTIONS, *_LOAD_OPTIONS)
+    for flag in flags:
+        if flag not in known:
+            raise ConfigError(unknown_key_message(flag, known, _NAME))
+    name = os.fspath(model)
+    run = RunOptions(name, **{key: flags.pop(key) for key in _RUN_OPTIONS if key in flags})
+    load = {key: flags.pop(key) for key in _LOAD_OPTIONS if key in flags}
+    given = {"dataset": os.fspath(dataset)} if dataset is not None else {}
+    asked = options or parse_options(EvaluationOptions, {**given, **flags}, _NAME)
+    return evaluate(named_subject(name, asked, run, **load), asked, on_step=on_step, progress=progress)
+
+
+def named_baseline(name: str | None) -> Path | ModelRequest | None:
+    """Return the baseline of a name; None for ``pytorch``, ``none`` and no name.
+
+    Raises:
+        UsageError: there is no such file, and no such checkpoint.
+    """
+    return None if name in (None, PYTORCH, NO_BASELINE) else found_side(str(name))
+
+
+def named_subject(name: str, options: EvaluationOptions, run: RunOptions, **load: Any) -> Subject:
+    """Return the models of an evaluation.
+
+    Args:
+        name: ONNX file, folder of a build, or a checkpoint.
+        options: Name the baseline, and the task of a checkpoint.
+        run: Where an ONNX file runs.
+        load: How a checkpoint is loaded.
+
+    Raises:
+        UsageError: a name means nothing.
+    """
+    from winml.modelkit.flows.evaluate.judged_models import Subject
+
+    model = found_side(name)
+    if isinstance(model, ModelRequest):
+        model = replace(model, task=options.task, **load)
+    return Subject(model, run, named_baseline(options.baseline), has_baseline(options))
+
+
+def has_baseline(options: EvaluationOptions) -> bool | None:
+    """Return whether there is to be a baseline; None: where one is known."""
+    return None if options.baseline is None else options.baseline != NO_BASELINE
+
+
+def refuse_missing_judges(options: EvaluationOptions) -> None:
+    """Refuse a data set or baseline that is not there, before the build that they are to judge.
+
+    Raises:
+        UsageError: names what is missing.
+    """
+    find_source(options.dataset, "eval.dataset")
+    named_baseline(options.baseline)
+
+
+def evaluate_build(
+    model: Path,
+    options: EvaluationOptions,
+    request: ModelRequest | None,
+    on_step: Callable[[StepEvent], None] | None = None,
+) -> Evaluation:
+    """Judge the model of a build.
+
+    Args:
+        model: Its ONNX file, config and processors beside it.
+        options: The ``eval`` section.
+        request: The checkpoint it was built from, which is the baseline where no other is named; None for a build of
+            an ONNX file.
+        on_step: Called when a step starts and when it ends.
+
+    Raises:
+        UsageError: the task cannot be judged, a column is missing, or labels are not the model's.
+        InputError: a file is missing or damaged.
+        StageError: a model cannot be loaded, or refuses a sample.
+    """
+    from winml.modelkit.flows.evaluate.evaluate import evaluate
+    from winml.modelkit.flows.evaluate.judged_models import Subject
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+    baseline = named_baseline(options.baseline)
+    if baseline is None and request is not None:
+        # Of how the model was read only; sizes are those of the samples.
+        read = {option.name: getattr(request, option.name) for option in declared_options()}
+        baseline = ModelRequest(model=request.model, **read)
+    subject = Subject(model, RunOptions(model.name), baseline, has_baseline(options))
+    return evaluate(subject, options, on_step=on_step)
+
+
+@contextmanager
+def form_judge(model: Path, options: EvaluationOptions, target: tuple[str, float]) -> Iterator[FormJudge]:
+    """Return what judges quantized forms of an ONNX file, for the time of the block.
+
+    Args:
+        model: The file, config and processors beside it.
+        options: Which samples.
+        target: Metric of the model's task, and what it has to reach.
+
+    Raises:
+        UsageError: the task cannot be judged or has no such metric, a column is missing, or labels are not the model's.
+        InputError: a file is missing or damaged.
+    """
+    from winml.modelkit.evaluate.tasks.table import chosen_metrics, task_definition
+    from winml.modelkit.flows.evaluate.evaluate import prepared_data
+    from winml.modelkit.flows.evaluate.judged_models import Subject, opened_model
+    from winml.modelkit.flows.evaluate.sides import OnnxSide
+    from winml.modelkit.flows.quantize.measured_forms import file_digest
+    from winml.modelkit.flows.quantize.sensitivity import FormJudge
+    from winml.modelkit.results.quantization_sensitivity import MetricTarget
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+    name, value = target
+    with ExitStack() as stack:
+        judged = opened_model(Subject(model, RunOptions(str(model))), options.task, stack)
+        metrics = chosen_metrics(task_definition(judged.task), (name,), "--target")
+        asked = options.model_copy(update={"metrics": (name,)})
+        prepared = prepared_data(judged, asked, stack)
+
+        def judge(session: Session) -> dict[str, float]:
+            scores = prepared.scores([OnnxSide(session, session.name, "cpu")])
+            return {metric.name: scores.measured(metric)[0].value for metric in metrics}
+
+        digests = {path.name: file_digest(path) for path in source_files(find_source(options.dataset))}
+        request = {**asked.model_dump(mode="json"), "content": digests, "task": judged.task}
+        yield FormJudge(MetricTarget(name, value, metrics[0].is_higher_better), judge, request)

@@ -1,0 +1,149 @@
+"""``winml eval``: how well does a model do its task, and is it as good as before?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._answers import refuse_outputs, show_answer
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._measuring import live_progress, parse_ep_options, provider_options, refuse_unknown_ep
+from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, model_option, source_options
+from winml.modelkit.cli._progress import show_step
+from winml.modelkit.cli._runnable_models import refuse_checkpoint_options
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
+from winml.modelkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from winml.modelkit.evaluate.options import EvaluationOptions
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  winml eval model.onnx --dataset reviews.csv
+  winml eval model.onnx --dataset glue:stsb --split validation --samples 500
+  winml eval int8.onnx --dataset pictures --baseline model.onnx --max-drop accuracy=0.01
+  winml eval model.onnx --dataset test.parquet --columns text=review,label=stars -o eval.json
+  winml eval -m ./checkpoint --dataset reviews.csv --min f1=0.9
+"""
+
+NOT_GOOD_ENOUGH = 3
+"""Specified: exit code for the answer "no"; a limit is not met."""
+
+
+@click.command(name="eval", cls=WinMLCommand, epilog=EPILOG)
+@click.argument("target", required=False, metavar="[MODEL]")
+@model_option(required=False, help="ONNX file, folder of a build, or a checkpoint, which PyTorch runs; or as argument.")
+@click.option("--dataset", required=True, metavar="PATH|NAME", help="File, folder, or NAME[:CONFIG] at the Hub.")
+@click.option("--split", metavar="NAME", help="Split to read; else validation, test, train, or the only one.")
+@click.option("--columns", multiple=True, metavar="ROLE=COLUMN", help="Which column is what; repeatable.")
+@click.option("--samples", type=click.IntRange(min=1), help="Samples to draw; else all.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Samples in one run; else what fits the task.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draw and the intervals.")
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Metric to report; repeatable; else all.")
+@click.option(
+    "--baseline",
+    metavar="pytorch|FILE|none",
+    help="What to compare with; else the checkpoint the file was exported from, where that is on this disk.",
+)
+@click.option("--min", "minimum", multiple=True, metavar="METRIC=VALUE", help="Least value; else exit 3; repeatable.")
+@click.option("--max", "maximum", multiple=True, metavar="METRIC=VALUE", help="Most, where less is better; repeatable.")
+@click.option(
+    "--max-drop", multiple=True, metavar="METRIC=VALUE", help="How much worse than the baseline it may be; repeatable."
+)
+@source_options
+@provider_options
+@click.option("-o", "--output", type=NonEmptyPath(), help="Also write the answer to this file, as JSON.")
+@click.option("--overwrite", is_flag=True, help="Replace the output if it is there already.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Judge a model by the samples of a data set, beside the PyTorch model it was exported from.
+
+    Both are run on the same samples. A checkpoint is judged by itself, in PyTorch. Exit codes: 0 done, 3 a limit
+    (--min, --max, --max-drop) is not met, 1 failed, 2 wrong usage.
+    """
+    name, asked = _refuse_early(options)
+    silence_library_warnings(debug=options["debug"])
+    from winml.modelkit.builds.judged_models import named_subject
+    from winml.modelkit.flows.evaluate.evaluate import evaluate
+    from winml.modelkit.report.evaluation import print_evaluation
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+    run = RunOptions(
+        name,
+        ep_options=parse_ep_options(options["ep_options"]),
+        **{key: options[key] for key in ("ep", "device", "threads")},
+    )
+    run.choose_provider()
+    load = {key: options[key] for key in ("model_class", "revision", "trust_remote_code")}
+    subject = named_subject(name, asked, run, **load)
+    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+        result = evaluate(subject, asked, on_step=None if options["quiet"] else show_step, progress=progress)
+    show_answer(result.as_record(), options, lambda console: print_evaluation(result, console))
+    if not result.is_good_enough:
+        click.get_current_context().exit(NOT_GOOD_ENOUGH)
+
+
+def _refuse_early(options: dict[str, Any]) -> tuple[str, EvaluationOptions]:
+    """Return the model and what is asked of it; refuse what options and paths show to be wrong."""
+    from winml.modelkit.builds.found_models import FoundModel, onnx_file
+    from winml.modelkit.builds.judged_models import named_baseline
+    from winml.modelkit.load.request import ModelRequest, resolve_source
+
+    given = [value for value in (options["target"], options["model"]) if value is not None]
+    if len(given) != 1:
+        raise UsageError(
+            f"two models were given: {given[0]!r} and, with -m, {given[1]!r}" if given else "no model was given",
+            hint="Give one: an ONNX file, the folder of a build, or a checkpoint.",
+        )
+    name: str = given[0]
+    path = onnx_file(name)
+    if path is None:
+        request = ModelRequest(model=name, task=options["task"], trust_remote_code=options["trust_remote_code"])
+        resolve_source(request)
+        model = FoundModel(name, request=request)
+    else:
+        hint = "Leave it out, or name the checkpoint the file was made from."
+        refuse_checkpoint_options(path, options, ("model_class", "revision", "trust_remote_code"), hint)
+        model = FoundModel(name, path)
+    refuse_unknown_ep(options["ep"])
+    asked = _asked(options)
+    baseline = named_baseline(asked.baseline)
+    read = [*model.files_read(), *([baseline] if isinstance(baseline, Path) else [])]
+    if options["output"] is not None:
+        refuse_outputs([options["output"]], [*read, *_data_files(asked.dataset)], overwrite=options["overwrite"])
+    return name, asked
+
+
+def _asked(options: dict[str, Any]) -> EvaluationOptions:
+    from winml.modelkit.evaluate.columns import parse_columns
+    from winml.modelkit.evaluate.data_sources import find_source
+    from winml.modelkit.evaluate.options import EvaluationOptions, parse_limits
+    from winml.modelkit.load.checkpoints.task import canonical_task
+
+    find_source(options["dataset"])
+    asked = EvaluationOptions(
+        dataset=options["dataset"],
+        columns=parse_columns(options["columns"]),
+        min=parse_limits(options["minimum"], "--min"),
+        max=parse_limits(options["maximum"], "--max"),
+        max_drop=parse_limits(options["max_drop"], "--max-drop"),
+        **{key: options[key] for key in ("task", "split", "samples", "batch_size", "seed", "metrics", "baseline")},
+    )
+    if asked.task is not None:
+        from winml.modelkit.evaluate.tasks.table import task_definition
+        from winml.modelkit.flows.evaluate.limits import check_limits
+
+        check_limits(task_definition(canonical_task(asked.task)), asked)
+    return asked
+
+
+def _data_files(dataset: str) -> list[Path]:
+    from winml.modelkit.evaluate.data_sources import find_source, source_files
+
+    return list(source_files(find_source(dataset)))

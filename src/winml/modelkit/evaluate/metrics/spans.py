@@ -1,0 +1,90 @@
+"""Metrics of spans in a sequence of tags, such as names in a text: by scikit-learn, a span counting where start, end
+and class are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.evaluate.metrics.metric import Metric, SampleRows
+
+__all__ = ["SPAN_METRICS", "TAG_ACCURACY", "spans_of"]
+
+Array = NDArray[Any]
+Tags = Sequence[str]
+OUTSIDE = "O"
+
+
+def spans_of(tags: Tags) -> set[tuple[int, int, str]]:
+    """Return the spans of a sequence of tags: first position, position after the last, class.
+
+    Tags are ``B-class`` at the first position of a span and ``I-class`` behind it, ``O`` outside of all; an ``I-`` that
+    continues nothing begins a span. Tags without a prefix make a span of each run of equal ones.
+
+    >>> sorted(spans_of(["B-PER", "I-PER", "O", "B-LOC", "B-LOC"]))
+    [(0, 2, 'PER'), (3, 4, 'LOC'), (4, 5, 'LOC')]
+    """
+    return set(_spans(tags))
+
+
+def _spans(tags: Tags) -> Iterator[tuple[int, int, str]]:
+    start, current = 0, ""
+    for position, tag in enumerate([*tags, OUTSIDE]):
+        prefix, dash, name = tag.partition("-")
+        is_prefixed = bool(dash) and prefix in {"B", "I"}
+        class_name = "" if tag == OUTSIDE else name if is_prefixed else tag
+        if current and (class_name != current or (is_prefixed and prefix == "B")):
+            yield start, position, current
+            current = ""
+        if class_name and not current:
+            start, current = position, class_name
+
+
+def _of_spans(name: str, finish: Callable[[Array], Array]) -> Callable[[Sequence[Tags], Sequence[Tags]], SampleRows]:
+    def measure(predictions: Sequence[Tags], references: Sequence[Tags]) -> SampleRows:
+        import sklearn.metrics
+
+        rows, predicted_flags, referred_flags = [], [], []
+        for predicted, referred in zip(map(spans_of, predictions), map(spans_of, references), strict=True):
+            rows.append((len(predicted & referred), len(predicted), len(referred)))
+            every = predicted | referred
+            predicted_flags += [span in predicted for span in every]
+            referred_flags += [span in referred for span in every]
+        # Where nobody sees a span there is nothing to be right about.
+        value = (
+            getattr(sklearn.metrics, name)(referred_flags, predicted_flags, zero_division=0)
+            if any(map(any, rows))
+            else float("nan")
+        )
+        return SampleRows(float(value), np.asarray(rows, np.float64), finish)
+
+    return measure
+
+
+def _share(numerator: Array, denominator: Array) -> Array:
+    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
+
+
+def _tag_accuracy(predictions: Sequence[Tags], references: Sequence[Tags]) -> SampleRows:
+    from sklearn.metrics import accuracy_score
+
+    rows = [
+        (sum(map(str.__eq__, predicted, referred)), len(referred))
+        for predicted, referred in zip(predictions, references, strict=True)
+    ]
+    flat = [[tag for tags in side for tag in tags] for side in (references, predictions)]
+    return SampleRows(
+        float(accuracy_score(*flat)), np.asarray(rows, np.float64), lambda sums: _share(sums[:, 0], sums[:, 1])
+    )
+
+
+SPAN_METRICS = (
+    Metric("f1", _of_spans("f1_score", lambda s: _share(2 * s[:, 0], s[:, 1] + s[:, 2]))),
+    Metric("precision", _of_spans("precision_score", lambda s: _share(s[:, 0], s[:, 1]))),
+    Metric("recall", _of_spans("recall_score", lambda s: _share(s[:, 0], s[:, 2]))),
+)
+TAG_ACCURACY = Metric("accuracy", _tag_accuracy)

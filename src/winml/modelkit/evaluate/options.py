@@ -1,0 +1,85 @@
+"""The frozen options of an evaluation: of the command, of the build config and of Python alike.
+
+Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Annotated
+
+import pydantic
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.options import Options
+
+__all__ = ["AGREEMENT", "NO_BASELINE", "PYTORCH", "EvaluationOptions", "MetricLimits", "parse_limits"]
+
+PYTORCH = "pytorch"
+NO_BASELINE = "none"
+AGREEMENT = "agreement"
+"""Share of the samples on which model and baseline answer alike; limits may name it as they name a metric."""
+Text = Annotated[str, pydantic.Field(min_length=1)]
+MetricLimits = dict[Text, Annotated[float, pydantic.Field(allow_inf_nan=False)]]
+
+
+class EvaluationOptions(Options):
+    """On which samples a model is judged, by which metrics, and what it has to reach."""
+
+    dataset: Text
+    """File or folder on this disk; or `name`, `owner/name` or `owner/name:config` at the Hub."""
+    task: Text | None = None
+    """Task whose metrics are meant. Null: the model's own."""
+    split: Text | None = None
+    """Split to read. Null: `validation`, else `test`, else `train`, else the only one."""
+    columns: dict[Text, Text] = pydantic.Field(default_factory=dict)
+    """Role to column, where the names of the columns do not say which is which."""
+    samples: pydantic.PositiveInt | None = None
+    """Samples to draw. Null: all."""
+    batch_size: pydantic.PositiveInt | None = None
+    """Samples in one run. Null: the fixed size of the model, else 8."""
+    seed: pydantic.NonNegativeInt = 0
+    """Seed of the draw and of the intervals."""
+    metrics: tuple[Text, ...] = pydantic.Field(default=(), strict=False)
+    """Metrics to report. Empty: all of the task."""
+    baseline: Text | None = None
+    """`pytorch`, an ONNX file or `none`. Null: `pytorch` where the checkpoint of the model is known, else none."""
+    min: MetricLimits = pydantic.Field(default_factory=dict)
+    """Metric, or `agreement`, to the least it has to reach."""
+    max: MetricLimits = pydantic.Field(default_factory=dict)
+    """Metric of which less is better, such as `wer`, to the most it may be."""
+    max_drop: MetricLimits = pydantic.Field(default_factory=dict)
+    """Metric to the most by which it may be worse than that of the baseline."""
+
+    @property
+    def limited(self) -> tuple[str, ...]:
+        """Metrics that a limit names."""
+        return tuple(dict.fromkeys((*self.min, *self.max, *self.max_drop)))
+
+
+def parse_limits(texts: Iterable[str], option: str) -> dict[str, float]:
+    """Read ``METRIC=VALUE``, given any number of times.
+
+    Raises:
+        UsageError: a text is none, or a metric has two values.
+
+    >>> parse_limits(["accuracy=0.9"], "--min")
+    {'accuracy': 0.9}
+    """
+    limits: dict[str, float] = {}
+    for text in texts:
+        name, equals, number = (part.strip() for part in text.partition("="))
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not name or not equals or not math.isfinite(value):
+            raise UsageError(
+                f"{option} {text!r}: it is not METRIC=NUMBER", hint=f"Write it like {option} accuracy=0.9."
+            )
+        if limits.setdefault(name, value) != value:
+            raise UsageError(
+                f"{option}: {name} is to be both {limits[name]:g} and {value:g}", hint="Give it one value."
+            )
+    return limits

@@ -1,0 +1,194 @@
+"""What is where in an image: the class of each pixel, and boxes around objects.
+
+Outputs become maps and boxes by the image processor of the checkpoint, as in the pipelines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.evaluate.labels import LabelMap, label_names, match_labels, model_labels
+from winml.modelkit.evaluate.metrics.boxes import BOX_METRICS, Boxes
+from winml.modelkit.evaluate.metrics.pixels import IGNORED, MEAN_IOU, PIXEL_ACCURACY, count_pairs
+from winml.modelkit.evaluate.preprocessing import Batch
+from winml.modelkit.evaluate.tasks.task import Judge, JudgeContext, Outputs, Sample, TaskDefinition
+
+__all__ = ["IMAGE_SEGMENTATION", "OBJECT_DETECTION"]
+
+Array = NDArray[Any]
+
+SURE = 0.5
+"""Score from which on a box is part of the answer. Specified: the default of the pipeline."""
+SAME_BOX = 0.9
+"""Overlap from which on two boxes are the same. Chosen: COCO's largest threshold but one."""
+
+
+def _record(outputs: Outputs) -> Any:
+    """Return outputs as the record that processors of transformers read."""
+    import torch
+    from transformers.utils.generic import ModelOutput
+
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array, np.float32)) for name, array in outputs.items()}
+    return ModelOutput(tensors)  # type: ignore[no-untyped-call]
+
+
+def _sizes(batch: Batch) -> list[tuple[int, int]]:
+    """Return height and width of the images of a batch, as they are in the data set."""
+    return [row.image_size for row in batch.rows if row.image_size is not None]
+
+
+def _post_processor(context: JudgeContext, method: str) -> Any:
+    processor = context.processor("image processor")
+    found = getattr(processor, method, None)
+    if found is None:
+        raise UsageError(
+            f"the image processor of the checkpoint ({type(processor).__name__}) has no {method}",
+            hint="Give another --task, or a checkpoint with the processor of its own family.",
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class _PixelJudge(Judge):
+    """A prediction is a map of classes of the size of the image."""
+
+    to_maps: Any
+    is_reduced: bool
+    """Whether class 0 of the data set means nothing, and the others are the model's, counted from 1."""
+    notes: tuple[str, ...] = ()
+
+    def reference(self, sample: Sample) -> Array:
+        classes = np.asarray(sample["mask"])
+        if classes.ndim != 2:
+            raise InputError(
+                f"a mask has {classes.shape[-1]} channels, and each pixel is to hold the number of its class",
+                hint="Give masks with one channel.",
+            )
+        classes = classes.astype(np.int64)
+        if not self.is_reduced:
+            return classes
+        reduced: Array = np.where((classes == 0) | (classes == IGNORED), IGNORED, classes - 1)
+        return reduced
+
+    def answers(self, outputs: Outputs, batch: Batch) -> list[Array]:
+        maps = self.to_maps(_record(outputs), target_sizes=_sizes(batch))
+        return [item.numpy() for item in maps]
+
+    def agreement(self, ours: Array, theirs: Array) -> float:
+        return float(np.mean(ours == theirs))
+
+    def kept(self, prediction: Array, reference: Array) -> Array:
+        return count_pairs(prediction, reference)
+
+
+def _pixel_judge(context: JudgeContext) -> _PixelJudge:
+    processor = context.processor("image processor")
+    is_reduced = bool(getattr(processor, "do_reduce_labels", False))
+    notes = (
+        ("The image processor reduces labels: class 0 of the masks is not judged, the others count from 1.",)
+        if is_reduced
+        else ()
+    )
+    return _PixelJudge(_post_processor(context, "post_process_semantic_segmentation"), is_reduced, notes)
+
+
+@dataclass(frozen=True)
+class _BoxJudge(Judge):
+    """A prediction is all boxes with their scores; those of 0.5 and more are the answer of the pipeline."""
+
+    to_boxes: Any
+    labels: LabelMap
+    class_key: str
+    notes: tuple[str, ...] = ()
+
+    def reference(self, sample: Sample) -> Boxes:
+        objects = _columns_of(sample["objects"])
+        boxes = np.asarray(objects["bbox"], np.float64).reshape(-1, 4)
+        # Specified by COCO: left, top, width, height.
+        corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+        return Boxes(corners, np.asarray([self.labels.number(label) for label in objects[self.class_key]], np.int64))
+
+    def answers(self, outputs: Outputs, batch: Batch) -> list[Boxes]:
+        found = self.to_boxes(_record(outputs), threshold=0.0, target_sizes=_sizes(batch))
+        return [
+            Boxes(item["boxes"].numpy().astype(np.float64), item["labels"].numpy(), item["scores"].numpy())
+            for item in found
+        ]
+
+    def agreement(self, ours: Boxes, theirs: Boxes) -> float:
+        left, right = _sure(ours), _sure(theirs)
+        if len(left.classes) != len(right.classes):
+            return 0.0
+        free = list(range(len(right.classes)))
+        for corners, number in zip(left.corners, left.classes, strict=True):
+            same = (index for index in free if right.classes[index] == number)
+            partner = next((index for index in same if _overlap(corners, right.corners[index]) >= SAME_BOX), None)
+            if partner is None:
+                return 0.0
+            free.remove(partner)
+        return 1.0
+
+
+def _sure(boxes: Boxes) -> Boxes:
+    assert boxes.scores is not None  # those of predictions have them
+    kept = boxes.scores > SURE
+    return Boxes(boxes.corners[kept], boxes.classes[kept], boxes.scores[kept])
+
+
+def _overlap(left: Array, right: Array) -> float:
+    """Return intersection over union of two boxes."""
+    sides = np.minimum(left[2:], right[2:]) - np.maximum(left[:2], right[:2])
+    shared = float(np.prod(np.maximum(sides, 0)))
+    union = float(np.prod(left[2:] - left[:2]) + np.prod(right[2:] - right[:2])) - shared
+    return shared / union if union > 0 else 1.0
+
+
+_CLASS_KEYS = ("category", "label", "labels", "category_id", "class")
+
+
+def _columns_of(objects: Any) -> Mapping[str, Any]:
+    """Return a list of records as a record of lists, as which it is mostly stored."""
+    if isinstance(objects, Mapping):
+        return objects
+    keys = objects[0] if objects else ()
+    return {key: [item[key] for item in objects] for key in keys} or {"bbox": [], **dict.fromkeys(_CLASS_KEYS, ())}
+
+
+def _box_judge(context: JudgeContext) -> _BoxJudge:
+    column = context.columns["objects"]
+    rows = [_columns_of(cell) for cell in context.values("objects")]
+    key = next((key for key in _CLASS_KEYS if all(key in row for row in rows)), None)
+    if key is None or not all("bbox" in row for row in rows):
+        found = ", ".join(sorted({str(name) for row in rows for name in row})) or "nothing"
+        raise UsageError(
+            f"column {column} holds {found}; each object needs bbox (left, top, width, height) and {_CLASS_KEYS[0]}",
+            hint=f"Name the class of an object one of {', '.join(_CLASS_KEYS)}.",
+        )
+    names = label_names(_inner_feature(context.data_set.features[column], key))
+    values = (label for row in rows for label in row[key])
+    labels = match_labels(model_labels(context.config), names, values, f"{column}.{key}")
+    return _BoxJudge(_post_processor(context, "post_process_object_detection"), labels, key, labels.notes)
+
+
+def _inner_feature(feature: Any, key: str) -> Any:
+    """Return the type of one key of objects, of a list of records or of a record of lists."""
+    inner = getattr(feature, "feature", feature)
+    return inner[key] if isinstance(inner, Mapping) else None
+
+
+IMAGE_SEGMENTATION = TaskDefinition(
+    "image-segmentation", ("image", "mask"), (MEAN_IOU, PIXEL_ACCURACY), _pixel_judge, "equal classes, pixel by pixel"
+)
+OBJECT_DETECTION = TaskDefinition(
+    "object-detection",
+    ("image", "objects"),
+    BOX_METRICS,
+    _box_judge,
+    f"equal classes of boxes with scores above {SURE} that overlap by {SAME_BOX}",
+)

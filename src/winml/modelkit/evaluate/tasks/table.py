@@ -1,0 +1,67 @@
+"""Which tasks can be judged? Task → definition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from winml.modelkit.errors import TaskError, UsageError
+from winml.modelkit.evaluate.metrics.metric import Metric
+from winml.modelkit.evaluate.tasks.classification import CLASSIFICATION_TASKS
+from winml.modelkit.evaluate.tasks.generation import TEXT_GENERATION
+from winml.modelkit.evaluate.tasks.images import IMAGE_SEGMENTATION, OBJECT_DETECTION
+from winml.modelkit.evaluate.tasks.masked_words import FILL_MASK
+from winml.modelkit.evaluate.tasks.question_answering import QUESTION_ANSWERING
+from winml.modelkit.evaluate.tasks.similarity import FEATURE_EXTRACTION
+from winml.modelkit.evaluate.tasks.speech import SPEECH_RECOGNITION
+from winml.modelkit.evaluate.tasks.task import TaskDefinition
+from winml.modelkit.evaluate.tasks.token_classification import TOKEN_CLASSIFICATION
+from winml.modelkit.options import nearest
+
+__all__ = ["TASK_DEFINITIONS", "chosen_metrics", "task_definition"]
+
+TASK_DEFINITIONS: Mapping[str, TaskDefinition] = {
+    task.name: task
+    for task in (
+        *CLASSIFICATION_TASKS,
+        TOKEN_CLASSIFICATION,
+        QUESTION_ANSWERING,
+        FILL_MASK,
+        FEATURE_EXTRACTION,
+        IMAGE_SEGMENTATION,
+        OBJECT_DETECTION,
+        SPEECH_RECOGNITION,
+        TEXT_GENERATION,
+    )
+}
+"""Every task that can be judged, by its name in transformers."""
+
+
+def task_definition(name: str) -> TaskDefinition:
+    """Return the definition of a task.
+
+    Raises:
+        TaskError: it cannot be judged; lists those that can.
+    """
+    if name in TASK_DEFINITIONS:
+        return TASK_DEFINITIONS[name]
+    raise TaskError(
+        f"task {name}: there is no way to judge it yet",
+        hint=f"Tasks that can be judged: {', '.join(TASK_DEFINITIONS)}; give one with --task if the model serves it.",
+        candidates=tuple(TASK_DEFINITIONS),
+    )
+
+
+def chosen_metrics(task: TaskDefinition, names: tuple[str, ...], option: str = "--metric") -> tuple[Metric, ...]:
+    """Return metrics of a task by name, in the order of the task; all of them where none is named.
+
+    Raises:
+        UsageError: one is not of the task; lists those that are.
+    """
+    for name in names:
+        if name not in task.metric_names:
+            guess = nearest(name, task.metric_names)
+            raise UsageError(
+                f"{option} {name}: is not a metric of {task.name}",
+                hint=f"{f'Did you mean {guess}? ' if guess else ''}Its metrics: {', '.join(task.metric_names)}.",
+            )
+    return tuple(metric for metric in task.metrics if not names or metric.name in names)

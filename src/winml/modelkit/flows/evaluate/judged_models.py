@@ -1,0 +1,163 @@
+"""Opens what is judged: which task it is for, and where its config and processors lie, is decided here."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.errors import TaskError, UsageError
+from winml.modelkit.evaluate.model_config import open_config
+from winml.modelkit.evaluate.processors import processor_files
+from winml.modelkit.flows.evaluate.sides import Side, open_onnx_side, opened_torch_side
+from winml.modelkit.load.checkpoints.task import canonical_task
+from winml.modelkit.load.exported_source import exported_from
+from winml.modelkit.load.request import ModelRequest, resolve_source
+from winml.modelkit.metadata_keys import MODEL_KEY
+from winml.modelkit.runtime.opened_model import RunOptions
+
+__all__ = ["JudgedModel", "Subject", "opened_baseline", "opened_model"]
+
+_HINT = "Name the checkpoint folder with --baseline, or judge the file alone: --baseline none."
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The models of an evaluation."""
+
+    model: Path | ModelRequest
+    """An ONNX file, or a checkpoint that PyTorch runs."""
+    run: RunOptions
+    """Where an ONNX file runs; its ``shown`` is the model as the user wrote it."""
+    baseline: Path | ModelRequest | None = None
+    """What it is compared with; None: the checkpoint that an ONNX file was exported from, where that is known."""
+    has_baseline: bool | None = None
+    """False: none at all. True: there must be one. None: where it is known."""
+
+
+@dataclass(frozen=True)
+class JudgedModel:
+    """The model that is judged, ready to be run."""
+
+    side: Side
+    task: str
+    task_rule: str
+    """What decided the task, in words."""
+    folder: Path
+    """Where its config and processors lie."""
+    config: Any
+    """Its transformers config; None where there is none."""
+    source: ModelRequest | None = None
+    """The checkpoint an ONNX file says it was exported from, where it is on this disk."""
+    notes: tuple[str, ...] = ()
+
+
+def opened_model(subject: Subject, task: str | None, stack: ExitStack) -> JudgedModel:
+    """Open the model that is judged.
+
+    Args:
+        subject: The models.
+        task: What the user says it is for.
+        stack: Closes it.
+
+    Raises:
+        UsageError: nobody says what it is for, or the execution provider is not there.
+        InputError: a file is damaged.
+        StageError: it cannot be loaded.
+    """
+    if isinstance(subject.model, Path):
+        return _onnx_model(subject.model, subject.run, task)
+    return _torch_model(subject.model, task, stack)
+
+
+def _onnx_model(path: Path, run: RunOptions, task: str | None) -> JudgedModel:
+    side = open_onnx_side(path, run)
+    metadata = side.session.metadata
+    said = _task_of(metadata)
+    if task is None and said is None:
+        raise TaskError(
+            f"{run.shown} does not say what it is for", hint="Say it: --task, such as --task text-classification."
+        )
+    name = canonical_task(task or str(said))
+    rule = "given by --task" if task else "as the file says"
+    source = _source_of(metadata, run.shown)
+    folder = path.parent
+    if not processor_files(folder) and source is not None and (beside := _checkpoint_folder(source)) is not None:
+        folder = beside
+    return JudgedModel(side, name, rule, folder, open_config(folder), source)
+
+
+def _task_of(metadata: dict[str, str]) -> str | None:
+    try:
+        task = json.loads(metadata.get(MODEL_KEY, "{}")).get("task")
+    except (ValueError, AttributeError):
+        return None
+    return str(task) if task else None
+
+
+def _source_of(metadata: dict[str, str], shown: str) -> ModelRequest | None:
+    try:
+        return exported_from(metadata, shown)
+    except UsageError:
+        return None
+
+
+def _checkpoint_folder(request: ModelRequest) -> Path | None:
+    path = resolve_source(request).path
+    return path if path is None or path.is_dir() else path.parent
+
+
+def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> JudgedModel:
+    from dataclasses import replace
+
+    from winml.modelkit.load.model import load_model
+
+    loaded = load_model(replace(request, task=task or request.task))
+    info = loaded.info
+    if info.task is None:
+        raise TaskError(f"{request.model} does not say what it is for", hint="Give a checkpoint of transformers.")
+    beside = next((path for name, path in info.companions.items() if "/" not in name), None)
+    folder = beside.parent if beside is not None else Path(request.model)
+    side = stack.enter_context(opened_torch_side(loaded, None, shown=request.model))
+    note = "The model is a checkpoint: PyTorch runs it, and nothing is exported."
+    return JudgedModel(side, info.task, str(info.task_rule), folder, open_config(folder), None, (note, *loaded.notes))
+
+
+def opened_baseline(subject: Subject, model: JudgedModel, stack: ExitStack) -> tuple[Side | None, tuple[str, ...]]:
+    """Open what the model is compared with; returns also what is to be said of it.
+
+    Raises:
+        UsageError: the checkpoint of the model is asked for, and not known.
+        InputError: a file is damaged.
+        StageError: it cannot be loaded.
+    """
+    if subject.has_baseline is False or (subject.baseline is None and not isinstance(subject.model, Path)):
+        return None, ()
+    baseline: Path | ModelRequest | None = subject.baseline or model.source
+    if isinstance(baseline, Path):
+        from dataclasses import replace
+
+        return open_onnx_side(baseline, replace(subject.run, shown=str(baseline))), ()
+    if baseline is None:
+        if subject.has_baseline is None:
+            return None, ("There is no baseline: the checkpoint that the file was exported from is not on this disk.",)
+        assert isinstance(subject.model, Path)
+        baseline = exported_from(_metadata(model.side), subject.run.shown, hint=_HINT)
+    return _torch_baseline(baseline, model, stack)
+
+
+def _metadata(side: Side) -> dict[str, str]:
+    session = getattr(side, "session", None)
+    return session.metadata if session is not None else {}
+
+
+def _torch_baseline(request: ModelRequest, model: JudgedModel, stack: ExitStack) -> tuple[Side, tuple[str, ...]]:
+    from dataclasses import replace
+
+    from winml.modelkit.load.model import load_model
+
+    loaded = load_model(replace(request, task=request.task or model.task))
+    side = opened_torch_side(loaded, model.side.inputs, shown=f"pytorch ({request.model})")
+    return stack.enter_context(side), loaded.notes

@@ -1,0 +1,181 @@
+"""The models that are run side by side: an ONNX file in ONNX Runtime, a checkpoint in PyTorch.
+
+Each takes the arrays of a batch by name and returns arrays by name. Which samples are in them, and what the answers
+mean, is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from numpy.typing import NDArray
+
+from winml.modelkit.errors import MeasureError, UsageError, first_line
+from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
+from winml.modelkit.runtime.opened_model import RunOptions, open_model, refuse_dynamic_inputs
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["OnnxSide", "Side", "TorchSide", "joined_inputs", "open_onnx_side", "opened_torch_side"]
+
+Array = NDArray[Any]
+Feeds = Mapping[str, Array]
+
+
+class Side(Protocol):
+    """One of the models."""
+
+    kind: Literal["onnx", "pytorch"]
+    name: str
+    provider: str | None
+    """Execution provider of an ONNX file."""
+    inputs: tuple[GraphInput, ...]
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Run the model once.
+
+        Args:
+            feeds: One array per input, and perhaps further ones.
+
+        Raises:
+            StageError: it refuses the values, or fails.
+        """
+
+
+class OnnxSide:
+    """An ONNX graph in a session."""
+
+    kind: Literal["onnx"] = "onnx"
+
+    def __init__(self, session: Session, name: str, provider: str) -> None:
+        """Take an open session."""
+        self.session = session
+        self.name = name
+        self.provider = provider
+        self.inputs = graph_inputs(session)
+        self._dtypes = {item.name: _numpy_dtype(item.dtype) for item in self.inputs}
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Run the graph once."""
+        return self.session.run({name: feeds[name].astype(dtype, copy=False) for name, dtype in self._dtypes.items()})
+
+
+class TorchSide:
+    """A PyTorch model, called as the export calls it."""
+
+    kind: Literal["pytorch"] = "pytorch"
+    provider = None
+
+    def __init__(self, model: Any, names: Any, inputs: tuple[GraphInput, ...], shown: str) -> None:
+        """Take a prepared model.
+
+        Args:
+            model: Takes and returns tensors only.
+            names: Has the names of what it returns, once it was called.
+            inputs: What it is called with, in order.
+            shown: The model, for people.
+        """
+        self.name = shown
+        self.inputs = inputs
+        self._model = model
+        self._names = names
+        self._dtypes = {item.name: _numpy_dtype(item.dtype) for item in inputs}
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Call the model once."""
+        import torch
+
+        from winml.modelkit.export.tensors import to_numpy, to_torch
+
+        arrays = {name: feeds[name].astype(dtype, copy=False) for name, dtype in self._dtypes.items()}
+        try:
+            with torch.inference_mode():
+                outputs = self._model(*map(to_torch, arrays.values()))
+        except Exception as error:
+            given = ", ".join(f"{name} {array_words(array)}" for name, array in arrays.items())
+            raise MeasureError(
+                f"{self.name} refuses {given}: {type(error).__name__}: {first_line(error)}",
+                hint="Its own PyTorch code fails on these samples; --baseline none judges the ONNX file alone.",
+            ) from error
+        return {name: to_numpy(tensor) for name, tensor in zip(self._names.output_names, outputs, strict=True)}
+
+
+def open_onnx_side(path: Path, options: RunOptions) -> OnnxSide:
+    """Open an ONNX file.
+
+    Raises:
+        UsageError: the execution provider is not there, or needs fixed sizes.
+        StageError: ONNX Runtime cannot load the file.
+    """
+    provider = options.choose_provider()
+    opened = open_model(path, options, provider)
+    side = OnnxSide(opened.session, options.shown, provider.provider.name)
+    refuse_dynamic_inputs(provider, side.inputs, options)
+    return side
+
+
+@contextmanager
+def opened_torch_side(loaded: Any, inputs: Sequence[GraphInput] | None, *, shown: str) -> Iterator[TorchSide]:
+    """Prepare a loaded PyTorch model, for the time of the block.
+
+    Args:
+        loaded: What :func:`~winml.modelkit.load.model.load_model` returned.
+        inputs: What the other side is fed; None: the model's own inputs, with all sizes open.
+        shown: The model, for people.
+
+    Raises:
+        UsageError: it takes an input that the other side does not.
+    """
+    from winml.modelkit.export.preparation import prepared_for_export
+
+    part = loaded.only_part
+    own = {spec.name: GraphInput(spec.name, spec.dtype, tuple(None for _ in spec.shape)) for spec in part.inputs}
+    if inputs is None:
+        used = own
+    else:
+        # A graph may do without an input that the model takes; then the model does without it, too.
+        used = {item.name: own.get(item.name, item) for item in inputs}
+    # As fast as PyTorch is by itself.
+    prepared = prepared_for_export(
+        part.model,
+        list(used),
+        part.forward_kwargs,
+        arguments=part.arguments if list(used) == list(own) else None,
+        plain_attention=False,
+    )
+    with prepared as forward:
+        yield TorchSide(part.model, forward, tuple(used.values()), shown)
+
+
+def joined_inputs(sides: Sequence[Side]) -> tuple[GraphInput, ...]:
+    """Return inputs whose arrays all sides take: a size that one of them fixes is fixed.
+
+    Raises:
+        UsageError: two fix a size differently.
+    """
+    joined: dict[str, GraphInput] = {}
+    for side in sides:
+        for item in side.inputs:
+            joined[item.name] = _joined(joined[item.name], item, side.name) if item.name in joined else item
+    return tuple(joined.values())
+
+
+def _joined(first: GraphInput, second: GraphInput, shown: str) -> GraphInput:
+    pairs = list(zip(first.shape, second.shape, strict=False))
+    clash = any(isinstance(left, int) and isinstance(right, int) and left != right for left, right in pairs)
+    if clash or len(first.shape) != len(second.shape):
+        raise UsageError(
+            f"the model takes {first.name} {first.words}, the baseline {shown} {second.words}: no sample fits both",
+            hint="Give a --baseline with the same sizes, or with open ones.",
+        )
+    shape = tuple(left if isinstance(left, int) else right for left, right in pairs)
+    return GraphInput(first.name, first.dtype, shape, first.value_range, first.first_values)
+
+
+def _numpy_dtype(name: str) -> Any:
+    import ml_dtypes
+    import numpy as np
+
+    return np.dtype(getattr(ml_dtypes, name, name))

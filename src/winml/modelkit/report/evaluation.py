@@ -1,0 +1,106 @@
+"""Tells in a terminal how well a model does its task, beside its baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from winml.modelkit.evaluate.metrics.metric import Interval
+from winml.modelkit.report.perf import time_words
+from winml.modelkit.report.terminal import TextTable, print_rows
+from winml.modelkit.results.evaluation import EvaluatedSide, Evaluation, Limit
+
+__all__ = ["print_evaluation"]
+
+SHOWN_FILES = 3
+"""Files that do not open, named in one line. Chosen; the JSON names all."""
+
+
+def print_evaluation(result: Evaluation, console: Console) -> None:
+    """Print what was run, each metric with its interval, and whether limits are met."""
+    print_rows(_summary_rows(result), console)
+    console.print()
+    _metric_table(result).print(console)
+    rows = list(_closing_rows(result))
+    if rows:
+        console.print()
+        print_rows(rows, console)
+
+
+def _summary_rows(result: Evaluation) -> Iterator[tuple[str, str]]:
+    yield "model", _side_words(result.model)
+    yield "task", f"{result.task} ({result.task_rule})"
+    data = result.data
+    columns = ", ".join(f"{role} is {column}" if role != column else role for role, column in data.columns.items())
+    yield "data", f"{data.name}, split {data.split}: {data.samples} samples, {result.batch_size} in a run ({columns})"
+    if result.baseline is not None:
+        yield "baseline", _side_words(result.baseline)
+
+
+def _side_words(side: EvaluatedSide) -> str:
+    return f"{side.name} ({side.provider})" if side.provider is not None else side.name
+
+
+def _metric_table(result: Evaluation) -> TextTable:
+    has_baseline = result.baseline is not None
+    columns = (
+        "metric",
+        "value",
+        "95 % interval",
+        *(("baseline", "difference", "95 % interval") if has_baseline else ()),
+    )
+    table = TextTable(columns, numbers=frozenset(range(1, len(columns))))
+    for metric in result.metrics:
+        cells = [metric.name, _number(metric.value), _interval(metric.interval)]
+        if metric.baseline is not None:
+            difference = metric.value - metric.baseline
+            cells += [_number(metric.baseline), _signed(difference), _interval(metric.difference_interval, signed=True)]
+        table.add(*cells)
+    sides = [result.model, *([result.baseline] if result.baseline is not None else [])]
+    median = [f"{time_words(side.latency_ms.p50)}" for side in sides]
+    table.add("ms per sample", median[0], "", *((median[1], "", "") if has_baseline else ()))
+    return table
+
+
+def _closing_rows(result: Evaluation) -> Iterator[tuple[str, str]]:
+    if result.agreement is not None:
+        differing = f"; {len(result.differing)} of {result.data.samples} samples differ" if result.differing else ""
+        yield "agreement", f"{_percent(result.agreement)} ({result.agreement_words}{differing})"
+    for limit in result.limits:
+        yield "limit", _limit_words(limit)
+    yield from (("note", note) for note in result.notes)
+
+
+def _limit_words(limit: Limit) -> str:
+    verdict = "met" if limit.is_met else "not met"
+    words = {"min": "at least", "max": "at most", "max_drop": "no more than"}[limit.kind]
+    worse = " worse than the baseline" if limit.kind == "max_drop" else ""
+    return f"{verdict}: {limit.metric} {words} {limit.limit:g}{worse}, it is {_number(limit.value)}{worse and ' worse'}"
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "not defined"
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.1f}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}" if math.isfinite(value) else ""
+
+
+def _interval(interval: Interval | None, *, signed: bool = False) -> str:
+    if interval is None:
+        return ""
+    words = _signed if signed else _number
+    return f"{words(interval.low)} to {words(interval.high)}"
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent; one that is not whole is never shown as such.
+
+    >>> _percent(1.0), _percent(0.99999)
+    ('100 %', '99.99 %')
+    """
+    return "100 %" if share == 1 else f"{math.floor(share * 10_000) / 100:.2f} %"

@@ -1,0 +1,219 @@
+"""How well a model does its task, beside a baseline: the record of ``winml eval``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from winml.modelkit.evaluate.metrics.metric import CONFIDENCE, RESAMPLES, Interval
+from winml.modelkit.measure.statistics import Summary
+from winml.modelkit.progress import StepTiming
+
+__all__ = ["EvaluatedData", "EvaluatedSide", "Evaluation", "Limit", "MetricResult", "evaluation_words"]
+
+SCHEMA_VERSION = 1
+"""Layout of the JSON, specified in docs/reference/formats.md."""
+
+LimitKind = Literal["min", "max", "max_drop"]
+
+
+@dataclass(frozen=True)
+class MetricResult:
+    """One metric of the model and of the baseline, on the same samples."""
+
+    name: str
+    value: float
+    """NaN where the samples do not define it."""
+    is_higher_better: bool
+    interval: Interval | None = None
+    """None where too few resamples define it."""
+    baseline: float | None = None
+    baseline_interval: Interval | None = None
+    difference_interval: Interval | None = None
+    """Of model minus baseline, on the same resamples."""
+
+    @property
+    def drop(self) -> float | None:
+        """By how much the model is worse than the baseline; negative where it is better, None without a baseline."""
+        if self.baseline is None:
+            return None
+        return self.baseline - self.value if self.is_higher_better else self.value - self.baseline
+
+    def as_record(self) -> dict[str, Any]:
+        """Return its entry of ``metrics``."""
+        record: dict[str, Any] = {
+            "name": self.name,
+            "value": _number(self.value),
+            "interval": _ends(self.interval),
+            "is_higher_better": self.is_higher_better,
+        }
+        if self.baseline is not None:
+            record["baseline"] = {"value": _number(self.baseline), "interval": _ends(self.baseline_interval)}
+            record["difference"] = {
+                "value": _number(self.value - self.baseline),
+                "interval": _ends(self.difference_interval),
+            }
+        return record
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a metric has to reach, and whether it does."""
+
+    kind: LimitKind
+    metric: str
+    limit: float
+    value: float
+    """The metric, or its drop; NaN where it is not defined, which meets no limit."""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it is reached."""
+        return self.value >= self.limit if self.kind == "min" else self.value <= self.limit
+
+    def as_record(self) -> dict[str, Any]:
+        """Return its entry of ``limits``."""
+        return {
+            "kind": self.kind,
+            "metric": self.metric,
+            "limit": self.limit,
+            "value": _number(self.value),
+            "is_met": self.is_met,
+        }
+
+
+@dataclass(frozen=True)
+class EvaluatedSide:
+    """One model that was run."""
+
+    name: str
+    """As the user wrote it."""
+    kind: Literal["onnx", "pytorch"]
+    latency_ms: Summary
+    """Of one sample: the time of each run over its samples, the first run left out where there are more."""
+    provider: str | None = None
+    """Execution provider of an ONNX file."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form; times are in milliseconds."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "execution_provider": self.provider,
+            "latency_per_sample_ms": self.latency_ms.as_record(),
+        }
+
+
+@dataclass(frozen=True)
+class EvaluatedData:
+    """The samples both sides were run on."""
+
+    name: str
+    """File name, or name at the Hub."""
+    split: str
+    columns: Mapping[str, str]
+    """Role → column."""
+    samples: int
+    """Samples that were run."""
+    available: int
+    """Samples that were asked for, those that do not open included."""
+    unreadable: tuple[tuple[str, str], ...] = ()
+    """Name and reason of each picture or recording that does not open."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {
+            "name": self.name,
+            "split": self.split,
+            "columns": dict(self.columns),
+            "samples": self.samples,
+            "unreadable": [{"name": name, "reason": reason} for name, reason in self.unreadable],
+        }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything there is to tell about how well a model does its task."""
+
+    task: str
+    task_rule: str
+    """What decided the task, in words."""
+    data: EvaluatedData
+    model: EvaluatedSide
+    metrics: tuple[MetricResult, ...]
+    """The task's first metric first."""
+    batch_size: int
+    seed: int
+    tool_version: str
+    onnxruntime_version: str
+    baseline: EvaluatedSide | None = None
+    agreement: float | None = None
+    """Share of the samples on which both answer alike, 0 to 1; None without a baseline."""
+    agreement_words: str = ""
+    """What alike means for the task."""
+    differing: tuple[int, ...] = ()
+    """Samples on which they do not, by their number from 0 among those that were run."""
+    limits: tuple[Limit, ...] = ()
+    steps: tuple[StepTiming, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def is_good_enough(self) -> bool:
+        """Whether every limit is met."""
+        return all(limit.is_met for limit in self.limits)
+
+    def metric(self, name: str) -> MetricResult:
+        """Return a metric by name.
+
+        Raises:
+            KeyError: it was not measured.
+        """
+        found = {item.name: item for item in self.metrics}
+        return found[name]
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the JSON of ``winml eval``: shares from 0 to 1, times in milliseconds."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "tool_version": self.tool_version,
+            "onnxruntime_version": self.onnxruntime_version,
+            "task": self.task,
+            "task_rule": self.task_rule,
+            "dataset": self.data.as_record(),
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "model": self.model.as_record(),
+            "baseline": None if self.baseline is None else self.baseline.as_record(),
+            "intervals": {"confidence": CONFIDENCE, "resamples": RESAMPLES},
+            "metrics": [metric.as_record() for metric in self.metrics],
+            "agreement": None
+            if self.agreement is None
+            else {
+                "share": round(self.agreement, 6),
+                "means": self.agreement_words,
+                "differing_samples": list(self.differing),
+            },
+            "limits": [limit.as_record() for limit in self.limits],
+            "is_good_enough": self.is_good_enough,
+            "steps": [step.as_record() for step in self.steps],
+            "notes": list(self.notes),
+        }
+
+
+def evaluation_words(result: Evaluation) -> str:
+    """Return the first metric, and the limits that are not met, in one line."""
+    first = result.metrics[0]
+    beside = "" if first.baseline is None else f" (baseline {first.baseline:.4f})"
+    missed = [f"{limit.metric} {limit.value:.4f}, limit {limit.limit:g}" for limit in result.limits if not limit.is_met]
+    verdict = f"; not good enough: {', '.join(missed)}" if missed else ""
+    return f"{first.name} {first.value:.4f}{beside} on {result.data.samples} samples of {result.data.name}{verdict}"
+
+
+def _number(value: float) -> float | None:
+    return round(value, 6) if math.isfinite(value) else None
+
+
+def _ends(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else interval.as_record()

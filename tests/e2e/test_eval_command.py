@@ -1,0 +1,179 @@
+"""``winml eval`` from the shell: answers in every form, limits, and what is wrong with a request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+
+from e2e.in_process import run_here
+from judged_checkpoints import export_open, pipeline_of, save_images, save_judged, sentences, text_tokenizer
+from winml.modelkit import evaluate_model
+from winml.modelkit.builds.build_model import build_hf_model
+from winml.modelkit.file_names import EVALUATION_NAME
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of texts, its export with open sizes, and texts with the classes its pipeline gives them."""
+    root = tmp_path_factory.mktemp("judged")
+    tokenizer = text_tokenizer()
+    model = save_judged(root / "model", "bert", "BertForSequenceClassification", tokenizer, labels=["bad", "good"])
+    export_open(model, "text-classification")
+    texts = sentences(40)
+    answers = [item["label"] for item in pipeline_of(model, "text-classification")(texts)]
+    wrong = ["bad" if number < 4 else answer for number, answer in enumerate(answers)]
+    datasets.Dataset.from_dict({"review": texts, "label": answers, "wrong": wrong}).to_csv(root / "texts.csv")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+MODEL = "model/onnx/model.onnx"
+
+
+def test_answer_is_told_written_and_the_same_from_python(tmp_path: Path) -> None:
+    output = tmp_path / "eval.json"
+    done = run_here("eval", MODEL, "--dataset", "texts.csv", "--batch-size", "3", "-o", output)
+    record = json.loads(output.read_text(encoding="utf-8"))
+    result = evaluate_model(MODEL, "texts.csv", batch_size=3)
+
+    assert done.code == 0
+    assert "agreement  100 % (equal classes)" in done.out
+    assert record["schema_version"] == 1
+    assert record["dataset"] == {
+        "name": "texts.csv",
+        "split": "train",
+        "columns": {"text": "review", "label": "label"},
+        "samples": 40,
+        "unreadable": [],
+    }
+    assert [metric["name"] for metric in record["metrics"]] == ["accuracy", "f1", "precision", "recall", "matthews"]
+    assert record["metrics"] == result.as_record()["metrics"]
+    assert record["metrics"][0]["value"] == record["metrics"][0]["baseline"]["value"] == 1
+    assert record["model"]["latency_per_sample_ms"]["p50"] > 0
+    assert record["baseline"]["kind"] == "pytorch"
+
+
+def test_limits_that_are_not_met_end_with_three(folder: Path) -> None:
+    asked = ("eval", MODEL, "--dataset", "texts.csv", "--columns", "label=wrong", "--baseline", MODEL, "-f", "json")
+    met = run_here(*asked, "--min", "accuracy=0.5", "--max-drop", "f1=0", "--min", "agreement=1", "--metric", "recall")
+    missed = run_here(*asked, "--min", "accuracy=0.99", "--samples", "30", "--seed", "1")
+
+    assert (met.code, missed.code) == (0, 3)
+    assert [metric["name"] for metric in json.loads(met.out)["metrics"]] == ["accuracy", "f1", "recall"]
+    assert json.loads(met.out)["agreement"]["share"] == 1
+    assert [limit["is_met"] for limit in json.loads(missed.out)["limits"]] == [False]
+    assert json.loads(missed.out)["dataset"]["samples"] == 30
+
+
+def test_checkpoint_is_judged_by_itself() -> None:
+    done = run_here("eval", "-m", "model", "--dataset", "texts.csv", "--metric", "accuracy", "-f", "json")
+    record = json.loads(done.out)
+
+    assert (record["model"]["kind"], record["baseline"]) == ("pytorch", None)
+    assert record["metrics"][0]["value"] == 1
+
+
+def test_build_judges_its_result_and_keeps_what_it_found(folder: Path, tmp_path: Path) -> None:
+    """``eval.json`` belongs to the build: the next one without an ``eval`` section takes it away."""
+    section = {"dataset": str(folder / "texts.csv"), "samples": 20, "min": {"accuracy": 0.9}}
+    config = {"export": {"dynamic_sequence": True, "verify": False}, "optim": None, "eval": section}
+
+    result = build_hf_model(folder / "model", tmp_path / "b", config=config)
+    record = json.loads((tmp_path / "b" / EVALUATION_NAME).read_text(encoding="utf-8"))
+    build_hf_model(folder / "model", tmp_path / "b", config={**config, "eval": None})
+
+    assert result.evaluation is not None
+    assert result.evaluation.is_good_enough
+    assert result.as_record()["evaluation"] == record
+    assert record["dataset"]["samples"] == 20
+    assert record["baseline"]["name"] == f"pytorch ({folder / 'model'})"
+    assert not (tmp_path / "b" / EVALUATION_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--metric", "wer"), "--metric wer: is not a metric of text-classification"),
+        (("--min", "accuracy"), "--min 'accuracy': it is not METRIC=NUMBER"),
+        (("--max", "accuracy=0.5"), "--max accuracy=0.5: of accuracy, more is better"),
+        (("--baseline", "none", "--max-drop", "f1=0.1"), "--max-drop f1=0.1 compares with a baseline, and there is"),
+        (("--baseline", "nowhere.onnx"), "nowhere.onnx: no such file"),
+        (("--columns", "label=stars"), "has no column 'stars', which --columns says is label"),
+        (("--task", "token-classification"), "no column for tokens; its columns: review, label, wrong"),
+        (("--columns", "text=wrong,label=review"), "labels of column review are not those of the model"),
+        (("--split", "test"), "has no split 'test'"),
+        (("--samples", "41"), "holds 40 samples, and --samples asks for 41"),
+        (("--task", "depth-estimation"), "task depth-estimation: there is no way to judge it yet"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_wrong_request_is_refused(arguments: tuple[str, ...], problem: str) -> None:
+    done = run_here("eval", MODEL, "--dataset", "texts.csv", *arguments, "-q")
+
+    assert done.code == 2
+    assert problem in done.err
+
+
+def test_empty_data_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text("text,label\n")
+
+    assert run_here("eval", MODEL, "--dataset", tmp_path / "empty.csv", "-q").code == 2
+
+
+def test_fixed_batch_takes_no_other(folder: Path, tmp_path: Path) -> None:
+    exported = run_here("export", "-m", "model", "-o", tmp_path / "fixed.onnx", "--no-verify", "-q")
+    refused = run_here("eval", tmp_path / "fixed.onnx", "--dataset", "texts.csv", "--batch-size", "4", "-q")
+    done = run_here("eval", tmp_path / "fixed.onnx", "--dataset", "texts.csv", "--baseline", "none", "-f", "json", "-q")
+
+    assert exported.code == 0
+    assert "--batch-size 4: the graph takes batches of 1" in refused.err
+    assert json.loads(done.out)["metrics"][0]["value"] == 1
+
+
+def test_pictures_that_do_not_open_are_counted_and_named(tmp_path: Path) -> None:
+    import transformers
+
+    processor = transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
+    model = save_judged(tmp_path / "m", "vit", "ViTForImageClassification", processor, labels=["dark", "light"])
+    pictures = {f"{name}/{number}.png": np.full((9, 9, 3), shade + number, np.uint8)
+                for name, shade in (("dark", 10), ("light", 200)) for number in range(3)}  # fmt: skip
+    save_images(tmp_path / "pictures", pictures)
+    (tmp_path / "pictures" / "dark" / "1.png").write_bytes(b"no picture")
+
+    result = evaluate_model(model, tmp_path / "pictures", metrics=["accuracy"])
+
+    assert result.data.samples == 5
+    assert [name for name, _ in result.data.unreadable] == ["1.png"]
+    assert any("1 of 6 samples" in note for note in result.notes)
+
+
+def test_modules_stay_in_float_until_a_metric_is_reached(tmp_path: Path) -> None:
+    """The list is searched by the accuracy on the samples; each form on the way was judged by it."""
+    rules, output = tmp_path / "rules.json", tmp_path / "answer.json"
+    asked = ("quantize", "-m", MODEL, "--sensitivity", "--precision", "int4", "--depth", "2", "--samples", "24", "-q")
+    done = run_here(
+        *asked, "--target", "accuracy=0.97", "--dataset", "texts.csv", "--exclude-list", rules, "-o", output
+    )
+    found = json.loads(output.read_text(encoding="utf-8"))["exclude_list"]
+
+    assert done.code == 0
+    assert found["target"] == {"metric": "accuracy", "value": 0.97}
+    assert found["scores"]["accuracy"] >= 0.97
+    assert all(trial["is_met"] == (trial["scores"]["accuracy"] >= 0.97) for trial in found["trials"])
+    assert json.loads(rules.read_text(encoding="utf-8")) == found["rules"]
+    for arguments, problem in (
+        (("--target", "wer=0.1", "--dataset", "texts.csv"), "--target wer: is not a metric of text-classification"),
+        (("--target", "accuracy=0.9"), "no metric is called 'accuracy'"),
+        (("--dataset", "texts.csv"), "nothing says what is to be reached on it"),
+    ):
+        refused = run_here(*asked, *arguments)
+        assert refused.code == 2
+        assert problem in refused.err

@@ -1,0 +1,63 @@
+"""Labels of data sets and classes of models: matched by name, by number, by order, or refused with both named."""
+
+from __future__ import annotations
+
+import pytest
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.evaluate.labels import match_labels
+
+MODEL = ("negative", "positive")
+
+
+def test_names_are_matched_whatever_their_order() -> None:
+    labels = match_labels(MODEL, ("Positive", "NEGATIVE"), [0, 1], "label")
+
+    assert [labels.number(0), labels.number(1)] == [1, 0]
+
+
+def test_texts_are_matched_by_name() -> None:
+    assert match_labels(MODEL, None, ["positive"], "label").number("positive") == 1
+
+
+def test_numbers_are_classes() -> None:
+    assert match_labels(MODEL, None, [0, 1, 1], "label").number(1) == 1
+
+
+def test_names_that_are_numbers_are_classes() -> None:
+    """Folders named 0, 1, 10, 2 are sorted as text; the number counts."""
+    model = tuple(f"LABEL_{number}" for number in range(11))
+
+    assert match_labels(model, ("0", "1", "10", "2"), [2], "label").number(2) == 10
+
+
+def test_order_decides_where_the_config_names_nothing_and_is_told() -> None:
+    labels = match_labels(("LABEL_0", "LABEL_1"), ("cat", "dog"), [0, 1], "label")
+
+    assert labels.number(1) == 1
+    assert "in their order: cat, dog" in labels.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("names", "values", "shown"),
+    [
+        (("good", "bad"), [0], "good, bad"),
+        (None, ["good"], "good"),
+        (None, [0, 7], "7"),
+    ],
+    ids=["names", "texts", "numbers"],
+)
+def test_labels_of_others_are_refused_with_both_named(
+    names: tuple[str, ...] | None, values: list[object], shown: str
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        match_labels(MODEL, names, values, "stars")
+
+    assert raised.value.message == (
+        f"labels of column stars are not those of the model: {shown}; the config has negative, positive"
+    )
+
+
+def test_labels_that_are_kept_back_are_called_so() -> None:
+    with pytest.raises(UsageError, match="kept back"):
+        match_labels(MODEL, MODEL, [-1], "label")

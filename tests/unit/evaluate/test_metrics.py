@@ -1,0 +1,152 @@
+"""Metrics: their values are the libraries', and so is what resampling computes on all samples as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import jaccard_score
+
+from winml.modelkit.evaluate.metrics.boxes import BOX_METRICS, Boxes
+from winml.modelkit.evaluate.metrics.classes import CLASS_METRICS
+from winml.modelkit.evaluate.metrics.metric import Metric, Resamples, intervals
+from winml.modelkit.evaluate.metrics.pixels import IGNORED, MEAN_IOU, PIXEL_ACCURACY, count_pairs
+from winml.modelkit.evaluate.metrics.similarity import PEARSON, SPEARMAN
+from winml.modelkit.evaluate.metrics.spans import SPAN_METRICS, TAG_ACCURACY
+from winml.modelkit.evaluate.metrics.texts import (
+    CHARACTER_ERROR_RATE,
+    EXACT_MATCH,
+    OVERLAP_F1,
+    PERPLEXITY,
+    WORD_ERROR_RATE,
+)
+
+SAMPLES = 60
+
+
+def _classes(generator: np.random.Generator) -> tuple[list[int], list[int]]:
+    right = generator.integers(0, 5, SAMPLES)
+    return np.where(generator.random(SAMPLES) < 0.6, right, generator.integers(0, 6, SAMPLES)).tolist(), right.tolist()
+
+
+def _scores(generator: np.random.Generator) -> tuple[list[float], list[float]]:
+    right = generator.random(SAMPLES).round(1)  # with ties
+    return (right + generator.random(SAMPLES)).tolist(), right.tolist()
+
+
+def _texts(generator: np.random.Generator) -> tuple[list[str], list[str]]:
+    sides = [[" ".join(generator.choice(list("abc"), generator.integers(0, 6))) for _ in range(SAMPLES)] for _ in "12"]
+    return sides[0], sides[1]
+
+
+def _answers(generator: np.random.Generator) -> tuple[list[str], list[list[str]]]:
+    predicted, right = _texts(generator)
+    return predicted, [[text, predicted[number]] if number % 3 else [] for number, text in enumerate(right)]
+
+
+def _surprises(generator: np.random.Generator) -> tuple[list[tuple[float, int]], list[None]]:
+    return [(float(value) * 9, 9) for value in generator.random(SAMPLES)], [None] * SAMPLES
+
+
+def _tags(generator: np.random.Generator) -> tuple[list[list[str]], list[list[str]]]:
+    right = [generator.choice(["O", "B-A", "I-A", "B-B", "I-B"], 9).tolist() for _ in range(SAMPLES)]
+    return [[tag if generator.random() < 0.9 else "O" for tag in tags] for tags in right], right
+
+
+def _maps(generator: np.random.Generator) -> tuple[list[Any], list[None]]:
+    def drawn(classes: int) -> Any:
+        return generator.integers(0, classes, (8, 8))
+
+    right = [np.where(drawn(10) == 0, IGNORED, drawn(4)) for _ in range(SAMPLES)]
+    return [count_pairs(drawn(5), reference) for reference in right], [None] * SAMPLES
+
+
+def _boxes(generator: np.random.Generator) -> tuple[list[Boxes], list[Boxes]]:
+    def drawn(count: int) -> Boxes:
+        places = generator.random((count, 2)) * 50
+        corners = np.concatenate([places, places + 10 + generator.random((count, 2)) * 40], axis=1)
+        return Boxes(corners, generator.integers(0, 3, count))
+
+    right = [drawn(int(generator.integers(0, 5))) for _ in range(SAMPLES)]
+    found = []
+    for boxes in right:
+        more = drawn(2)
+        corners = np.concatenate([boxes.corners + generator.normal(0, 3, boxes.corners.shape), more.corners])
+        classes = np.concatenate([boxes.classes, more.classes])
+        found.append(Boxes(corners, classes, generator.random(len(classes))))
+    return found, right
+
+
+CASES = {
+    _classes: CLASS_METRICS,
+    _scores: (SPEARMAN, PEARSON),
+    _texts: (WORD_ERROR_RATE, CHARACTER_ERROR_RATE),
+    _answers: (EXACT_MATCH, OVERLAP_F1),
+    _surprises: (PERPLEXITY,),
+    _tags: (*SPAN_METRICS, TAG_ACCURACY),
+    _maps: (MEAN_IOU, PIXEL_ACCURACY),
+    _boxes: BOX_METRICS,
+}
+
+
+@pytest.mark.parametrize(("drawn", "metrics"), CASES.items(), ids=[drawn.__name__[1:] for drawn in CASES])
+def test_resampled_value_of_all_samples_is_the_librarys(drawn: Any, metrics: Sequence[Metric]) -> None:
+    """The value that every resample is computed with is the library's where each sample is drawn once."""
+    predictions, references = drawn(np.random.default_rng(0))
+    for metric in metrics:
+        measured = metric.measure(predictions, references)
+        once = measured.resampled(Resamples(np.arange(SAMPLES)[None]))
+        [[interval]] = intervals([(measured, None)], SAMPLES, seed=0)
+        assert once[0] == pytest.approx(measured.value), metric.name
+        assert interval.low < measured.value < interval.high
+
+
+def test_interval_of_a_difference_leaves_out_what_moves_both() -> None:
+    """A model that is wrong on one sample more is worse by one sample, however the samples are drawn."""
+    right = [0, 1] * 200
+    baseline = [1 - label if number < 100 else label for number, label in enumerate(right)]
+    model = [1 - label if number <= 100 else label for number, label in enumerate(right)]
+    accuracy = CLASS_METRICS[0]
+
+    [found] = intervals([(accuracy.measure(model, right), accuracy.measure(baseline, right))], len(right), seed=1)
+
+    assert found[0].high - found[0].low > 0.07
+    assert found[2].low >= -0.011
+    assert found[2].high == 0
+
+
+def test_intervals_are_those_of_the_seed() -> None:
+    predictions, references = _classes(np.random.default_rng(2))
+    measured = CLASS_METRICS[1].measure(predictions, references)
+    ends = [intervals([(measured, None)], SAMPLES, seed) for seed in (3, 3, 4)]
+
+    assert ends[0] == ends[1]
+    assert ends[0] != ends[2]
+
+
+def test_mean_iou_is_the_jaccard_score_of_all_pixels() -> None:
+    """Counted pairs say the same as the pixels themselves; pixels that are left out count on neither side."""
+    generator = np.random.default_rng(4)
+    right, predicted = generator.integers(0, 4, (2, 3, 6, 6))
+    right[0, 0] = IGNORED
+    pairs = [count_pairs(*maps) for maps in zip(predicted, right, strict=True)]
+    counted = right != IGNORED
+
+    expected = jaccard_score(right[counted], predicted[counted], average="macro")
+
+    assert MEAN_IOU.measure(pairs, [None] * 3).value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("metric", "predictions", "references"),
+    [
+        (SPEARMAN, [0.5, 0.5], [1.0, 2.0]),
+        (SPAN_METRICS[0], [["O"]], [["O"]]),
+        (BOX_METRICS[0], [Boxes(np.zeros((0, 4)), np.zeros(0), np.zeros(0))], [Boxes(np.zeros((0, 4)), np.zeros(0))]),
+    ],
+    ids=["no spread", "no span", "no object"],
+)
+def test_metric_without_anything_to_judge_is_not_defined(metric: Metric, predictions: Any, references: Any) -> None:
+    assert np.isnan(metric.measure(predictions, references).value)
