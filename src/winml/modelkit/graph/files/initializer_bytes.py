@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import onnx
 
 from winml.modelkit.errors import InputError
@@ -119,10 +118,7 @@ def have_equal_bytes(left: StoredBytes, right: StoredBytes) -> bool:
         return False
     if len(left.pieces) != len(right.pieces):
         return bytes_digest(left) == bytes_digest(right)
-    pairs = zip(left.read(), right.read(), strict=True)
-    return all(
-        np.array_equal(np.frombuffer(first, np.uint8), np.frombuffer(second, np.uint8)) for first, second in pairs
-    )
+    return all(first == second for first, second in zip(left.read(), right.read(), strict=True))
 
 
 def bytes_digest(place: StoredBytes) -> str:
