@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -12,7 +13,7 @@ from winml.modelkit.errors import UsageError
 if TYPE_CHECKING:
     from winml.modelkit.evaluate.data_sets import DataSetRequest
 
-__all__ = ["columns_option", "requested_samples", "split_option"]
+__all__ = ["columns_option", "data_set_files", "requested_samples", "split_option"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -56,3 +57,10 @@ def requested_samples(options: dict[str, Any], most: int) -> DataSetRequest | No
     )
     refuse_missing_datasets(request.words)
     return request
+
+
+def data_set_files(options: dict[str, Any]) -> list[Path]:
+    """Return the files on this disk of the data set that ``--dataset`` names; nothing may be written over them."""
+    from winml.modelkit.evaluate.data_sources import find_source, source_files
+
+    return [] if options["dataset"] is None else list(source_files(find_source(options["dataset"])))

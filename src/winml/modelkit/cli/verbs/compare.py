@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs, write_files
-from winml.modelkit.cli._data_sets import columns_option, requested_samples, split_option
+from winml.modelkit.cli._data_sets import columns_option, data_set_files, requested_samples, split_option
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
 from winml.modelkit.cli._requests import sizes_by_name
@@ -145,7 +145,7 @@ def _refuse_early(options: dict[str, Any]) -> tuple[Path | ModelRequest, Path | 
         raise UsageError("two of --output, --report and --node-data name one file", hint="Give each a file of its own.")
     if outputs:
         read = [side for side in (reference, candidate) if isinstance(side, Path)]
-        given = [Path(options["input_data"])] if options["input_data"] else []
+        given = [Path(options["input_data"])] if options["input_data"] else data_set_files(options)
         refuse_outputs(outputs, [*read, *given], overwrite=options["overwrite"])
     return reference, candidate
 
