@@ -169,7 +169,10 @@ def test_words_about_a_data_set_that_is_none_are_refused() -> None:
         ((*quantize, "--columns", "text=a", "--calibration-data", "one.npz"), "which holds arrays by input"),
         ((*compare, "--split", "test"), "--split has no meaning without --dataset"),
         ((*compare, "--dataset", "pictures", "--input-data", "one.npz"), "Give one of the two"),
-        ((*compare, "--dataset", "sentences.parquet", "-o", "sentences.parquet", "--overwrite"), "sentences.parquet"),
+        (
+            (*compare, "--dataset", "sentences.parquet", "-o", "sentences.parquet", "--overwrite"),
+            "which must stay as it is",
+        ),
     ):
         done = run_here(*command)
         assert (2, True) == (done.code, words in done.err), done.err

@@ -180,6 +180,8 @@ def test_table_may_name_files_of_pictures(tmp_path: Path) -> None:
         ("a.parquet", b"PAR1 and no more", InputError, "cannot be read as parquet"),
         ("a.json", b"{ no json", InputError, "cannot be read as json"),
         ("a.csv", b"text,label\n", UsageError, "holds no sample"),
+        ("a.csv", b"text\ncaf\xe9\n", InputError, "cannot be read as csv: 'utf-8' codec"),
+        ("a.txt", b"", UsageError, "is an empty file: holds no sample"),
         ("a.doc", b"x", UsageError, "a .doc file is not read"),
         ("gone.csv", None, UsageError, "no such file or folder"),
         ("gone/..", None, UsageError, "no such file or folder"),

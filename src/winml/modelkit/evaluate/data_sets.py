@@ -197,6 +197,8 @@ def _read_splits(request: DataSetRequest, source: DataSource, resources: ExitSta
     import datasets
 
     assert source.path is not None
+    if source.path.is_file() and not source.path.stat().st_size:
+        raise UsageError(f"{request.words}: is an empty file: holds no sample", hint=DATA_SET_FORMS)
     try:
         if source.kind == "saved":
             saved = datasets.load_from_disk(str(source.path))
@@ -214,7 +216,7 @@ def _read_splits(request: DataSetRequest, source: DataSource, resources: ExitSta
     except (OSError, ValueError, LookupError, TypeError, ImportError, datasets.exceptions.DatasetsError) as error:
         raise InputError(
             f"{request.words}: cannot be read as {_KIND_WORDS.get(source.kind, source.kind)}: {_reason(error)}",
-            hint=DATA_SET_FORMS,
+            hint="Mend the file, or give the data in another form; texts are read as UTF-8.",
         ) from error
 
 
