@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs, write_files
+from winml.modelkit.cli._answers import json_text, refuse_outputs, show_result, write_files
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import NonEmptyPath
 from winml.modelkit.cli._progress import show_step
@@ -20,6 +19,8 @@ from winml.modelkit.file_names import measured_path
 from winml.modelkit.hierarchy.selector import Selector
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from winml.modelkit.quantize.options import QuantizeOptions
     from winml.modelkit.results.quantization_sensitivity import QuantizationSensitivity
 
@@ -174,14 +175,11 @@ def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) ->
 
 
 def _show(result: QuantizationSensitivity, written: list[Path], options: Mapping[str, Any]) -> None:
-    if options["format_"] == "json":
-        print_json(result.as_record())
-        return
-    if options["quiet"]:
-        return
     from winml.modelkit.report.quantization_sensitivity import print_sensitivity
-    from winml.modelkit.report.terminal import console_for, print_rows
+    from winml.modelkit.report.terminal import print_rows
 
-    console = console_for(sys.stdout)
-    print_sensitivity(result, console, verbose=options["verbose"])
-    print_rows((("wrote", str(path)) for path in written), console)
+    def render(console: Console) -> None:
+        print_sensitivity(result, console, verbose=options["verbose"])
+        print_rows((("wrote", str(path)) for path in written), console)
+
+    show_result(result.as_record(), options, render)
