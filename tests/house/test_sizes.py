@@ -19,9 +19,11 @@ PARAMETERS = 6
 """Chosen from the tails of well-kept code bases: medians are 90 to 260 lines a module and 7 to 16 a function."""
 
 LARGE_ROOMS: dict[str, str] = {
+    "cli/verbs": "one short file for each verb, and for options that some of them share",
     "builds": "configs, stages, folders and the cache read each other's records; none of them is a room by itself",
     "graph/files": "short modules, each one promise about files: reading, writing, placing, completing, removing",
     "report": "one short renderer for each answer of a verb",
+    "results": "one record for each answer of a verb",
 }
 LONG_MODULES: dict[str, str] = {}
 LONG_CLASSES: dict[str, str] = {}
@@ -35,6 +37,7 @@ MANY_PARAMETERS: dict[str, str] = {
     "flows.export.export:export_pytorch": _PUBLIC,
     "flows.optimize:optimize_onnx": _PUBLIC,
     "flows.quantize.quantize:quantize_onnx": _PUBLIC,
+    "flows.quantize.sensitivity:quantization_sensitivity": _PUBLIC,
     "flows.optimize:run_optimize_analyze_loop": _PUBLIC,
     "runtime.sessions:Session.__init__": "the one place that opens sessions: each keyword is an option of ONNX Runtime",
 }

@@ -21,7 +21,7 @@ from winml.modelkit.file_names import measured_path
 from winml.modelkit.hierarchy.selector import Selector
 
 if TYPE_CHECKING:
-    from winml.modelkit.flows.quantize.sensitivity import FormJudge
+    from winml.modelkit.flows.quantize.quantized_forms import FormJudge
     from winml.modelkit.quantize.options import QuantizeOptions
     from winml.modelkit.results.quantization_sensitivity import QuantizationSensitivity
 
