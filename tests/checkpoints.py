@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,12 @@ def save_checkpoint(architecture: str, folder: Path, **options: Any) -> Path:
     """Build a small model, save it as a checkpoint folder and return the folder."""
     build_model(architecture, **options).save_pretrained(folder)
     return folder
+
+
+def save_image_processor(folder: Path, size: int) -> None:
+    """Write the file by which transformers resizes pictures for a ViT."""
+    values = {"image_processor_type": "ViTImageProcessor", "size": {"height": size, "width": size}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(values), encoding="utf-8")
 
 
 Builder = Callable[..., Any]

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from PIL import Image
 
-from checkpoints import save_checkpoint
+from checkpoints import save_checkpoint, save_image_processor
 from e2e.in_process import run_here
 from e2e.workplace import Outcome
 
@@ -43,11 +43,9 @@ def _save_tokenizer(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Exports of a ViT and a BERT, each with what makes its inputs beside it, and data for both."""
-    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
-
     root = tmp_path_factory.mktemp("place")
     vit = save_checkpoint("vit", root / "vit-checkpoint", num_hidden_layers=1)
-    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(vit)
+    save_image_processor(vit, 32)
     bert = save_checkpoint("bert", root / "bert-checkpoint", num_hidden_layers=1)
     _save_tokenizer(bert)
     for checkpoint, folder in ((vit, "vit"), (bert, "bert")):
@@ -171,6 +169,10 @@ def test_words_about_a_data_set_that_is_none_are_refused() -> None:
         ((*quantize, "--columns", "text=a", "--calibration-data", "one.npz"), "which holds arrays by input"),
         ((*compare, "--split", "test"), "--split has no meaning without --dataset"),
         ((*compare, "--dataset", "pictures", "--input-data", "one.npz"), "Give one of the two"),
+        (
+            (*compare, "--dataset", "sentences.parquet", "-o", "sentences.parquet", "--overwrite"),
+            "which must stay as it is",
+        ),
     ):
         done = run_here(*command)
         assert (2, True) == (done.code, words in done.err), done.err

@@ -136,6 +136,25 @@ def test_data_is_known_by_its_content(tmp_path: Path) -> None:
     assert 3 == len({json.dumps(found) for found in (first, second, options("data"))})
 
 
+def test_data_set_is_known_by_its_files_and_the_draw(tmp_path: Path) -> None:
+    """Files of one name in two folders are two; one of the Hub is known by its name; the seed draws samples."""
+    quantize = next(stage for stage in STAGES if stage.name == "quantize")
+
+    def options(data: str) -> dict[str, Any]:
+        return quantize.options(plan_for(precision="w8a8", calibration_data=data, columns={"text": "line"}))
+
+    for name in ("first", "second"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "x.txt").write_text("one")
+    before = options(str(tmp_path / "data"))
+    assert ["first/x.txt", "second/x.txt"] == list(before["quant"]["calibration_data"])
+    (tmp_path / "data" / "first" / "x.txt").write_text("two")
+    assert before != options(str(tmp_path / "data"))
+    assert {"text": "line"} == before["quant"]["columns"]
+    assert "seed" in before
+    assert "owner/name:part" == options("owner/name:part")["quant"]["calibration_data"]
+
+
 def test_seed_counts_where_it_decides_the_ranges() -> None:
     """Random values are those of the seed; without ranges there are none."""
     quantize = next(stage for stage in STAGES if stage.name == "quantize")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,17 +23,6 @@ from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, open_data
 from winml.modelkit.evaluate.media import Recording, resampled
 
 TEXTS = ["the first", "the second", "a third", "and the last"]
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every attempt to reach another machine fails the test."""
-
-    def refuse(*_: Any, **__: Any) -> None:
-        pytest.fail("asked for the network")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +180,8 @@ def test_table_may_name_files_of_pictures(tmp_path: Path) -> None:
         ("a.parquet", b"PAR1 and no more", InputError, "cannot be read as parquet"),
         ("a.json", b"{ no json", InputError, "cannot be read as json"),
         ("a.csv", b"text,label\n", UsageError, "holds no sample"),
+        ("a.csv", b"text\ncaf\xe9\n", InputError, "cannot be read as csv: 'utf-8' codec"),
+        ("a.txt", b"", UsageError, "is an empty file: holds no sample"),
         ("a.doc", b"x", UsageError, "a .doc file is not read"),
         ("gone.csv", None, UsageError, "no such file or folder"),
         ("gone/..", None, UsageError, "no such file or folder"),
@@ -228,6 +219,15 @@ def test_column_that_is_not_there_is_refused_with_those_that_are(opened: Any) ->
     with pytest.raises(UsageError, match="--columns txt: no such role") as caught:
         parse_columns(["txt=sentence"])
     assert caught.value.hint.startswith("Did you mean 'text'? ")
+
+
+def test_missing_package_is_said_with_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is read."""
+    (tmp_path / "a.csv").write_text("text\nthe\n")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(UsageError, match="needs the package datasets, which is not installed") as caught:
+        open_data_set(DataSetRequest(str(tmp_path / "a.csv")))
+    assert 'pip install "winml-modelkit[eval]"' == caught.value.hint
 
 
 def test_guide_lists_the_names_of_columns_that_are_known() -> None:

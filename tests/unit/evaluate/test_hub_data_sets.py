@@ -83,7 +83,8 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(config, "HF_ENDPOINT", address)
     monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(config, "HF_UPDATE_DOWNLOAD_COUNTS", False)
+    for name in ("HF_UPDATE_DOWNLOAD_COUNTS", "USE_PARQUET_EXPORT"):  # other servers
+        monkeypatch.setattr(config, name, False)
     for owner in (constants, config):
         monkeypatch.setattr(owner, "HF_HUB_OFFLINE", False)
     monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from checkpoints import save_image_processor
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import Recording
 from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor
@@ -22,11 +23,10 @@ WORDS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "the", "dog", "saw", "a", "red", "b
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What lies beside a model of texts, pictures and recordings."""
     from transformers import BertTokenizerFast, Wav2Vec2FeatureExtractor
-    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
     root = tmp_path_factory.mktemp("model")
     BertTokenizerFast(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(root)
-    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(root)
+    save_image_processor(root, 16)
     (root / "config.json").write_text(json.dumps({"max_position_embeddings": 6}))
     Wav2Vec2FeatureExtractor(return_attention_mask=True).save_pretrained(root / "sound")
     return root

@@ -110,7 +110,7 @@ def match_columns(
 
 
 def _guess(role: str, features: Mapping[str, Any], taken: set[str]) -> str | None:
-    columns = {name.lower(): name for name in reversed(features) if name not in taken}
+    columns = {name.lower(): name for name in reversed(list(features)) if name not in taken}
     names = (columns[name] for name in ROLE_COLUMNS[role] if name in columns)
     if role == "mask":
         names = (name for name in names if type(features[name]).__name__ == "Image")

@@ -18,7 +18,7 @@ from winml.modelkit.errors import HubError, InputError, UsageError
 from winml.modelkit.evaluate.audio_folders import read_audio_folder
 from winml.modelkit.evaluate.columns import IMAGE_ROLES
 from winml.modelkit.evaluate.data_sources import DATA_SET_FORMS, DataSource, find_source
-from winml.modelkit.evaluate.datasets_library import ask_hub, import_datasets, local_data_only, quiet_datasets
+from winml.modelkit.evaluate.datasets_library import ask_hub, local_data_only, quiet_datasets, refuse_missing_datasets
 from winml.modelkit.evaluate.media import Unreadable, open_image, open_recording
 from winml.modelkit.graph.files.temporary import temporary_folder
 
@@ -174,7 +174,7 @@ def open_data_set(request: DataSetRequest) -> DataSet:
         HubError: the Hub cannot be reached, or has no such data set.
     """
     source = find_source(request.source, request.option)
-    import_datasets()
+    refuse_missing_datasets(request.words)
     with ExitStack() as resources:
         quiet: AbstractContextManager[None] = nullcontext() if source.path is None else local_data_only()
         with quiet_datasets(), quiet:
@@ -197,6 +197,8 @@ def _read_splits(request: DataSetRequest, source: DataSource, resources: ExitSta
     import datasets
 
     assert source.path is not None
+    if source.path.is_file() and not source.path.stat().st_size:
+        raise UsageError(f"{request.words}: is an empty file: holds no sample", hint=DATA_SET_FORMS)
     try:
         if source.kind == "saved":
             saved = datasets.load_from_disk(str(source.path))
@@ -214,7 +216,7 @@ def _read_splits(request: DataSetRequest, source: DataSource, resources: ExitSta
     except (OSError, ValueError, LookupError, TypeError, ImportError, datasets.exceptions.DatasetsError) as error:
         raise InputError(
             f"{request.words}: cannot be read as {_KIND_WORDS.get(source.kind, source.kind)}: {_reason(error)}",
-            hint=DATA_SET_FORMS,
+            hint="Mend the file, or give the data in another form; texts are read as UTF-8.",
         ) from error
 
 
@@ -229,7 +231,7 @@ def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datas
     config = source.config or request.config
     try:
         with local_data_only() if unreachable else nullcontext():
-            names = datasets.get_dataset_config_names(source.name) if config is None else ()
+            names: list[str] = datasets.get_dataset_config_names(source.name) if config is None else []
             if len(names) > 1 and datasets.get_dataset_default_config_name(source.name) is None:
                 raise UsageError(
                     f"{request.words}: has several configurations: {', '.join(names)}",

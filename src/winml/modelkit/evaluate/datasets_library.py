@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Iterator
 
@@ -9,19 +10,20 @@ from winml.modelkit.errors import HubError, UsageError
 from winml.modelkit.evaluate.media import INSTALL_HINT
 from winml.modelkit.runtime.shared_settings import shared_by_threads
 
-__all__ = ["ask_hub", "import_datasets", "local_data_only", "quiet_datasets"]
+__all__ = ["ask_hub", "local_data_only", "quiet_datasets", "refuse_missing_datasets"]
 
 
-def import_datasets() -> None:
-    """Make sure that datasets can be imported.
+def refuse_missing_datasets(words: str) -> None:
+    """Refuse a request that needs datasets where it is not installed; does not import it.
+
+    Args:
+        words: How messages begin.
 
     Raises:
-        UsageError: it is not installed, or not whole.
+        UsageError: says how it is installed.
     """
-    try:
-        import datasets  # noqa: F401  # whether it can be
-    except ImportError as error:
-        raise UsageError(f"data sets need the package datasets: {error}", hint=INSTALL_HINT) from error
+    if importlib.util.find_spec("datasets") is None:
+        raise UsageError(f"{words}: needs the package datasets, which is not installed", hint=INSTALL_HINT)
 
 
 @shared_by_threads
@@ -80,6 +82,8 @@ def ask_hub(name: str, words: str) -> str:
 
     if huggingface_hub.is_offline_mode():
         return "offline mode forbids asking the Hub (HF_HUB_OFFLINE)"
+    # The root error of the HTTP library under the Hub client, which has changed more than once.
+    connection: tuple[type[BaseException], ...] = (OSError, *errors.HfHubHTTPError.__bases__)
     try:
         huggingface_hub.HfApi().dataset_info(name)
     except errors.GatedRepoError as error:
@@ -92,6 +96,6 @@ def ask_hub(name: str, words: str) -> str:
             f"{words}: no such file or folder here, and no such data set on the Hub",
             hint="Check the spelling; for a private data set log in with `hf auth login` or set HF_TOKEN.",
         ) from error
-    except (OSError, *errors.HfHubHTTPError.__bases__) as error:
+    except connection as error:
         return f"the Hub cannot be reached: {next(iter(str(error).splitlines()), type(error).__name__)}"
     return ""

@@ -188,10 +188,9 @@ class Preprocessor:
             **arguments,
         )
         sources = tokens.get("overflow_to_sample_mapping", range(len(rows)))
-        return dict(tokens), [
-            _text_row(rows[source], tokens, place if tokenizer.is_fast else None)
-            for place, source in enumerate(sources)
-        ]
+        if not tokenizer.is_fast:
+            return dict(tokens), [rows[source] for source in sources]
+        return dict(tokens), [_text_row(rows[source], tokens, place) for place, source in enumerate(sources)]
 
     def _pictures(self, processor: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
         images = [_value(row.sample, "image", self._option).convert("RGB") for row in rows]
@@ -304,5 +303,6 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return dtype
     return np.dtype(name)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
+from winml.modelkit.cli._data_sets import columns_option, split_option
 from winml.modelkit.errors import UsageError
 from winml.modelkit.quantize.options import Algorithm, BlockSize, QuantizeOptions
 from winml.modelkit.quantize.precisions import MODES, CalibrationMethod
@@ -97,13 +98,8 @@ def _range_options(more_of_samples: str) -> tuple[Callable[[_F], _F], ...]:
             "and one file a sample; or a data set for the tokenizer or image processor beside the model: .txt, .csv, "
             ".jsonl, .parquet, a folder of images, a name at the Hub. Else random values.",
         ),
-        click.option("--split", metavar="NAME", help="Split of the data set.  [default: validation, test or train]"),
-        click.option(
-            "--columns",
-            metavar="ROLE=COLUMN",
-            multiple=True,
-            help="Column of the data set that is the text, image, … where its name does not say so.",
-        ),
+        split_option,
+        columns_option,
         click.option(
             "--samples",
             type=click.IntRange(min=1),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs, write_files
+from winml.modelkit.cli._data_sets import columns_option, data_set_files, requested_samples, split_option
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
 from winml.modelkit.cli._requests import sizes_by_name
@@ -16,7 +17,6 @@ from winml.modelkit.cli._streams import library_output_to_stderr, silence_librar
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from winml.modelkit.evaluate.data_sets import DataSetRequest
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.model_comparison import ModelComparison
 
@@ -53,10 +53,8 @@ TOO_FAR = 3
     help='Sizes of open dimensions, such as {"batch": 4}, by name or input:axis; a file or text.',
 )
 @click.option("--dataset", metavar="DATA", help="Samples in place of random values: a file, a folder, a Hub name.")
-@click.option("--split", metavar="NAME", help="Split of the data set.  [default: validation, test or train]")
-@click.option(
-    "--columns", metavar="ROLE=COLUMN", multiple=True, help="Column of the data set that is the text, image, …"
-)
+@split_option
+@columns_option
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
@@ -95,7 +93,7 @@ def command(**options: Any) -> None:
         by_module=options["by_module"],
         threshold=options["threshold"],
         draws=options["samples"] or 1,
-        data_set=_data_set(options),
+        data_set=requested_samples(options, MOST_SAMPLES),
         names=_names(options["names"]),
     )
     with library_output_to_stderr():
@@ -139,7 +137,7 @@ def _refuse_early(options: dict[str, Any]) -> tuple[Path | ModelRequest, Path | 
             "--node-data is shown over an ONNX file, and both sides are PyTorch models", hint="Leave it out."
         )
     _names(options["names"])
-    if _data_set(options) is not None and options["input_data"] is not None:
+    if requested_samples(options, MOST_SAMPLES) is not None and options["input_data"] is not None:
         raise UsageError("--dataset and --input-data both give values", hint="Give one of the two.")
     sizes_by_name({**options, "batch_size": None})
     outputs = [options[name] for name in FILES if options[name]]
@@ -147,31 +145,9 @@ def _refuse_early(options: dict[str, Any]) -> tuple[Path | ModelRequest, Path | 
         raise UsageError("two of --output, --report and --node-data name one file", hint="Give each a file of its own.")
     if outputs:
         read = [side for side in (reference, candidate) if isinstance(side, Path)]
-        given = [Path(options["input_data"])] if options["input_data"] else []
+        given = [Path(options["input_data"])] if options["input_data"] else data_set_files(options)
         refuse_outputs(outputs, [*read, *given], overwrite=options["overwrite"])
     return reference, candidate
-
-
-def _data_set(options: dict[str, Any]) -> DataSetRequest | None:
-    """Return the samples that are asked for; None where none are.
-
-    Raises:
-        UsageError: there is no such data set, or something is said of one that is not given.
-    """
-    from winml.modelkit.evaluate.columns import parse_columns
-    from winml.modelkit.evaluate.data_sets import DataSetRequest
-    from winml.modelkit.evaluate.data_sources import find_source
-
-    columns = parse_columns(options["columns"])
-    if options["dataset"] is None:
-        if columns or options["split"] is not None:
-            given = "--columns" if columns else "--split"
-            raise UsageError(f"{given} has no meaning without --dataset", hint="Leave it out, or give a data set.")
-        return None
-    find_source(options["dataset"])
-    return DataSetRequest(
-        options["dataset"], options["split"], columns, options["samples"], most=MOST_SAMPLES, seed=options["seed"]
-    )
 
 
 def _names(pairs: tuple[str, ...]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Literal
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.columns import refuse_unknown_roles
 from winml.modelkit.evaluate.data_sources import find_source, source_files
+from winml.modelkit.evaluate.datasets_library import refuse_missing_datasets
 from winml.modelkit.evaluate.text_files import TEXT_SUFFIXES
 from winml.modelkit.quantize.options import QuantizeOptions
 
@@ -86,3 +87,5 @@ def refuse_missing_files(options: QuantizeOptions) -> None:
         what = "random values" if kind is None else f"{OPTION} {data}, which holds arrays by input"
         raise UsageError(f"{given} has no meaning for {what}", hint="Leave it out, or give a data set.")
     refuse_unknown_roles(options.columns)
+    if kind == "data set":
+        refuse_missing_datasets(f"{OPTION} {data}")
