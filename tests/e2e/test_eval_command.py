@@ -79,6 +79,7 @@ def test_checkpoint_is_judged_by_itself() -> None:
 
     assert (record["model"]["kind"], record["baseline"]) == ("pytorch", None)
     assert record["metrics"][0]["value"] == 1
+    assert run_here("eval", "-m", "model", "--dataset", "texts.csv", "--threads", "1").code == 2
 
 
 def test_build_judges_its_result_and_keeps_what_it_found(folder: Path, tmp_path: Path) -> None:
@@ -133,9 +134,15 @@ def test_fixed_batch_takes_no_other(folder: Path, tmp_path: Path) -> None:
     refused = run_here("eval", tmp_path / "fixed.onnx", "--dataset", "texts.csv", "--batch-size", "4", "-q")
     done = run_here("eval", tmp_path / "fixed.onnx", "--dataset", "texts.csv", "--baseline", "none", "-f", "json", "-q")
 
+    beside = run_here(
+        "eval", MODEL, "--dataset", "texts.csv", "--baseline", tmp_path / "fixed.onnx", "-f", "json", "-q"
+    )
+
     assert exported.code == 0
     assert "--batch-size 4: the graph takes batches of 1" in refused.err
     assert json.loads(done.out)["metrics"][0]["value"] == 1
+    assert json.loads(beside.out)["batch_size"] == 1
+    assert json.loads(beside.out)["agreement"]["share"] == 1
 
 
 def test_pictures_that_do_not_open_are_counted_and_named(tmp_path: Path) -> None:

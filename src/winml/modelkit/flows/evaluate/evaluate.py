@@ -144,7 +144,7 @@ def prepared_data(model: JudgedModel, options: EvaluationOptions, stack: ExitSta
     request = DataSetRequest(options.dataset, options.split, options.columns, options.samples, options.seed)
     data_set = stack.enter_context(open_data_set(request))
     columns = match_columns(data_set, task.roles, optional=task.optional_roles)
-    preprocessor = Preprocessor.of(model.folder, model.side.inputs)
+    preprocessor = Preprocessor.of(model.folder, joined_inputs([model.side]))
     judge = task.judge(JudgeContext(preprocessor, model.config, model.folder, data_set, columns))
     batch_size = _batch_size(preprocessor, task, options)
     return PreparedData(task, metrics, data_set, columns, preprocessor, judge, batch_size)
