@@ -87,25 +87,22 @@ def quantization_sensitivity(
         model: The file; it stays as it is.
         options: How modules are quantized; None: as ``flags`` say.
         sensitivity: What is measured; None: as ``flags`` say.
-        quantizer: What makes a quantized graph; None: :func:`~winml.modelkit.quantize.pipeline.quantize`, with ranges
-            of activations that are measured once where a mode needs them.
+        quantizer: Makes a quantized graph; None: the engine of the mode, with ranges that are measured once.
         judge: Judges forms by the samples of a data set, by its own target.
         on_step: Called when a step starts and when it ends.
         progress: Called after each measurement with their number and the share that is done.
-        **flags: Fields of :class:`QuantizeOptions` and :class:`SensitivityOptions`: ``precision``, ``depth`` and so on;
-            ``samples`` is that of the latter.
+        **flags: Fields of :class:`QuantizeOptions` and :class:`SensitivityOptions`; ``samples`` is that of the latter.
 
     Returns:
         The ranking, and the exclude list where a target is given; whether that is met stands in the record.
 
     Raises:
-        UsageError: a flag nobody knows, a selector that names no module, a depth the tree does not have, an unknown
-            metric, measurements of a run with other options, or a file in which nothing says what its modules are.
+        UsageError: an unknown flag or metric, a selector that names no module, a depth the tree does not have,
+            measurements of a run with other options, or a file in which nothing says what its modules are.
         InputError: the file is no ONNX model, its data is missing, or it is quantized already.
         StageError: the model does not run, or answers with nothing that could be damaged.
     """
-    options = options or _quantize_options(flags)
-    sensitivity = sensitivity or _parsed(SensitivityOptions, flags)
+    options, sensitivity = options or _quantize_options(flags), sensitivity or _parsed(SensitivityOptions, flags)
     _refuse_unknown(flags)
     source = Path(model)
     target = sensitivity.fidelity_target if judge is None else judge.target
@@ -131,8 +128,8 @@ def quantization_sensitivity(
                 timing = LatencyOptions(sensitivity.iterations, warmup=3)
                 found, times = study.timed(study.search(target), timing)
                 step.summary = f"{len(found.excluded)} modules in float, {len(found.trials)} measurements"
-    notes = (*graph.notes, *samples.values[0].notes, *_notes(graph, samples, kept))
-    return _result(study, samples, sensitivity, (str(model), clock.timings(), notes), (found, times))
+    told = (str(model), clock.timings(), (*graph.notes, *samples.values[0].notes, *_notes(graph, samples, kept)))
+    return _result(study, samples, sensitivity, told, (found, times))
 
 
 def _calibration(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> Calibration | None:
