@@ -17,7 +17,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf", "onnx_ir": "onnx-ir", "yaml": "PyYAML"}
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "google": "protobuf",
+    "onnx_ir": "onnx-ir",
+    "sklearn": "scikit-learn",
+    "yaml": "PyYAML",
+}
 """Import name to distribution, where they differ by more than spelling."""
 
 

@@ -24,6 +24,7 @@ LARGE_ROOMS: dict[str, str] = {
     "builds": "configs, stages, folders and the cache read each other's records; none of them is a room by itself",
     "graph/files": "short modules, each one promise about files: reading, writing, placing, completing, removing",
     "report": "one short renderer for each answer of a verb",
+    "results": "one record for each answer of a verb",
 }
 LONG_MODULES: dict[str, str] = {}
 LONG_CLASSES: dict[str, str] = {}
@@ -37,6 +38,7 @@ MANY_PARAMETERS: dict[str, str] = {
     "flows.export.export:export_pytorch": _PUBLIC,
     "flows.optimize:optimize_onnx": _PUBLIC,
     "flows.quantize.quantize:quantize_onnx": _PUBLIC,
+    "flows.quantize.sensitivity:quantization_sensitivity": _PUBLIC,
     "flows.optimize:run_optimize_analyze_loop": _PUBLIC,
     "runtime.sessions:Session.__init__": "the one place that opens sessions: each keyword is an option of ONNX Runtime",
 }

@@ -100,7 +100,7 @@ def test_resampled_value_of_all_samples_is_the_librarys(drawn: Any, metrics: Seq
         once = measured.resampled(Resamples(np.arange(SAMPLES)[None]))
         [[interval]] = intervals([(measured, None)], SAMPLES, seed=0)
         assert once[0] == pytest.approx(measured.value), metric.name
-        assert interval.low < measured.value < interval.high
+        assert interval[0] < measured.value < interval[1]
 
 
 def test_interval_of_a_difference_leaves_out_what_moves_both() -> None:
@@ -112,9 +112,9 @@ def test_interval_of_a_difference_leaves_out_what_moves_both() -> None:
 
     [found] = intervals([(accuracy.measure(model, right), accuracy.measure(baseline, right))], len(right), seed=1)
 
-    assert found[0].high - found[0].low > 0.07
-    assert found[2].low >= -0.011
-    assert found[2].high == 0
+    assert found[0][1] - found[0][0] > 0.07
+    assert found[2][0] >= -0.011
+    assert found[2][1] == 0
 
 
 def test_intervals_are_those_of_the_seed() -> None:

@@ -18,7 +18,7 @@ from winml.modelkit.options import parse_options, unknown_key_message
 
 if TYPE_CHECKING:
     from winml.modelkit.flows.evaluate.judged_models import Subject
-    from winml.modelkit.flows.quantize.sensitivity import FormJudge
+    from winml.modelkit.flows.quantize.quantized_forms import FormJudge
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.evaluation import Evaluation
     from winml.modelkit.runtime.opened_model import RunOptions
@@ -103,10 +103,10 @@ def named_subject(name: str, options: EvaluationOptions, run: RunOptions, **load
     model = found_side(name)
     if isinstance(model, ModelRequest):
         model = replace(model, task=options.task, **load)
-    return Subject(model, run, named_baseline(options.baseline), has_baseline(options))
+    return Subject(model, run, named_baseline(options.baseline), _has_baseline(options))
 
 
-def has_baseline(options: EvaluationOptions) -> bool | None:
+def _has_baseline(options: EvaluationOptions) -> bool | None:
     """Return whether there is to be a baseline; None: where one is known."""
     return None if options.baseline is None else options.baseline != NO_BASELINE
 
@@ -150,7 +150,7 @@ def evaluate_build(
         # Of how the model was read only; sizes are those of the samples.
         read = {option.name: getattr(request, option.name) for option in declared_options()}
         baseline = ModelRequest(model=request.model, **read)
-    subject = Subject(model, RunOptions(model.name), baseline, has_baseline(options))
+    subject = Subject(model, RunOptions(model.name), baseline, _has_baseline(options))
     return evaluate(subject, options, on_step=on_step)
 
 
@@ -172,7 +172,7 @@ def form_judge(model: Path, options: EvaluationOptions, target: tuple[str, float
     from winml.modelkit.flows.evaluate.judged_models import Subject, opened_model
     from winml.modelkit.flows.evaluate.sides import OnnxSide
     from winml.modelkit.flows.quantize.measured_forms import file_digest
-    from winml.modelkit.flows.quantize.sensitivity import FormJudge
+    from winml.modelkit.flows.quantize.quantized_forms import FormJudge
     from winml.modelkit.results.quantization_sensitivity import MetricTarget
     from winml.modelkit.runtime.opened_model import RunOptions
 

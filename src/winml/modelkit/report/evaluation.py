@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from winml.modelkit.evaluate.metrics.metric import Interval
 from winml.modelkit.report.perf import time_words
 from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.evaluation import EvaluatedSide, Evaluation, Limit
@@ -53,10 +52,10 @@ def _metric_table(result: Evaluation) -> TextTable:
     )
     table = TextTable(columns, numbers=frozenset(range(1, len(columns))))
     for metric in result.metrics:
-        cells = [metric.name, _number(metric.value), _interval(metric.interval)]
+        cells = [metric.name, _number(metric.value), _ends(metric.interval)]
         if metric.baseline is not None:
             difference = metric.value - metric.baseline
-            cells += [_number(metric.baseline), _signed(difference), _interval(metric.difference_interval, signed=True)]
+            cells += [_number(metric.baseline), _signed(difference), _ends(metric.difference_interval, signed=True)]
         table.add(*cells)
     sides = [result.model, *([result.baseline] if result.baseline is not None else [])]
     median = [f"{time_words(side.latency_ms.p50)}" for side in sides]
@@ -76,8 +75,10 @@ def _closing_rows(result: Evaluation) -> Iterator[tuple[str, str]]:
 def _limit_words(limit: Limit) -> str:
     verdict = "met" if limit.is_met else "not met"
     words = {"min": "at least", "max": "at most", "max_drop": "no more than"}[limit.kind]
-    worse = " worse than the baseline" if limit.kind == "max_drop" else ""
-    return f"{verdict}: {limit.metric} {words} {limit.limit:g}{worse}, it is {_number(limit.value)}{worse and ' worse'}"
+    if limit.kind != "max_drop":
+        return f"{verdict}: {limit.metric} {words} {limit.limit:g}, it is {_number(limit.value)}"
+    found = f"{_number(abs(limit.value))} {'worse' if limit.value > 0 else 'better'}" if limit.value else "equal"
+    return f"{verdict}: {limit.metric} {words} {limit.limit:g} worse than the baseline, it is {found}"
 
 
 def _number(value: float) -> str:
@@ -90,11 +91,11 @@ def _signed(value: float) -> str:
     return f"{value:+.4f}" if math.isfinite(value) else ""
 
 
-def _interval(interval: Interval | None, *, signed: bool = False) -> str:
-    if interval is None:
+def _ends(ends: tuple[float, float] | None, *, signed: bool = False) -> str:
+    if ends is None:
         return ""
     words = _signed if signed else _number
-    return f"{words(interval.low)} to {words(interval.high)}"
+    return f"{words(ends[0])} to {words(ends[1])}"
 
 
 def _percent(share: float) -> str:

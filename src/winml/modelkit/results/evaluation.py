@@ -216,4 +216,4 @@ def _number(value: float) -> float | None:
 
 
 def _ends(interval: Interval | None) -> list[float] | None:
-    return None if interval is None else interval.as_record()
+    return None if interval is None else [round(end, 6) for end in interval]

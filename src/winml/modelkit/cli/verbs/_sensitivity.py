@@ -22,7 +22,7 @@ from winml.modelkit.hierarchy.selector import Selector
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from winml.modelkit.flows.quantize.sensitivity import FormJudge
+    from winml.modelkit.flows.quantize.quantized_forms import FormJudge
     from winml.modelkit.quantize.options import QuantizeOptions
     from winml.modelkit.results.quantization_sensitivity import QuantizationSensitivity
 

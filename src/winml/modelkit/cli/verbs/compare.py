@@ -18,7 +18,6 @@ from winml.modelkit.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from winml.modelkit.evaluate.data_sets import DataSetRequest
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.model_comparison import ModelComparison
 

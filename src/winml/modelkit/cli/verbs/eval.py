@@ -106,6 +106,7 @@ def _refuse_early(options: dict[str, Any]) -> tuple[str, EvaluationOptions]:
     if path is None:
         request = ModelRequest(model=name, task=options["task"], trust_remote_code=options["trust_remote_code"])
         resolve_source(request)
+        _refuse_run_options(options)
         model = FoundModel(name, request=request)
     else:
         hint = "Leave it out, or name the checkpoint the file was made from."
@@ -118,6 +119,20 @@ def _refuse_early(options: dict[str, Any]) -> tuple[str, EvaluationOptions]:
     if options["output"] is not None:
         refuse_outputs([options["output"]], [*read, *_data_files(asked.dataset)], overwrite=options["overwrite"])
     return name, asked
+
+
+def _refuse_run_options(options: dict[str, Any]) -> None:
+    """Refuse options of ONNX Runtime for a checkpoint, which PyTorch runs.
+
+    Raises:
+        UsageError: names the first of them.
+    """
+    for option in ("ep", "device", "ep_options", "threads"):
+        if options[option]:
+            raise UsageError(
+                f"--{option.replace('_', '-')} is for ONNX files, and the model is a checkpoint, which PyTorch runs",
+                hint="Leave it out, or export the checkpoint first.",
+            )
 
 
 def _asked(options: dict[str, Any]) -> EvaluationOptions:

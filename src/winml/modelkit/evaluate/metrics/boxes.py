@@ -151,5 +151,8 @@ def _matches(images: Sequence[Mapping[str, Any]], thresholds: slice, samples: in
     return _ClassMatches(owners[order], is_right[:, order], is_counted[:, order], objects)
 
 
-BOX_METRICS = (Metric("map", _mean_precision(slice(None))), Metric("map_50", _mean_precision(slice(1))))
+BOX_METRICS = (
+    Metric("map", _mean_precision(slice(None)), "pycocotools"),
+    Metric("map_50", _mean_precision(slice(1)), "pycocotools"),
+)
 """Over overlaps of 0.5 to 0.95 in steps of 0.05, and of 0.5 alone."""

@@ -77,13 +77,15 @@ def _matthews(right: Array, predicted: Array, referred: Array) -> Array:
     return np.divide(covariance, np.sqrt(spread), out=np.zeros_like(covariance), where=spread > 0)
 
 
-ACCURACY = Metric("accuracy", _accuracy)
+ACCURACY = Metric("accuracy", _accuracy, "sklearn")
 
 CLASS_METRICS = (
     ACCURACY,
-    Metric("f1", _of_class_counts(_library("f1_score"), lambda r, p, t: _macro(2 * r, p + t, (p + t) > 0))),
-    Metric("precision", _of_class_counts(_library("precision_score"), lambda r, p, t: _macro(r, p, (p + t) > 0))),
-    Metric("recall", _of_class_counts(_library("recall_score"), lambda r, p, t: _macro(r, t, (p + t) > 0))),
-    Metric("matthews", _of_class_counts(_matthews_value, _matthews)),
+    Metric("f1", _of_class_counts(_library("f1_score"), lambda r, p, t: _macro(2 * r, p + t, (p + t) > 0)), "sklearn"),
+    Metric(
+        "precision", _of_class_counts(_library("precision_score"), lambda r, p, t: _macro(r, p, (p + t) > 0)), "sklearn"
+    ),
+    Metric("recall", _of_class_counts(_library("recall_score"), lambda r, p, t: _macro(r, t, (p + t) > 0)), "sklearn"),
+    Metric("matthews", _of_class_counts(_matthews_value, _matthews), "sklearn"),
 )
 """Macro averages, where there is one for each class."""

@@ -88,23 +88,13 @@ class Metric:
     """As options and records spell it; with its unit, where it has one."""
     measure: Callable[[Sequence[Any], Sequence[Any]], Measured]
     """Takes the predictions and the references of all samples."""
+    library: str = ""
+    """Package that its value comes from, by the name it is imported with; of the extra ``eval``."""
     is_higher_better: bool = True
 
-    def worsening(self, value: float, baseline: float) -> float:
-        """Return by how much a value is worse than that of a baseline; negative where it is better."""
-        return baseline - value if self.is_higher_better else value - baseline
 
-
-@dataclass(frozen=True)
-class Interval:
-    """Where a value lies in 95 of 100 draws of the samples."""
-
-    low: float
-    high: float
-
-    def as_record(self) -> list[float]:
-        """Return both ends."""
-        return [round(self.low, 6), round(self.high, 6)]
+Interval = tuple[float, float]
+"""Low and high end: where a value lies in 95 of 100 draws of the samples."""
 
 
 def intervals(measured: Sequence[tuple[Measured, Measured | None]], samples: int, seed: int) -> list[list[Interval]]:
@@ -143,11 +133,11 @@ def _draws(samples: int, seed: int) -> Iterator[Resamples]:
 
 def _ends(values: Array) -> list[Interval]:
     tail = (1 - CONFIDENCE) / 2 * 100
-    found = []
+    found: list[Interval] = []
     for row in values:
         defined = row[np.isfinite(row)]
         if len(defined) < len(row) / 2:
             return []
         low, high = np.percentile(defined, [tail, 100 - tail])
-        found.append(Interval(float(low), float(high)))
+        found.append((float(low), float(high)))
     return found

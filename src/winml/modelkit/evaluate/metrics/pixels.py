@@ -64,5 +64,5 @@ def _pixel_accuracy(predictions: Sequence[Pairs], _references: Sequence[Any]) ->
     return SampleRows(float(right / pixels) if pixels else float("nan"), rows, lambda sums: sums[:, 0] / sums[:, 1])
 
 
-MEAN_IOU = Metric("mean_iou", _mean_iou)
+MEAN_IOU = Metric("mean_iou", _mean_iou, "sklearn")
 PIXEL_ACCURACY = Metric("accuracy", _pixel_accuracy)

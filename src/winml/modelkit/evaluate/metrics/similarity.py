@@ -50,5 +50,5 @@ def _correlation(name: str) -> Callable[[Sequence[float], Sequence[float]], _Cor
     return measure
 
 
-SPEARMAN = Metric("spearman", _correlation("spearmanr"))
-PEARSON = Metric("pearson", _correlation("pearsonr"))
+SPEARMAN = Metric("spearman", _correlation("spearmanr"), "scipy")
+PEARSON = Metric("pearson", _correlation("pearsonr"), "scipy")

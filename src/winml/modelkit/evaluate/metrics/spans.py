@@ -83,8 +83,8 @@ def _tag_accuracy(predictions: Sequence[Tags], references: Sequence[Tags]) -> Sa
 
 
 SPAN_METRICS = (
-    Metric("f1", _of_spans("f1_score", lambda s: _share(2 * s[:, 0], s[:, 1] + s[:, 2]))),
-    Metric("precision", _of_spans("precision_score", lambda s: _share(s[:, 0], s[:, 1]))),
-    Metric("recall", _of_spans("recall_score", lambda s: _share(s[:, 0], s[:, 2]))),
+    Metric("f1", _of_spans("f1_score", lambda s: _share(2 * s[:, 0], s[:, 1] + s[:, 2])), "sklearn"),
+    Metric("precision", _of_spans("precision_score", lambda s: _share(s[:, 0], s[:, 1])), "sklearn"),
+    Metric("recall", _of_spans("recall_score", lambda s: _share(s[:, 0], s[:, 2])), "sklearn"),
 )
-TAG_ACCURACY = Metric("accuracy", _tag_accuracy)
+TAG_ACCURACY = Metric("accuracy", _tag_accuracy, "sklearn")

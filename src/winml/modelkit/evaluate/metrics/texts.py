@@ -63,8 +63,8 @@ def _perplexity(predictions: Sequence[tuple[float, int]], _references: Sequence[
     return SampleRows(value, rows, lambda sums: np.exp(_ratio(sums)))
 
 
-WORD_ERROR_RATE = Metric("wer", _error_rate("process_words", "wer"), is_higher_better=False)
-CHARACTER_ERROR_RATE = Metric("cer", _error_rate("process_characters", "cer"), is_higher_better=False)
-EXACT_MATCH = Metric("exact_match", _squad("exact_match"))
-OVERLAP_F1 = Metric("f1", _squad("f1"))
+WORD_ERROR_RATE = Metric("wer", _error_rate("process_words", "wer"), "jiwer", is_higher_better=False)
+CHARACTER_ERROR_RATE = Metric("cer", _error_rate("process_characters", "cer"), "jiwer", is_higher_better=False)
+EXACT_MATCH = Metric("exact_match", _squad("exact_match"), "torchmetrics")
+OVERLAP_F1 = Metric("f1", _squad("f1"), "torchmetrics")
 PERPLEXITY = Metric("perplexity", _perplexity, is_higher_better=False)

@@ -76,5 +76,11 @@ def _judge(context: JudgeContext) -> _GenerationJudge:
 
 
 TEXT_GENERATION = TaskDefinition(
-    "text-generation", ("text",), (PERPLEXITY,), _judge, "equal likeliest next tokens, token by token"
+    "text-generation",
+    ("text",),
+    (PERPLEXITY,),
+    _judge,
+    "equal likeliest next tokens, token by token",
+    # Scores of a whole vocabulary for each of 512 tokens take 0.1 GB a text.
+    batch_size=1,
 )

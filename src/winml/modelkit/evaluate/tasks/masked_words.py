@@ -82,7 +82,7 @@ def _judge(context: JudgeContext) -> _MaskedWordJudge:
 FILL_MASK = TaskDefinition(
     "fill-mask",
     ("text", "label"),
-    (Metric("accuracy", _first), Metric("top_5_accuracy", _among_first)),
+    (Metric("accuracy", _first, "sklearn"), Metric("top_5_accuracy", _among_first, "sklearn")),
     _judge,
     "equal likeliest tokens",
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib.util
+from collections.abc import Iterable, Mapping
 
 from winml.modelkit.errors import TaskError, UsageError
+from winml.modelkit.evaluate.media import INSTALL_HINT
 from winml.modelkit.evaluate.metrics.metric import Metric
 from winml.modelkit.evaluate.tasks.classification import CLASSIFICATION_TASKS
 from winml.modelkit.evaluate.tasks.generation import TEXT_GENERATION
@@ -17,7 +19,7 @@ from winml.modelkit.evaluate.tasks.task import TaskDefinition
 from winml.modelkit.evaluate.tasks.token_classification import TOKEN_CLASSIFICATION
 from winml.modelkit.options import nearest
 
-__all__ = ["TASK_DEFINITIONS", "chosen_metrics", "task_definition"]
+__all__ = ["TASK_DEFINITIONS", "chosen_metrics", "refuse_missing_libraries", "task_definition"]
 
 TASK_DEFINITIONS: Mapping[str, TaskDefinition] = {
     task.name: task
@@ -65,3 +67,16 @@ def chosen_metrics(task: TaskDefinition, names: tuple[str, ...], option: str = "
                 hint=f"{f'Did you mean {guess}? ' if guess else ''}Its metrics: {', '.join(task.metric_names)}.",
             )
     return tuple(metric for metric in task.metrics if not names or metric.name in names)
+
+
+def refuse_missing_libraries(metrics: Iterable[Metric]) -> None:
+    """Refuse metrics whose library is not installed, before any sample is run.
+
+    Raises:
+        UsageError: names the library.
+    """
+    for metric in metrics:
+        if metric.library and importlib.util.find_spec(metric.library) is None:
+            raise UsageError(
+                f"the metric {metric.name} needs {metric.library}, which is not installed", hint=INSTALL_HINT
+            )

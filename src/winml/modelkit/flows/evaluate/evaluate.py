@@ -12,7 +12,7 @@ from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, open_data
 from winml.modelkit.evaluate.metrics.metric import Metric, intervals
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.evaluate.preprocessing import Preprocessor
-from winml.modelkit.evaluate.tasks.table import chosen_metrics, task_definition
+from winml.modelkit.evaluate.tasks.table import chosen_metrics, refuse_missing_libraries, task_definition
 from winml.modelkit.evaluate.tasks.task import Judge, JudgeContext, TaskDefinition
 from winml.modelkit.flows.evaluate.judged_models import JudgedModel, Subject, opened_baseline, opened_model
 from winml.modelkit.flows.evaluate.limits import (
@@ -140,10 +140,11 @@ def prepared_data(model: JudgedModel, options: EvaluationOptions, stack: ExitSta
     """
     task = task_definition(model.task)
     metrics = chosen_metrics(task, options.metrics and (*options.metrics, *limited_metrics(options)))
+    refuse_missing_libraries(metrics)
     request = DataSetRequest(options.dataset, options.split, options.columns, options.samples, options.seed)
     data_set = stack.enter_context(open_data_set(request))
     columns = match_columns(data_set, task.roles, optional=task.optional_roles)
-    preprocessor = Preprocessor.of(model.folder, model.side.inputs)
+    preprocessor = Preprocessor.of(model.folder, joined_inputs([model.side]))
     judge = task.judge(JudgeContext(preprocessor, model.config, model.folder, data_set, columns))
     batch_size = _batch_size(preprocessor, task, options)
     return PreparedData(task, metrics, data_set, columns, preprocessor, judge, batch_size)

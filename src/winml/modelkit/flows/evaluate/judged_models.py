@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +110,6 @@ def _checkpoint_folder(request: ModelRequest) -> Path | None:
 
 
 def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> JudgedModel:
-    from dataclasses import replace
-
     from winml.modelkit.load.model import load_model
 
     loaded = load_model(replace(request, task=task or request.task))
@@ -137,15 +135,13 @@ def opened_baseline(subject: Subject, model: JudgedModel, stack: ExitStack) -> t
         return None, ()
     baseline: Path | ModelRequest | None = subject.baseline or model.source
     if isinstance(baseline, Path):
-        from dataclasses import replace
-
         return open_onnx_side(baseline, replace(subject.run, shown=str(baseline))), ()
     if baseline is None:
         if subject.has_baseline is None:
             return None, ("There is no baseline: the checkpoint that the file was exported from is not on this disk.",)
         assert isinstance(subject.model, Path)
         baseline = exported_from(_metadata(model.side), subject.run.shown, hint=_HINT)
-    return _torch_baseline(baseline, model, stack)
+    return _torch_baseline(baseline, model, subject.run.threads, stack)
 
 
 def _metadata(side: Side) -> dict[str, str]:
@@ -153,11 +149,15 @@ def _metadata(side: Side) -> dict[str, str]:
     return session.metadata if session is not None else {}
 
 
-def _torch_baseline(request: ModelRequest, model: JudgedModel, stack: ExitStack) -> tuple[Side, tuple[str, ...]]:
-    from dataclasses import replace
+def _torch_baseline(
+    request: ModelRequest, model: JudgedModel, threads: int | None, stack: ExitStack
+) -> tuple[Side, tuple[str, ...]]:
+    import torch
 
     from winml.modelkit.load.model import load_model
 
+    if threads is not None:
+        torch.set_num_threads(threads)
     loaded = load_model(replace(request, task=request.task or model.task))
     side = opened_torch_side(loaded, model.side.inputs, shown=f"pytorch ({request.model})")
     return stack.enter_context(side), loaded.notes

@@ -35,10 +35,16 @@ def check_limits(task: TaskDefinition, options: EvaluationOptions) -> None:
 
 
 def limited_metrics(options: EvaluationOptions) -> tuple[str, ...]:
+    """Return the metrics that a limit names."""
     return tuple(name for name in options.limited if name != AGREEMENT)
 
 
 def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | None) -> None:
+    """Refuse limits that compare with a baseline where there is none.
+
+    Raises:
+        UsageError: names the first of them.
+    """
     limits = {"--max-drop": options.max_drop, "--min": {k: v for k, v in options.min.items() if k == AGREEMENT}}
     for option, given in limits.items():
         if given and baseline is None:
@@ -52,6 +58,7 @@ def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | 
 def judged_limits(
     options: EvaluationOptions, metrics: Sequence[MetricResult], agreement: float | None
 ) -> tuple[Limit, ...]:
+    """Return every limit with what was measured."""
     values = {metric.name: metric.value for metric in metrics}
     if agreement is not None:
         values[AGREEMENT] = agreement

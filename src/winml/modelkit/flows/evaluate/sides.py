@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -22,6 +23,7 @@ __all__ = ["OnnxSide", "Side", "TorchSide", "joined_inputs", "open_onnx_side", "
 
 Array = NDArray[Any]
 Feeds = Mapping[str, Array]
+_HALVES = frozenset({"float16", "bfloat16"})
 
 
 class Side(Protocol):
@@ -152,6 +154,8 @@ def opened_torch_side(loaded: Any, inputs: Sequence[GraphInput] | None, *, shown
 def joined_inputs(sides: Sequence[Side]) -> tuple[GraphInput, ...]:
     """Return inputs whose arrays all sides take: a size that one of them fixes is fixed.
 
+    Numbers of 16 bits are left to each side to round, so that the other is not fed what this one rounded.
+
     Raises:
         UsageError: two fix a size differently.
     """
@@ -159,7 +163,7 @@ def joined_inputs(sides: Sequence[Side]) -> tuple[GraphInput, ...]:
     for side in sides:
         for item in side.inputs:
             joined[item.name] = _joined(joined[item.name], item, side.name) if item.name in joined else item
-    return tuple(joined.values())
+    return tuple(replace(item, dtype="float32") if item.dtype in _HALVES else item for item in joined.values())
 
 
 def _joined(first: GraphInput, second: GraphInput, shown: str) -> GraphInput:

@@ -32,16 +32,16 @@ from winml.modelkit.measure.latency import LatencyOptions, measure_alternating
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult
 from winml.modelkit.quantize.planning import GraphModules
-from winml.modelkit.results.quantization_sensitivity import MeasuredForm, SensitivityCost, TimedForm
+from winml.modelkit.results.quantization_sensitivity import MeasuredForm, MetricTarget, SensitivityCost, TimedForm
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
     "FloatGraph",
+    "FormJudge",
     "QuantizedForms",
     "Quantizer",
     "Samples",
-    "SessionJudge",
     "float_graph",
     "take_samples",
     "weight_bytes",
@@ -51,12 +51,20 @@ Array = NDArray[Any]
 Quantizer = Callable[[ir.Model, QuantizeOptions, GraphModules], QuantizeResult]
 """Quantizes a model, which is used up. What a mode needs beside the options, such as ranges, is bound to it."""
 
-SessionJudge = Callable[[Session], Mapping[str, float]]
-"""Runs a session on the samples of a data set, and returns metrics by name."""
-
 SHARED_BYTES = 65_536
 """Tensors from this size on are written beside the float weights, and read by the session. Chosen: what is smaller is
 no burden in the graph, which protobuf limits to 2 GB."""
+
+
+@dataclass(frozen=True)
+class FormJudge:
+    """What judges forms by how well they do the task of the model."""
+
+    target: MetricTarget
+    scores: Callable[[Session], Mapping[str, float]]
+    """Runs a session on the samples of a data set, and returns metrics by name."""
+    request: Mapping[str, Any]
+    """What its answers depend on, JSON-ready."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +156,7 @@ class QuantizedForms:
         samples: Samples,
         quantizer: Quantizer,
         threads: int | None,
-        judge: SessionJudge | None = None,
+        judge: FormJudge | None = None,
     ) -> None:
         """Hold what all forms share.
 
@@ -190,7 +198,7 @@ class QuantizedForms:
             with self._session(result.model) as session:
                 opened = time.perf_counter()
                 answers = [_numbers(session.run(item.feeds)) for item in self._samples.values]
-                scores = dict(self.judge(session)) if is_judged and self.judge is not None else {}
+                scores = dict(self.judge.scores(session)) if is_judged and self.judge is not None else {}
         except StageError as error:
             return MeasuredForm(None, result.quantized, size, f"does not run: {error.message}")
         self._add_cost(measured=1, session_s=opened - made, runs_s=time.perf_counter() - opened)

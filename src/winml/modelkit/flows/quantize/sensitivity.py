@@ -28,10 +28,10 @@ from winml.modelkit.flows.quantize.exclude_search import ExcludeSearch
 from winml.modelkit.flows.quantize.measured_forms import MeasuredForms, content_digest, file_digest, form_key
 from winml.modelkit.flows.quantize.quantized_forms import (
     FloatGraph,
+    FormJudge,
     QuantizedForms,
     Quantizer,
     Samples,
-    SessionJudge,
     float_graph,
     take_samples,
     weight_bytes,
@@ -62,22 +62,12 @@ from winml.modelkit.runtime.opened_model import RunOptions
 from winml.modelkit.runtime.sessions import onnxruntime_version
 from winml.modelkit.version import __version__
 
-__all__ = ["FormJudge", "quantization_sensitivity"]
+__all__ = ["quantization_sensitivity"]
 
 _NAME = "quantization_sensitivity"
 _READING, _REFERENCE, _MODULES, _SEARCH = "reading", "float answers", "modules", "exclude list"
 
 Progress = Callable[[int, float], None]
-
-
-@dataclass(frozen=True)
-class FormJudge:
-    """What judges forms by how well they do the task of the model."""
-
-    target: MetricTarget
-    judge: SessionJudge
-    request: Mapping[str, Any]
-    """What its answers depend on, JSON-ready."""
 
 
 def quantization_sensitivity(
@@ -97,28 +87,25 @@ def quantization_sensitivity(
         model: The file; it stays as it is.
         options: How modules are quantized; None: as ``flags`` say.
         sensitivity: What is measured; None: as ``flags`` say.
-        quantizer: What makes a quantized graph; None: :func:`~winml.modelkit.quantize.pipeline.quantize`, with ranges
-            of activations that are measured once where a mode needs them.
-        judge: Judges forms by the samples of a data set; then the target is its own, and that of ``sensitivity`` None.
+        quantizer: Makes a quantized graph; None: the engine of the mode, with ranges that are measured once.
+        judge: Judges forms by the samples of a data set, by its own target.
         on_step: Called when a step starts and when it ends.
         progress: Called after each measurement with their number and the share that is done.
-        **flags: Fields of :class:`QuantizeOptions` and :class:`SensitivityOptions`: ``precision``, ``depth`` and so on;
-            ``samples`` is that of the latter.
+        **flags: Fields of :class:`QuantizeOptions` and :class:`SensitivityOptions`; ``samples`` is that of the latter.
 
     Returns:
         The ranking, and the exclude list where a target is given; whether that is met stands in the record.
 
     Raises:
-        UsageError: a flag nobody knows, a selector that names no module, a depth the tree does not have, an unknown
-            metric, measurements of a run with other options, or a file in which nothing says what its modules are.
+        UsageError: an unknown flag or metric, a selector that names no module, a depth the tree does not have,
+            measurements of a run with other options, or a file in which nothing says what its modules are.
         InputError: the file is no ONNX model, its data is missing, or it is quantized already.
         StageError: the model does not run, or answers with nothing that could be damaged.
     """
-    options = options or _quantize_options(flags)
-    sensitivity = sensitivity or _parsed(SensitivityOptions, flags)
+    options, sensitivity = options or _quantize_options(flags), sensitivity or _parsed(SensitivityOptions, flags)
     _refuse_unknown(flags)
     source = Path(model)
-    target: FidelityTarget | MetricTarget | None = sensitivity.fidelity_target if judge is None else judge.target
+    target = sensitivity.fidelity_target if judge is None else judge.target
     calibration = _calibration(source, options, sensitivity)
     kept = _kept(source, options, sensitivity, (calibration, judge))
     clock = StepClock((_READING, _REFERENCE, _MODULES, *([_SEARCH] if target else [])), on_step)
@@ -130,8 +117,7 @@ def quantization_sensitivity(
         with clock.step(_REFERENCE) as step:
             samples = take_samples(graph, _run_options(source, sensitivity), sensitivity.samples, _threads(sensitivity))
             step.summary = f"{len(samples.values)} sets of values"
-        making = quantizer or _quantizer(calibration)
-        forms = QuantizedForms(graph, samples, making, _threads(sensitivity), judge.judge if judge else None)
+        forms = QuantizedForms(graph, samples, quantizer or _quantizer(calibration), _threads(sensitivity), judge)
         study = _Study(graph, options, plan, parts, forms, kept)
         with clock.step(_MODULES) as step:
             study.measure_modules(sensitivity.jobs, progress)
@@ -142,8 +128,8 @@ def quantization_sensitivity(
                 timing = LatencyOptions(sensitivity.iterations, warmup=3)
                 found, times = study.timed(study.search(target), timing)
                 step.summary = f"{len(found.excluded)} modules in float, {len(found.trials)} measurements"
-    notes = (*graph.notes, *samples.values[0].notes, *_notes(graph, samples, kept))
-    return _result(study, samples, sensitivity, (str(model), clock.timings(), notes), (found, times))
+    told = (str(model), clock.timings(), (*graph.notes, *samples.values[0].notes, *_notes(graph, samples, kept)))
+    return _result(study, samples, sensitivity, told, (found, times))
 
 
 def _calibration(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> Calibration | None:
