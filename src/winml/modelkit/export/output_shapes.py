@@ -99,12 +99,11 @@ def with_named_sums(shapes: Mapping[str, Shape], inputs: Sequence[InputTensorSpe
         for name, terms in spec.sums.items()
         if len(set(terms)) == len(terms)
     }
-    return {
-        output: tuple(
-            names.get(frozenset(size.split(" + ")), size) if isinstance(size, str) else size for size in shape
-        )
-        for output, shape in shapes.items()
-    }
+
+    def named(size: int | str) -> int | str:
+        return names.get(frozenset(size.split(" + ")), size) if isinstance(size, str) else size
+
+    return {output: tuple(map(named, shape)) for output, shape in shapes.items()}
 
 
 class _Observations:

@@ -188,7 +188,8 @@ def _state_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
             for name, terms in record.pop("sums", {}).items()
             if name not in sizes
         }
-        record |= {"sums": sums} if sums else {}
+        if sums:
+            record["sums"] = sums
     model.metadata_props[INPUTS_KEY] = json.dumps(list(records.values()))
 
 
@@ -207,15 +208,12 @@ def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
     for value in model.graph.inputs:
         if value.name in model.graph.initializers:
             continue
-        record = {
+        told = stated.get(value.name or "", {})
+        record: dict[str, Any] = {
             "name": value.name,
             "shape": [size if isinstance(size, int) else str(size) for size in value.shape or ()],
             "dtype": str(value.dtype.numpy()) if value.dtype is not None else "",
-            **{
-                key: stated[value.name][key]
-                for key in ("value_range", "first_values", "cache", "sums")
-                if key in stated.get(value.name, {})
-            },
+            **{key: told[key] for key in ("value_range", "first_values", "cache", "sums") if key in told},
         }
         try:
             specs.append(InputTensorSpec.model_validate_json(json.dumps(record)))

@@ -156,6 +156,7 @@ def resolve_model(
         model = _build_without_storage(model_class, checkpoint.config, dtype)
         unknown_dtype = dtype is None and has_weights
         inputs = input_decision(model, checkpoint, decision.task, request)
+        arguments: NestedArguments | None
         if inputs.cache is not None:
             arguments = arguments_with_cache(inputs.cache, [spec.name for spec in inputs.inputs if spec.cache is None])
         else:
