@@ -24,7 +24,6 @@ LARGE_ROOMS: dict[str, str] = {
     "builds": "configs, stages, folders and the cache read each other's records; none of them is a room by itself",
     "graph/files": "short modules, each one promise about files: reading, writing, placing, completing, removing",
     "report": "one short renderer for each answer of a verb",
-    "results": "one record for each answer of a verb",
 }
 LONG_MODULES: dict[str, str] = {}
 LONG_CLASSES: dict[str, str] = {}

@@ -12,9 +12,10 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-__all__ = ["LoadOption", "LoadOptions", "declared_options"]
+__all__ = ["LoadOption", "LoadOptions", "declared_options", "is_given"]
 
 Dtype = Literal["fp32", "fp16", "bf16"]
+Logits = Literal["all", "last"]
 Group = Literal["source", "random", "weights"]
 """Options that a verb offers together: where the model comes from, what is drawn at random, how weights are kept."""
 
@@ -45,6 +46,16 @@ class LoadOptions:
     revision: str | None = field(default=None, metadata=_declared("Branch, tag or commit of a Hub id.", "source"))
     trust_remote_code: bool = field(
         default=False, metadata=_declared("Allow code that comes with the checkpoint to run.", "source")
+    )
+    cache: bool = field(
+        default=True,
+        metadata=_declared("Give a model that generates text its cache as inputs and outputs.", "source"),
+    )
+    logits: Logits | None = field(
+        default=None,
+        metadata=_declared(
+            "Return scores for all tokens of a run, or for the last one only; all unless asked otherwise.", "source"
+        ),
     )
     random_weights: bool = field(
         default=False, metadata=_declared("Build from the config alone, with seeded random weights.", "random")
@@ -105,3 +116,9 @@ def declared_options() -> tuple[LoadOption, ...]:
         LoadOption(item.name, annotations[item.name], item.default, **item.metadata)
         for item in dataclasses.fields(LoadOptions)
     )
+
+
+def is_given(name: str, value: Any) -> bool:
+    """Say whether the value of an option, of loading or of a verb, is not what it has where nobody gives one."""
+    default = next((option.default for option in declared_options() if option.name == name), None)
+    return value not in (None, False, ()) if default is not True else value is False

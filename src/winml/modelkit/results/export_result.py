@@ -44,7 +44,7 @@ class ExportedPart:
     name: str
     """``model`` for the only part."""
     description: PartDescription | None
-    """Which part of which it is, as the file says; None for the only part."""
+    """Which part of which it is, as the file says; None for the only part that feeds nothing."""
     model_path: Path
     files: tuple[WrittenFile, ...]
     """Every file written for it, the model first."""

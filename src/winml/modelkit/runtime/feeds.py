@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.graph.specs import InputTensorSpec, summed_sizes
 
 __all__ = ["FeedRules", "hiding_value", "holds_lengths", "is_mask", "make_feeds"]
 
@@ -160,6 +160,7 @@ def _draw_lengths(generator: np.random.Generator, spec: InputTensorSpec, shape: 
 
 
 def _settled_shape(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    sizes = {**summed_sizes(spec.sums, sizes), **sizes}
     missing = [dimension for dimension in spec.shape if isinstance(dimension, str) and dimension not in sizes]
     if missing:
         raise UsageError(

@@ -10,7 +10,7 @@ import json
 import stat
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, resolve_names
-from winml.modelkit.graph.specs import DTYPES, InputTensorSpec
+from winml.modelkit.graph.specs import DTYPES, InputTensorSpec, summed_sizes
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.options import nearest
 from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
@@ -62,6 +62,8 @@ class GraphInput:
     """Smallest and largest valid value, where the file says."""
     first_values: tuple[tuple[int, int], ...] = ()
     """Runs of values that each entry of the first axis begins with, where the file says."""
+    sums: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    """Name in the shape → the sizes whose sum it is, where the file says."""
 
     @property
     def keys(self) -> tuple[int | str, ...]:
@@ -109,7 +111,7 @@ def _dtype_of(array: Array) -> str:
 def graph_inputs(session: Session) -> tuple[GraphInput, ...]:
     """Return the inputs of an open graph, in order."""
     told = session.metadata.get(INPUTS_KEY, "")
-    ranges, beginnings = _value_ranges(told), _first_values(told)
+    ranges, beginnings, sums = _value_ranges(told), _first_values(told), _sums(told)
     return tuple(
         GraphInput(
             name,
@@ -117,6 +119,7 @@ def graph_inputs(session: Session) -> tuple[GraphInput, ...]:
             _open_sizes(session.input_shapes[name]),
             ranges.get(name),
             beginnings.get(name, ()),
+            sums.get(name, {}),
         )
         for name, words in session.inputs.items()
     )
@@ -162,6 +165,22 @@ def _first_values(text: str) -> dict[str, tuple[tuple[int, int], ...]]:
         return {}
 
 
+def _sums(text: str) -> dict[str, dict[str, tuple[int | str, ...]]]:
+    """Read which sizes are sums of others; a statement that is damaged states none."""
+    try:
+        records = json.loads(text) if text else []
+        return {
+            record["name"]: {
+                name: tuple(term if isinstance(term, str) else int(term) for term in terms)
+                for name, terms in record["sums"].items()
+            }
+            for record in records
+            if record.get("sums")
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
 def sizes_by_key(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> dict[str, int]:
     """Return sizes by the keys of the inputs.
 
@@ -199,12 +218,34 @@ def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, 
                     hint="Give one of the two.",
                 )
     chosen: dict[str, int] = {}
+    sums = _all_sums(inputs)
     for name in names:
-        if name not in by_name:
+        if name not in by_name and name not in sums:
             chosen[name] = _default_size(name, inputs, names)
+    by_name |= _summed({**by_name, **chosen}, sums)
     words = ", ".join(f"{name} {size}" for name, size in chosen.items())
     notes = (f"sizes chosen because none was given: {words} (--shape-config sets them)",) if chosen else ()
     return Sizes({**by_name, **chosen}, notes)
+
+
+def _all_sums(inputs: Iterable[GraphInput]) -> dict[str, tuple[int | str, ...]]:
+    return {name: terms for item in inputs for name, terms in item.sums.items()}
+
+
+def _summed(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -> dict[str, int]:
+    """Return the sizes that are sums of others.
+
+    Raises:
+        UsageError: another size was asked for.
+    """
+    known = summed_sizes(sums, sizes)
+    for name, total in known.items():
+        if sizes.get(name, total) != total:
+            terms = " + ".join(map(str, sums[name]))
+            raise UsageError(
+                f"--shape-config: {name} {sizes[name]}: it is {terms}, {total} here", hint=f"Leave {name} out."
+            )
+    return known
 
 
 def _conventional_name(name: str) -> str:
@@ -244,6 +285,8 @@ def _default_size(name: str, inputs: Sequence[GraphInput], names: Sequence[str])
 def draw_feeds(inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
     """Draw one array per input, by the rules of :func:`~winml.modelkit.runtime.feeds.make_feeds`.
 
+    Sizes that are sums of others are taken as that, whatever ``sizes`` says of them.
+
     Raises:
         UsageError: an input takes values nobody can draw, such as text, or more of them than any memory holds.
     """
@@ -265,7 +308,7 @@ def draw_feeds(inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int
         )
         for item in inputs
     ]
-    return make_feeds(specs, seed, sizes=sizes)
+    return make_feeds(specs, seed, sizes={**sizes, **summed_sizes(_all_sums(inputs), sizes)})
 
 
 def load_feeds(path: Path, inputs: Sequence[GraphInput], option: str = "--input-data") -> dict[str, Array]:

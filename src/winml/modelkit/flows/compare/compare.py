@@ -22,6 +22,7 @@ from winml.modelkit.flows.compare.refusals import (
     refuse_random_answers,
     refuse_unknown_names,
 )
+from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.model_comparison import ModelComparison
 from winml.modelkit.runtime.feeds import make_feeds
@@ -95,7 +96,9 @@ def compare_models(
             hint="Give a copy as one of them: copy.deepcopy(model).",
         )
     with ExitStack() as stack:
-        left, right = (stack.enter_context(_opened(model, inputs, options)) for model in (reference, candidate))
+        inverse = {name: original for original, name in options.names.items()}
+        left = stack.enter_context(_opened(reference, inputs, options, _InputNames.of(candidate, options.names)))
+        right = stack.enter_context(_opened(candidate, inputs, options, _InputNames.of(reference, inverse)))
         refuse_unknown_names(left, right, options.names)
         matched = _match_before_running(left, right, options)
         folder = folder_of_processors((candidate, reference), options.data_set) if options.data_set else None
@@ -107,9 +110,32 @@ def compare_models(
         return result
 
 
+@dataclass(frozen=True)
+class _InputNames:
+    """What the other side takes."""
+
+    inputs: frozenset[str] | None
+    """None where that is not known before it is loaded."""
+    renamed: Mapping[str, str]
+    """Name here → name there, where it is another one."""
+
+    @classmethod
+    def of(cls, model: Comparable, renamed: Mapping[str, str]) -> _InputNames:
+        """Read the names from a file; a PyTorch model does not tell them."""
+        if not isinstance(model, Path):
+            return cls(None, renamed)
+        return cls(frozenset(item.name for item in read_structure(model).graph.input), renamed)
+
+    def has(self, name: str) -> bool:
+        """Say whether an input of this side is one of the other."""
+        return self.inputs is None or self.renamed.get(name, name) in self.inputs
+
+
 @contextmanager
-def _opened(model: Comparable, inputs: ExampleInputs | None, options: CompareOptions) -> Iterator[Side]:
-    """Yield one side, ready to be run."""
+def _opened(
+    model: Comparable, inputs: ExampleInputs | None, options: CompareOptions, other: _InputNames
+) -> Iterator[Side]:
+    """Yield one side, ready to be run; without its cache where the other side takes none."""
     if isinstance(model, Path):
         yield OnnxSide(model, by_module=options.by_module)
         return
@@ -119,6 +145,8 @@ def _opened(model: Comparable, inputs: ExampleInputs | None, options: CompareOpt
         from winml.modelkit.load.model import load_model
 
         part, shown = load_model(model).only_part, model.model or "the model"
+        if not all(other.has(spec.name) for spec in part.inputs if spec.cache is not None):
+            part = load_model(replace(model, cache=False)).only_part
         with opened_torch_side(part, shown) as side:
             yield side
         return

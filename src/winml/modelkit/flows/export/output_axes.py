@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.export.output_shapes import with_named_sums
 from winml.modelkit.graph.dimensions import UNNAMED, OutputAxis
+from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.options import nearest
 from winml.modelkit.verify.other_sizes import DynamicProof
 
-__all__ = ["name_output_axes"]
+__all__ = ["name_output_axes", "name_sums"]
 
 _Shape = tuple[int | str, ...]
 
@@ -48,6 +50,15 @@ def name_output_axes(
         else:
             shapes[item.output] = _with_name(shapes[item.output], item.axis, item.name)
     return replace(proof, output_shapes=shapes or None, notes=(*proof.notes, *notes))
+
+
+def name_sums(proof: DynamicProof, inputs: Sequence[InputTensorSpec]) -> DynamicProof:
+    """Return the proof with the names that sums of sizes bear in the inputs."""
+    return (
+        proof
+        if proof.output_shapes is None
+        else replace(proof, output_shapes=with_named_sums(proof.output_shapes, inputs))
+    )
 
 
 def _with_name(shape: _Shape, axis: int, name: str) -> _Shape:
