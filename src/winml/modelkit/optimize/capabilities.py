@@ -69,6 +69,7 @@ class Capability:
 
 _GELUS = ("Gelu", "com.microsoft:Gelu", "com.microsoft:BiasGelu")
 _LAYER_NORMS = ("LayerNormalization", "com.microsoft:SkipLayerNormalization")
+_SKIP_NORM = "SkipSimplifiedLayerNormalization"
 _RULES_FOR_NOTHING = (
     "EliminateIdentity", "EliminateSlice", "UnsqueezeElimination", "EliminateDropout", "ExpandElimination",
     "CastElimination", "PreShapeNodeElimination", "NoopElimination",
@@ -201,6 +202,18 @@ _ENTRIES = (
         "extended", _ORT,
         contrib_transformers=("MatMulIntegerToFloatFusion", "DynamicQuantizeMatMulFusion"), providers=_CPU_DML,
         makes=("com.microsoft:DynamicQuantizeMatMul", "com.microsoft:MatMulIntegerToFloat"),
+    ),
+    Capability(
+        "simplified_layer_norm_fusion", "replace the operators of a root-mean-square normalization by one", "extended",
+        "winml", providers=_CPU_CUDA, makes=("SimplifiedLayerNormalization", f"com.microsoft:{_SKIP_NORM}"),
+    ),
+    Capability(
+        "skip_simplified_layer_norm_fusion", "join a root-mean-square normalization with the addition before it",
+        "extended", "winml", providers=_CPU_CUDA, makes=(f"com.microsoft:{_SKIP_NORM}",),
+    ),
+    Capability(
+        "group_query_attention_fusion", "replace the operators of an attention over a cache by one", "full", "winml",
+        providers=_CPU, makes=("com.microsoft:GroupQueryAttention",),
     ),
     Capability(
         "attention_fusion", "replace the operators of an attention by one", "full", "winml",

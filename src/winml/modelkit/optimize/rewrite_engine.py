@@ -12,10 +12,18 @@ from winml.modelkit.graph.stage import DeclaredPass, run_passes
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.optimize.attention_fusion import AttentionFusionPass
 from winml.modelkit.optimize.capabilities import Capability
+from winml.modelkit.optimize.decoders.grouped_attention_fusion import GroupQueryAttentionFusionPass
+from winml.modelkit.optimize.decoders.norm_fusions import RootMeanSquareNormFusionPass, SkipNormFusionPass
 
 __all__ = ["PASSES", "rewrite_with_passes"]
 
-PASSES: Mapping[str, Callable[[], ir.passes.PassBase]] = {"attention_fusion": AttentionFusionPass}
+PASSES: Mapping[str, Callable[[], ir.passes.PassBase]] = {
+    # First: what turns queries by position reads their normalization as one operator.
+    "simplified_layer_norm_fusion": RootMeanSquareNormFusionPass,
+    "skip_simplified_layer_norm_fusion": SkipNormFusionPass,
+    "group_query_attention_fusion": GroupQueryAttentionFusionPass,
+    "attention_fusion": AttentionFusionPass,
+}
 """Capability → its pass, in the order they run."""
 
 _CLEANUP = (
