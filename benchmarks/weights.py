@@ -1,4 +1,4 @@
-"""What does an export cost as the weights grow?
+"""What does an export cost as the weights grow, and what a build with weights in 4 bits?
 
 Method. Llama-shaped checkpoints are made first, one after the other: seeded random weights in bf16, in shards of half a
 gigabyte, written shard by shard, so the model never lies in memory. For each size and each way to keep the weights
@@ -6,14 +6,17 @@ gigabyte, written shard by shard, so the model never lies in memory. For each si
 not counted:
 
 * ``python -m winml.modelkit export -m CHECKPOINT -o model.onnx --dynamo --no-verify -q [--dtype …]``
+* for ``int4``: ``python -m winml.modelkit build -m CHECKPOINT -o FOLDER --precision int4 --no-verify -q``
 * a plain copy of the checkpoint's files: what the disk alone takes, once for reading and once for writing.
 
 Both are written to the same disk and synced inside the measured time; the exported files are removed between runs. Wall
 time and peak resident memory are the operating system's account of each finished process; beside the peak, the largest
 anonymous part of it that was seen (Linux, looked at 20 times a second): the rest is mapped files, which the system may
-drop. The median of the runs is printed. A table for people, then one line of JSON.
+drop; and the largest size of the folder it writes to, seen as often. The median of the runs is printed. A table for
+people, then one line of JSON.
 
-    python benchmarks/weights.py [--sizes 0.1,0.5,1,3] [--seven] [--dtypes kept,fp32,fp16] [--runs 3] [--folder DIR]
+    python benchmarks/weights.py [--sizes 0.1,0.5,1,3] [--seven] [--dtypes kept,fp32,fp16,int4] [--runs 3]
+        [--folder DIR]
 
 The largest size needs its weights on the disk twice, with fp32 three times.
 """
@@ -36,6 +39,7 @@ import subprocess  # noqa: E402
 import tempfile  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
+from contextlib import suppress  # noqa: E402
 from statistics import median  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -56,7 +60,7 @@ SHAPES: dict[str, dict[str, int]] = {
           "intermediate_size": 14336},
 }  # fmt: skip
 """Billions of parameters → sizes, those of published models from 1 on."""
-DTYPE_BYTES = {"kept": 2, "bf16": 2, "fp16": 2, "fp32": 4}
+DTYPE_BYTES = {"kept": 2, "bf16": 2, "fp16": 2, "fp32": 4, "int4": 0.5}
 
 
 def make_checkpoint(size: str, folder: Path) -> None:
@@ -104,32 +108,48 @@ def copy_files(source: str, target: str) -> None:
 
 def export_command(checkpoint: Path, output: Path, dtype: str) -> list[str]:
     """Return the command that is measured."""
-    command = [sys.executable, "-m", "winml.modelkit", "export", "-m", str(checkpoint), "-o", str(output)]
-    command += ["--shape-config", json.dumps({"sequence_length": SEQUENCE}), "--dynamo", "--no-verify", "-q"]
+    winml = [sys.executable, "-m", "winml.modelkit"]
+    common = ["--shape-config", json.dumps({"sequence_length": SEQUENCE}), "--dynamo", "--no-verify", "-q"]
+    if dtype == "int4":
+        return [*winml, "build", "-m", str(checkpoint), "-o", str(output.parent), "--precision", dtype, *common]
+    command = [*winml, "export", "-m", str(checkpoint), "-o", str(output), *common]
     return command if dtype == "kept" else [*command, "--dtype", dtype]
 
 
 def measure_export(checkpoint: Path, output: Path, dtype: str) -> dict[str, float]:
     """Export once; the files are gone afterwards."""
     output.parent.mkdir()
-    anonymous: list[int] = [0]
+    anonymous, disk = [0], [0]
     started = time.perf_counter()
-    cost = run(export_command(checkpoint, output, dtype), on_start=lambda pid: _watch(pid, anonymous))
+    command = export_command(checkpoint, output, dtype)
+    cost = run(command, on_start=lambda pid: _watch(pid, output.parent, anonymous, disk))
     os.sync()
     wall = time.perf_counter() - started
-    written = sum(file.stat().st_size for file in output.parent.iterdir())
+    written = _size_on_disk(output.parent)
     shutil.rmtree(output.parent)
     return {
         "wall_s": wall,
         "cpu_s": cost.cpu_s,
         "peak_bytes": cost.peak_bytes,
         "anonymous_bytes": max(anonymous),
+        "disk_bytes": max(*disk, written),
         "output_bytes": written,
     }
 
 
-def _watch(pid: int, anonymous: list[int]) -> None:
-    """Note the largest anonymous part of a process's memory for as long as it runs."""
+def _size_on_disk(folder: Path) -> int:
+    """Return the bytes of a folder's files; a file of two names counts once, one that goes meanwhile not at all."""
+    sizes = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                status = Path(parent, name).stat()
+                sizes[status.st_ino] = status.st_size
+    return sum(sizes.values())
+
+
+def _watch(pid: int, folder: Path, anonymous: list[int], disk: list[int]) -> None:
+    """Note anonymous memory of a process and bytes of the folder it writes to, for as long as it runs."""
 
     def look() -> None:
         status = Path(f"/proc/{pid}/status")
@@ -142,6 +162,7 @@ def _watch(pid: int, anonymous: list[int]) -> None:
             if not found:
                 return
             anonymous.append(found[0])
+            disk.append(_size_on_disk(folder))
             time.sleep(0.05)
 
     threading.Thread(target=look, daemon=True).start()
@@ -186,6 +207,7 @@ def _row(size: str, dtype: str, weights: int, exports: list[dict[str, float]], c
         "copy_s": spread(copies),
         "peak_bytes": of("peak_bytes"),
         "anonymous_bytes": of("anonymous_bytes"),
+        "disk_bytes": of("disk_bytes"),
     }
 
 
@@ -193,7 +215,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="0.1,0.5,1,3", help=f"of {', '.join(SHAPES)} (billions of parameters)")
-    parser.add_argument("--seven", action="store_true", help="7 as well, with the weights as they are, once")
+    parser.add_argument("--seven", action="store_true", help="7 as well, as it is and in 4 bits, once")
     parser.add_argument("--dtypes", default="kept,fp32,fp16", help=f"of {', '.join(DTYPE_BYTES)}")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to work; else the place for temporary files")
@@ -209,7 +231,9 @@ def main() -> None:
     if not hasattr(os, "wait4"):
         raise SystemExit("this benchmark needs os.wait4, which Windows does not have")
     sizes, dtypes = options.sizes.split(","), options.dtypes.split(",")
-    plan = [(size, dtypes, options.runs) for size in sizes] + ([("7", ["kept"], 1)] if options.seven else [])
+    plan = [(size, dtypes, options.runs) for size in sizes]
+    if options.seven:
+        plan.append(("7", [dtype for dtype in dtypes if dtype in ("kept", "int4")], 1))
     rows = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         measure_size(sizes[0], dtypes, 1, Path(folder))
@@ -230,7 +254,8 @@ def _line(row: dict[str, Any]) -> str:
         + f"{wall['median']:.1f} s ({wall['min']:.1f}–{wall['max']:.1f})".ljust(22)
         + f"{row['cpu_s']['median']:.1f} s".ljust(17)
         + f"{row['copy_s']['median']:.1f} s".ljust(12)
-        + f"{peak / 1e9:.2f} GB, of it {anonymous / 1e9:.2f} anonymous"
+        + f"{peak / 1e9:.2f} GB, of it {anonymous / 1e9:.2f} anonymous; "
+        + f"disk {row['disk_bytes']['median'] / 1e9:.2f} GB"
     )
 
 
