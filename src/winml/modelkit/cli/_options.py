@@ -74,6 +74,8 @@ def _declared_option(option: LoadOption) -> Callable[[_F], _F]:
     settings: dict[str, Any] = {"default": option.default, "help": option.help}
     names = (option.short, option.flag) if option.short else (option.flag,)
     if option.annotation is bool:
+        if option.default:
+            return click.option(f"{option.flag}/--no-{option.name.replace('_', '-')}", show_default=True, **settings)
         return click.option(*names, is_flag=True, **settings)
     if option.choices:
         settings["type"] = click.Choice(option.choices)

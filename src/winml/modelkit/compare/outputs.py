@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from winml.modelkit.compare.generation import GenerationInfo
 from winml.modelkit.compare.thresholds import MINIMUM_SCALE, THRESHOLDS
 
 __all__ = ["MINIMUM_SCALE", "THRESHOLDS", "CheckedValue", "OutputComparison", "VerificationInfo", "compare_outputs"]
@@ -79,6 +80,8 @@ class VerificationInfo:
     """Of each draw that is not compared, the output of the reference that rounding moves most."""
     values: tuple[CheckedValue, ...] = ()
     """Inputs that were varied by themselves, and those of which only one value was compared."""
+    generation: GenerationInfo | None = None
+    """A text that was generated with the cache of a graph; None without one."""
 
     @property
     def fixed(self) -> tuple[CheckedValue, ...]:
@@ -120,6 +123,7 @@ class VerificationInfo:
             ],
             **({"set_aside": [_set_aside_record(item) for item in self.set_aside]} if self.set_aside else {}),
             **({"values": [value.as_record() for value in self.values]} if self.values else {}),
+            **({"generation": self.generation.as_record()} if self.generation else {}),
         }
 
 

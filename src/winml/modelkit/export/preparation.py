@@ -42,6 +42,9 @@ class ArgumentBuilder(Protocol):
             tensors: By input name.
         """
 
+    def results(self, outputs: Any) -> Any:
+        """Return what the forward returned in the form whose tensors become outputs."""
+
 
 class FlatForward:
     """A module's forward in the form exporters need: tensors in the order of the inputs → tuple of tensors.
@@ -86,6 +89,8 @@ class FlatForward:
             outputs = self._forward(**{**self._options, **named})
         else:
             outputs = self._forward(*named.values(), **self._options)
+        if self._arguments is not None:
+            outputs = self._arguments.results(outputs)
         flat = flatten_outputs(outputs, used_names=self.input_names)
         if not flat:
             raise ExportError(
@@ -102,6 +107,11 @@ class FlatForward:
         # The requested names apply only where the number of outputs matches.
         self.output_names = self._requested_names if len(self._requested_names) == len(flat) else tuple(flat)
         return tuple(flat.values())
+
+    @property
+    def unflattened(self) -> Callable[..., Any]:
+        """The forward as the module has it."""
+        return self._forward
 
     def rename_outputs(self, names: Sequence[str]) -> None:
         """Rename the returned tensors, now and in every later call; one name per tensor."""

@@ -40,6 +40,7 @@ _OPTIONS: Mapping[str, str] = {
 CONVENTIONAL_NAMES: Mapping[str, str] = {
     "batch_size": "batch",
     "sequence_length": "sequence",
+    "past_sequence_length": "past_sequence",
     "decoder_sequence_length": "decoder_sequence",
     "num_choices": "choices",
     "height": "height",
@@ -91,6 +92,8 @@ class DynamicDimension(_Range):
 
     name: Name
     """As in the shapes of the inputs."""
+    min: Annotated[int, pydantic.Field(ge=0)] = 1
+    """Smallest size the model will be run with; 0 for a cache that may be empty."""
 
 
 UNNAMED = ""

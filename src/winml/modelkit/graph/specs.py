@@ -5,13 +5,14 @@ Plain records; nothing here reads a model or generates values (``runtime/feeds.p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import pydantic
 
 from winml.modelkit.options import Options
 
-__all__ = ["DTYPES", "OPEN_SIZE", "InputTensorSpec", "OutputTensorSpec", "is_open"]
+__all__ = ["DTYPES", "OPEN_SIZE", "CacheSlot", "InputTensorSpec", "OutputTensorSpec", "is_open"]
 
 DTYPES = (
     "float32", "float16", "bfloat16", "float64",
@@ -58,6 +59,17 @@ class _TensorSpec(Options):
     """Element type, one of :data:`DTYPES`."""
 
 
+class CacheSlot(Options):
+    """Which tensor of a cache an input takes: what an output of the run before holds."""
+
+    layer: Annotated[int, pydantic.Field(ge=0)]
+    """Layer of the cache, from 0."""
+    kind: Annotated[str, pydantic.Field(min_length=1)]
+    """``key`` and ``value`` hold an entry for every token; ``conv`` and ``recurrent`` are states of one size."""
+    window: Annotated[int, pydantic.Field(ge=1)] | None = None
+    """How many of the last tokens the layer attends to; None: all of them."""
+
+
 class InputTensorSpec(_TensorSpec):
     """One graph input: name, shape, element type and valid values."""
 
@@ -68,6 +80,10 @@ class InputTensorSpec(_TensorSpec):
     first_values: tuple[tuple[int, Annotated[int, pydantic.Field(ge=1)]], ...] = ()
     """Values at the start of each entry of the first axis, as runs of (value, count): image placeholder tokens, or all
     values, such as the size of a grid. The values do not occur elsewhere, unless in ``value_range``."""
+    cache: CacheSlot | None = None
+    """Which tensor of a cache it takes; None for any other input."""
+    sums: Mapping[str, tuple[Dimension, ...]] = {}
+    """Name in the shape → the sizes whose sum it is: a mask is as long as the cache and the tokens together."""
 
     @pydantic.field_validator("value_range")
     @classmethod
@@ -77,8 +93,8 @@ class InputTensorSpec(_TensorSpec):
         return value
 
     def as_record(self) -> dict[str, Any]:
-        """Return the ``winml.io.inputs`` entry of FORMATS: name, shape, dtype and, where set, value_range and
-        first_values.
+        """Return the ``winml.io.inputs`` entry of FORMATS: name, shape, dtype and, where set, value_range,
+        first_values, cache and sums.
         """
         record: dict[str, Any] = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
         if self.value_range is not None:
@@ -86,6 +102,10 @@ class InputTensorSpec(_TensorSpec):
             record["value_range"] = [bound if is_float else int(bound) for bound in self.value_range]
         if self.first_values:
             record["first_values"] = [list(run) for run in self.first_values]
+        if self.cache is not None:
+            record["cache"] = self.cache.model_dump(exclude_none=True)
+        if self.sums:
+            record["sums"] = {name: list(terms) for name, terms in self.sums.items()}
         return record
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 __all__ = ["LoadOption", "LoadOptions", "declared_options"]
 
 Dtype = Literal["fp32", "fp16", "bf16"]
+Logits = Literal["all", "last"]
 Group = Literal["source", "random", "weights"]
 """Options that a verb offers together: where the model comes from, what is drawn at random, how weights are kept."""
 
@@ -45,6 +46,16 @@ class LoadOptions:
     revision: str | None = field(default=None, metadata=_declared("Branch, tag or commit of a Hub id.", "source"))
     trust_remote_code: bool = field(
         default=False, metadata=_declared("Allow code that comes with the checkpoint to run.", "source")
+    )
+    cache: bool = field(
+        default=True,
+        metadata=_declared("Give a model that generates text its cache as inputs and outputs.", "source"),
+    )
+    logits: Logits | None = field(
+        default=None,
+        metadata=_declared(
+            "Return scores for all tokens of a run, or for the last one only; all unless asked otherwise.", "source"
+        ),
     )
     random_weights: bool = field(
         default=False, metadata=_declared("Build from the config alone, with seeded random weights.", "random")

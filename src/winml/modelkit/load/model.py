@@ -76,6 +76,8 @@ def unweighted_part(resolved: ResolvedModel) -> ModelPart:
         arguments=resolved.arguments,
         dimensions=resolved.dimensions,
         output_axes=resolved.output_axes,
+        feeds=() if resolved.cache is None else resolved.cache.feeds,
+        cache=resolved.cache,
         notes=resolved.notes,
     )
 
@@ -118,7 +120,9 @@ def _checkpoint_part(
         # Pickled weights told their dtype only now, and inputs that are not indices meet them in it.
         decided = input_decision(model, checkpoint, resolved.decision.task, request)
         input_notes = (*checkpoint.notes, *decided.notes)
-        part = replace(part, inputs=decided.inputs, dimensions=decided.dimensions, notes=input_notes)
+        part = replace(
+            part, inputs=decided.inputs, dimensions=decided.dimensions, cache=decided.cache, notes=input_notes
+        )
     return part, notes
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     import torch
 
+    from winml.modelkit.load.caches.layout import CacheLayout
     from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 
 __all__ = ["LoadedModel", "ModelInfo", "ModelPart"]
@@ -77,8 +78,8 @@ class ModelPart:
     """``model`` for the only part; else ``encoder``, ``decoder``, ``vision`` and the like."""
     path: str = ""
     """Where the module of the part is in ``model``; ``""`` is the whole model."""
-    forward_kwargs: Mapping[str, bool] = field(default_factory=dict)
-    """Fixed keywords of every call: no cache, named outputs."""
+    forward_kwargs: Mapping[str, bool | int] = field(default_factory=dict)
+    """Fixed keywords of every call: a cache or none, named outputs."""
     arguments: NestedArguments | None = None
     """How the tensors of ``inputs`` become the arguments of the forward; None where each is one."""
     example: Mapping[str, torch.Tensor] | None = None
@@ -96,6 +97,8 @@ class ModelPart:
     """Loads the same model with the weights of this part, where ``model`` has none."""
     feeds: tuple[PartFeed, ...] = ()
     """Which outputs become inputs of another part, or of this one in its next run."""
+    cache: CacheLayout | None = None
+    """The cache that goes in and out; None without one."""
     notes: tuple[str, ...] = ()
     """Sentences on how its inputs were decided."""
 
@@ -145,7 +148,7 @@ class LoadedModel:
         return self.parts[0].model
 
     def describe(self, part: ModelPart) -> PartDescription | None:
-        """Return what the file of a part says about it; None where the model has one part."""
-        if len(self.parts) == 1:
+        """Return what the file of a part says about it; None for the only part of a model that feeds nothing."""
+        if len(self.parts) == 1 and not part.feeds:
             return None
         return PartDescription(part.name, tuple(item.name for item in self.parts), part.feeds)

@@ -21,6 +21,9 @@ from winml.modelkit.errors import CheckpointError, UsageError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.graph.dimensions import DynamicDimension, OutputAxis
 from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.caches.arguments import arguments_with_cache
+from winml.modelkit.load.caches.decision import cached_keywords, decision_with_cache
+from winml.modelkit.load.caches.layout import CacheLayout
 from winml.modelkit.load.checkpoints.config import (
     CheckpointConfig,
     build_error,
@@ -87,7 +90,7 @@ class ResolvedModel:
     a factory: what it returned."""
     inputs: tuple[InputTensorSpec, ...]
     """What its forward is to be given, in this order."""
-    forward_kwargs: Mapping[str, bool]
+    forward_kwargs: Mapping[str, bool | int]
     """Fixed keywords of every call."""
     arguments: NestedArguments | None = None
     """How the tensors of ``inputs`` become the arguments of the forward; None where each is one."""
@@ -109,6 +112,8 @@ class ResolvedModel:
     """The names in the shapes of ``inputs``, each with the size to trace with."""
     output_axes: tuple[OutputAxis, ...] = ()
     """Axes of outputs that are to be open."""
+    cache: CacheLayout | None = None
+    """The cache that goes in and out; None without one."""
 
 
 def resolve_model(
@@ -151,14 +156,17 @@ def resolve_model(
         model = _build_without_storage(model_class, checkpoint.config, dtype)
         unknown_dtype = dtype is None and has_weights
         inputs = input_decision(model, checkpoint, decision.task, request)
-        described = [spec.name for spec in request.input_specs or ()]
-        arguments = arguments_of_names(model, described, request.specs_origin)
+        if inputs.cache is not None:
+            arguments = arguments_with_cache(inputs.cache, [spec.name for spec in inputs.inputs if spec.cache is None])
+        else:
+            described = [spec.name for spec in request.input_specs or ()]
+            arguments = arguments_of_names(model, described, request.specs_origin)
     notes = ["the config names no dtype: taken as float32 until the weights say otherwise"] if unknown_dtype else []
     return ResolvedModel(
         source=source,
         model=model,
         inputs=inputs.inputs,
-        forward_kwargs=forward_keywords(model),
+        forward_kwargs=cached_keywords(model, request) if inputs.cache is not None else forward_keywords(model),
         checkpoint=checkpoint,
         decision=decision,
         model_class=model_class,
@@ -167,6 +175,7 @@ def resolve_model(
         dimensions=inputs.dimensions,
         output_axes=inputs.output_axes,
         arguments=arguments,
+        cache=inputs.cache,
     )
 
 
@@ -196,6 +205,16 @@ def input_decision(
 ) -> InputDecision:
     """Return the inputs of a transformers model, with or without storage: the user's manifest, else decided."""
     task = canonical_task(task)
+    if (cached := decision_with_cache(model, checkpoint, task, request)).cache is not None:
+        return cached
+    decision = _plain_decision(model, checkpoint, task, request)
+    return dataclasses.replace(decision, notes=(*cached.notes, *decision.notes))
+
+
+def _plain_decision(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> InputDecision:
+    """Return the inputs of a forward without a cache."""
     if request.input_specs is None:
         decision = decide_inputs(
             model,

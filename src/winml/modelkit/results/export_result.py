@@ -44,7 +44,7 @@ class ExportedPart:
     name: str
     """``model`` for the only part."""
     description: PartDescription | None
-    """Which part of which it is, as the file says; None for the only part."""
+    """Which part of which it is, as the file says; None for the only part that feeds nothing."""
     model_path: Path
     files: tuple[WrittenFile, ...]
     """Every file written for it, the model first."""
@@ -76,6 +76,16 @@ class ExportedPart:
     """How much of PyTorch's answer is left, where it has fewer bits for that."""
     model_sha256: str = ""
     """Digest of the model file, by which sidecar and report say what they describe; empty where there are none."""
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether the model has other parts."""
+        return self.description is not None and len(self.description.part_names) > 1
+
+    @property
+    def fed_outputs(self) -> frozenset[str]:
+        """Names of the outputs that become inputs, of another part or in the next run."""
+        return frozenset(feed.output for feed in self.description.feeds) if self.description else frozenset()
 
     @property
     def seconds(self) -> float:

@@ -62,7 +62,8 @@ def verification_words(verification: VerificationInfo | None) -> str:
         if verification.is_verified
         else f"not equal: output {worst.name!r}, draw {worst.draw}"
     )
-    return f"{outcome} ({bound})"
+    generated = f"; {verification.generation.words}" if verification.generation is not None else ""
+    return f"{outcome} ({bound}){generated}"
 
 
 def _fixed_words(verification: VerificationInfo) -> str:

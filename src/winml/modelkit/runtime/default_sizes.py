@@ -48,12 +48,15 @@ USUAL_MEL_BINS = (MEL_BINS, 128)
 
 _DECODER_TOKENS_OF_A_GRAPH = 16
 """Chosen: a decoder's row is short in use. At export it is as long as the text's, so that positions matter."""
+_PAST_TOKENS_OF_A_GRAPH = 16
+"""Chosen: a cache that is not empty, so that what reads it matters, and costs little."""
 _CHOICES_OF_A_GRAPH = 2
 """Chosen: the fewest that are a choice, as each costs a whole row."""
 
 DEFAULT_SIZES: Mapping[str, int] = {
     "batch": BATCH,
     "sequence": TOKENS,
+    "past_sequence": _PAST_TOKENS_OF_A_GRAPH,
     "decoder_sequence": _DECODER_TOKENS_OF_A_GRAPH,
     "choices": _CHOICES_OF_A_GRAPH,
     "height": IMAGE_EDGE,

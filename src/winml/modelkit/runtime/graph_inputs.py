@@ -10,7 +10,7 @@ import json
 import stat
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from winml.modelkit.graph.specs import DTYPES, InputTensorSpec
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.options import nearest
 from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
-from winml.modelkit.runtime.feeds import make_feeds
+from winml.modelkit.runtime.feeds import make_feeds, sum_of
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
@@ -62,6 +62,8 @@ class GraphInput:
     """Smallest and largest valid value, where the file says."""
     first_values: tuple[tuple[int, int], ...] = ()
     """Runs of values that each entry of the first axis begins with, where the file says."""
+    sums: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    """Name in the shape → the sizes whose sum it is, where the file says."""
 
     @property
     def keys(self) -> tuple[int | str, ...]:
@@ -109,7 +111,7 @@ def _dtype_of(array: Array) -> str:
 def graph_inputs(session: Session) -> tuple[GraphInput, ...]:
     """Return the inputs of an open graph, in order."""
     told = session.metadata.get(INPUTS_KEY, "")
-    ranges, beginnings = _value_ranges(told), _first_values(told)
+    ranges, beginnings, sums = _value_ranges(told), _first_values(told), _sums(told)
     return tuple(
         GraphInput(
             name,
@@ -117,6 +119,7 @@ def graph_inputs(session: Session) -> tuple[GraphInput, ...]:
             _open_sizes(session.input_shapes[name]),
             ranges.get(name),
             beginnings.get(name, ()),
+            sums.get(name, {}),
         )
         for name, words in session.inputs.items()
     )
@@ -162,6 +165,22 @@ def _first_values(text: str) -> dict[str, tuple[tuple[int, int], ...]]:
         return {}
 
 
+def _sums(text: str) -> dict[str, dict[str, tuple[int | str, ...]]]:
+    """Read which sizes are sums of others; a statement that is damaged states none."""
+    try:
+        records = json.loads(text) if text else []
+        return {
+            record["name"]: {
+                name: tuple(term if isinstance(term, str) else int(term) for term in terms)
+                for name, terms in record["sums"].items()
+            }
+            for record in records
+            if record.get("sums")
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
 def sizes_by_key(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> dict[str, int]:
     """Return sizes by the keys of the inputs.
 
@@ -199,12 +218,31 @@ def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, 
                     hint="Give one of the two.",
                 )
     chosen: dict[str, int] = {}
+    sums = {name: terms for item in inputs for name, terms in item.sums.items()}
     for name in names:
-        if name not in by_name:
+        if name not in by_name and name not in sums:
             chosen[name] = _default_size(name, inputs, names)
+    by_name |= _summed({**by_name, **chosen}, sums)
     words = ", ".join(f"{name} {size}" for name, size in chosen.items())
     notes = (f"sizes chosen because none was given: {words} (--shape-config sets them)",) if chosen else ()
     return Sizes({**by_name, **chosen}, notes)
+
+
+def _summed(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -> dict[str, int]:
+    """Return the sizes that are sums of others.
+
+    Raises:
+        UsageError: another size was asked for.
+    """
+    summed = {name: sum_of(terms, sizes) for name, terms in sums.items()}
+    known = {name: total for name, total in summed.items() if total is not None}
+    for name, total in known.items():
+        if sizes.get(name, total) != total:
+            terms = " + ".join(map(str, sums[name]))
+            raise UsageError(
+                f"--shape-config: {name} {sizes[name]}: it is {terms}, {total} here", hint=f"Leave {name} out."
+            )
+    return known
 
 
 def _conventional_name(name: str) -> str:

@@ -16,6 +16,7 @@ from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, VerificationError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
+from winml.modelkit.verify.generation import GeneratedText, compare_generation, generate_reference
 from winml.modelkit.verify.input_draws import InputDraws, holds_nan
 from winml.modelkit.verify.other_sizes import Draw, WrittenGraph, compare_at_other_sizes, unchanged_attributes
 from winml.modelkit.verify.other_values import (
@@ -51,7 +52,7 @@ def verify_written_file(
     Raises:
         VerificationError: they disagree, or the comparison would show nothing.
     """
-    written, second, values = _with_reference_outputs(written, prepared, inputs)
+    written, second, values, text = _with_reference_outputs(written, prepared, inputs)
     refuse_outputs_by_value((written.draw, second))
     dtypes = dtypes_inside(prepared.part.module, written.draw.reference)
     file = _File(written.path, prepared.model)
@@ -82,7 +83,17 @@ def verify_written_file(
     refuse_unread_values(written, values)
     at_other_sizes = compare_at_other_sizes(written, dtypes, file.answer, advice=advice)
     checked = checked_values(written, (second, *written.proof.draws), values, compared)
-    return replace(verification, comparisons=(*verification.comparisons, *at_other_sizes), values=checked)
+    generation = None
+    if isinstance(text, GeneratedText):
+
+        def is_uncertain(draw: Draw) -> bool:
+            with with_values(prepared) as weighted:
+                draw = _answered_draw(weighted, draw)
+            return is_decided_by_rounding(prepared, draw, ["logits"], dtypes)
+
+        generation = compare_generation(prepared.part, text, file.run, dtypes, is_uncertain)
+    comparisons = (*verification.comparisons, *at_other_sizes)
+    return replace(verification, comparisons=comparisons, values=checked, generation=generation)
 
 
 def measure_written_file(
@@ -118,8 +129,8 @@ def measure_written_file(
 
 def _with_reference_outputs(
     written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws
-) -> tuple[WrittenGraph, Draw, OtherValues]:
-    """Return the file with PyTorch's answer to every draw, a second draw at the traced sizes, and other values.
+) -> tuple[WrittenGraph, Draw, OtherValues, GeneratedText | None]:
+    """Return the file with PyTorch's answer to every draw, a second draw at the traced sizes, other values and a text.
 
     Where masks hide something in the traced inputs they hide nothing in the second draw, and the other way round: many
     models take another path when there is no padding.
@@ -137,7 +148,14 @@ def _with_reference_outputs(
             lambda tensors: Draw(tensors, run_reference(weighted, tensors), sizes),
         )
         values = run_at_other_values(weighted, written.draw, inputs.learned.rules, reads_values=bool(written.choices))
-    return written, _telling_draw(written.draw, second, values), values
+        text = None
+        if prepared.part.cache is not None:
+            generated = generate_reference(weighted, inputs.seed)
+            if isinstance(generated, str):
+                inputs.notes.append(f"No text was generated to compare: {generated}.")
+            else:
+                text = generated
+    return written, _telling_draw(written.draw, second, values), values, text
 
 
 def _without_nan(

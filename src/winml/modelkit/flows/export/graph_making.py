@@ -17,7 +17,7 @@ from winml.modelkit.export.opset_conversion import lower_opset
 from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.flows.export.capturing import capture_graph
 from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
-from winml.modelkit.flows.export.output_axes import name_output_axes
+from winml.modelkit.flows.export.output_axes import name_output_axes, name_sums
 from winml.modelkit.graph.model_metadata import ModelDescription, output_specs, write_model_metadata
 from winml.modelkit.graph.specs import OutputTensorSpec
 from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
@@ -27,11 +27,11 @@ from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.normalize.stamp import stamp
+from winml.modelkit.results.tensor_words import input_words
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.other_sizes import Draw, declare_output_shapes, run_at_other_sizes, unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference
 from winml.modelkit.version import __version__
-from winml.modelkit.words import shape_words
 
 __all__ = ["calls_of_all_parts", "make_tagged_graph"]
 
@@ -68,7 +68,7 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
     part, clock = prepared.part, run.clock
     with clock.step("input generation") as step:
         inputs = run.inputs(part)
-        step.summary = ", ".join(f"{spec.name} {shape_words(spec.dtype, spec.shape)}" for spec in part.inputs)
+        step.summary = input_words(part.inputs)
     with clock.step("hierarchy building") as step:
         trace, draw = _trace_calls(prepared, inputs)
         inputs.traced = tensors = draw.inputs
@@ -76,7 +76,9 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         draw = _with_output_names(draw, prepared.forward, run.config)
         proof = run_at_other_sizes(draw, part.dimensions, lambda sizes: _draw_of_sizes(run, prepared, sizes))
         names = [spec.name for spec in part.inputs]
-        proof = name_output_axes(proof, part.output_axes, names, [item.name for item in part.dimensions])
+        proof = name_output_axes(
+            name_sums(proof, part.inputs), part.output_axes, names, [item.name for item in part.dimensions]
+        )
         at_other_shapes = f", run at {len(proof.draws)} other shapes" if proof.draws else ""
         step.summary = f"{len(tree)} modules traced of {tree.registered} registered{at_other_shapes}"
     with clock.step("ONNX export") as step:

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.dimensions import UNNAMED, OutputAxis
+from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.options import nearest
 from winml.modelkit.verify.other_sizes import DynamicProof
 
-__all__ = ["name_output_axes"]
+__all__ = ["name_output_axes", "name_sums"]
 
 _Shape = tuple[int | str, ...]
 
@@ -48,6 +49,26 @@ def name_output_axes(
         else:
             shapes[item.output] = _with_name(shapes[item.output], item.axis, item.name)
     return replace(proof, output_shapes=shapes or None, notes=(*proof.notes, *notes))
+
+
+def name_sums(proof: DynamicProof, inputs: Sequence[InputTensorSpec]) -> DynamicProof:
+    """Return the proof with the names that sums of sizes bear in the inputs: ``total_sequence`` for the cache and the
+    tokens together.
+    """
+    names = {
+        frozenset(map(str, terms)): name
+        for spec in inputs
+        for name, terms in spec.sums.items()
+        if len(set(terms)) == len(terms)
+    }
+
+    def named(size: int | str) -> int | str:
+        return names.get(frozenset(size.split(" + ")), size) if isinstance(size, str) else size
+
+    if not names or proof.output_shapes is None:
+        return proof
+    shapes = {output: tuple(map(named, shape)) for output, shape in proof.output_shapes.items()}
+    return replace(proof, output_shapes=shapes)
 
 
 def _with_name(shape: _Shape, axis: int, name: str) -> _Shape:

@@ -82,6 +82,7 @@ TASK_ALIASES: Mapping[str, str] = {
     "masked-lm": "fill-mask",
     "causal-lm": "text-generation",
     "conversational": "text-generation",
+    "text-generation-with-past": "text-generation",
     "seq2seq-lm": "text2text-generation",
     "sequence-classification": "text-classification",
     "sentiment-analysis": "text-classification",

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +31,9 @@ from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.inputs.sizes import InputSize, InputSizes, SizeBounds
 from winml.modelkit.load.inputs.token_layouts import DraftedInputs, with_codebook_tokens, with_positions
 from winml.modelkit.options import nearest
+
+if TYPE_CHECKING:
+    from winml.modelkit.load.caches.layout import CacheLayout
 
 __all__ = [
     "AxisMeanings",
@@ -74,6 +77,8 @@ class InputDecision:
     """Axes of outputs that are to be open; which outputs there are is known once the model ran."""
     given_by: str = INPUT_SPECS_OPTION
     """What described the inputs, for messages, where somebody did."""
+    cache: CacheLayout | None = None
+    """The cache that goes in and out; None without one."""
 
 
 def decide_inputs(

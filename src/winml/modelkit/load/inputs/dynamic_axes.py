@@ -170,7 +170,10 @@ def _combined_bounds(name: str, naming: AxisNames, requested: _RequestedSizes) -
     """
     said = requested.of(name, naming.keys_named(name))
     bounds = [naming.axis_keys.bounds_of(key) for key in naming.keys_named(name)]
-    low = max((item.min for item in (*said, *bounds)), default=1)
+    # A min that nobody wrote is no wish: a cache may be empty.
+    low = max(
+        (*(item.min for item in said if "min" in item.model_fields_set), *(item.min for item in bounds)), default=1
+    )
     high = _smallest_limit([item.max for item in said])
     limit = _smallest_limit([item.max for item in bounds])
     if limit is not None and high is not None and high > limit:

@@ -37,10 +37,15 @@ class NestedArguments:
     constants: Mapping[str, Any]
     """Path → value, for what is no tensor."""
     _build: Callable[[Mapping[str, torch.Tensor]], dict[str, Any]]
+    _results: Callable[[Any], Any] | None = None
 
     def build(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Return the arguments by name, with these tensors in their places; containers are new in each call."""
         return self._build(tensors)
+
+    def results(self, outputs: Any) -> Any:
+        """Return what the forward returned in the form whose tensors become outputs; as it is, as a rule."""
+        return outputs if self._results is None else self._results(outputs)
 
     @property
     def notes(self) -> tuple[str, ...]:

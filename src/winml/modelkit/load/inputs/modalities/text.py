@@ -39,6 +39,7 @@ class Text(Modality):
 
     shape_keys = (
         ShapeKey("sequence_length", "Tokens per row of text.", opened_by="sequence"),
+        ShapeKey("past_sequence_length", "Tokens in the cache before a run, where the graph takes a cache."),
         ShapeKey(
             "decoder_sequence_length",
             "Tokens per row given to the decoder of an encoder-decoder model.",

@@ -1,0 +1,1 @@
+"""What does a model that generates keep between two runs, and how does a graph take and return it?"""

@@ -1,0 +1,140 @@
+"""Does a model get a graph with a cache, and how is its forward called then?"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.load.caches.finding import NO_CACHE_HINT, find_cache
+from winml.modelkit.load.caches.inputs import OPEN_KEYS, open_by_default, with_cache_inputs, with_sums
+from winml.modelkit.load.caches.layout import CacheLayout
+from winml.modelkit.load.checkpoints.config import CheckpointConfig
+from winml.modelkit.load.inputs.decision import (
+    AxisMeanings,
+    InputDecision,
+    decide_inputs,
+    forward_keywords,
+    forward_parameters,
+)
+from winml.modelkit.load.inputs.dynamic_axes import open_axes
+
+if TYPE_CHECKING:
+    from winml.modelkit.load.request import ModelRequest
+
+__all__ = ["CACHED_TASKS", "cached_keywords", "decision_with_cache"]
+
+CACHED_TASKS = ("text-generation",)
+"""Tasks whose graphs take a cache, where the model keeps one."""
+
+_LAST_ONLY = "logits_to_keep"
+"""Parameter of a forward: of how many of the last tokens scores are computed."""
+
+
+def decision_with_cache(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> InputDecision:
+    """Return the inputs of the graph with a cache; without inputs, and with the reason as a note, where it gets none.
+
+    Args:
+        model: The model; its parameters may be on the ``meta`` device.
+        checkpoint: Its config and files.
+        task: Canonical task.
+        request: What the user asked for.
+
+    Raises:
+        UsageError: the cache is of a kind that no graph can take, or sizes do not fit it.
+    """
+    described = request.input_specs
+    if task not in CACHED_TASKS:
+        _refuse_logits(request, f"{task} gives no scores of next tokens")
+        return InputDecision(())
+    if not request.cache or (described is not None and not any(spec.cache for spec in described)):
+        _refuse_logits(request, "the graph takes no cache")
+        asked = "as --no-cache asks" if not request.cache else f"{request.specs_origin} describes none"
+        return InputDecision((), (f"The graph takes no cache, {asked}: every run reads all tokens.",))
+    plain = decide_inputs(
+        model,
+        checkpoint.config,
+        checkpoint.root,
+        task=task,
+        shape=_without_past(request),
+        batch_size=request.batch_size,
+    )
+    layout = find_cache(model, plain.inputs, cached_keywords(model, request))
+    if layout is None:
+        _refuse_logits(request, "the graph takes no cache")
+        name = type(model).__name__
+        return InputDecision((), (f"The graph takes no cache, since {name} returns none: every run reads all tokens.",))
+    return _open_decision(plain, layout, model, checkpoint.config, request)
+
+
+def cached_keywords(model: torch.nn.Module, request: ModelRequest) -> dict[str, Any]:
+    """Return the fixed keywords of a forward that takes and returns a cache.
+
+    Raises:
+        UsageError: scores of the last token are asked for, and the forward always computes those of all.
+    """
+    keywords: dict[str, Any] = forward_keywords(model)
+    if "use_cache" in keywords:
+        keywords["use_cache"] = True
+    if request.logits == "last":
+        if _LAST_ONLY not in forward_parameters(model):
+            raise UsageError(
+                f"--logits last: {type(model).__name__} computes the scores of all tokens",
+                hint="Leave --logits out, and take the last ones of the answer.",
+            )
+        keywords[_LAST_ONLY] = 1
+    return keywords
+
+
+def _open_decision(
+    plain: InputDecision, layout: CacheLayout, model: torch.nn.Module, config: Any, request: ModelRequest
+) -> InputDecision:
+    """Return the inputs with the cache, sizes left open."""
+    given = {**(request.shape_config.given() if request.shape_config else {})}
+    if request.batch_size:
+        given["batch_size"] = request.batch_size
+    left_open = request.shape_config.left_open() if request.shape_config else {}
+    decision = with_cache_inputs(plain, layout, forward_parameters(model), config, given)
+    if request.input_specs is not None:
+        decision = _as_described(decision, request)
+        opened = open_axes(decision, request.dynamic, are_sizes_firm=True)
+    else:
+        left_open = open_by_default(left_open, given)
+        opened = open_axes(decision, request.dynamic, left_open, firm_keys=frozenset(given))
+    return dataclasses.replace(with_sums(opened), cache=layout)
+
+
+def _as_described(decision: InputDecision, request: ModelRequest) -> InputDecision:
+    """Return the decision with the inputs as the user describes them.
+
+    Raises:
+        UsageError: they are not those of this model.
+    """
+    assert request.input_specs is not None
+    names, described = ([spec.name for spec in specs] for specs in (decision.inputs, request.input_specs))
+    if sorted(names) != sorted(described):
+        odd = sorted({*names} ^ {*described})
+        raise UsageError(
+            f"{request.specs_origin}: {odd[0]}: the graph with a cache takes {', '.join(names)}", hint=NO_CACHE_HINT
+        )
+    by_name = {spec.name: spec for spec in request.input_specs}
+    return dataclasses.replace(
+        decision,
+        inputs=tuple(by_name[name] for name in names),
+        meanings=AxisMeanings(),
+        given_by=request.specs_origin,
+    )
+
+
+def _without_past(request: ModelRequest) -> Any:
+    """Return the sizes the user wants without that of the cache, which the plain inputs do not have."""
+    return request.shape_config and request.shape_config.model_copy(update={OPEN_KEYS[-1]: None})
+
+
+def _refuse_logits(request: ModelRequest, reason: str) -> None:
+    if request.logits == "last":
+        raise UsageError(f"--logits last: {reason}", hint="Leave --logits out.")

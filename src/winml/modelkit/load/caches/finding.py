@@ -1,0 +1,106 @@
+"""Which cache does a model keep? Found by running its forward once, on shapes alone.
+
+What the forward returns says it: the parameter that takes the cache again, its layers and their tensors. No model is
+known by name. A cache that cannot be flattened is refused with the layer and the class that stop it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.caches.layout import CacheLayout, CacheState, StateKind
+from winml.modelkit.load.inputs.shape_run import run_on_shapes
+
+__all__ = ["NO_CACHE_HINT", "find_cache"]
+
+NO_CACHE_HINT = "--no-cache writes the graph that reads all tokens in every run."
+
+_ROWS, _TOKENS = 2, 3
+"""Chosen: the smallest sizes that are neither 1 nor equal."""
+
+
+def find_cache(
+    model: torch.nn.Module, inputs: tuple[InputTensorSpec, ...], keywords: Mapping[str, Any]
+) -> CacheLayout | None:
+    """Return the cache that a model keeps; None where its forward returns none.
+
+    Args:
+        model: The model; its parameters may be on the ``meta`` device.
+        inputs: What its forward takes without a cache, rows of tokens all of them.
+        keywords: Further arguments of the forward, among them the one that asks for a cache.
+
+    Raises:
+        UsageError: the cache is of a kind that no graph can take; names layer and class.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    specs = {spec.name: spec.model_copy(update={"shape": (_ROWS, _TOKENS)}) for spec in inputs}
+    outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
+    if outputs is None or not isinstance(outputs, Mapping):
+        return None
+    from transformers.cache_utils import Cache
+
+    returned = [
+        (name, value) for name, value in outputs.items() if name in parameters and not isinstance(value, torch.Tensor)
+    ]
+    for name, value in returned:
+        if isinstance(value, Cache):
+            return _layout(type(model).__name__, name, value)
+        if value is not None:
+            raise _refusal(type(model).__name__, f"{name} is a {type(value).__name__}")
+    return None
+
+
+def _layout(model_name: str, argument: str, cache: Any) -> CacheLayout | None:
+    """Return the layout of a cache after one run.
+
+    Raises:
+        UsageError: a layer cannot be expressed.
+    """
+    from transformers.cache_utils import DynamicCache
+
+    from winml.modelkit.load.caches.traced_layers import LAYER_CLASSES, layer_tensors
+
+    if type(cache) is not DynamicCache:
+        raise _refusal(model_name, f"{argument} is a {type(cache).__name__}")
+    states: list[CacheState] = []
+    classes = {item: item.__name__ for item in LAYER_CLASSES}
+    names: list[str] = []
+    for number, layer in enumerate(cache.layers):
+        tensors = layer_tensors(layer)
+        if type(layer) not in classes:
+            raise _refusal(model_name, f"layer {number} of {argument} is a {type(layer).__name__}")
+        # A layer that nothing was written to keeps nothing.
+        names.append(classes[type(layer)] if tensors else "DummyLayer")
+        window = getattr(layer, "sliding_window", None)
+        for (kind, index), value in tensors.items():
+            state = _state(number, kind, index, value, window)
+            if state is None:
+                shape = list(value.shape)
+                raise _refusal(
+                    model_name, f"layer {number} of {argument} ({type(layer).__name__}) holds {kind} {shape}"
+                )
+            states.append(state)
+    return CacheLayout(argument, tuple(names), tuple(states)) if states else None
+
+
+def _state(
+    layer: int, kind: StateKind, index: int | None, value: torch.Tensor, window: int | None
+) -> CacheState | None:
+    """Return what is known of a tensor; None where rows and tokens are not where every other cache has them."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    if kind not in ("key", "value"):
+        is_by_row = value.dim() > 1 and value.shape[0] == _ROWS
+        return CacheState(layer, kind, tuple(value.shape[1:]), dtype, index=index) if is_by_row else None
+    if value.dim() != 4 or (value.shape[0], value.shape[2]) != (_ROWS, _TOKENS):
+        return None
+    return CacheState(layer, kind, (value.shape[1], value.shape[3]), dtype, window=window)
+
+
+def _refusal(model_name: str, what: str) -> UsageError:
+    return UsageError(f"{model_name} keeps a cache that no graph can take: {what}", hint=NO_CACHE_HINT)

@@ -1,0 +1,165 @@
+"""Which inputs does a graph with a cache take, and which of their sizes stay open?
+
+Tokens, a mask over the tokens in the cache and these, positions where the forward takes them, and the tensors of the
+cache. Rows, tokens and tokens in the cache are open unless the user gives a number: one graph then serves the prompt,
+with nothing in the cache, and every step after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.dimensions import OpenSize
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.caches.layout import CacheLayout, CacheState
+from winml.modelkit.load.inputs.config_values import first_int
+from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision
+from winml.modelkit.load.inputs.option_names import SHAPE_CONFIG_OPTION
+from winml.modelkit.load.inputs.sizes import SizeBounds
+
+__all__ = ["OPEN_KEYS", "PAST_KEY", "open_by_default", "with_cache_inputs", "with_sums"]
+
+PAST_KEY = "past_sequence_length"
+_SEQUENCE_KEY = "sequence_length"
+OPEN_KEYS = ("batch_size", _SEQUENCE_KEY, PAST_KEY)
+
+_TOTAL_NAME = "total_sequence"
+_MASK, _POSITIONS = "attention_mask", "position_ids"
+_TRACED_TOKENS, _TRACED_PAST = 5, 7
+"""Chosen: small, apart from each other, and neither a power of two nor a usual number of heads."""
+_POSITION_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
+_USUAL_POSITIONS = 2048
+"""Chosen: positions where no config says how many there are."""
+_GROWING_ROTATIONS = ("dynamic", "longrope")
+"""Specified by transformers: rotations that change, in Python, once a position is beyond those of the pretraining."""
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes to begin with, open or not."""
+
+    batch: int
+    tokens: int
+    past: int
+
+
+def with_cache_inputs(
+    decision: InputDecision, layout: CacheLayout, parameters: Mapping[str, Any], config: Any, given: Mapping[str, int]
+) -> InputDecision:
+    """Return the inputs of the graph with a cache.
+
+    Args:
+        decision: The inputs without one.
+        layout: The cache.
+        parameters: Those of the forward.
+        config: Of the model; tells how many positions it has.
+        given: Key of ``--shape-config`` → number the user gave.
+
+    Raises:
+        UsageError: more tokens are asked for than the model has positions.
+    """
+    limit = first_int(config, _POSITION_LIMITS)
+    bounds = dict(decision.meanings.bounds)
+    usable = (bounds.get(_SEQUENCE_KEY) or SizeBounds()).max
+    sizes = _Sizes(
+        batch=given.get("batch_size", 1),
+        tokens=given.get(_SEQUENCE_KEY, _TRACED_TOKENS),
+        past=given.get(PAST_KEY, _TRACED_PAST),
+    )
+    _refuse_beyond_positions(usable, given)
+    bounds[PAST_KEY] = SizeBounds(min=0, max=None if usable is None else usable - 1)
+    meanings = AxisMeanings(
+        keys=dict(decision.meanings.keys),
+        sizes={**decision.meanings.sizes, "batch_size": sizes.batch, _SEQUENCE_KEY: sizes.tokens, PAST_KEY: sizes.past},
+        bounds=bounds,
+    )
+    keys: dict[str, tuple[str | None, ...]] = dict(meanings.keys)
+    specs: list[InputTensorSpec] = []
+    for spec in decision.inputs:
+        tokens = sizes.past + sizes.tokens if spec.name == _MASK else sizes.tokens
+        axis_keys = ("batch_size", None if spec.name == _MASK else _SEQUENCE_KEY)
+        keys[spec.name] = axis_keys
+        specs.append(spec.model_copy(update={"shape": (sizes.batch, tokens)}))
+    if _POSITIONS in parameters and _POSITIONS not in keys:
+        keys[_POSITIONS] = ("batch_size", _SEQUENCE_KEY)
+        highest = _largest_position(config, usable or limit or _USUAL_POSITIONS)
+        shape = (sizes.batch, sizes.tokens)
+        specs.append(InputTensorSpec(name=_POSITIONS, shape=shape, dtype="int64", value_range=(0, highest)))
+    for state in layout.states:
+        keys[state.input] = _state_keys(state)
+        specs.append(
+            InputTensorSpec(
+                name=state.input, shape=state.shape(sizes.batch, sizes.past), dtype=state.dtype, cache=state.slot
+            )
+        )
+    return replace(decision, inputs=tuple(specs), meanings=replace(meanings, keys=keys))
+
+
+def _state_keys(state: CacheState) -> tuple[str | None, ...]:
+    if state.grows:
+        return ("batch_size", None, PAST_KEY, None)
+    return ("batch_size", *(None for _ in state.sizes))
+
+
+def _refuse_beyond_positions(usable: int | None, given: Mapping[str, int]) -> None:
+    """Refuse more tokens than there are positions.
+
+    Raises:
+        UsageError: names the sizes.
+    """
+    wanted = {key: given[key] for key in (PAST_KEY, _SEQUENCE_KEY) if key in given}
+    if usable is not None and sum(wanted.values()) > usable:
+        words = " and ".join(f"{key} {size}" for key, size in wanted.items())
+        raise UsageError(
+            f"{SHAPE_CONFIG_OPTION}: {words}: the model has {usable} positions", hint="Give sizes that fit together."
+        )
+
+
+def _largest_position(config: Any, limit: int) -> int:
+    """Return the largest position that is drawn."""
+    rotation = getattr(config, "rope_parameters", None)
+    kind = rotation.get("rope_type") if isinstance(rotation, dict) else None
+    if isinstance(kind, str) and any(word in kind for word in _GROWING_ROTATIONS):
+        original = rotation.get("original_max_position_embeddings") or limit
+        limit = min(limit, int(original))
+    return limit - 1
+
+
+def open_by_default(left_open: Mapping[str, OpenSize], given: Mapping[str, int]) -> dict[str, OpenSize]:
+    """Return what is left open: every size of :data:`OPEN_KEYS` that the user gave no number for.
+
+    Args:
+        left_open: What the user leaves open, with names and bounds.
+        given: Key → number.
+    """
+    return {**{key: OpenSize() for key in OPEN_KEYS if key not in given}, **left_open}
+
+
+def with_sums(decision: InputDecision) -> InputDecision:
+    """Return the decision in which the length of the mask is that of the cache and of the tokens together.
+
+    Takes the inputs once the names of open sizes stand in their shapes.
+    """
+    shapes = {spec.name: spec.shape for spec in decision.inputs}
+    past = next(
+        (spec.shape[2] for spec in decision.inputs if spec.cache is not None and spec.cache.kind == "key"), None
+    )
+    if _MASK not in shapes or past is None:
+        return decision
+    tokens = shapes["input_ids"][1]
+    total: int | str
+    if isinstance(past, int) and isinstance(tokens, int):
+        total, sums = past + tokens, {}
+    else:
+        own_name = shapes[_MASK][1]
+        total = own_name if isinstance(own_name, str) else _TOTAL_NAME
+        sums = {total: (past, tokens)}
+    inputs = tuple(
+        spec.model_copy(update={"shape": (spec.shape[0], total), "sums": sums}) if spec.name == _MASK else spec
+        for spec in decision.inputs
+    )
+    dimensions = tuple(item for item in decision.dimensions if item.name not in sums)
+    return replace(decision, inputs=inputs, dimensions=dimensions)

@@ -1,0 +1,99 @@
+"""The records of a cache: which tensors a model keeps between two runs, and what they are called in its graph.
+
+Names are those other readers of such graphs expect: ``past_key_values.N.key`` becomes ``present.N.key`` in optimum,
+transformers.js and onnxruntime-genai, ``past_conv.N`` becomes ``present_conv.N`` in transformers.js. Imports neither
+torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.graph.bundle import PartFeed
+from winml.modelkit.graph.specs import CacheSlot
+
+__all__ = ["CacheLayout", "CacheState", "StateKind"]
+
+StateKind = Literal["key", "value", "conv", "recurrent"]
+
+_ATTENDED = ("key", "value")
+"""Kinds that hold one entry for every token."""
+
+
+@dataclass(frozen=True)
+class CacheState:
+    """One tensor of the cache."""
+
+    layer: int
+    """Position in the cache, from 0."""
+    kind: StateKind
+    sizes: tuple[int, ...]
+    """Fixed sizes: of keys and values those of heads and head, of other states all but the batch, which comes first."""
+    dtype: str
+    window: int | None = None
+    """How many of the last tokens are ever attended to, where a layer does not see all of them."""
+    index: int | None = None
+    """Which of several states of this kind in the layer; None where there is one."""
+
+    @property
+    def grows(self) -> bool:
+        """Whether it holds one entry for every token; its shape is then batch, heads, tokens, head."""
+        return self.kind in _ATTENDED
+
+    @property
+    def input(self) -> str:
+        """Name of the input that takes it."""
+        return f"past_key_values.{self.layer}.{self.kind}" if self.grows else f"past_{self._place}"
+
+    @property
+    def output(self) -> str:
+        """Name of the output that becomes it in the next run."""
+        return f"present.{self.layer}.{self.kind}" if self.grows else f"present_{self._place}"
+
+    @property
+    def slot(self) -> CacheSlot:
+        """What the file says of the input."""
+        return CacheSlot(layer=self.layer, kind=self.kind, window=self.window)
+
+    @property
+    def _place(self) -> str:
+        return f"{self.kind}.{self.layer}" + ("" if self.index is None else f".{self.index}")
+
+    def shape(self, batch: int, tokens: int) -> tuple[int, ...]:
+        """Return its shape with so many rows, after so many tokens."""
+        return (batch, self.sizes[0], tokens, self.sizes[1]) if self.grows else (batch, *self.sizes)
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The cache of a model."""
+
+    argument: str
+    """Parameter of the forward that takes it, such as ``past_key_values``; its results call it the same."""
+    layer_classes: tuple[str, ...]
+    """Class of every layer of the cache, in order; a layer may hold no state."""
+    states: tuple[CacheState, ...]
+    """At least one, in the order in which they are inputs."""
+
+    @property
+    def feeds(self) -> tuple[PartFeed, ...]:
+        """Which outputs of the graph become which of its inputs in the next run."""
+        return tuple(PartFeed(state.output, ONLY_PART, state.input) for state in self.states)
+
+    @property
+    def words(self) -> str:
+        """What it holds, for people: ``2 layers, key and value``."""
+        kinds = list(dict.fromkeys(state.kind for state in self.states))
+        layers = len({state.layer for state in self.states})
+        return f"{layers} layer{'' if layers == 1 else 's'}, {_joined(kinds)}"
+
+    def states_of(self, layer: int) -> Mapping[tuple[StateKind, int | None], CacheState]:
+        """Return the states of one layer by kind and index."""
+        return {(state.kind, state.index): state for state in self.states if state.layer == layer}
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

@@ -1,0 +1,136 @@
+"""Layers of transformers' cache whose code is the same at every length, so that it can be traced once for all of them.
+
+transformers' own layers decide in Python by the number of tokens they hold, which a graph would keep as it was traced.
+What a layer returns, and what it holds afterwards, is the same. Imported by those who build a cache only: it loads
+transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
+
+__all__ = ["LAYER_CLASSES", "TracedAttentionLayer", "TracedHybridLayer", "TracedRecurrentLayer", "layer_tensors"]
+
+Tensors = Mapping[tuple[str, int | None], torch.Tensor]
+"""Kind and index of each state → its value."""
+
+
+class TracedAttentionLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
+    """Keys and values of all tokens; of a sliding window as well, where the mask hides what the window does not reach.
+
+    A cache of one length serves readers that know one number of past tokens only.
+    """
+
+    def __init__(self, tensors: Tensors) -> None:
+        """Hold the keys and values of the tokens before this run; each is batch, heads, tokens, head."""
+        super().__init__()
+        self.hold_attended(tensors)
+
+    def hold_attended(self, tensors: Tensors) -> None:
+        """Take keys and values."""
+        self.keys, self.values = tensors["key", None], tensors["value", None]
+        self.dtype, self.device = self.keys.dtype, self.keys.device
+        self.is_initialized = True
+
+    def get_seq_length(self) -> int:
+        """Return the number of tokens; traced, it stays open."""
+        length: int = self.keys.shape[-2]
+        return length
+
+
+class TracedRecurrentLayer(LinearAttentionLayer):  # type: ignore[misc]
+    """States of convolutions and recurrences; before the first token they are zero."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        """Hold the states after the run before this one."""
+        super().__init__(number_of_states=_state_count(tensors))
+        self.hold_states(tensors)
+
+    def hold_states(self, tensors: Tensors) -> None:
+        """Take the states."""
+        for (kind, index), value in tensors.items():
+            position = index or 0
+            if kind == "conv":
+                self.conv_states[position] = value
+                self.conv_kernel_size[position] = value.shape[-1]
+                self.is_conv_states_initialized[position] = True
+            elif kind == "recurrent":
+                self.recurrent_states[position] = value
+                self.is_recurrent_states_initialized[position] = True
+            self.has_previous_state[position] = True
+            self.device, self.dtype = value.device, value.dtype
+
+    def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **_options: Any) -> torch.Tensor:
+        """Return the columns before this run and those of it; keep as many of the last as there were."""
+        kept = self.conv_states[state_idx]
+        columns = torch.cat([kept, conv_states], dim=-1)
+        self.conv_states[state_idx] = columns[..., -kept.shape[-1] :]
+        return columns
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, state_idx: int = 0, **_options: Any
+    ) -> torch.Tensor:
+        """Keep a state and return it."""
+        self.recurrent_states[state_idx] = recurrent_states
+        return recurrent_states
+
+
+class TracedHybridLayer(TracedRecurrentLayer, TracedAttentionLayer):
+    """Both in one layer."""
+
+    is_compileable = False
+
+    def __init__(self, tensors: Tensors) -> None:
+        """Hold keys, values and states."""
+        DynamicLayer.__init__(self)
+        LinearAttentionLayer.__init__(self, number_of_states=_state_count(tensors))
+        self.hold_states({place: value for place, value in tensors.items() if place[0] in ("conv", "recurrent")})
+        self.hold_attended(tensors)
+
+
+class _EmptyLayer(DummyLayer):  # type: ignore[misc]
+    """A layer that keeps nothing, such as one that attends to the keys of another."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        assert not tensors  # it keeps none
+        super().__init__()
+
+
+LAYER_CLASSES: Mapping[type, type] = {
+    DynamicLayer: TracedAttentionLayer,
+    DynamicSlidingWindowLayer: TracedAttentionLayer,
+    LinearAttentionLayer: TracedRecurrentLayer,
+    LinearAttentionAndFullAttentionLayer: TracedHybridLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer: TracedHybridLayer,
+    DummyLayer: _EmptyLayer,
+}
+"""Layer of transformers → the one that stands for it in a graph. A class derived from one of them is none of them: what
+it adds would be lost."""
+
+
+def layer_tensors(layer: Any) -> dict[tuple[str, int | None], torch.Tensor]:
+    """Return what a layer holds, by kind and index; a layer that was not run holds nothing."""
+    tensors: dict[tuple[str, int | None], torch.Tensor] = {}
+    for kind, name in (("key", "keys"), ("value", "values")):
+        value = getattr(layer, name, None)
+        if isinstance(value, torch.Tensor):
+            tensors[kind, None] = value
+    for kind, name in (("conv", "conv_states"), ("recurrent", "recurrent_states")):
+        states = {index: value for index, value in getattr(layer, name, {}).items() if value is not None}
+        tensors |= {(kind, None if layer.number_of_states == 1 else index): value for index, value in states.items()}
+    return tensors
+
+
+def _state_count(tensors: Tensors) -> int:
+    return max((index or 0 for _, index in tensors), default=0) + 1

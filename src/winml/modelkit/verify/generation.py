@@ -1,0 +1,256 @@
+"""Does a graph with a cache generate what the model generates?
+
+The model generates with a cache of its own: two prompts of different lengths at once, greedily, then a second prompt
+after what it wrote. The graph is given the same tokens, and in every run what it returned itself in the run before. The
+same best token in every step means the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from winml.modelkit.compare.generation import GenerationInfo
+from winml.modelkit.compare.outputs import compare_outputs
+from winml.modelkit.errors import VerificationError, first_line
+from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.load.caches.arguments import empty_states
+from winml.modelkit.load.caches.layout import CacheLayout
+from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
+from winml.modelkit.verify.reference_run import PreparedPart
+
+__all__ = ["GeneratedText", "compare_generation", "generate_reference"]
+
+Arrays = dict[str, NDArray[Any]]
+
+_PROMPT, _PADDING = 7, 3
+"""Chosen: tokens of the longer prompt, and by how many the other one is shorter."""
+_NEW_TOKENS = 32
+_SECOND_PROMPT = 4
+_ROWS = 2
+_SCORES = "logits"
+_TOKENS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One run of the model."""
+
+    tokens: NDArray[Any]
+    mask: NDArray[Any]
+    """Of all tokens so far."""
+    scores: NDArray[Any]
+    """What PyTorch answers for the last tokens: rows, tokens, vocabulary."""
+
+    @property
+    def positions(self) -> NDArray[Any]:
+        """Place of each token in its text, padding left out."""
+        places: NDArray[Any] = (self.mask.cumsum(-1) - 1).clip(0)[:, -self.tokens.shape[1] :]
+        return places
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """What PyTorch generated, run by run."""
+
+    steps: tuple[_Step, ...]
+    """The prompt, one step for each further token, the second prompt."""
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that were chosen."""
+        return len(self.steps) - 1
+
+
+def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str:
+    """Let the model generate in PyTorch, with a cache of its own; return why not, where it cannot.
+
+    Args:
+        prepared: The part, with values.
+        seed: Seed of the prompts.
+    """
+    part = prepared.part
+    if reason := _reason_against(part):
+        return reason
+    room = _most_tokens(part)
+    count = min(_NEW_TOKENS, room - _PROMPT - _SECOND_PROMPT) if room is not None else _NEW_TOKENS
+    if count < 1:
+        return f"the model has no more than {room} positions"
+    tokens, mask = _prompts(part, seed)
+    try:
+        with _as_the_user_calls_it(prepared), unchanged_attributes(prepared.model), quiet_libraries():
+            return _generated(part, prepared.model, (tokens, mask), count)
+    except Exception as error:  # code of the model
+        return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
+
+
+def _generated(part: ModelPart, model: Any, prompt: tuple[torch.Tensor, torch.Tensor], count: int) -> GeneratedText:
+    tokens, mask = prompt
+    assert part.cache is not None
+    with _plain_generation(model, count):
+        result = model.generate(
+            tokens, attention_mask=mask, use_cache=True, return_dict_in_generate=True, output_logits=True
+        )
+    steps = [_Step(to_numpy(tokens), to_numpy(mask), to_numpy(result.logits[0])[:, None])]
+    for number, scores in enumerate(result.logits[1:], start=1):
+        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+        chosen = result.sequences[:, _PROMPT + number - 1 : _PROMPT + number]
+        steps.append(_Step(to_numpy(chosen), to_numpy(mask), to_numpy(scores)[:, None]))
+    # The last token was chosen and not read yet.
+    second = torch.cat([result.sequences[:, -1:], tokens[:, -_SECOND_PROMPT + 1 :]], dim=1)
+    mask = torch.cat([mask, torch.ones_like(second)], dim=1)
+    step = _Step(to_numpy(second), to_numpy(mask), np.empty(0))
+    named = {_TOKENS: second, _MASK: mask, _POSITIONS: torch.from_numpy(step.positions)}
+    wanted = {name: value for name, value in named.items() if name in {spec.name for spec in part.inputs}}
+    cache = getattr(result, part.cache.argument, None) or result.past_key_values
+    answer = model(**wanted, **part.forward_kwargs, **{part.cache.argument: cache})
+    steps.append(_Step(step.tokens, step.mask, to_numpy(answer[_SCORES])))
+    return GeneratedText(tuple(steps))
+
+
+def compare_generation(
+    part: ModelPart,
+    text: GeneratedText,
+    run_file: Callable[[Draw], Mapping[str, NDArray[Any]]],
+    computed_in: Sequence[str],
+    is_rounding: Callable[[Draw], bool],
+) -> GenerationInfo:
+    """Compare the scores a graph gives, token by token, with those of PyTorch.
+
+    Args:
+        part: The part.
+        text: What PyTorch generated.
+        run_file: Runs the file.
+        computed_in: Dtypes the model computes in.
+        is_rounding: Says of inputs whether rounding decides what PyTorch answers.
+
+    Raises:
+        VerificationError: the scores of a step differ; names it.
+    """
+    assert part.cache is not None  # there was something to generate with
+    rows = text.steps[0].tokens.shape[0]
+    states: Mapping[str, Any] = {name: to_numpy(value) for name, value in empty_states(part.cache, rows).items()}
+    largest, ties, stopped_after = 0.0, 0, None
+    for number, step in enumerate(text.steps):
+        feeds = _feeds(part, step, states)
+        draw = Draw({name: torch.from_numpy(value) for name, value in feeds.items()}, {}, {})
+        answer = run_file(draw)
+        scores = answer[_SCORES][:, -step.scores.shape[1] :]
+        expected = step.scores[:, -scores.shape[1] :]
+        (compared,) = compare_outputs([{_SCORES: expected}], [{_SCORES: scores}], computed_in=computed_in).comparisons
+        if not compared.is_equal:
+            if compared.problem or not is_rounding(draw):
+                raise _unequal(
+                    text, number, compared.problem or f"they differ by {compared.relative_diff:.1e} of scale"
+                )
+            stopped_after = number
+            break
+        largest = max(largest, compared.relative_diff)
+        if number < text.new_tokens:
+            ties += _tied(expected[:, -1], 2 * compared.threshold * compared.scale)
+        states = _fed(part.cache, answer)
+    return GenerationInfo(
+        rows=rows,
+        prompt_tokens=text.steps[0].tokens.shape[1],
+        new_tokens=text.new_tokens,
+        second_prompt_tokens=text.steps[-1].tokens.shape[1],
+        ties=ties,
+        largest_relative_diff=largest,
+        stopped_after=stopped_after,
+    )
+
+
+def _feeds(part: ModelPart, step: _Step, states: Mapping[str, NDArray[Any]]) -> Arrays:
+    known = {_TOKENS: step.tokens, _MASK: step.mask, _POSITIONS: step.positions, **states}
+    # What else says something of each token says the same of all.
+    return {spec.name: known.get(spec.name, np.zeros_like(step.tokens)) for spec in part.inputs}
+
+
+def _fed(cache: CacheLayout, answer: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+    return {state.input: answer[state.output] for state in cache.states}
+
+
+def _tied(scores: NDArray[Any], margin: float) -> int:
+    """Return in how many rows the best two scores are no farther apart than the margin."""
+    best = np.sort(scores.astype(np.float64), axis=-1)[:, -2:]
+    return int((best[:, 1] - best[:, 0] <= margin).sum())
+
+
+def _unequal(text: GeneratedText, number: int, difference: str) -> VerificationError:
+    step = text.steps[number]
+    past = step.mask.shape[1] - step.tokens.shape[1]
+    which = f"step {number}" if 0 < number <= text.new_tokens else "the prompt"
+    if number > text.new_tokens:
+        which = "a second prompt"
+    return VerificationError(
+        f"not equal when generating: at {which}, {step.tokens.shape[1]} tokens after {past} in the cache, the scores "
+        f"are not those of PyTorch: {difference}",
+        hint="The graph is not the model with its cache. No file was written; --no-verify writes it all the same, "
+        "--no-cache a graph that reads all tokens in every run.",
+        is_graph_wrong=True,
+    )
+
+
+def _reason_against(part: ModelPart) -> str:
+    """Return why nothing can be generated with a graph of these inputs; empty where it can."""
+    shapes = {spec.name: spec.shape for spec in part.inputs}
+    if isinstance(shapes[_TOKENS][1], int):
+        return "the number of tokens is fixed"
+    if any(isinstance(spec.shape[2], int) for spec in part.inputs if spec.cache and spec.cache.kind == "key"):
+        return "the length of the cache is fixed"
+    if not callable(getattr(part.model, "generate", None)):
+        return f"{type(part.model).__name__} has no generate()"
+    return ""
+
+
+def _most_tokens(part: ModelPart) -> int | None:
+    """Return how many tokens a text may have; None: any number."""
+    tokens = next(spec for spec in part.inputs if spec.name == _TOKENS).shape[1]
+    return next((item.max for item in part.dimensions if item.name == tokens), None)
+
+
+def _prompts(part: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and their mask; where the model takes a mask, the first row is padded on the left."""
+    specs = {spec.name: spec for spec in part.inputs}
+    rows = specs[_TOKENS].shape[0]
+    rows = rows if isinstance(rows, int) else _ROWS
+    low, high = specs[_TOKENS].value_range or (0, 1)
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(int(low), int(high) + 1, (rows, _PROMPT), generator=generator)
+    mask = torch.ones_like(tokens)
+    if _MASK in specs and rows > 1:
+        mask[0, :_PADDING] = 0
+    return tokens, mask
+
+
+@contextmanager
+def _as_the_user_calls_it(prepared: PreparedPart) -> Iterator[None]:
+    """Give the model its own forward back for the time of the block."""
+    model = prepared.model
+    model.forward = prepared.forward.unflattened
+    try:
+        yield
+    finally:
+        model.forward = prepared.forward
+
+
+@contextmanager
+def _plain_generation(model: nn.Module, count: int) -> Iterator[None]:
+    """Let a model choose the best of so many tokens, whatever its own settings are, for the time of the block."""
+    from transformers import GenerationConfig
+
+    own: Any = model.generation_config
+    model.generation_config = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0)
+    try:
+        yield
+    finally:
+        model.generation_config = own
