@@ -6,6 +6,7 @@ type is that of a decoder of any family, which genai feeds by the names given he
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from typing import Any
 
 import onnx
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
 from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.options import JsonError, read_json_file
 
-__all__ = ["genai_config"]
+__all__ = ["genai_config", "genai_config_text"]
 
 _TYPE = "decoder"
 """Specified: onnxruntime-genai's name of a model that takes tokens and a cache of keys and values, of any family."""
@@ -41,11 +44,28 @@ class _Caches:
     head_size: int
 
 
-def genai_config(model: Path, config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
+def genai_config_text(model: Path, name: str, sources: Mapping[str, Path]) -> str:
+    """Return the text of ``genai_config.json``.
+
+    Args:
+        model: The ONNX file, wherever it is now.
+        name: Its name in the folder.
+        sources: Files of the checkpoint that come along: name → file.
+
+    Raises:
+        UsageError: onnxruntime-genai has no type for the graph.
+        InputError: a config is damaged.
+    """
+    given = (_read(sources.get(file_name)) for file_name in (CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME))
+    return json.dumps(genai_config(model, name, *given), indent=2) + "\n"
+
+
+def genai_config(model: Path, name: str, config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a decoder.
 
     Args:
         model: The ONNX file.
+        name: Its name in the folder.
         config: ``config.json`` of the checkpoint.
         generation: ``generation_config.json`` of it; empty where there is none.
 
@@ -61,7 +81,7 @@ def genai_config(model: Path, config: Mapping[str, Any], generation: Mapping[str
     heads = _first(text, ("num_attention_heads", "n_head", "num_heads"), caches.heads)
     decoder = {
         "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
-        "filename": model.name,
+        "filename": name,
         "head_size": caches.head_size,
         "hidden_size": _first(text, ("hidden_size", "n_embd", "d_model"), heads * caches.head_size),
         "inputs": {
@@ -160,3 +180,13 @@ def _token(generation: Mapping[str, Any], config: Mapping[str, Any], key: str, d
 
 def _one(value: Any) -> Any:
     return value[0] if isinstance(value, list) and value else value
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        record = read_json_file(path)
+    except JsonError as error:
+        raise InputError(f"{path}: {error}", hint=error.hint) from error
+    return record if isinstance(record, dict) else {}

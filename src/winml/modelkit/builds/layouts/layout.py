@@ -5,15 +5,18 @@ A layout places what a build has made; it changes no graph. Stages and their fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import GENAI_CONFIG_NAME, built_part_name
+from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.quantize.precisions import FLOAT32
 
-__all__ = ["LAYOUTS", "PLAIN", "Layout", "LayoutName", "find_layout", "refuse_task"]
+__all__ = ["LAYOUTS", "PLAIN", "Layout", "LayoutName", "find_layout", "refuse_models", "refuse_task"]
 
 LayoutName = Literal["genai", "optimum", "transformers.js"]
 
@@ -59,8 +62,7 @@ _JS_SUFFIXES: Mapping[str, str] = {
 
 _OTHER_TOOLS: Mapping[str, str] = {
     "model": "model", "encoder": "encoder_model", "decoder": "decoder_model_merged", "vision": "vision_encoder",
-    "vision_encoder": "vision_encoder", "embedding": "embed_tokens", "text": "text_model", "vision_model": "vision_model",
-    "text_model": "text_model",
+    "embedding": "embed_tokens", "text": "text_model",
 }  # fmt: skip
 """Specified: part → how transformers.js calls the file of it; optimum's are the same for encoders and decoders."""
 
@@ -78,7 +80,9 @@ def _js_name(part: str, of_several: bool, precision: str) -> str:
     return f"onnx/{_part_name(part, of_several)}{_JS_SUFFIXES[precision]}.onnx"
 
 
-PLAIN: Final = Layout("", lambda part, of_several, _precision: built_part_name(part, of_several=of_several), with_card=False)
+PLAIN: Final = Layout(
+    "", lambda part, of_several, _precision: built_part_name(part, of_several=of_several), with_card=False
+)
 """The folder of a build as it is without any of them."""
 
 LAYOUTS: Mapping[str, Layout] = {
@@ -115,17 +119,43 @@ def find_layout(name: str | None) -> Layout:
     return PLAIN if name is None else LAYOUTS[name]
 
 
-def refuse_task(layout: Layout, task: str | None) -> None:
+def refuse_models(layout: Layout, models: Sequence[Path]) -> None:
+    """Refuse graphs that the readers of a layout do not know.
+
+    Args:
+        layout: The layout.
+        models: The files of all parts.
+
+    Raises:
+        UsageError: the model has several parts, or a task, that they do not know.
+    """
+    from winml.modelkit.graph.files.reading import read_structure  # imports onnx
+
+    if len(models) > 1 and not layout.takes_parts:
+        raise UsageError(
+            f"--layout {layout.name}: {layout.readers} takes a model of one part, and this one has {len(models)}",
+            hint="Leave --layout out.",
+        )
+    texts = [entry.value for entry in read_structure(models[0]).metadata_props if entry.key == MODEL_KEY]
+    try:
+        task = json.loads(texts[0]).get("task") if texts else None
+    except (ValueError, AttributeError):
+        task = None
+    refuse_task(layout, task, is_described=bool(texts))
+
+
+def refuse_task(layout: Layout, task: str | None, *, is_described: bool = True) -> None:
     """Refuse a model whose task the readers of a layout do not know.
 
     Args:
         layout: The layout.
-        task: The task; None: nobody knows it.
+        task: The task; None: it has none.
+        is_described: Whether the file says what it is for; of one that does not, the task is not known.
 
     Raises:
         UsageError: names the task and those that are known.
     """
-    if layout.tasks is None or task in layout.tasks:
+    if layout.tasks is None or task in layout.tasks or not is_described:
         return
     what = f"task {task}" if task is not None else "a model without a task"
     raise UsageError(

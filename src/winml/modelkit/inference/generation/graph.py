@@ -8,7 +8,6 @@ state. Needs numpy and ONNX Runtime only. Chooses no token.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +72,11 @@ class GraphCache:
     def is_of(self, graph: DecoderGraph) -> bool:
         """Say whether a graph made it."""
         return self._graph is graph
+
+    @property
+    def graph_name(self) -> str:
+        """The file of the graph that made it."""
+        return self._graph.name
 
     def size_bytes(self) -> int:
         """Return the memory that the values take."""
@@ -282,7 +286,7 @@ def _filled(array: Array, length: int) -> Array:
 
 
 def _cache_words(cache: Any) -> str:
-    return f"the cache of {os.path.basename(cache._graph.name)}" if isinstance(cache, GraphCache) else repr(type(cache))
+    return f"the cache of {cache.graph_name}" if isinstance(cache, GraphCache) else f"a {type(cache).__name__}"
 
 
 def rows_of(tokens: Sequence[int]) -> Array:

@@ -1,7 +1,7 @@
 """Turns text into tokens and back, with the files beside a model.
 
-A tokenizer that is whole in ``tokenizer.json`` is read by the ``tokenizers`` library, which starts in no time; any other
-by transformers, which brings in torch.
+A tokenizer that is whole in ``tokenizer.json`` is read by the ``tokenizers`` library, which starts in no time; any
+other by transformers, which brings in torch.
 """
 
 from __future__ import annotations
