@@ -211,6 +211,7 @@ def _run_build(plan: BuildPlan, options: Mapping[str, Any], kept: list[str]) -> 
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.builds.build import BuildListener, run_build
     from winml.modelkit.builds.build_model import build_in_cache
+    from winml.modelkit.builds.open_sizes import build_most_open, says_nothing_of_sizes
     from winml.modelkit.cli._progress import show_step
 
     def show_finished(event: StepEvent) -> None:
@@ -225,10 +226,17 @@ def _run_build(plan: BuildPlan, options: Mapping[str, Any], kept: list[str]) -> 
         on_kept=kept.append,
         tell=tell,
     )
-    with library_output_to_stderr():
+
+    def build(planned: BuildPlan) -> BuildResult:
         if options["use_cache"]:
-            return build_in_cache(plan, rebuild=options["rebuild"], listener=listener)
-        return run_build(plan, options["output"], rebuild=options["rebuild"], listener=listener)
+            return build_in_cache(planned, rebuild=options["rebuild"], listener=listener)
+        return run_build(planned, options["output"], rebuild=options["rebuild"], listener=listener)
+
+    with library_output_to_stderr():
+        # Whoever opens such a folder gives rows of any number and length.
+        if plan.config.layout is not None and says_nothing_of_sizes(plan):
+            return build_most_open(plan, build)
+        return build(plan)
 
 
 def _show_result(result: BuildResult, options: Mapping[str, Any]) -> None:
