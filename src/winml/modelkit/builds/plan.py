@@ -16,7 +16,7 @@ from winml.modelkit.builds.quantization import quantize_options
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
 from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
 from winml.modelkit.graph.files.named_paths import named_path
-from winml.modelkit.load.load_options import declared_options
+from winml.modelkit.load.load_options import declared_options, is_given
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.quantize.options import QuantizeOptions
 
@@ -131,7 +131,11 @@ def request_record(request: ModelRequest) -> dict[str, Any]:
 def _refuse_torch_options(request: ModelRequest) -> None:
     dynamic = request.dynamic
     given = {
-        **{option.flag: getattr(request, option.name) for option in declared_options() if not option.is_for_onnx},
+        **{
+            option.flag: is_given(option.name, getattr(request, option.name))
+            for option in declared_options()
+            if not option.is_for_onnx
+        },
         "--input-specs": request.input_specs,
         "--dynamic-batch": dynamic.batch,
         "--dynamic-seq-len": dynamic.sequence,

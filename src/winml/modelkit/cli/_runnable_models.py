@@ -10,7 +10,7 @@ import click
 
 from winml.modelkit.cli._streams import tell
 from winml.modelkit.errors import UsageError
-from winml.modelkit.load.load_options import declared_options
+from winml.modelkit.load.load_options import declared_options, is_given
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
@@ -98,8 +98,9 @@ def refuse_checkpoint_options(path: Path, options: Mapping[str, Any], names: Ite
     """
     refused = frozenset(names)
     for parameter in click.get_current_context().command.params:
-        if parameter.name in refused and options[parameter.name]:
-            raise UsageError(f"{parameter.opts[-1]} has no meaning for an ONNX file, and {path} is one", hint=hint)
+        if parameter.name in refused and is_given(parameter.name, options[parameter.name]):
+            flag = [*parameter.opts, *parameter.secondary_opts][-1]
+            raise UsageError(f"{flag} has no meaning for an ONNX file, and {path} is one", hint=hint)
 
 
 def files_read(model: FoundModel, options: Mapping[str, Any]) -> tuple[Path, ...]:

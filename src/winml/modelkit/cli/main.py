@@ -22,6 +22,7 @@ COMMANDS = {
     "diff": "Show what changed between two ONNX files, module by module; neither is run.",
     "export": "Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.",
     "extract": "Cut modules out of a model, each as an ONNX model of its own.",
+    "generate": "Let a built model go on with a text, token by token.",
     "inspect": "Show what is in a model, or what an export of it will be; no weight is read.",
     "optimize": "Make an ONNX file cheaper with the same answer; its tags stay.",
     "perf": "Measure how fast a model is, and how much memory it takes.",

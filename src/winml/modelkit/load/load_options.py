@@ -12,7 +12,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-__all__ = ["LoadOption", "LoadOptions", "declared_options"]
+__all__ = ["LoadOption", "LoadOptions", "declared_options", "is_given"]
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 Logits = Literal["all", "last"]
@@ -116,3 +116,9 @@ def declared_options() -> tuple[LoadOption, ...]:
         LoadOption(item.name, annotations[item.name], item.default, **item.metadata)
         for item in dataclasses.fields(LoadOptions)
     )
+
+
+def is_given(name: str, value: Any) -> bool:
+    """Say whether the value of an option, of loading or of a verb, is not what it has where nobody gives one."""
+    default = next((option.default for option in declared_options() if option.name == name), None)
+    return value not in (None, False, ()) if default is not True else value is False

@@ -60,6 +60,8 @@ class ExportOrder:
     """Folder of the config and, until it is checked, of the model."""
     previous: Architecture | None = None
     """Result of an earlier export; the same config is used again."""
+    task: str | None = None
+    """What the model is for; None: whatever its default config says."""
 
 
 def export_architecture(order: ExportOrder, report_state: ReportState) -> Architecture:
@@ -137,7 +139,9 @@ def _run_forward(loaded: ModelPart) -> None:
     """Run the model in PyTorch on inputs of the same shapes as at export."""
     feeds = make_feeds(loaded.inputs, seed=1, sizes=loaded.trace_sizes)
     with torch.no_grad():
-        loaded.model(**{name: to_torch(value) for name, value in feeds.items()}, **loaded.forward_kwargs)
+        tensors = {name: to_torch(value) for name, value in feeds.items()}
+        arguments = tensors if loaded.arguments is None else loaded.arguments.build(tensors)
+        loaded.model(**arguments, **loaded.forward_kwargs)
 
 
 def _attempt_export(order: ExportOrder) -> Attempt:
@@ -216,4 +220,4 @@ def _config_path(order: ExportOrder) -> Path:
 
 
 def _model_request(order: ExportOrder) -> ModelRequest:
-    return ModelRequest(str(_config_path(order)), random_weights=True)
+    return ModelRequest(str(_config_path(order)), random_weights=True, task=order.task)

@@ -108,13 +108,23 @@ def _generated(part: ModelPart, model: Any, prompt: tuple[torch.Tensor, torch.Te
     # The last token was chosen and not read yet.
     second = torch.cat([result.sequences[:, -1:], tokens[:, -_SECOND_PROMPT + 1 :]], dim=1)
     mask = torch.cat([mask, torch.ones_like(second)], dim=1)
-    step = _Step(to_numpy(second), to_numpy(mask), np.empty(0))
-    named = {_TOKENS: second, _MASK: mask, _POSITIONS: torch.from_numpy(step.positions)}
-    wanted = {name: value for name, value in named.items() if name in {spec.name for spec in part.inputs}}
     cache = getattr(result, part.cache.argument, None) or result.past_key_values
-    answer = model(**wanted, **part.forward_kwargs, **{part.cache.argument: cache})
-    steps.append(_Step(step.tokens, step.mask, to_numpy(answer[_SCORES])))
+    scores = _scores_after(part, model, _Step(to_numpy(second), to_numpy(mask), np.empty(0)), cache)
+    steps.append(_Step(to_numpy(second), to_numpy(mask), scores))
     return GeneratedText(tuple(steps))
+
+
+def _scores_after(part: ModelPart, model: nn.Module, step: _Step, cache: Any) -> NDArray[Any]:
+    """Return what PyTorch answers to tokens after those in its own cache, one by one where a state asks for it."""
+    assert part.cache is not None
+    names = {spec.name for spec in part.inputs}
+    scores = []
+    for run in _single_tokens(step) if part.cache.is_recurrent else [step]:
+        named = {_TOKENS: run.tokens, _MASK: _told_mask(part.cache, run), _POSITIONS: run.positions}
+        given = {name: torch.from_numpy(value) for name, value in named.items() if name in names}
+        answer = model(**given, **part.forward_kwargs, **{part.cache.argument: cache})
+        scores.append(to_numpy(answer[_SCORES]))
+    return np.concatenate(scores, axis=1)
 
 
 def compare_generation(
@@ -141,10 +151,13 @@ def compare_generation(
     states: Mapping[str, Any] = {name: to_numpy(value) for name, value in empty_states(part.cache, rows).items()}
     largest, ties, stopped_after = 0.0, 0, None
     for number, step in enumerate(text.steps):
-        feeds = _feeds(part, step, states)
-        draw = Draw({name: torch.from_numpy(value) for name, value in feeds.items()}, {}, {})
-        answer = run_file(draw)
+        for run in _runs(part, step):
+            feeds = _feeds(part, run, states)
+            draw = Draw({name: torch.from_numpy(value) for name, value in feeds.items()}, {}, {})
+            answer = run_file(draw)
+            states = _fed(part.cache, answer)
         scores = answer[_SCORES][:, -step.scores.shape[1] :]
+        # A graph that reads one token in each run gives the scores of the last.
         expected = step.scores[:, -scores.shape[1] :]
         (compared,) = compare_outputs([{_SCORES: expected}], [{_SCORES: scores}], computed_in=computed_in).comparisons
         if not compared.is_equal:
@@ -157,7 +170,6 @@ def compare_generation(
         largest = max(largest, compared.relative_diff)
         if number < text.new_tokens:
             ties += _tied(expected[:, -1], 2 * compared.threshold * compared.scale)
-        states = _fed(part.cache, answer)
     return GenerationInfo(
         rows=rows,
         prompt_tokens=text.steps[0].tokens.shape[1],
@@ -169,8 +181,29 @@ def compare_generation(
     )
 
 
+def _runs(part: ModelPart, step: _Step) -> Iterator[_Step]:
+    """Yield a step as the runs a graph makes of it: one, or one for each token."""
+    tokens = next(spec for spec in part.inputs if spec.name == _TOKENS).shape[1]
+    if not isinstance(tokens, int):
+        yield step
+        return
+    yield from _single_tokens(step)
+
+
+def _single_tokens(step: _Step) -> Iterator[_Step]:
+    count = step.tokens.shape[1]
+    for end in range(1, count + 1):
+        yield _Step(step.tokens[:, end - 1 : end], step.mask[:, : step.mask.shape[1] - count + end], step.scores)
+
+
+def _told_mask(cache: CacheLayout, step: _Step) -> NDArray[Any]:
+    """Return the mask of a run: of all tokens so far, and of those of the run where no cache holds the others."""
+    return step.mask if cache.grows else step.mask[:, -step.tokens.shape[1] :]
+
+
 def _feeds(part: ModelPart, step: _Step, states: Mapping[str, NDArray[Any]]) -> Arrays:
-    known = {_TOKENS: step.tokens, _MASK: step.mask, _POSITIONS: step.positions, **states}
+    assert part.cache is not None
+    known = {_TOKENS: step.tokens, _MASK: _told_mask(part.cache, step), _POSITIONS: step.positions, **states}
     # What else says something of each token says the same of all.
     return {spec.name: known.get(spec.name, np.zeros_like(step.tokens)) for spec in part.inputs}
 
@@ -203,7 +236,7 @@ def _unequal(text: GeneratedText, number: int, difference: str) -> VerificationE
 def _reason_against(part: ModelPart) -> str:
     """Return why nothing can be generated with a graph of these inputs; empty where it can."""
     shapes = {spec.name: spec.shape for spec in part.inputs}
-    if isinstance(shapes[_TOKENS][1], int):
+    if shapes[_TOKENS][1] not in (1, *(item.name for item in part.dimensions)):
         return "the number of tokens is fixed"
     if any(isinstance(spec.shape[2], int) for spec in part.inputs if spec.cache and spec.cache.kind == "key"):
         return "the length of the cache is fixed"
@@ -227,7 +260,8 @@ def _prompts(part: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(int(low), int(high) + 1, (rows, _PROMPT), generator=generator)
     mask = torch.ones_like(tokens)
-    if _MASK in specs and rows > 1:
+    # Padding goes through a state that is computed from token to token.
+    if _MASK in specs and rows > 1 and not (part.cache and part.cache.is_recurrent):
         mask[0, :_PADDING] = 0
     return tokens, mask
 

@@ -12,7 +12,7 @@ from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import silence_library_warnings
 from winml.modelkit.errors import ModelPathError, UsageError, told_as
 from winml.modelkit.graph.files.named_paths import named_path
-from winml.modelkit.load.load_options import declared_options
+from winml.modelkit.load.load_options import declared_options, is_given
 
 if TYPE_CHECKING:
     from winml.modelkit.results.pinned_model import PinnedModel
@@ -45,7 +45,7 @@ def pin(options: Mapping[str, Any]) -> None:
         UsageError: an option that has no meaning here, or a name the file does not have.
     """
     for name in _FOR_PYTORCH_MODELS:
-        if options[name] not in (None, False, ()):
+        if is_given(name, options[name]):
             raise UsageError(
                 f"--{name.replace('_', '-')} has no meaning for an ONNX file, whose sizes alone can be fixed",
                 hint="Leave it out, or export the PyTorch model anew.",

@@ -9,7 +9,13 @@ import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.load.caches.finding import NO_CACHE_HINT, find_cache
-from winml.modelkit.load.caches.inputs import OPEN_KEYS, open_by_default, with_cache_inputs, with_sums
+from winml.modelkit.load.caches.inputs import (
+    PAST_KEY,
+    given_sizes,
+    open_by_default,
+    with_cache_inputs,
+    with_sums,
+)
 from winml.modelkit.load.caches.layout import CacheLayout
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.inputs.decision import (
@@ -94,18 +100,16 @@ def _open_decision(
     plain: InputDecision, layout: CacheLayout, model: torch.nn.Module, config: Any, request: ModelRequest
 ) -> InputDecision:
     """Return the inputs with the cache, sizes left open."""
-    given = {**(request.shape_config.given() if request.shape_config else {})}
-    if request.batch_size:
-        given["batch_size"] = request.batch_size
+    given, notes = given_sizes(request.shape_config, request.batch_size, layout)
     left_open = request.shape_config.left_open() if request.shape_config else {}
     decision = with_cache_inputs(plain, layout, forward_parameters(model), config, given)
     if request.input_specs is not None:
         decision = _as_described(decision, request)
         opened = open_axes(decision, request.dynamic, are_sizes_firm=True)
     else:
-        left_open = open_by_default(left_open, given)
+        left_open = open_by_default(left_open, given, layout)
         opened = open_axes(decision, request.dynamic, left_open, firm_keys=frozenset(given))
-    return dataclasses.replace(with_sums(opened), cache=layout)
+    return dataclasses.replace(with_sums(opened), cache=layout, notes=(*opened.notes, *notes))
 
 
 def _as_described(decision: InputDecision, request: ModelRequest) -> InputDecision:
@@ -132,7 +136,7 @@ def _as_described(decision: InputDecision, request: ModelRequest) -> InputDecisi
 
 def _without_past(request: ModelRequest) -> Any:
     """Return the sizes the user wants without that of the cache, which the plain inputs do not have."""
-    return request.shape_config and request.shape_config.model_copy(update={OPEN_KEYS[-1]: None})
+    return request.shape_config and request.shape_config.model_copy(update={PAST_KEY: None})
 
 
 def _refuse_logits(request: ModelRequest, reason: str) -> None:

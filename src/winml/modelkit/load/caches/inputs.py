@@ -18,13 +18,14 @@ from winml.modelkit.load.caches.layout import CacheLayout, CacheState
 from winml.modelkit.load.inputs.config_values import first_int
 from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision
 from winml.modelkit.load.inputs.option_names import SHAPE_CONFIG_OPTION
+from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.inputs.sizes import SizeBounds
 
-__all__ = ["OPEN_KEYS", "PAST_KEY", "open_by_default", "with_cache_inputs", "with_sums"]
+__all__ = ["PAST_KEY", "given_sizes", "open_by_default", "with_cache_inputs", "with_sums"]
 
 PAST_KEY = "past_sequence_length"
 _SEQUENCE_KEY = "sequence_length"
-OPEN_KEYS = ("batch_size", _SEQUENCE_KEY, PAST_KEY)
+_OPEN_KEYS = ("batch_size", _SEQUENCE_KEY, PAST_KEY)
 
 _TOTAL_NAME = "total_sequence"
 _MASK, _POSITIONS = "attention_mask", "position_ids"
@@ -70,7 +71,8 @@ def with_cache_inputs(
         past=given.get(PAST_KEY, _TRACED_PAST),
     )
     _refuse_beyond_positions(usable, given)
-    bounds[PAST_KEY] = SizeBounds(min=0, max=None if usable is None else usable - 1)
+    if layout.grows:
+        bounds[PAST_KEY] = SizeBounds(min=0, max=None if usable is None else usable - 1)
     meanings = AxisMeanings(
         keys=dict(decision.meanings.keys),
         sizes={**decision.meanings.sizes, "batch_size": sizes.batch, _SEQUENCE_KEY: sizes.tokens, PAST_KEY: sizes.past},
@@ -79,8 +81,9 @@ def with_cache_inputs(
     keys: dict[str, tuple[str | None, ...]] = dict(meanings.keys)
     specs: list[InputTensorSpec] = []
     for spec in decision.inputs:
-        tokens = sizes.past + sizes.tokens if spec.name == _MASK else sizes.tokens
-        axis_keys = ("batch_size", None if spec.name == _MASK else _SEQUENCE_KEY)
+        is_longer = spec.name == _MASK and layout.grows
+        tokens = sizes.past + sizes.tokens if is_longer else sizes.tokens
+        axis_keys = ("batch_size", None if is_longer else _SEQUENCE_KEY)
         keys[spec.name] = axis_keys
         specs.append(spec.model_copy(update={"shape": (sizes.batch, tokens)}))
     if _POSITIONS in parameters and _POSITIONS not in keys:
@@ -128,14 +131,40 @@ def _largest_position(config: Any, limit: int) -> int:
     return limit - 1
 
 
-def open_by_default(left_open: Mapping[str, OpenSize], given: Mapping[str, int]) -> dict[str, OpenSize]:
-    """Return what is left open: every size of :data:`OPEN_KEYS` that the user gave no number for.
+def given_sizes(
+    shape_config: ShapeConfig | None, batch_size: int | None, layout: CacheLayout
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the sizes that are fixed, by key, and what is to be said of them.
+
+    A state that is computed from token to token takes one token in each run, unless the user says otherwise: a loop
+    over tokens in Python has as many rounds in a graph as were traced.
+    """
+    given = dict(shape_config.given()) if shape_config else {}
+    if batch_size:
+        given["batch_size"] = batch_size
+    is_said = shape_config is not None and getattr(shape_config, _SEQUENCE_KEY) is not None
+    if not layout.is_recurrent or is_said:
+        return given, ()
+    layer = next(state.layer for state in layout.states if state.kind == "recurrent")
+    note = (
+        f"The graph reads one token in each run, of the prompt as well: layer {layer} of the cache "
+        f"({layout.layer_classes[layer]}) carries a state from token to token."
+    )
+    return {**given, _SEQUENCE_KEY: 1}, (note,)
+
+
+def open_by_default(
+    left_open: Mapping[str, OpenSize], given: Mapping[str, int], layout: CacheLayout
+) -> dict[str, OpenSize]:
+    """Return what is left open: rows, tokens and the cache, as far as the user gave no number.
 
     Args:
         left_open: What the user leaves open, with names and bounds.
         given: Key → number.
+        layout: The cache; only one that grows has a length.
     """
-    return {**{key: OpenSize() for key in OPEN_KEYS if key not in given}, **left_open}
+    keys = [key for key in _OPEN_KEYS if key != PAST_KEY or layout.grows]
+    return {**{key: OpenSize() for key in keys if key not in given}, **left_open}
 
 
 def with_sums(decision: InputDecision) -> InputDecision:

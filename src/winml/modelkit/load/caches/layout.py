@@ -79,6 +79,16 @@ class CacheLayout:
     """At least one, in the order in which they are inputs."""
 
     @property
+    def grows(self) -> bool:
+        """Whether some layer holds one entry for every token."""
+        return any(state.grows for state in self.states)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some state is computed from token to token, so that a graph reads one of them in each run."""
+        return any(state.kind == "recurrent" for state in self.states)
+
+    @property
     def feeds(self) -> tuple[PartFeed, ...]:
         """Which outputs of the graph become which of its inputs in the next run."""
         return tuple(PartFeed(state.output, ONLY_PART, state.input) for state in self.states)
