@@ -36,6 +36,7 @@ __all__ = [
     "load_feeds",
     "settle_sizes",
     "sizes_by_key",
+    "with_sums",
 ]
 
 Array = NDArray[Any]
@@ -226,6 +227,13 @@ def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, 
     words = ", ".join(f"{name} {size}" for name, size in chosen.items())
     notes = (f"sizes chosen because none was given: {words} (--shape-config sets them)",) if chosen else ()
     return Sizes({**by_name, **chosen}, notes)
+
+
+def with_sums(inputs: Sequence[GraphInput], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes by name in which those that are sums of others are these sums."""
+    sums = {name: terms for item in inputs for name, terms in item.sums.items()}
+    summed = {name: sum_of(terms, sizes) for name, terms in sums.items()}
+    return {**sizes, **{name: total for name, total in summed.items() if total is not None}}
 
 
 def _summed(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -> dict[str, int]:

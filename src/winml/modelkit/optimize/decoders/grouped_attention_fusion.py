@@ -43,7 +43,8 @@ class GroupQueryAttentionFusionPass(ir.passes.InPlacePass):
         4. something but a mask and a factor changes the scores, such as a limit by ``Tanh``;
         5. values are not float32.
 
-    Tags: creates. The pipeline carries them: the new node stands for all nodes it replaced.
+    Tags: creates. The new nodes have the tag of the last node of the attention; those on mask and lengths, which all
+    layers share, that of what made the mask.
 
     Why it is safe: mask and rotation are found by what they answer, at several sizes and at every position. The
     operator computes the same product, softmax and product. Positions come from ``position_ids``, and what is hidden
@@ -86,6 +87,7 @@ class _Fusion:
             return
         mask = self._mask_of(match)
         if mask is not None:
+            self._writer.tag_as(_maker_of(match.added))
             self._replace(match, mask)
             self.count += 1
 
@@ -132,6 +134,8 @@ class _Fusion:
         result.type, result.shape = old.type, old.shape
         if match.is_guarded:
             result = builder.guarded(result, self._writer)
+        for node in builder.nodes:
+            node.metadata_props.update(match.output.metadata_props)
         self.graph.insert_after(match.output, builder.nodes)
         _take_over(match.key.present, present_key)
         _take_over(match.value.present, present_value)
@@ -236,6 +240,13 @@ def _content_of(value: ir.Value) -> tuple[object, ...]:
     if node is None:
         return (value,)
     return (node.inputs[0], constant_number(node.inputs[1]), constant_number(node.inputs[2]))
+
+
+def _maker_of(mask: ir.Value) -> ir.Node | None:
+    """Return the node that made a mask for all layers: the condition, where each layer turns it into floats."""
+    node = producer_of(mask, "Where")
+    condition = node.inputs[0] if node is not None else None
+    return condition.producer() if condition is not None else mask.producer()
 
 
 def _take_over(old: ir.Value, new: ir.Value) -> None:

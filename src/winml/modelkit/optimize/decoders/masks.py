@@ -107,6 +107,12 @@ class MaskWriter:
     """Start of the names of its nodes."""
     _made: dict[str, ir.Value] = field(default_factory=dict)
     _nodes: list[ir.Node] = field(default_factory=list)
+    _metadata: dict[str, str] = field(default_factory=dict)
+
+    def tag_as(self, node: ir.Node | None) -> None:
+        """Give nodes that have no tag that of another node."""
+        if node is not None and not self._metadata:
+            self._metadata.update(node.metadata_props)
 
     def bias(self, mask: CausalMask) -> ir.Value:
         """Return what is added to the scores: rows × 1 × tokens × all tokens. What comes later is not hidden here."""
@@ -144,6 +150,8 @@ class MaskWriter:
 
     def insert(self) -> None:
         """Put the nodes before all others."""
+        for node in self._nodes:
+            node.metadata_props.update(self._metadata)
         if self._nodes:
             self.graph.insert_before(self.graph[0], self._nodes)
             self._nodes = []

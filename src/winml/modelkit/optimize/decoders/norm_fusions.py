@@ -39,7 +39,7 @@ class RootMeanSquareNormFusionPass(ir.passes.InPlacePass):
         3. the weight is no constant with one value for each element of the last axis;
         4. values are not float32.
 
-    Tags: creates. The pipeline carries them: the new node stands for all nodes it replaced.
+    Tags: creates. The new node has the tag of the last one it replaced; all of them are in one module.
 
     Why it is safe: it is the operator's definition. ONNX Runtime has it in the domain of ONNX itself, which
     ``onnx.checker`` does not know: the pass is for graphs that ONNX Runtime runs.
@@ -151,7 +151,7 @@ class SkipNormFusionPass(ir.passes.InPlacePass):
         2. values have other than three axes, which ONNX Runtime's kernel refuses, or are not float32;
         3. the sum is read by two normalizations: the second stays.
 
-    Tags: creates. The pipeline carries them: the new node stands for all nodes it replaced.
+    Tags: creates. The new node has the tag of the normalization, which is most of its work.
 
     Why it is safe: it is the operator's definition; the sum stays a value of the graph.
     """
@@ -196,6 +196,7 @@ def _put_in_place(place: ir.Node, node: ir.Node, values: tuple[tuple[ir.Value, i
     """Insert a node after another and let it make the values that others made; these keep their names."""
     graph = place.graph
     assert graph is not None
+    node.metadata_props.update(place.metadata_props)
     for old, new in values:
         new.type, new.shape = old.type, old.shape
     graph.insert_after(place, node)
