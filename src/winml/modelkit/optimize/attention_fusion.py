@@ -211,12 +211,7 @@ def _match_heads(value: ir.Value | None, permutation: tuple[int, ...]) -> _Heads
 
 def _joins_all_heads(output: ir.Node, value: _Heads) -> bool:
     joined_input, joined_output = output.inputs[0], output.outputs[0]
-    if (
-        joined_input is None
-        or joined_input.shape is None
-        or joined_output.shape is None
-        or rank_of(joined_output) != 3
-    ):
+    if joined_input is None or joined_input.shape is None or joined_output.shape is None or rank_of(joined_output) != 3:
         return False
     return joined_output.shape[2] == value.count * value.size and all(
         same_size(joined_input.shape[axis], joined_output.shape[axis]) for axis in (0, 1)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_ir as ir
+
+from winml.modelkit.hierarchy.tagging import Source, read_tag, write_tag
+from winml.modelkit.metadata_keys import MODULES_KEY
 
 __all__ = [
     "constant_number",
@@ -15,6 +20,7 @@ __all__ = [
     "rank_of",
     "same_shape",
     "same_size",
+    "tag_like",
     "without_scale",
 ]
 
@@ -91,3 +97,13 @@ def same_shape(left: ir.Value, right: ir.Value) -> bool:
 def same_size(left: int | ir.SymbolicDim, right: int | ir.SymbolicDim) -> bool:
     """Say whether two sizes are known to be equal; a size without a name is unknown."""
     return left == right and (isinstance(left, int) or left.value is not None)
+
+
+def tag_like(node: ir.Node, original: ir.Node, source: Source) -> None:
+    """Give a new node the tag of one of the nodes it stands for, in place; none where that has none."""
+    tag = read_tag(original)
+    if tag is None:
+        return
+    node.metadata_props.update(original.metadata_props)
+    node.metadata_props.pop(MODULES_KEY, None)
+    write_tag(node, replace(tag, source=source))

@@ -15,7 +15,7 @@ from winml.modelkit.optimize.decoders.cached_attention import (
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
 from winml.modelkit.optimize.decoders.masks import CausalMask, MaskWriter, find_mask
 from winml.modelkit.optimize.decoders.rotations import TO_HEADS, Rotation, RotationFinder
-from winml.modelkit.optimize.graph_matching import constant_number, is_operator, permutation_of, producer_of
+from winml.modelkit.optimize.graph_matching import constant_number, is_operator, permutation_of, producer_of, tag_like
 
 __all__ = ["GroupQueryAttentionFusionPass"]
 
@@ -135,7 +135,7 @@ class _Fusion:
         if match.is_guarded:
             result = builder.guarded(result, self._writer)
         for node in builder.nodes:
-            node.metadata_props.update(match.output.metadata_props)
+            tag_like(node, match.output, "merged")
         self.graph.insert_after(match.output, builder.nodes)
         _take_over(match.key.present, present_key)
         _take_over(match.value.present, present_value)

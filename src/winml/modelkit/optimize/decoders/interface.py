@@ -58,7 +58,12 @@ class DecoderInterface:
         assert mask.shape is not None
         assert tokens.shape is not None
         assert keys[0].shape is not None
-        kinds = (("rows", tokens.shape[0]), ("tokens", tokens.shape[1]), ("past", keys[0].shape[2]), ("total", mask.shape[1]))
+        kinds = (
+            ("rows", tokens.shape[0]),
+            ("tokens", tokens.shape[1]),
+            ("past", keys[0].shape[2]),
+            ("total", mask.shape[1]),
+        )
         names = {str(size.value): kind for kind, size in kinds if isinstance(size, ir.SymbolicDim)}
         windows = {name: record["cache"].get("window") for name, record in records.items() if record.get("cache")}
         highest = (records.get(_POSITIONS, {}).get("value_range") or [None, None])[1]
@@ -98,10 +103,15 @@ class DecoderInterface:
             if leaf is self.positions:
                 feeds[leaf] = (mask.cumsum(-1) - 1).clip(0)[:, total - tokens :]
                 continue
-            shape = [size if isinstance(size, int) else sizes.get(self.names.get(str(size.value), "")) for size in leaf.shape or ()]
+            shape = [
+                size if isinstance(size, int) else sizes.get(self.names.get(str(size.value), ""))
+                for size in leaf.shape or ()
+            ]
             if leaf.shape is None or leaf.dtype is None or None in shape:
                 return None
-            feeds[leaf] = generator.integers(0, 99, [size for size in shape if size is not None]).astype(leaf.dtype.numpy())
+            feeds[leaf] = generator.integers(0, 99, [size for size in shape if size is not None]).astype(
+                leaf.dtype.numpy()
+            )
         return feeds
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from winml.modelkit.errors import StageError
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
 from winml.modelkit.optimize.decoders.probing import Probe, probe_between
+from winml.modelkit.optimize.graph_matching import tag_like
 
 __all__ = ["CausalMask", "MaskWriter", "find_mask"]
 
@@ -107,12 +108,11 @@ class MaskWriter:
     """Start of the names of its nodes."""
     _made: dict[str, ir.Value] = field(default_factory=dict)
     _nodes: list[ir.Node] = field(default_factory=list)
-    _metadata: dict[str, str] = field(default_factory=dict)
+    _tagged: ir.Node | None = None
 
     def tag_as(self, node: ir.Node | None) -> None:
-        """Give nodes that have no tag that of another node."""
-        if node is not None and not self._metadata:
-            self._metadata.update(node.metadata_props)
+        """Give the nodes the tag of another one; the first that is given counts."""
+        self._tagged = self._tagged or node
 
     def bias(self, mask: CausalMask) -> ir.Value:
         """Return what is added to the scores: rows × 1 × tokens × all tokens. What comes later is not hidden here."""
@@ -150,8 +150,8 @@ class MaskWriter:
 
     def insert(self) -> None:
         """Put the nodes before all others."""
-        for node in self._nodes:
-            node.metadata_props.update(self._metadata)
+        for node in self._nodes if self._tagged is not None else ():
+            tag_like(node, self._tagged, "inherited")
         if self._nodes:
             self.graph.insert_before(self.graph[0], self._nodes)
             self._nodes = []
@@ -167,7 +167,9 @@ class MaskWriter:
         width = self._number(f"window_{window}", window, ir.DataType.INT64)
         reach = self._of(f"reach_{window}", "Sub", [column, width])
         outside = self._of(f"outside_{window}", "LessOrEqual", [past, reach])
-        return self._of(f"far_{window}", "Where", [outside, self._number("lowest", _LOWEST, ir.DataType.FLOAT), self.zero()])
+        return self._of(
+            f"far_{window}", "Where", [outside, self._number("lowest", _LOWEST, ir.DataType.FLOAT), self.zero()]
+        )
 
     def _float_mask(self) -> ir.Value:
         return self._of("float", "Cast", [self.interface.mask], to=ir.DataType.FLOAT)

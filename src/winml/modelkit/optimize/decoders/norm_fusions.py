@@ -15,6 +15,7 @@ from winml.modelkit.optimize.graph_matching import (
     producer_of,
     rank_of,
     same_shape,
+    tag_like,
 )
 
 __all__ = ["RootMeanSquareNormFusionPass", "SkipNormFusionPass"]
@@ -196,7 +197,7 @@ def _put_in_place(place: ir.Node, node: ir.Node, values: tuple[tuple[ir.Value, i
     """Insert a node after another and let it make the values that others made; these keep their names."""
     graph = place.graph
     assert graph is not None
-    node.metadata_props.update(place.metadata_props)
+    tag_like(node, place, "merged")
     for old, new in values:
         new.type, new.shape = old.type, old.shape
     graph.insert_after(place, node)

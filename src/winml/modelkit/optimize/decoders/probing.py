@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -21,7 +20,8 @@ _LARGEST_CONSTANT = 1 << 26
 """Bytes. Chosen: tables of cosines stay below, weights of matrices of a large model do not."""
 _MOST_NODES = 500
 """Chosen: masks and rotations have up to 60 nodes."""
-_RESULT = "probed_result"
+_IR_VERSION = 8
+"""Chosen: every ONNX Runtime takes it."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Probe:
     """Values that have to be given, in the order they were met."""
     nodes: tuple[ir.Node, ...]
     """In an order in which they can run."""
-    constants: Mapping[str, ir.TensorProtocol]
+    constants: Mapping[ir.Value, ir.TensorProtocol]
     _session: Session | None = field(default=None, repr=False)
 
     def run(self, feeds: Mapping[ir.Value, NDArray[Any]]) -> NDArray[Any]:
@@ -49,25 +49,33 @@ class Probe:
         return next(iter(self._session.run(named).values()))
 
     def _as_bytes(self) -> bytes:
-        nodes = [ir.serde.serialize_node(node) for node in self.nodes]
-        for node in nodes:
-            del node.metadata_props[:]
-        nodes.append(onnx.helper.make_node("Identity", [str(self.result.name)], [_RESULT]))
-        inputs = [_described(str(leaf.name), leaf) for leaf in self.leaves]
-        graph = onnx.helper.make_graph(nodes, "probe", inputs, [_described(_RESULT, self.result)])
-        for name, tensor in self.constants.items():
-            proto = onnx.numpy_helper.from_array(tensor.numpy(), name)
-            graph.initializer.append(proto)
+        values = {leaf: ir.Value(name=leaf.name, type=leaf.type) for leaf in self.leaves}
+        initializers = []
+        for value, tensor in self.constants.items():
+            values[value] = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            values[value].shape = ir.Shape(tensor.shape)
+            initializers.append(values[value])
+        nodes = []
+        for node in self.nodes:
+            inputs = [None if value is None else values[value] for value in node.inputs]
+            # Sizes are left out: those of the graph may be fixed where a probe has others.
+            outputs = [ir.Value(name=value.name, type=value.type) for value in node.outputs]
+            values |= zip(node.outputs, outputs, strict=True)
+            nodes.append(
+                ir.Node(node.domain, node.op_type, inputs, attributes=list(node.attributes.values()), outputs=outputs)
+            )
         owner = self.result.producer()
         assert owner is not None
         assert owner.graph is not None
-        opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in owner.graph.opset_imports.items()]
-        return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
-
-
-def _described(name: str, value: ir.Value) -> onnx.ValueInfoProto:
-    assert value.dtype is not None
-    return onnx.helper.make_tensor_value_info(name, int(value.dtype), None)
+        graph = ir.Graph(
+            [values[leaf] for leaf in self.leaves],
+            [values[self.result]],
+            nodes=nodes,
+            initializers=initializers,
+            opset_imports=dict(owner.graph.opset_imports),
+            name="probe",
+        )
+        return ir.to_proto(ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString()
 
 
 def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Probe | None:
@@ -81,7 +89,7 @@ def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Prob
     """
     leaves: dict[ir.Value, None] = {}
     nodes: dict[ir.Node, None] = {}
-    constants: dict[str, ir.TensorProtocol] = {}
+    constants: dict[ir.Value, ir.TensorProtocol] = {}
     waiting: list[tuple[ir.Value, bool]] = [(result, False)]
     while waiting:
         value, is_done = waiting.pop()
@@ -92,13 +100,15 @@ def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Prob
         elif value.const_value is not None and node is None:
             if value.const_value.nbytes > _LARGEST_CONSTANT:
                 return None
-            constants[str(value.name)] = value.const_value
+            constants[value] = value.const_value
         elif node is None or (value is not result and is_leaf(value)):
             if value.dtype is None:
                 return None
             leaves[value] = None
         elif node not in nodes:
-            if len(nodes) > _MOST_NODES or any(item.type == ir.AttributeType.GRAPH for item in node.attributes.values()):
+            if len(nodes) > _MOST_NODES or any(
+                item.type == ir.AttributeType.GRAPH for item in node.attributes.values()
+            ):
                 return None
             waiting.append((value, True))
             waiting += [(read, False) for read in node.inputs if read is not None]

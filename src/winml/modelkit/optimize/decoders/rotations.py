@@ -161,7 +161,7 @@ class _Runs:
             return 2 * int(np.count_nonzero(apart) // 2), True
         return 2 * distance, False
 
-    def table(self, count: int, turned: int, is_interleaved: bool) -> Rotation:  # noqa: FBT001 - a form is a pair
+    def table(self, count: int, turned: int, is_interleaved: bool) -> Rotation:
         first, second = _places(turned, is_interleaved=is_interleaved)
         cos, sin = (np.empty((count, turned // 2), np.float32) for _ in range(2))
         for start in range(0, count, _CHUNK):
