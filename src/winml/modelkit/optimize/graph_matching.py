@@ -21,11 +21,14 @@ __all__ = [
     "same_shape",
     "same_size",
     "tag_like",
+    "without_full_slices",
     "without_scale",
 ]
 
 _SMALL = 16
 """Chosen: no constant a pattern asks for has more values."""
+_WHOLE = 2**62
+"""Chosen: exporters write an end that large where a slice has none."""
 
 
 def is_operator(node: ir.Node, operator: str) -> bool:
@@ -75,6 +78,18 @@ def without_scale(value: ir.Value) -> tuple[ir.Value, float]:
     if factor is None or left is None or factor == 0.0:
         return value, 1.0
     return left, 1.0 / factor if is_operator(node, "Div") else factor
+
+
+def without_full_slices(value: ir.Value) -> ir.Value:
+    """Return the value before slices that take all of it."""
+    while (node := producer_of(value, "Slice")) is not None and node.inputs[0] is not None:
+        starts, ends, steps = (
+            constant_numbers(node.inputs[place]) if len(node.inputs) > place else [1] for place in (1, 2, 4)
+        )
+        if starts != [0] or steps != [1] or ends is None or min(ends) < _WHOLE:
+            return value
+        value = node.inputs[0]
+    return value
 
 
 def has_one_use(value: ir.Value) -> bool:

@@ -20,8 +20,9 @@ __all__ = ["PASSES", "rewrite_with_passes"]
 TAGGING_PASSES: Mapping[str, Callable[[], ir.passes.PassBase]] = {
     # First: what turns queries by position reads their normalization as one operator.
     "simplified_layer_norm_fusion": RootMeanSquareNormFusionPass,
-    "skip_simplified_layer_norm_fusion": SkipNormFusionPass,
     "group_query_attention_fusion": GroupQueryAttentionFusionPass,
+    # Last: sizes that two sides of a sum have in common are known again once attentions are fused.
+    "skip_simplified_layer_norm_fusion": SkipNormFusionPass,
 }
 """Capability → its pass, in the order they run; these tag what they create themselves."""
 

@@ -15,6 +15,7 @@ from winml.modelkit.optimize.graph_matching import (
     permutation_of,
     producer_of,
     rank_of,
+    without_full_slices,
     without_scale,
 )
 
@@ -62,7 +63,9 @@ class CachedAttention:
     added: ir.Value
     """What is added to the scores."""
     is_guarded: bool
-    """Whether rows that attend to nothing are set to zero."""
+    """Whether tokens that attend to nothing are set to zero."""
+    blind: ir.Value | None
+    """Which tokens are, batch × 1 × sequence × 1; None where those are whose probabilities are no numbers."""
     output: ir.Node
     """The reshape that joins the heads: batch × sequence × heads · size."""
 
@@ -78,7 +81,7 @@ def match_cached_attention(softmax: ir.Node) -> CachedAttention | None:
     if joined is None or parts is None:
         return None
     product, added, scale = parts
-    context, output = joined
+    context, blind, output = joined
     if product.inputs[0] is None or product.inputs[1] is None or context.inputs[1] is None:
         return None
     query, query_scale = without_scale(product.inputs[0])
@@ -91,7 +94,9 @@ def match_cached_attention(softmax: ir.Node) -> CachedAttention | None:
         return None
     if (key.heads, key.size) != (value.heads, value.size) or heads % key.heads:
         return None
-    return CachedAttention(query, heads, key, value, scale * query_scale * key_scale, added, is_guarded, output)
+    return CachedAttention(
+        query, heads, key, value, scale * query_scale * key_scale, added, is_guarded or blind is not None, blind, output
+    )
 
 
 def hidden_size_of(value: ir.Value) -> tuple[ir.Value, int] | None:
@@ -120,12 +125,16 @@ def _behind_nan_guard(value: ir.Value) -> tuple[ir.Value, bool]:
     return value, False
 
 
-def _match_head_join(probabilities: ir.Value) -> tuple[ir.Node, ir.Node] | None:
-    """Return the product with the values, and the reshape after it that joins the heads."""
+def _match_head_join(probabilities: ir.Value) -> tuple[ir.Node, ir.Value | None, ir.Node] | None:
+    """Return the product with the values, which of its tokens are set to zero, and the reshape that joins the heads."""
     context = _only_computing_user(probabilities)
     if context is None or not is_operator(context, "MatMul") or context.inputs[0] is not probabilities:
         return None
-    user = _only_computing_user(context.outputs[0])
+    user, blind = _only_computing_user(context.outputs[0]), None
+    if user is not None and is_operator(user, "Where") and user.inputs[2] is context.outputs[0]:
+        if constant_number(user.inputs[1]) != 0.0:
+            return None
+        blind, user = user.inputs[0], _only_computing_user(user.outputs[0])
     if user is not None and is_operator(user, "Reshape") and _keeps_heads(user):
         user = _only_computing_user(user.outputs[0])
     if user is None or not is_operator(user, "Transpose") or permutation_of(user) != TO_HEADS:
@@ -133,7 +142,7 @@ def _match_head_join(probabilities: ir.Value) -> tuple[ir.Node, ir.Node] | None:
     output = _only_computing_user(user.outputs[0])
     if output is None or not is_operator(output, "Reshape") or rank_of(output.outputs[0]) != 3:
         return None
-    return context, output
+    return context, blind, output
 
 
 def _only_computing_user(value: ir.Value) -> ir.Node | None:
@@ -170,15 +179,28 @@ def _untransposed(value: ir.Value) -> tuple[ir.Value | None, float]:
     """Return the keys before they are transposed for the product, and the factor they are multiplied by."""
     value, outer = without_scale(value)
     node = producer_of(value, "Transpose")
-    if node is None or permutation_of(node) != _SWAPPED or node.inputs[0] is None:
-        return None, 1.0
-    inner, scale = without_scale(node.inputs[0])
-    return inner, outer * scale
+    if node is not None and permutation_of(node) == _SWAPPED and node.inputs[0] is not None:
+        inner, scale = without_scale(node.inputs[0])
+        return inner, outer * scale
+    return _untransposed_flat(value), outer
+
+
+def _untransposed_flat(value: ir.Value) -> ir.Value | None:
+    """Return [batch, heads, sequence, size] where a value is the same transposed with batch and heads as one axis."""
+    spread = producer_of(value, "Reshape")
+    node = producer_of(spread.inputs[0], "Transpose") if spread is not None else None
+    flat = producer_of(node.inputs[0], "Reshape") if node is not None and permutation_of(node) == (0, 2, 1) else None
+    source = flat.inputs[0] if flat is not None else None
+    if source is None or rank_of(source) != 4 or rank_of(value) != 4:
+        return None
+    heads, size = _size_of(source, 1), _size_of(source, 3)
+    is_same = heads is not None and size is not None and (_size_of(value, 1), _size_of(value, 2)) == (heads, size)
+    return source if is_same else None
 
 
 def _match_update(value: ir.Value) -> CacheUpdate | None:
     """Return the update of the cache whose result a value is, heads repeated or not."""
-    node = producer_of(_unrepeated(value), "Concat")
+    node = producer_of(without_full_slices(_unrepeated(value)), "Concat")
     if node is None or node.attributes.get_int("axis", 0) not in (2, -2) or len(node.inputs) != 2:
         return None
     past, new = node.inputs
@@ -193,7 +215,8 @@ def _unrepeated(value: ir.Value) -> ir.Value:
     """Return keys or values before each head was repeated for several of the queries."""
     reshape = producer_of(value, "Reshape")
     expand = producer_of(reshape.inputs[0], "Expand") if reshape is not None else None
-    unsqueeze = producer_of(expand.inputs[0], "Unsqueeze") if expand is not None else None
+    single = without_full_slices(expand.inputs[0]) if expand is not None and expand.inputs[0] is not None else None
+    unsqueeze = producer_of(single, "Unsqueeze")
     if unsqueeze is None or len(unsqueeze.inputs) < 2 or rank_of(value) != 4 or unsqueeze.inputs[0] is None:
         return value
     return unsqueeze.inputs[0] if constant_numbers(unsqueeze.inputs[1]) == [_REPEATED_AXIS] else value

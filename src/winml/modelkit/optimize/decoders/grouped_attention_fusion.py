@@ -13,8 +13,9 @@ from winml.modelkit.optimize.decoders.cached_attention import (
     match_cached_attention,
 )
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
-from winml.modelkit.optimize.decoders.masks import CausalMask, MaskWriter, find_mask
+from winml.modelkit.optimize.decoders.masks import CausalMask, MaskWriter, find_mask, is_blind
 from winml.modelkit.optimize.decoders.rotations import TO_HEADS, Rotation, RotationFinder
+from winml.modelkit.optimize.decoders.token_sizes import spread_sizes
 from winml.modelkit.optimize.graph_matching import constant_number, is_operator, permutation_of, producer_of, tag_like
 
 __all__ = ["GroupQueryAttentionFusionPass"]
@@ -62,6 +63,7 @@ class GroupQueryAttentionFusionPass(ir.passes.InPlacePass):
             fusion.fuse(node)
         fusion.finish()
         if fusion.count:
+            spread_sizes(model.graph)
             model.opset_imports.setdefault(_CONTRIB, 1)
         return ir.passes.PassResult(model, bool(fusion.count))
 
@@ -74,6 +76,7 @@ class _Fusion:
     interface: DecoderInterface
     count: int = 0
     _masks: dict[tuple[tuple[object, ...], int | None], CausalMask | None] = field(default_factory=dict)
+    _blind: dict[tuple[ir.Value, CausalMask], bool] = field(default_factory=dict)
     _tables: dict[Rotation, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,7 +89,8 @@ class _Fusion:
         if match is None or softmax.outputs[0].dtype != ir.DataType.FLOAT or match.key.size % _HEAD_MULTIPLE:
             return
         mask = self._mask_of(match)
-        if mask is not None:
+        is_clear = match.blind is None or (mask is not None and self._is_blind(match.blind, mask))
+        if mask is not None and is_clear:
             self._writer.tag_as(_maker_of(match.added))
             self._replace(match, mask)
             self.count += 1
@@ -102,6 +106,12 @@ class _Fusion:
         if key not in self._masks:
             self._masks[key] = find_mask(match.added, self.interface, window)
         return self._masks[key]
+
+    def _is_blind(self, value: ir.Value, mask: CausalMask) -> bool:
+        key = (value, mask)
+        if key not in self._blind:
+            self._blind[key] = is_blind(value, self.interface, mask)
+        return self._blind[key]
 
     def _replace(self, match: CachedAttention, mask: CausalMask) -> None:
         scope = (match.output.name or "").rpartition("/")[0]
@@ -131,7 +141,8 @@ class _Fusion:
             value.name = f"{attention.name}_output_{number}"
         builder.nodes.append(attention)
         old = match.output.outputs[0]
-        result.type, result.shape = old.type, old.shape
+        result.type, result.shape = old.type, self._shape_of_tokens(match.heads * match.value.size)
+        old.shape = result.shape
         if match.is_guarded:
             result = builder.guarded(result, self._writer)
         for node in builder.nodes:
@@ -140,6 +151,12 @@ class _Fusion:
         _take_over(match.key.present, present_key)
         _take_over(match.value.present, present_value)
         _take_over(old, result)
+
+    def _shape_of_tokens(self, width: int) -> ir.Shape:
+        """Return the shape of a value that has so many numbers for every token."""
+        tokens = self.interface.tokens.shape
+        assert tokens is not None  # an input of two or three axes
+        return ir.Shape([tokens[0], tokens[1], width])
 
     def _unrotated(self, match: CachedAttention) -> tuple[ir.Value, ir.Value, Rotation | None]:
         """Return queries and new keys, before a rotation that the operator does itself, and this rotation."""

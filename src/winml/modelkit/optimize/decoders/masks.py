@@ -6,7 +6,9 @@ give the cache a buffer of the greatest length then get the same answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from winml.modelkit.optimize.decoders.interface import DecoderInterface
 from winml.modelkit.optimize.decoders.probing import Probe, probe_between
 from winml.modelkit.optimize.graph_matching import tag_like
 
-__all__ = ["CausalMask", "MaskWriter", "find_mask"]
+__all__ = ["CausalMask", "MaskWriter", "find_mask", "is_blind"]
 
 Array = NDArray[Any]
 
@@ -62,24 +64,71 @@ def find_mask(value: ir.Value, interface: DecoderInterface, window: int | None) 
     probe = probe_between(value, interface.is_sized)
     if probe is None or interface.mask not in probe.leaves:
         return None
-    for mask in (CausalMask(), CausalMask(window)):
-        if mask.window is not None and mask.window > _WIDEST_WINDOW:
-            continue
-        try:
-            if all(_says(probe, interface, mask, sizes) for sizes in (*_SIZES, *_beyond(mask, window))):
-                return mask
-        except StageError:  # not a function of any number of tokens
-            return None
+    for mask in dict.fromkeys((CausalMask(), CausalMask(window))):
+        if (mask.window or 0) <= _WIDEST_WINDOW and _all(probe, interface, mask, partial(_hides, probe, mask), window):
+            return mask
     return None
 
 
-def _beyond(mask: CausalMask, window: int | None) -> tuple[tuple[int, int, int], ...]:
-    """Return sizes at which a window would show."""
+def _hides(probe: Probe, mask: CausalMask, draw: _Draw) -> bool:
+    visible = draw.visible(mask)
+    added = probe.run(draw.feeds)
+    if added.ndim != 4 or any(left not in (1, right) for left, right in zip(added.shape, visible.shape, strict=True)):
+        return False
+    added = np.broadcast_to(added, visible.shape)
+    return bool((added[visible] == 0).all() and (added[~visible] < _HIDDEN).all())
+
+
+def is_blind(value: ir.Value, interface: DecoderInterface, mask: CausalMask) -> bool:
+    """Say whether a value tells which tokens attend to nothing: rows × 1 × tokens × 1.
+
+    Args:
+        value: The value.
+        interface: The inputs of the graph.
+        mask: What the tokens attend to.
+    """
+    probe = probe_between(value, interface.is_sized)
+    if probe is None:
+        return False
+
+    def says(draw: _Draw) -> bool:
+        expected = ~draw.visible(mask).any(-1, keepdims=True)
+        found = probe.run(draw.feeds)
+        return found.ndim == 4 and found.dtype == np.bool_ and bool((found == expected).all())
+
+    return _all(probe, interface, mask, says)
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What a part of the graph is run on."""
+
+    mask: Array
+    tokens: int
+    feeds: Mapping[ir.Value, Array]
+
+    def visible(self, mask: CausalMask) -> Array:
+        return mask.visible(self.mask, self.tokens)
+
+
+def _all(
+    probe: Probe,
+    interface: DecoderInterface,
+    mask: CausalMask,
+    says: Callable[[_Draw], bool],
+    window: int | None = None,
+) -> bool:
+    """Say whether something holds of all draws; where the part of the graph does not run, nothing does."""
     width = mask.window or window
-    return () if width is None or width > _WIDEST_WINDOW else ((1, 3, width + 2),)
+    beyond = ((1, 3, width + 2),) if width is not None and width <= _WIDEST_WINDOW else ()
+    draws = [_draw(probe, interface, sizes) for sizes in (*_SIZES, *beyond)]
+    try:
+        return all(draw is not None and says(draw) for draw in draws)
+    except StageError:  # not a function of any number of tokens
+        return False
 
 
-def _says(probe: Probe, interface: DecoderInterface, mask: CausalMask, sizes: tuple[int, int, int]) -> bool:
+def _draw(probe: Probe, interface: DecoderInterface, sizes: tuple[int, int, int]) -> _Draw | None:
     rows, tokens, past = sizes
     generator = np.random.default_rng(_SEED + sum(sizes))
     given = np.ones((rows, past + tokens), np.int64)
@@ -88,14 +137,7 @@ def _says(probe: Probe, interface: DecoderInterface, mask: CausalMask, sizes: tu
         # Anything may be hidden but the last token.
         given[1:, :-1] = generator.integers(0, 2, (rows - 1, past + tokens - 1))
     feeds = interface.feeds(probe.leaves, given, tokens, generator)
-    if feeds is None:
-        return False
-    visible = mask.visible(given, tokens)
-    added = probe.run(feeds)
-    if added.ndim != 4 or any(left not in (1, right) for left, right in zip(added.shape, visible.shape, strict=True)):
-        return False
-    added = np.broadcast_to(added, visible.shape)
-    return bool((added[visible] == 0).all() and (added[~visible] < _HIDDEN).all())
+    return _Draw(given, tokens, feeds) if feeds is not None else None
 
 
 @dataclass
