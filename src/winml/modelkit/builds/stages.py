@@ -209,7 +209,8 @@ def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, Any]:
 def _optimize_options(plan: BuildPlan) -> dict[str, Any]:
     assert plan.config.optim is not None  # skipped otherwise
     flags = plan.config.optim.model_dump(mode="json", exclude_none=True)
-    return {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify}
+    fused = {"fuses_decoders": True} if plan.config.layout == "genai" else {}
+    return {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify, **fused}
 
 
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
@@ -219,6 +220,11 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     section = task.plan.config.optim
     assert section is not None  # skipped otherwise
     assert task.source is not None  # an export ran before, or the build starts from an ONNX file
+    if task.plan.config.layout == "genai":
+        from winml.modelkit.builds.decoder_fusions import optimization_of
+        from winml.modelkit.graph.files.foreign_reading import load_by_reference
+
+        section = optimization_of(section, load_by_reference(task.source), task.plan)
     # Files of this build may share data and name each other; the user's file must stay free to be changed.
     is_ours = task.source != task.plan.onnx_path
     skips = task.plan.skip_pre_normalization

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["CAPABILITIES", "LEVELS", "LEVEL_WORDS", "UNUSED_TRANSFORMERS", "Capability", "Engine", "Level"]
+__all__ = ["CAPABILITIES", "DECODER_FUSIONS", "LEVELS", "LEVEL_WORDS", "UNUSED_TRANSFORMERS", "Capability", "Engine", "Level"]
 
 Level = Literal["none", "basic", "extended", "full"]
 """Default set of capabilities; each level includes those before it."""
@@ -239,6 +239,11 @@ _ENTRIES = (
 
 CAPABILITIES: Mapping[str, Capability] = {entry.name: entry for entry in _ENTRIES}
 """Name → capability, in the order they are listed to users."""
+
+DECODER_FUSIONS = (
+    "simplified_layer_norm_fusion", "group_query_attention_fusion", "skip_simplified_layer_norm_fusion",
+)  # fmt: skip
+"""Capabilities that make of a decoder with a cache what runtimes of ONNX Runtime expect. None reads a weight."""
 
 UNUSED_TRANSFORMERS = (
     "AttentionFusion", "BiasDropoutFusion", "BiasSoftmaxFusion", "CastChainElimination", "EmbedLayerNormFusion",

@@ -227,6 +227,7 @@ class _Nodes:
 
     def _constant(self, numbers: list[int], name: str) -> ir.Value:
         node = ir.node("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
+        node.outputs[0].type, node.outputs[0].shape = ir.TensorType(ir.DataType.INT64), ir.Shape([len(numbers)])
         return self._named(node, name)
 
     def _add(

@@ -236,6 +236,23 @@ class MaskWriter:
         if name not in self._made:
             node = ir.node(operator, inputs, attributes, name=f"{self.scope}/mask/{name}")
             node.outputs[0].name = f"{node.name}_output"
+            node.outputs[0].type = ir.TensorType(_dtype_of(node))
             self._made[name] = node.outputs[0]
             self._nodes.append(node)
         return self._made[name]
+
+
+def _dtype_of(node: ir.Node) -> ir.DataType:
+    """Return the type of what one of these nodes makes."""
+    if node.op_type == "Constant":
+        return node.attributes["value"].as_tensor().dtype
+    if node.op_type == "Cast":
+        return ir.DataType(node.attributes["to"].as_int())
+    if node.op_type == "Shape":
+        return ir.DataType.INT64
+    if node.op_type in ("Greater", "LessOrEqual"):
+        return ir.DataType.BOOL
+    first = node.inputs[1] if node.op_type == "Where" else node.inputs[0]
+    assert first is not None
+    assert first.dtype is not None
+    return first.dtype
