@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import pydantic
 
 from winml.modelkit.builds.foreign_configs import read_winml_cli_config
+from winml.modelkit.builds.layouts.layout import LayoutName
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.export.config import WinMLExportConfig
@@ -148,6 +149,8 @@ class WinMLBuildConfig(Options):
     """What the model is compiled for."""
     eval: EvalSection | None = None
     """How the result is judged. Null: not at all."""
+    layout: LayoutName | None = None
+    """Tool whose readers the folder is laid out for: where the model is in it, and what is beside it. Null: none."""
     auto: bool = True
     """Decide from the model what is left out here. Without it, everything a stage needs must be written."""
 
@@ -159,7 +162,8 @@ class WinMLBuildConfig(Options):
             record[name] = None if section is None else _without_nulls(section.model_dump(mode="json"))
         if self.export is not None and self.export.input_tensors is not None:
             record["export"]["input_tensors"] = [_input_record(spec) for spec in self.export.input_tensors]
-        return {**record, "auto": self.auto}
+        layout = {} if self.layout is None else {"layout": self.layout}
+        return {**record, **layout, "auto": self.auto}
 
 
 def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple[str, ...]]:

@@ -27,7 +27,9 @@ class FileRecords:
         """
         return tuple(
             FileRecord(
-                name=path.name, size_bytes=path.stat().st_size, sha256=self._read_digest(self._folder / path.name)
+                name=path.relative_to(self._folder).as_posix(),
+                size_bytes=path.stat().st_size,
+                sha256=self._read_digest(path),
             )
             for path in paths
         )

@@ -12,7 +12,13 @@ from pathlib import Path
 
 from winml.modelkit.errors import CheckpointError, ModelPathError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.file_names import BUILD_MANIFEST_NAME, BUILT_MODEL_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX
+from winml.modelkit.file_names import (
+    BUILD_MANIFEST_NAME,
+    BUILT_MODEL_NAME,
+    CHECKPOINT_CONFIG_NAME,
+    MODEL_SUFFIX,
+    stays_inside,
+)
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, resolve_source
@@ -97,6 +103,8 @@ def _built_model(folder: Path) -> Path | None:
         # A checkpoint may hold an export beside its weights; the weights are the model then.
         return None if not is_built and _holds_weights(folder) else model
     if is_built:
+        if (placed := _placed_model(folder)) is not None:
+            return placed
         _refuse_several_parts(folder)
         raise ModelPathError(
             f"{folder}: is the folder of a build and has no {BUILT_MODEL_NAME}", hint="Build it again: winml build."
@@ -122,6 +130,18 @@ def _holds_weights(folder: Path) -> bool:
 
 _OF_CHECKPOINTS = (CHECKPOINT_CONFIG_NAME, "adapter_config.json")
 """Files of which a folder has one where it is a checkpoint; what is missing there is said when it is loaded."""
+
+
+def _placed_model(folder: Path) -> Path | None:
+    """Return the model of a finished build whose layout gives it another place; None where it is not there."""
+    from winml.modelkit.results.build_manifest import read_manifest
+
+    try:
+        manifest = read_manifest((folder / BUILD_MANIFEST_NAME).read_bytes())
+    except (OSError, ValueError):
+        return None
+    models = [folder / part.model[0].name for part in manifest.parts if part.model and stays_inside(part.model[0].name)]
+    return models[0] if len(models) == 1 and models[0].is_file() else None
 
 
 def _refuse_several_parts(folder: Path) -> None:

@@ -18,6 +18,8 @@ from winml.modelkit.quantize.precisions import MODES
 from winml.modelkit.results.build_manifest import StageName, StageRecord
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from winml.modelkit.flows.graph_file import GraphWork
     from winml.modelkit.flows.graph_handover import GraphHandover
     from winml.modelkit.results.export_result import ExportedPart
@@ -89,6 +91,7 @@ def _run_handed_over(task: StageTask) -> tuple[StageOutcome, ...]:
 
 
 def _handover_of(plan: BuildPlan) -> GraphHandover:
+    from winml.modelkit.builds.decoder_fusions import optimization_of
     from winml.modelkit.flows.graph_file import EXTERNAL_BYTES
     from winml.modelkit.flows.graph_handover import GraphHandover
     from winml.modelkit.flows.optimize import SingleOptimization
@@ -98,8 +101,9 @@ def _handover_of(plan: BuildPlan) -> GraphHandover:
     assert quant is not None  # the graph is handed to it
     options = quantize_options(quant)
 
-    def works(path: Path) -> Sequence[GraphWork[Any]]:
-        optimization = [] if optim is None or optim.is_empty else [SingleOptimization(optim, {})]
+    def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
+        chosen = None if optim is None else optimization_of(optim, model, plan)
+        optimization = [] if chosen is None or chosen.is_empty else [SingleOptimization(chosen, {})]
         return [*optimization, Quantization(path, options, {})]
 
     least = Quantization(Path(), options, {}).least_sqnr_db

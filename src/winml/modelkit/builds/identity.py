@@ -17,7 +17,7 @@ from winml.modelkit.builds.cache import file_digest
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.load.checkpoint_path import checkpoint_path
-from winml.modelkit.load.checkpoints.companion_files import companion_files
+from winml.modelkit.load.checkpoints.companion_files import card_files, companion_files
 from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, ModelSource, resolve_source
 
@@ -36,6 +36,7 @@ class ModelIdentity:
         is_repeatable: Whether equal records mean equal models; a factory may return another one each time.
         places: Files and folders on this disk that nothing may be written over.
         companions: Config, tokenizer and processor files of a checkpoint: name beside the result → file.
+        card: Its card and licence, in the same way.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class ModelIdentity:
         is_repeatable: bool,
         places: tuple[Path, ...],
         companions: Mapping[str, Path] = MappingProxyType({}),
+        card: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
         """Start to find out the record."""
+        self.card = card
         self.is_repeatable = is_repeatable
         self.places = places
         self.companions = companions
@@ -89,6 +92,7 @@ def identify_model(request: ModelRequest) -> ModelIdentity:
         is_repeatable=True,
         places=(folder,),
         companions=companion_files(folder),
+        card=card_files(folder),
     )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.runtime.execution_providers import find_execution_provider
 
-__all__ = ["build_with_open_sizes"]
+__all__ = ["build_most_open", "build_with_open_sizes", "says_nothing_of_sizes"]
 
 _CHOICES: tuple[dict[str, bool], ...] = (
     {"dynamic_batch": True, "dynamic_sequence": True},
@@ -78,21 +79,49 @@ def build_with_open_sizes(
         return build_in_cache(plan_build(given, request))
     plan = plan_build(given, request)
     note = cache_root() / "open_sizes" / f"{cache_key(plan, identify_plan(plan))}.json"
-    remembered = _remembered_choice(note)
+    return build_most_open(plan, build_in_cache, note)
+
+
+def says_nothing_of_sizes(plan: BuildPlan) -> bool:
+    """Say whether sizes are free to be left open: nobody asked for any, and the provider takes open ones."""
+    export, request = plan.config.export, plan.request
+    if export is None or plan.onnx_path is not None or export.model_fields_set & _SIZES:
+        return False
+    asked = (request.shape_config, request.batch_size, request.input_specs)
+    is_asked = any(value is not None for value in asked) or request.is_dynamic
+    return not is_asked and (export.ep is None or find_execution_provider(export.ep).takes_dynamic)
+
+
+def build_most_open(
+    plan: BuildPlan, build: Callable[[BuildPlan], BuildResult], note: Path | None = None
+) -> BuildResult:
+    """Build with as many sizes left open as the model takes.
+
+    Args:
+        plan: The build, which says nothing of sizes.
+        build: Builds a plan.
+        note: Where it is remembered what the model takes; None: nowhere.
+
+    Raises:
+        WinMLError: as :func:`~winml.modelkit.build_hf_model`; of the build with fixed sizes, where none is taken open.
+    """
+    remembered = _remembered_choice(note) if note is not None else None
     first = [remembered] if remembered is not None else []
     failed: WinMLError | None = None
     for choice in (*first, *(choice for choice in _CHOICES if choice not in first)):
         try:
-            result = build_in_cache(_opened_plan(plan, given, choice))
+            result = build(_opened_plan(plan, choice))
         except _NO_SIZES:
             raise
         except (UsageError, StageError, VerificationError) as error:
             # Of fixed sizes the reason is the model's; of open ones it may be that they are open.
             failed = error if failed is None or not choice else failed
-            if choice == remembered:
+            if note is not None and choice == remembered:
                 with contextlib.suppress(OSError):
                     note.unlink()
             continue
+        if note is None:
+            return result
         # A cache that cannot be written to only costs time.
         with contextlib.suppress(WriteError, OSError), unrecorded():
             write_atomically(note, json.dumps(choice))
@@ -101,9 +130,16 @@ def build_with_open_sizes(
     raise failed
 
 
-def _opened_plan(plan: BuildPlan, config: WinMLBuildConfig, choice: Mapping[str, bool]) -> BuildPlan:
-    assert config.export is not None  # checked before
-    return plan_build(config.model_copy(update={"export": config.export.model_copy(update=dict(choice))}), plan.request)
+def _opened_plan(plan: BuildPlan, choice: Mapping[str, bool]) -> BuildPlan:
+    export = plan.config.export
+    assert export is not None  # checked before
+    export = export.model_copy(update=dict(choice))
+    dynamic = plan.request.dynamic.joined(export.dynamic.given_by("export.{}"))
+    return replace(
+        plan,
+        config=plan.config.model_copy(update={"export": export}),
+        request=replace(plan.request, dynamic=dynamic),
+    )
 
 
 def _remembered_choice(note: Path) -> dict[str, bool] | None:

@@ -209,7 +209,7 @@ class StageRunner:
             OutputExistsError: one is there and no build wrote it.
         """
         if len(names) > 1:
-            self._job.folder.claim(names_of(self._job.stages, names))
+            self._job.folder.claim(names_of(self._job.stages, names, self._job.plan.config))
 
 
 def _as_reused(records: Mapping[str, StageRecord], reason: str) -> dict[str, StageRecord]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.plan import BuildPlan, request_record
 from winml.modelkit.builds.quantization import auto_words, idle_quantization, quantize_options
 from winml.modelkit.evaluate.processors import processor_files
@@ -23,12 +24,12 @@ from winml.modelkit.file_names import (
     ONLY_PART,
     OPTIMIZED_NAME,
     QUANTIZED_NAME,
-    built_part_name,
     part_path,
     sidecar_path,
 )
 from winml.modelkit.flows.quantize.calibration_files import calibration_files, calibration_kind
 from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.results.build_manifest import StageName, StageRecord
 from winml.modelkit.version import __version__
 
@@ -39,7 +40,16 @@ if TYPE_CHECKING:
     from winml.modelkit.results.optimized_model import OptimizedFile
     from winml.modelkit.results.quantized_model import QuantizedFile
 
-__all__ = ["STAGES", "Stage", "StageOutcome", "StageTask", "export_outcomes", "names_of", "without_idle_stages"]
+__all__ = [
+    "STAGES",
+    "Stage",
+    "StageOutcome",
+    "StageTask",
+    "built_name",
+    "export_outcomes",
+    "names_of",
+    "without_idle_stages",
+]
 
 _GRAPH_LIBRARIES = ("onnx", "onnx-ir", "onnxruntime", "onnxscript")
 
@@ -200,7 +210,8 @@ def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, Any]:
 def _optimize_options(plan: BuildPlan) -> dict[str, Any]:
     assert plan.config.optim is not None  # skipped otherwise
     flags = plan.config.optim.model_dump(mode="json", exclude_none=True)
-    return {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify}
+    fused = {"fuses_decoders": True} if plan.config.layout == "genai" else {}
+    return {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify, **fused}
 
 
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
@@ -210,6 +221,11 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     section = task.plan.config.optim
     assert section is not None  # skipped otherwise
     assert task.source is not None  # an export ran before, or the build starts from an ONNX file
+    if task.plan.config.layout == "genai":
+        from winml.modelkit.builds.decoder_fusions import optimization_of
+        from winml.modelkit.graph.files.foreign_reading import load_by_reference
+
+        section = optimization_of(section, load_by_reference(task.source), task.plan)
     # Files of this build may share data and name each other; the user's file must stay free to be changed.
     is_ours = task.source != task.plan.onnx_path
     skips = task.plan.skip_pre_normalization
@@ -397,8 +413,15 @@ def without_idle_stages(config: WinMLBuildConfig) -> tuple[WinMLBuildConfig, tup
     return config.model_copy(update=dict.fromkeys(idle)), tuple(unread)
 
 
-def names_of(stages: Sequence[Stage], parts: Sequence[str] = (ONLY_PART,)) -> tuple[str, ...]:
+def names_of(
+    stages: Sequence[Stage], parts: Sequence[str] = (ONLY_PART,), config: WinMLBuildConfig | None = None
+) -> tuple[str, ...]:
     """Return every name a build of these stages and parts may write, besides the manifest and the data of models.
+
+    Args:
+        stages: The stages.
+        parts: The parts of the model.
+        config: Says how the folder is laid out; None: as builds are without a layout.
 
     Data files are called after their content, so theirs are nobody else's.
     """
@@ -409,6 +432,19 @@ def names_of(stages: Sequence[Stage], parts: Sequence[str] = (ONLY_PART,)) -> tu
             models.append(part_path(Path(stage.file), part, of_several=of_several))
             if stage.makes_graph:
                 sidecars.append(sidecar_path(models[-1]))
-        models.append(Path(built_part_name(part, of_several=of_several)))
+        models.append(Path(built_name(part, of_several=of_several, config=config)))
         sidecars.append(sidecar_path(models[-1]))
-    return (*(str(path) for path in (*models, *sidecars)), BUILD_CONFIG_NAME)
+    written = find_layout(config.layout).written if config is not None else ()
+    return (*(path.as_posix() for path in (*models, *sidecars)), *written, BUILD_CONFIG_NAME)
+
+
+def built_name(part: str, *, of_several: bool, config: WinMLBuildConfig | None) -> str:
+    """Return the name of a finished part in the folder of a build, ``/`` between parts.
+
+    Raises:
+        UsageError: the layout has no name for the precision.
+    """
+    layout = find_layout(None if config is None else config.layout)
+    section = None if config is None else config.quant
+    precision = FLOAT32 if section is None or idle_quantization(section) else quantize_options(section).base.name
+    return layout.model_name(part, of_several, precision)

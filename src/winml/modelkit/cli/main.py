@@ -23,6 +23,7 @@ COMMANDS = {
     "eval": "Judge a model by the samples of a data set, beside the model it was made from.",
     "export": "Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.",
     "extract": "Cut modules out of a model, each as an ONNX model of its own.",
+    "generate": "Let a built model go on with a text, token by token.",
     "inspect": "Show what is in a model, or what an export of it will be; no weight is read.",
     "optimize": "Make an ONNX file cheaper with the same answer; its tags stay.",
     "perf": "Measure how fast a model is, and how much memory it takes.",

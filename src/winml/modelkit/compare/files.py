@@ -23,7 +23,7 @@ from winml.modelkit.compare.words import difference_words, fidelity_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.graph.files.reading import read_referring
 from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
-from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, sizes_by_key
+from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, sizes_by_key, with_sums
 from winml.modelkit.runtime.ir_versions import newest_ir_version, runnable
 from winml.modelkit.runtime.sessions import Session
 
@@ -246,12 +246,22 @@ def _sizes_to_try(inputs: Sequence[GraphInput], given: Mapping[str, int]) -> Ite
     names = list(dict.fromkeys(key for item in inputs for key in item.keys if isinstance(key, str)))
     given = sizes_by_key(inputs, given)
     known = {**{name: DEFAULT_SIZES[name] for name in names if name in LARGE_DIMENSIONS}, **given}
+    for sizes in _cache_sizes(inputs):
+        yield with_sums(inputs, {**dict.fromkeys(names, 2), **sizes, **known})
     yield {**{name: position for position, name in enumerate(names, start=2)}, **known}
     yield {**{name: position for position, name in enumerate(names, start=5)}, **known}
     # Sizes that a graph ties together without saying so.
     for size in (4, 1, 8, 16, 32):
         yield {**dict.fromkeys(names, size), **known}
     yield {**{name: DEFAULT_SIZES.get(name, 1) for name in names}, **given}
+
+
+def _cache_sizes(inputs: Sequence[GraphInput]) -> Iterator[Mapping[str, int]]:
+    """Yield sizes of a graph with a cache: a prompt, which finds it empty, and a step after it; none of others."""
+    past, tokens = next((terms for item in inputs for terms in item.sums.values() if len(terms) == 2), (None, None))
+    for size_past, size_tokens in ((0, 5), (6, 1)) if past is not None else ():
+        sizes = {past: size_past, tokens: size_tokens}
+        yield {name: size for name, size in sizes.items() if isinstance(name, str)}
 
 
 LARGE_DIMENSIONS = frozenset({"height", "width", "samples", "frames", "channels", "mel_bins"})

@@ -38,8 +38,8 @@ class HandedGraph:
 class GraphHandover:
     """The works on an exported graph before it is written."""
 
-    works: Callable[[Path], Sequence[GraphWork[Any]]]
-    """Returns them in order, for the graph that goes to a file."""
+    works: Callable[[Path, ir.Model], Sequence[GraphWork[Any]]]
+    """Returns them in order, for the path and the graph that goes there."""
     least_sqnr_db: float
     """Ratio in decibels that every output has to reach beside PyTorch."""
     external_from_bytes: int
@@ -51,7 +51,7 @@ class GraphHandover:
         Raises:
             StageError: a work failed.
         """
-        works = tuple(self.works(path))
+        works = tuple(self.works(path, model))
         summaries: list[str] = []
         notes: list[str] = []
         for work in works:

@@ -6,20 +6,27 @@ task. What a call does is said in ``built_model.py``.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.builds.build_model import build_onnx_model
 from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
 from winml.modelkit.builds.found_models import onnx_file_in
 from winml.modelkit.builds.open_sizes import build_with_open_sizes
-from winml.modelkit.errors import TaskError, UsageError
+from winml.modelkit.errors import InputError, TaskError, UsageError
 from winml.modelkit.inference.built_model import WinMLModel, described_model
+from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
+from winml.modelkit.inference.generation.graph import DecoderGraph, state_feeds
 from winml.modelkit.inference.model_folder import config_beside, pad_token_beside
 from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
 from winml.modelkit.load.request import ModelRequest
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+    from transformers.utils.generic import ModelOutput
 
 __all__ = ["INFERENCE_CLASSES", "WinMLAutoModel"]
 
@@ -136,9 +143,56 @@ class WinMLAutoModel(_BuiltModel):
         return INFERENCE_CLASSES[name](path, **options)
 
 
+class _GeneratingModel(DecoderModel, _BuiltModel):
+    """A built model with transformers' ``generate()``."""
+
+    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
+        super().__init__(path, **options)
+        self._has_cache = bool(state_feeds(self._session))
+
+    @functools.cached_property
+    def graph(self) -> DecoderGraph:  # type: ignore[override]  # opened the first time it is needed
+        """The graph in its session; ``generate()`` without a cache in it is slow."""
+        return DecoderGraph(self._session)
+
+    @functools.cached_property
+    def generation_config(self) -> GenerationConfig:  # type: ignore[override]  # as above
+        """What the files beside the model say about generating."""
+        if self.config is None:
+            raise InputError(
+                f"{self.path}: transformers reads no config beside it, which its generation loop needs",
+                hint="Build the model again without --no-tokenizer.",
+            )
+        return generation_config_beside(Path(self.path).parent, self.config, has_cache=self._has_cache)
+
+    def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:
+        if self._has_cache:
+            names = [item.name for item in self.inputs]
+            given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], Mapping) else zip(names, tensors)  # noqa: B905  # the rest is named
+            return self.forward(**{**dict(given), **named})
+        kept = {key: value for key, value in named.items() if value is not None and key not in _OF_LOOPS}
+        return _BuiltModel.__call__(self, *tensors, **kept)
+
+    @classmethod
+    def from_onnx(cls, model: str | os.PathLike[str], **options: Any) -> WinMLModel:
+        """Load an ONNX file as it is, its config and tokenizer beside it; built first where a config asks for it."""
+        if options.get("config") is not None or options.get("precision") is not None:
+            return super().from_onnx(model, **options)
+        kept = {key: value for key, value in options.items() if key not in ("config", "precision")}
+        return cls._open_file(Path(model), **kept)
+
+
+_OF_LOOPS = {"use_cache", "return_dict", "past_key_values", "logits_to_keep"}
+"""What transformers' loop hands on that a graph without a cache knows nothing of."""
+
+
 def _make_class(name: str, task: str) -> type[_BuiltModel]:
     words = f"A model for {task}: called like transformers' own, run by ONNX Runtime."
-    return type(name, (_BuiltModel,), {"main_task": task, "__doc__": words, "__module__": "winml.modelkit"})
+    base = _GeneratingModel if task == _GENERATING_TASK else _BuiltModel
+    return type(name, (base,), {"main_task": task, "__doc__": words, "__module__": "winml.modelkit"})
+
+
+_GENERATING_TASK = "text-generation"
 
 
 INFERENCE_CLASSES: Mapping[str, type[_BuiltModel]] = {

@@ -12,6 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from winml.modelkit.optimize.graph_matching import (
+    constant_number,
+    has_one_use,
+    is_operator,
+    only_user,
+    permutation_of,
+    rank_of,
+    same_shape,
+    same_size,
+    without_scale,
+)
+
 __all__ = ["AttentionFusionPass"]
 
 CONTRIB = "com.microsoft"
@@ -75,7 +87,7 @@ class AttentionFusionPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fuse every attention."""
         count = 0
-        for node in [node for graph in model.graphs() for node in graph if _is_operator(node, "Softmax")]:
+        for node in [node for graph in model.graphs() for node in graph if is_operator(node, "Softmax")]:
             # One by one: an attention may read the output of the one before it.
             match = _match_attention(node)
             if match is not None:
@@ -90,7 +102,7 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     if softmax.outputs[0].dtype != ir.DataType.FLOAT:
         return None
     scores = softmax.inputs[0]
-    if scores is None or _rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
+    if scores is None or rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return None
     probabilities, is_guarded = _behind_nan_guard(softmax.outputs[0])
     head_join = _match_head_join(probabilities)
@@ -113,61 +125,61 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
 def _behind_nan_guard(value: ir.Value) -> tuple[ir.Value, bool]:
     """Return the output of ``Where(IsNaN(x), 0, x)`` and True, or the value itself and False where there is none."""
     users = list(value.consumers())
-    nan = next((user for user in users if _is_operator(user, "IsNaN")), None)
-    where = next((user for user in users if _is_operator(user, "Where")), None)
+    nan = next((user for user in users if is_operator(user, "IsNaN")), None)
+    where = next((user for user in users if is_operator(user, "Where")), None)
     if len(users) != 2 or nan is None or where is None or value.is_graph_output():
         return value, False
-    is_zero = _constant_number(where.inputs[1]) == 0.0
-    if where.inputs[0] is nan.outputs[0] and where.inputs[2] is value and is_zero and _has_one_use(nan.outputs[0]):
+    is_zero = constant_number(where.inputs[1]) == 0.0
+    if where.inputs[0] is nan.outputs[0] and where.inputs[2] is value and is_zero and has_one_use(nan.outputs[0]):
         return where.outputs[0], True
     return value, False
 
 
 def _match_head_join(probabilities: ir.Value) -> tuple[ir.Node, ir.Node] | None:
     """Return the product with the values, and the reshape after it that joins the heads."""
-    context = _only_user(probabilities)
-    if context is None or not _is_operator(context, "MatMul") or context.inputs[0] is not probabilities:
+    context = only_user(probabilities)
+    if context is None or not is_operator(context, "MatMul") or context.inputs[0] is not probabilities:
         return None
-    user = _only_user(context.outputs[0])
-    if user is not None and _is_operator(user, "Reshape") and _same_shape(user.outputs[0], context.outputs[0]):
-        user = _only_user(user.outputs[0])
-    if user is None or not _is_operator(user, "Transpose") or _permutation_of(user) != _TO_HEADS:
+    user = only_user(context.outputs[0])
+    if user is not None and is_operator(user, "Reshape") and same_shape(user.outputs[0], context.outputs[0]):
+        user = only_user(user.outputs[0])
+    if user is None or not is_operator(user, "Transpose") or permutation_of(user) != _TO_HEADS:
         return None
-    output = _only_user(user.outputs[0])
-    return (context, output) if output is not None and _is_operator(output, "Reshape") else None
+    output = only_user(user.outputs[0])
+    return (context, output) if output is not None and is_operator(output, "Reshape") else None
 
 
 def _match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | None:
     """Return the product of queries and keys, the mask added to it, and the factor it is multiplied by."""
     mask: ir.Value | None = None
     node = scores.producer()
-    if node is not None and _is_operator(node, "Add") and _has_one_use(scores):
+    if node is not None and is_operator(node, "Add") and has_one_use(scores):
         sides = [side for side in node.inputs if side is not None and _is_product(side)]
         if len(sides) != 1:
             return None
         mask = next((side for side in node.inputs if side is not sides[0]), None)
         scores = sides[0]
-    if not _has_one_use(scores):
+    if not has_one_use(scores):
         return None
-    scores, scale = _without_scale(scores)
+    scores, scale = without_scale(scores)
     product = scores.producer()
-    if product is None or not _is_operator(product, "MatMul") or not _has_one_use(scores):
+    if product is None or not is_operator(product, "MatMul") or not has_one_use(scores):
         return None
     return product, mask, scale
 
 
 def _is_product(value: ir.Value) -> bool:
-    producer = _without_scale(value)[0].producer()
-    return producer is not None and _is_operator(producer, "MatMul")
+    producer = without_scale(value)[0].producer()
+    return producer is not None and is_operator(producer, "MatMul")
 
 
 def _match_keys(value: ir.Value | None) -> _Heads | None:
     """Return the keys before their transposition for the product, which is one Transpose or two."""
     if (heads := _match_heads(value, _TO_KEYS)) is not None or value is None:
         return heads
-    value, outer = _without_scale(value)
+    value, outer = without_scale(value)
     node = value.producer()
-    if node is None or not _is_operator(node, "Transpose") or _permutation_of(node) != _SWAPPED:
+    if node is None or not is_operator(node, "Transpose") or permutation_of(node) != _SWAPPED:
         return None
     inner = _match_heads(node.inputs[0], _TO_HEADS)
     return inner and _Heads(inner.value, inner.count, inner.size, inner.scale * outer)
@@ -176,38 +188,33 @@ def _match_keys(value: ir.Value | None) -> _Heads | None:
 def _match_heads(value: ir.Value | None, permutation: tuple[int, ...]) -> _Heads | None:
     if value is None:
         return None
-    value, scale = _without_scale(value)
+    value, scale = without_scale(value)
     transpose = value.producer()
-    if transpose is None or not _is_operator(transpose, "Transpose") or _permutation_of(transpose) != permutation:
+    if transpose is None or not is_operator(transpose, "Transpose") or permutation_of(transpose) != permutation:
         return None
     split = transpose.inputs[0]
     reshape = split.producer() if split is not None else None
-    if split is None or reshape is None or not _is_operator(reshape, "Reshape"):
+    if split is None or reshape is None or not is_operator(reshape, "Reshape"):
         return None
     hidden = reshape.inputs[0]
-    if hidden is None or _rank_of(hidden) != 3 or _rank_of(split) != 4:
+    if hidden is None or rank_of(hidden) != 3 or rank_of(split) != 4:
         return None
     assert split.shape is not None
     assert hidden.shape is not None
     count, size = split.shape[2], split.shape[3]
     if not isinstance(count, int) or not isinstance(size, int) or hidden.shape[2] != count * size:
         return None
-    if not all(_same_size(hidden.shape[axis], split.shape[axis]) for axis in (0, 1)):
+    if not all(same_size(hidden.shape[axis], split.shape[axis]) for axis in (0, 1)):
         return None
     return _Heads(hidden, count, size, scale)
 
 
 def _joins_all_heads(output: ir.Node, value: _Heads) -> bool:
     joined_input, joined_output = output.inputs[0], output.outputs[0]
-    if (
-        joined_input is None
-        or joined_input.shape is None
-        or joined_output.shape is None
-        or _rank_of(joined_output) != 3
-    ):
+    if joined_input is None or joined_input.shape is None or joined_output.shape is None or rank_of(joined_output) != 3:
         return False
     return joined_output.shape[2] == value.count * value.size and all(
-        _same_size(joined_input.shape[axis], joined_output.shape[axis]) for axis in (0, 1)
+        same_size(joined_input.shape[axis], joined_output.shape[axis]) for axis in (0, 1)
     )
 
 
@@ -215,10 +222,10 @@ def _fits_scores(mask: ir.Value | None, scores: ir.Value) -> bool:
     """Say whether the operator accepts the shape of the mask (case 3)."""
     if mask is None:
         return True
-    if mask.shape is None or scores.shape is None or _rank_of(mask) != 4:
+    if mask.shape is None or scores.shape is None or rank_of(mask) != 4:
         return False
-    return all(mask.shape[axis] == 1 or _same_size(mask.shape[axis], scores.shape[axis]) for axis in (0, 1)) and all(
-        _same_size(mask.shape[axis], scores.shape[axis]) for axis in (2, 3)
+    return all(mask.shape[axis] == 1 or same_size(mask.shape[axis], scores.shape[axis]) for axis in (0, 1)) and all(
+        same_size(mask.shape[axis], scores.shape[axis]) for axis in (2, 3)
     )
 
 
@@ -253,56 +260,3 @@ def _replace_attention(match: _Attention) -> None:
     is_output, name = old_output.is_graph_output(), old_output.name
     old_output.replace_all_uses_with(result, replace_graph_outputs=is_output)
     result.name, old_output.name = name, f"{name}_match_head_join"
-
-
-def _is_operator(node: ir.Node, operator: str) -> bool:
-    return node.op_type == operator and node.domain in ("", "ai.onnx")
-
-
-def _rank_of(value: ir.Value) -> int | None:
-    return len(value.shape) if value.shape is not None else None
-
-
-def _permutation_of(node: ir.Node) -> tuple[int, ...]:
-    return tuple(node.attributes.get_ints("perm", ()))
-
-
-def _without_scale(value: ir.Value) -> tuple[ir.Value, float]:
-    """Return the value before it is multiplied or divided by a constant, and the factor."""
-    node = value.producer()
-    if node is None or not (_is_operator(node, "Mul") or _is_operator(node, "Div")):
-        return value, 1.0
-    left, right = node.inputs
-    factor = _constant_number(right)
-    if factor is None and _is_operator(node, "Mul"):
-        left, factor = right, _constant_number(left)
-    if factor is None or left is None or factor == 0.0:
-        return value, 1.0
-    return left, 1.0 / factor if _is_operator(node, "Div") else factor
-
-
-def _constant_number(value: ir.Value | None) -> float | None:
-    """Return the value of a constant of one element, or None."""
-    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
-    if tensor is None or tensor.size != 1:
-        return None
-    return float(tensor.numpy().reshape(-1)[0])
-
-
-def _has_one_use(value: ir.Value) -> bool:
-    return len(value.uses()) == 1 and not value.is_graph_output()
-
-
-def _only_user(value: ir.Value) -> ir.Node | None:
-    return next(iter(value.consumers())) if _has_one_use(value) else None
-
-
-def _same_shape(left: ir.Value, right: ir.Value) -> bool:
-    if left.shape is None or right.shape is None or len(left.shape) != len(right.shape):
-        return False
-    return all(_same_size(left_size, right_size) for left_size, right_size in zip(left.shape, right.shape, strict=True))
-
-
-def _same_size(left: int | ir.SymbolicDim, right: int | ir.SymbolicDim) -> bool:
-    """Say whether two sizes are known to be equal; a size without a name is unknown."""
-    return left == right and (isinstance(left, int) or left.value is not None)

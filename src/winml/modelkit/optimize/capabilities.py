@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["CAPABILITIES", "LEVELS", "LEVEL_WORDS", "UNUSED_TRANSFORMERS", "Capability", "Engine", "Level"]
+__all__ = [
+    "CAPABILITIES",
+    "DECODER_FUSIONS",
+    "LEVELS",
+    "LEVEL_WORDS",
+    "UNUSED_TRANSFORMERS",
+    "Capability",
+    "Engine",
+    "Level",
+]
 
 Level = Literal["none", "basic", "extended", "full"]
 """Default set of capabilities; each level includes those before it."""
@@ -69,6 +78,7 @@ class Capability:
 
 _GELUS = ("Gelu", "com.microsoft:Gelu", "com.microsoft:BiasGelu")
 _LAYER_NORMS = ("LayerNormalization", "com.microsoft:SkipLayerNormalization")
+_SKIP_NORM = "SkipSimplifiedLayerNormalization"
 _RULES_FOR_NOTHING = (
     "EliminateIdentity", "EliminateSlice", "UnsqueezeElimination", "EliminateDropout", "ExpandElimination",
     "CastElimination", "PreShapeNodeElimination", "NoopElimination",
@@ -203,6 +213,18 @@ _ENTRIES = (
         makes=("com.microsoft:DynamicQuantizeMatMul", "com.microsoft:MatMulIntegerToFloat"),
     ),
     Capability(
+        "simplified_layer_norm_fusion", "replace the operators of a root-mean-square normalization by one", "extended",
+        "winml", providers=_CPU_CUDA, makes=("SimplifiedLayerNormalization", f"com.microsoft:{_SKIP_NORM}"),
+    ),
+    Capability(
+        "skip_simplified_layer_norm_fusion", "join a root-mean-square normalization with the addition before it",
+        "extended", "winml", providers=_CPU_CUDA, makes=(f"com.microsoft:{_SKIP_NORM}",),
+    ),
+    Capability(
+        "group_query_attention_fusion", "replace the operators of an attention over a cache by one", "full", "winml",
+        providers=_CPU, makes=("com.microsoft:GroupQueryAttention",),
+    ),
+    Capability(
         "attention_fusion", "replace the operators of an attention by one", "full", "winml",
         providers=_CPU_CUDA_DML, makes=("com.microsoft:MultiHeadAttention",),
     ),
@@ -226,6 +248,11 @@ _ENTRIES = (
 
 CAPABILITIES: Mapping[str, Capability] = {entry.name: entry for entry in _ENTRIES}
 """Name → capability, in the order they are listed to users."""
+
+DECODER_FUSIONS = (
+    "simplified_layer_norm_fusion", "group_query_attention_fusion", "skip_simplified_layer_norm_fusion",
+)  # fmt: skip
+"""Capabilities that make of a decoder with a cache what runtimes of ONNX Runtime expect. None reads a weight."""
 
 UNUSED_TRANSFORMERS = (
     "AttentionFusion", "BiasDropoutFusion", "BiasSoftmaxFusion", "CastChainElimination", "EmbedLayerNormFusion",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import pydantic
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVELS, Capability, Level
+from winml.modelkit.optimize.capabilities import CAPABILITIES, DECODER_FUSIONS, LEVELS, Capability, Level
 from winml.modelkit.options import Options
 from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
 
@@ -55,6 +55,17 @@ class OptimizeOptions(_Flags):
     def is_empty(self) -> bool:
         """Whether no capability and no conversion is requested."""
         return self.opset is None and not any(True for _ in self.enabled())
+
+    def with_decoder_fusions(self) -> OptimizeOptions:
+        """Return the options with what fuses a decoder with a cache on.
+
+        A level or a flag that is given decides by itself, and what the execution provider does not run stays off.
+        """
+        if "level" in self.model_fields_set:
+            return self
+        entries = [CAPABILITIES[name] for name in DECODER_FUSIONS]
+        flags = {entry.name: True for entry in entries if self._flag_of(entry) is None and self._suits_provider(entry)}
+        return self.model_copy(update=flags)
 
     def enabled(self) -> Iterator[Capability]:
         """Yield the capabilities that are on, in the order of the registry."""

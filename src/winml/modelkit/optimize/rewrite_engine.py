@@ -12,11 +12,22 @@ from winml.modelkit.graph.stage import DeclaredPass, run_passes
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.optimize.attention_fusion import AttentionFusionPass
 from winml.modelkit.optimize.capabilities import Capability
+from winml.modelkit.optimize.decoders.grouped_attention_fusion import GroupQueryAttentionFusionPass
+from winml.modelkit.optimize.decoders.norm_fusions import RootMeanSquareNormFusionPass, SkipNormFusionPass
 
 __all__ = ["PASSES", "rewrite_with_passes"]
 
+TAGGING_PASSES: Mapping[str, Callable[[], ir.passes.PassBase]] = {
+    # First: what turns queries by position reads their normalization as one operator.
+    "simplified_layer_norm_fusion": RootMeanSquareNormFusionPass,
+    "group_query_attention_fusion": GroupQueryAttentionFusionPass,
+    # Last: sizes that two sides of a sum have in common are known again once attentions are fused.
+    "skip_simplified_layer_norm_fusion": SkipNormFusionPass,
+}
+"""Capability → its pass, in the order they run; these tag what they create themselves."""
+
 PASSES: Mapping[str, Callable[[], ir.passes.PassBase]] = {"attention_fusion": AttentionFusionPass}
-"""Capability → its pass, in the order they run."""
+"""Capability → its pass, in the order they run after those; the tags of what they create are carried."""
 
 _CLEANUP = (
     # A module that is called twice has two attentions with one name.
@@ -42,6 +53,12 @@ def rewrite_with_passes(
         OptimizeError: a pass failed, or changed the inputs or outputs of the model.
     """
     names = {entry.name for entry in contrib}
+    if run_passes(
+        model,
+        [DeclaredPass(make(), "creates") for name, make in TAGGING_PASSES.items() if name in names],
+        OptimizeError,
+    ):
+        run_passes(model, _CLEANUP, OptimizeError)
     # Tags are carried below, so passes need not keep them.
     steps = [DeclaredPass(make(), "drops") for name, make in PASSES.items() if name in names]
     original = model.clone()

@@ -128,6 +128,8 @@ class BuildManifest(Options):
     companions: tuple[FileRecord, ...] = ()
     """Config, tokenizer and processor files of the checkpoint, as the build wrote them; one that was changed since is
     the user's."""
+    layout: str | None = None
+    """Tool whose readers the folder is laid out for; null: none."""
     input: dict[str, Any] = pydantic.Field(default_factory=dict)
     """The model it was built from: as named by the user, and digests of its files."""
     started: str = ""

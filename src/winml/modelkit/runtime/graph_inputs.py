@@ -36,6 +36,7 @@ __all__ = [
     "load_feeds",
     "settle_sizes",
     "sizes_by_key",
+    "with_sums",
 ]
 
 Array = NDArray[Any]
@@ -232,6 +233,11 @@ def _all_sums(inputs: Iterable[GraphInput]) -> dict[str, tuple[int | str, ...]]:
     return {name: terms for item in inputs for name, terms in item.sums.items()}
 
 
+def with_sums(inputs: Sequence[GraphInput], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes by name in which those that are sums of others are these sums."""
+    return {**sizes, **summed_sizes(_all_sums(inputs), sizes)}
+
+
 def _summed(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -> dict[str, int]:
     """Return the sizes that are sums of others.
 
@@ -308,7 +314,7 @@ def draw_feeds(inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int
         )
         for item in inputs
     ]
-    return make_feeds(specs, seed, sizes={**sizes, **summed_sizes(_all_sums(inputs), sizes)})
+    return make_feeds(specs, seed, sizes=with_sums(inputs, sizes))
 
 
 def load_feeds(path: Path, inputs: Sequence[GraphInput], option: str = "--input-data") -> dict[str, Array]:

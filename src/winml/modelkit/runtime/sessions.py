@@ -10,7 +10,7 @@ import ctypes
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,8 @@ __all__ = [
     "onnxruntime_version",
     "ort_reason",
     "run_onnx",
+    "state_of_zeros",
+    "state_rows",
 ]
 
 # Older versions on Windows ignore the environment variable that runtime/__init__.py sets.
@@ -165,6 +167,34 @@ class Session:
             names = list(self.outputs if output_names is None else output_names)
             outputs = self._session.run_with_ort_values(names, values)
             return {name: _to_numpy(output) for name, output in zip(names, outputs, strict=True)}
+        except ORT_ERRORS as error:
+            raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
+
+    def run_with_states(
+        self, feeds: Mapping[str, Array], states: Mapping[str, ort.OrtValue], kept: Collection[str]
+    ) -> tuple[dict[str, Array], dict[str, ort.OrtValue]]:
+        """Run the graph once on arrays and on values of earlier runs, which are not copied.
+
+        Args:
+            feeds: An array for each graph input that has no state.
+            states: Values of earlier runs by graph input; see :func:`state_of_zeros` for the first ones.
+            kept: Graph outputs that stay in ONNX Runtime's memory.
+
+        Returns:
+            The other outputs as arrays, and those of ``kept``, by name.
+
+        Raises:
+            UsageError: the names are not those of the graph's inputs.
+            StageError: ONNX Runtime refuses the values or fails; gives its reason.
+        """
+        if {*feeds, *states} != set(self.inputs):
+            raise UsageError(f"{self.name} takes {', '.join(self.inputs)}; got {', '.join((*feeds, *states))}")
+        try:
+            values = {**{name: _to_ort(array) for name, array in feeds.items()}, **states}
+            outputs = self._session.run_with_ort_values(list(self.outputs), values)
+            named = dict(zip(self.outputs, outputs, strict=True))
+            arrays = {name: _to_numpy(value) for name, value in named.items() if name not in kept}
+            return arrays, {name: named[name] for name in self.outputs if name in kept}
         except ORT_ERRORS as error:
             raise StageError(f"ONNX Runtime cannot run {self.name}: {ort_reason(error)}") from error
 
@@ -306,6 +336,21 @@ def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
             f"{provider} is installed but does not start here; ONNX Runtime would use {', '.join(active)}",
             hint="Its driver or a library of its vendor is missing, or too old for this ONNX Runtime.",
         )
+
+
+def state_of_zeros(shape: Sequence[int], dtype: str) -> ort.OrtValue:
+    """Return a value for :meth:`Session.run_with_states`: zeros, or nothing where a size is 0.
+
+    Args:
+        shape: Its sizes.
+        dtype: Its element type as numpy or ``ml_dtypes`` call it.
+    """
+    return _to_ort(np.zeros(shape, getattr(ml_dtypes, dtype, dtype)))
+
+
+def state_rows(value: ort.OrtValue, rows: Sequence[int], axis: int = 0) -> ort.OrtValue:
+    """Return a value with chosen entries of an axis, in that order; they are copied."""
+    return _to_ort(np.take(_to_numpy(value), rows, axis=axis))
 
 
 def _to_ort(array: Array) -> ort.OrtValue:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -30,6 +29,7 @@ from winml.modelkit.verify.other_values import (
     run_at_other_values,
 )
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, run_reference, with_values
+from winml.modelkit.verify.single_rows import answer_by_rows, takes_single_rows
 from winml.modelkit.verify.stable_draws import compare_stable_draws, is_decided_by_rounding, is_decided_by_ties
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def verify_written_file(
     written, second, values, text = _with_reference_outputs(written, prepared, inputs)
     refuse_outputs_by_value((written.draw, second))
     dtypes = dtypes_inside(prepared.part.module, written.draw.reference)
-    file = _File(written.path, prepared.model)
+    file = _File(written, prepared.model)
     prepared = file.closed_before_weights(prepared)
     try:
         second = _without_nan(prepared, inputs, written.draw, second, file.run)
@@ -120,7 +120,7 @@ def measure_written_file(
         answered = [draw if weighted is prepared else _answered_draw(weighted, draw) for draw in others]
     draws = [*answered, second]
     refuse_outputs_by_value((draws[0], second))
-    file = _File(written.path, prepared.model)
+    file = _File(written, prepared.model)
     answers = [file.run(draw) for draw in draws]
     fidelity = measure_fidelity([draw.reference for draw in draws], answers, least_sqnr_db)
     refuse_little_left(fidelity, "the model in PyTorch", draws[0].inputs)
@@ -224,8 +224,9 @@ def _name_deciding_inputs(
 class _File:
     """A file in ONNX Runtime, opened when it is first run."""
 
-    def __init__(self, path: Path, model: nn.Module) -> None:
-        self._path, self._model = path, model
+    def __init__(self, written: WrittenGraph, model: nn.Module) -> None:
+        self._path, self._model = written.path, model
+        self._has_single_rows = takes_single_rows(written.model)
         self._session: Session | None = None
 
     def closed_before_weights(self, prepared: PreparedPart) -> PreparedPart:
@@ -251,7 +252,8 @@ class _File:
 
         if self._session is None:
             self._session = Session(self._path)
-        return self._session.run({name: to_numpy(value) for name, value in draw.inputs.items()})
+        feeds = {name: to_numpy(value) for name, value in draw.inputs.items()}
+        return answer_by_rows(self._session.run, feeds) if self._has_single_rows else self._session.run(feeds)
 
     def run(self, draw: Draw) -> Mapping[str, NDArray[Any]]:
         """Return the same.

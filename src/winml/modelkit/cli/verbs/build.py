@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml.modelkit.builds.layouts.layout import LAYOUTS
 from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._build_configs import (
     config_option,
@@ -74,6 +75,11 @@ NOT_GOOD_ENOUGH = 3
 @click.option("--compile/--no-compile", default=True, hidden=True, help="Whether the section compile counts.")
 @click.option("--level", type=click.Choice(LEVELS), help="How much the optimizer does; winml optimize --list.")
 @quantization_options([*PRECISIONS, "auto"], unset="as the model has them", auto="; auto: by the device in the config")
+@click.option(
+    "--layout",
+    type=click.Choice(tuple(LAYOUTS)),
+    help="Lay the folder out for this tool, which then opens it unchanged.",
+)
 @click.option("--ep", metavar="NAME", help="Execution provider the model is for, such as qnn.")
 @click.option(
     "--dynamo/--no-dynamo",
@@ -177,6 +183,8 @@ def _with_flags(
     if "quant" in sections_off:
         refuse_flags_without_stage(options)
     changed["quant"] = filled_section(config.quant, options)
+    if options["layout"] is not None:
+        changed["layout"] = options["layout"]
     for name, given in sections.items():
         section = changed.get(name, getattr(config, name))
         if given and section is not None:
@@ -199,8 +207,9 @@ def _refuse_early(plan: BuildPlan, options: Mapping[str, Any]) -> None:
         source = resolve_source(request)
         places += [source.path] if source.path is not None else []
     if options["output"] is not None:
-        refuse_input_as_output(options["output"], places, names_of(STAGES))
-        BuildFolder(options["output"], names_of(STAGES), is_cache=False)
+        names = names_of(STAGES, config=plan.config)
+        refuse_input_as_output(options["output"], places, names)
+        BuildFolder(options["output"], names, is_cache=False)
 
 
 def _run_build(plan: BuildPlan, options: Mapping[str, Any], kept: list[str]) -> BuildResult:
@@ -208,6 +217,7 @@ def _run_build(plan: BuildPlan, options: Mapping[str, Any], kept: list[str]) -> 
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.builds.build import BuildListener, run_build
     from winml.modelkit.builds.build_model import build_in_cache
+    from winml.modelkit.builds.open_sizes import build_most_open, says_nothing_of_sizes
     from winml.modelkit.cli._progress import show_step
 
     def show_finished(event: StepEvent) -> None:
@@ -222,10 +232,17 @@ def _run_build(plan: BuildPlan, options: Mapping[str, Any], kept: list[str]) -> 
         on_kept=kept.append,
         tell=tell,
     )
-    with library_output_to_stderr():
+
+    def build(planned: BuildPlan) -> BuildResult:
         if options["use_cache"]:
-            return build_in_cache(plan, rebuild=options["rebuild"], listener=listener)
-        return run_build(plan, options["output"], rebuild=options["rebuild"], listener=listener)
+            return build_in_cache(planned, rebuild=options["rebuild"], listener=listener)
+        return run_build(planned, options["output"], rebuild=options["rebuild"], listener=listener)
+
+    with library_output_to_stderr():
+        # Whoever opens such a folder gives rows of any number and length.
+        if plan.config.layout is not None and says_nothing_of_sizes(plan):
+            return build_most_open(plan, build)
+        return build(plan)
 
 
 def _show_result(result: BuildResult, options: Mapping[str, Any]) -> None:

@@ -15,7 +15,14 @@ from typing import Any
 from winml.modelkit.file_names import is_plain_name
 from winml.modelkit.load.checkpoints.weight_files import FORMATS
 
-__all__ = ["COMPANION_NAMES", "LARGEST_COMPANION", "LARGEST_MODULE_WEIGHTS", "MODULES_NAME", "companion_files"]
+__all__ = [
+    "COMPANION_NAMES",
+    "LARGEST_COMPANION",
+    "LARGEST_MODULE_WEIGHTS",
+    "MODULES_NAME",
+    "card_files",
+    "companion_files",
+]
 
 MODULES_NAME = "modules.json"
 """Names the modules of a sentence-transformers checkpoint and the folders they are in."""
@@ -82,6 +89,8 @@ COMPANION_NAMES = _VOCABULARY_NAMES | _TRANSFORMERS_NAMES | _SENTENCE_TRANSFORME
 """Names of files at the top of a checkpoint that go beside its ONNX file."""
 _OF_A_VERSION = re.compile(r"(config|tokenizer)\.\d+(\.\d+)*\.json")
 """What transformers from that version on reads instead."""
+_OF_CARD = re.compile(r"(README|LICEN[SC]E|NOTICE|USE_POLICY|COPYING)([._-].*)?", re.IGNORECASE)
+"""How the Hub's checkpoints name their card, licence and what goes with it."""
 _TEMPLATES_FOLDER = "additional_chat_templates"
 _MODULES_WITH_WEIGHTS = frozenset({"CNN", "Dense", "LSTM", "LayerNorm", "WeightedLayerPooling"})
 """Classes of sentence-transformers that work on what the model returns, and so are no part of the ONNX file."""
@@ -113,6 +122,17 @@ def companion_files(folder: Path) -> dict[str, Path]:
         files += _module_files(folder / place, type_name)
     shown = (path for path in sorted(set(files)) if not path.name.startswith("."))
     return {path.relative_to(folder).as_posix(): path for path in shown}
+
+
+def card_files(folder: Path) -> dict[str, Path]:
+    """Return card and licence of a checkpoint folder: name → file. Empty for a path that is no folder."""
+    if not folder.is_dir():
+        return {}
+    return {path.name: path for path in sorted(folder.iterdir()) if _OF_CARD.fullmatch(path.name) and _is_small(path)}
+
+
+def _is_small(path: Path) -> bool:
+    return _is_up_to(path, _LARGEST_MODULE_FILE)
 
 
 def _is_companion(path: Path) -> bool:

@@ -1,0 +1,43 @@
+"""Which graphs are fused for ONNX Runtime although nobody asked the optimizer for anything?
+
+Decoders with a cache, where only ONNX Runtime can run the result in any case: the operators that hold weights in few
+bits are its own, and onnxruntime-genai is built on it. A level that is given decides by itself.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from winml.modelkit.builds.plan import BuildPlan
+from winml.modelkit.builds.quantization import idle_quantization, quantize_options
+from winml.modelkit.optimize.decoders.interface import DecoderInterface
+from winml.modelkit.optimize.options import OptimizeOptions
+
+__all__ = ["is_for_onnxruntime", "optimization_of"]
+
+_RUNTIME_LAYOUT = "genai"
+_RUNTIME_MODE = "weight-only"
+"""Way to quantize whose operators are those of ONNX Runtime."""
+
+
+def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) -> OptimizeOptions:
+    """Return what is done to a graph.
+
+    Args:
+        section: What the config asks for.
+        model: The graph as it was exported.
+        plan: The build.
+    """
+    if not is_for_onnxruntime(plan) or DecoderInterface.of(model) is None:
+        return section
+    return section.with_decoder_fusions()
+
+
+def is_for_onnxruntime(plan: BuildPlan) -> bool:
+    """Say whether only ONNX Runtime can run what a build makes, whatever the optimizer does."""
+    if plan.config.layout == _RUNTIME_LAYOUT:
+        return True
+    section = plan.config.quant
+    if section is None or idle_quantization(section):
+        return False
+    return any(mode == _RUNTIME_MODE for _, mode in quantize_options(section).requested_modes())

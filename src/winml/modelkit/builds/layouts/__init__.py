@@ -1,0 +1,1 @@
+"""Which files do other tools look for in a folder, and where?"""

@@ -1,0 +1,149 @@
+"""``winml generate``: a built model goes on with a text, token by token."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._measuring import parse_ep_options, provider_options, refuse_unknown_ep
+from winml.modelkit.cli._options import debug_option, format_option
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
+from winml.modelkit.errors import UsageError, VerificationError
+
+if TYPE_CHECKING:
+    from winml.modelkit.inference.generation.writing import PreparedPrompt
+    from winml.modelkit.results.generated_text import GeneratedText
+
+__all__ = ["command"]
+
+STDIN = "-"
+"""In place of a text: it is read from stdin."""
+RECORDED = "recorded"
+"""Stands for the checkpoint that the model was made from."""
+LARGEST_SEED = 2**32 - 1
+"""Specified: the largest seed that both numpy and transformers take."""
+
+EPILOG = """\b
+Examples:
+  winml generate built -p "Once upon a time"
+  winml generate built --chat -p "What is ONNX?" --temperature 0.7 --top-p 0.9 --seed 1
+  winml generate built -p - --max-new-tokens 64 --format json < prompt.txt
+  winml generate built -p "Once upon a time" --reference
+"""
+
+
+@click.command(name="generate", cls=WinMLCommand, epilog=EPILOG)
+@click.argument("folder", metavar="MODEL")
+@click.option("-p", "--prompt", required=True, metavar="TEXT", help="The text to go on with; - reads it from stdin.")
+@click.option("--chat", is_flag=True, help="The prompt is a message; the model's chat template asks for an answer.")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    help="Longest answer.  [default: as the model's files say, else 256, within its positions]",
+)
+@click.option("--temperature", type=click.FloatRange(0, 100), help="Draw tokens, scores divided by this; 0: greedy.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Draw from the likeliest of this share.")
+@click.option(
+    "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, show_default=True, help="Seed of what is drawn."
+)
+@click.option(
+    "--reference",
+    is_flag=False,
+    flag_value=RECORDED,
+    metavar="[CHECKPOINT]",
+    help="Run PyTorch too, and show the first token that differs; without a value, the checkpoint the model was "
+    "made from.",
+)
+@provider_options
+@click.option("-q", "--quiet", is_flag=True, help="Print the text alone.")
+@format_option
+@debug_option
+def command(**options: Any) -> None:
+    """Let a model go on with a text: the folder of a build, or an .onnx file with its tokenizer beside it.
+
+    The text is on stdout as it is written, everything else on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3
+    PyTorch writes another text.
+    """
+    model = _refuse_early(options)
+    text = sys.stdin.read() if options["prompt"] == STDIN else options["prompt"]
+    silence_library_warnings(debug=options["debug"])
+    from winml.modelkit.inference.generation.writing import prepare_prompt
+
+    prompt = prepare_prompt(
+        model,
+        text,
+        is_chat=options["chat"],
+        **{key: options[key] for key in ("max_new_tokens", "temperature", "top_p", "seed")},
+    )
+    if options["reference"] is not None and prompt.settings.step.is_sampled:
+        raise UsageError(
+            "--reference compares token by token, and tokens are drawn at random",
+            hint="Add --temperature 0, which takes the token with the highest score.",
+        )
+    result = _write(prompt, options)
+    if options["format_"] == "json":
+        print_json(result.as_record())
+    _tell_result(result, options)
+    if result.reference is not None and result.reference.difference is not None:
+        raise VerificationError(
+            f"PyTorch writes another token after {result.reference.difference.index} equal ones",
+            hint="Where the margin is small, rounding decides; winml compare shows where the graphs part.",
+        )
+
+
+def _refuse_early(options: dict[str, Any]) -> Path:
+    """Return the ONNX file that is meant; refuse what names and paths show to be wrong.
+
+    Raises:
+        UsageError: there is no such model, or no such execution provider.
+    """
+    refuse_unknown_ep(options["ep"])
+    from winml.modelkit.builds.found_models import onnx_file
+
+    path = onnx_file(options["folder"])
+    if path is None:
+        raise UsageError(
+            f"{options['folder']}: is no built model",
+            hint=f"Build it first: winml build -m {options['folder']} -o built",
+        )
+    return path
+
+
+def _write(prompt: PreparedPrompt, options: dict[str, Any]) -> GeneratedText:
+    """Write the text, on stdout unless all of the answer is to be one JSON object."""
+    from winml.modelkit.inference.generation.writing import write_text
+    from winml.modelkit.runtime.devices import choose_provider
+
+    provider = choose_provider(options["ep"], options["device"], parse_ep_options(options["ep_options"]))
+    out, is_table = sys.stdout, options["format_"] == "table"
+
+    def show(piece: str) -> None:
+        out.write(piece)
+        out.flush()
+
+    with library_output_to_stderr():
+        result = write_text(
+            prompt, provider, threads=options["threads"], show=show if is_table else lambda _piece: None
+        )
+        if is_table:
+            show("\n")
+        if options["reference"] is not None:
+            from winml.modelkit.inference.generation.reference import compare_with_pytorch
+
+            given = None if options["reference"] == RECORDED else options["reference"]
+            result = compare_with_pytorch(result, prompt, given)
+    return result
+
+
+def _tell_result(result: GeneratedText, options: dict[str, Any]) -> None:
+    if options["quiet"]:
+        return
+    from winml.modelkit.report.generated_text import generated_lines
+
+    for line in generated_lines(result):
+        tell(line)

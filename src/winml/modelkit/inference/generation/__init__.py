@@ -1,0 +1,1 @@
+"""How does a built model write text, token by token?"""

@@ -1,0 +1,237 @@
+"""Lets transformers' own generation loop drive the graph of a decoder.
+
+The loop is given tokens, mask and positions as for a model of its own; the cache it hands from step to step is that of
+the graph, and stays in ONNX Runtime's memory.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, set_seed
+from transformers.generation.streamers import BaseStreamer
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.export.tensors import to_numpy, to_torch
+from winml.modelkit.inference.generation.graph import DecoderGraph, GraphCache
+from winml.modelkit.inference.generation.loop import GeneratedToken
+from winml.modelkit.inference.generation.settings import GenerationSettings
+from winml.modelkit.inference.model_folder import config_beside
+
+__all__ = ["DecoderModel", "generate_with_transformers", "generation_config_beside"]
+
+
+class DecoderModel(GenerationMixin):
+    """What transformers' loop asks of a model, answered by a graph.
+
+    Attributes:
+        graph: The graph in its session.
+        config: The model's config.
+        generation_config: What decides how it generates where a call says nothing.
+    """
+
+    main_input_name = "input_ids"
+    device = torch.device("cpu")
+    dtype = torch.float32
+    _is_stateful = False
+    graph: DecoderGraph
+    config: Any
+    generation_config: GenerationConfig
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """Say that it does."""
+        return True
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        # Read by transformers' loop: the first answer brings the cache along.
+        return False
+
+    @staticmethod
+    def is_remote_code() -> bool:
+        """Say that the class comes with no checkpoint."""
+        return False
+
+    @staticmethod
+    def get_experts_implementation() -> dict[str, str]:
+        """Say that transformers has no experts of its own to run here."""
+        return {}
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: GraphCache | None = None,
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
+        **other: Any,
+    ) -> CausalLMOutputWithPast:
+        """Answer tokens.
+
+        Args:
+            input_ids: Integers of shape [batch, sequence]: those after what ``past_key_values`` stands for.
+            attention_mask: Integers of shape [batch, cached + sequence], 0 for padding; None: there is none.
+            position_ids: Integers of shape [batch, sequence]; None: counted on from the cache.
+            past_key_values: That of the answer before, which this one changes in place; None: a new text begins.
+            use_cache: Whether the answer brings a cache along; None: where the graph has one.
+            return_dict: Must not be False: the answer is a record.
+            **other: Inputs that a caller may hand on, as None.
+
+        Returns:
+            ``logits`` of shape [batch, sequence or 1, vocabulary], and ``past_key_values`` for the next call.
+
+        Raises:
+            UsageError: an input is missing, unknown or of a shape the graph does not take; or the cache is that of
+                another model.
+            StageError: ONNX Runtime fails.
+        """
+        self._refuse_inputs(input_ids, use_cache, return_dict, other)
+        keeps = self.graph.has_cache if use_cache is None else use_cache
+        tokens = _integers(input_ids)
+        mask = None if attention_mask is None else _integers(attention_mask)
+        positions = None if position_ids is None else _integers(position_ids)
+        cache = past_key_values if past_key_values is not None else self._new_cache(len(tokens))
+        logits = to_torch(self.graph.run(tokens, mask, positions, cache))
+        return CausalLMOutputWithPast(logits=logits, past_key_values=cache if keeps else None)  # type: ignore[arg-type]
+
+    __call__ = forward
+
+    def _new_cache(self, rows: int) -> GraphCache | None:
+        return self.graph.empty_cache(rows) if self.graph.has_cache else None
+
+    def _refuse_inputs(self, tokens: Any, use_cache: bool | None, return_dict: bool | None, other: Any) -> None:
+        given = [name for name, value in other.items() if value is not None]
+        if tokens is None or given:
+            problem = f"input {given[0]!r} is given" if given else "no input_ids are given"
+            raise UsageError(
+                f"{problem}, and {self.graph.name} takes {', '.join(item.name for item in self.graph.inputs)}",
+                hint="Give input_ids, and attention_mask where rows are filled up.",
+            )
+        if return_dict is False:
+            raise UsageError("return_dict=False: the answer is a record", hint="Leave it out, or read its fields.")
+        if use_cache and not self.graph.has_cache:
+            raise UsageError(
+                f"use_cache=True, and {self.graph.name} has no cache",
+                hint="Leave it out, or build the model again without --no-cache.",
+            )
+
+
+class _GraphModel(DecoderModel):
+    """A graph with the configs in a folder."""
+
+    def __init__(self, graph: DecoderGraph, folder: Path) -> None:
+        config = config_beside(folder / "model.onnx")
+        if config is None:
+            raise InputError(
+                f"{folder}: transformers reads no config there, which its generation loop needs",
+                hint="Build the model again without --no-tokenizer.",
+            )
+        self.graph, self.config = graph, config
+        self.generation_config = generation_config_beside(folder, config, has_cache=graph.has_cache)
+
+
+def generation_config_beside(folder: Path, config: PretrainedConfig, *, has_cache: bool) -> GenerationConfig:
+    """Return what the files in a folder say about generating.
+
+    Args:
+        folder: Where the files are.
+        config: The model's config, which says it where ``generation_config.json`` is missing.
+        has_cache: Whether the graph has a cache.
+    """
+    try:
+        found = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except OSError:
+        found = GenerationConfig.from_model_config(config)
+    found.use_cache = has_cache
+    return found
+
+
+def generate_with_transformers(
+    graph: DecoderGraph, folder: Path, prompt: Sequence[int], settings: GenerationSettings
+) -> Iterator[GeneratedToken]:
+    """Yield the tokens that transformers' loop chooses after a prompt; with beams, all of them at the end.
+
+    Args:
+        graph: The model.
+        folder: Where its configs are.
+        prompt: One token at least.
+        settings: How tokens are chosen, besides what the configs say.
+
+    Raises:
+        InputError: the configs cannot be read.
+        WinMLError: whatever a run of the graph raises.
+    """
+    model, step = _GraphModel(graph, folder), settings.step
+    drawn = {"temperature": step.temperature, "top_p": step.top_p} if step.is_sampled else {}
+    set_seed(settings.seed)
+    streams = (model.generation_config.num_beams or 1) == 1
+    streamer = _Stream()
+
+    def work() -> None:
+        try:
+            answer = model.generate(
+                torch.tensor([list(prompt)]),
+                max_new_tokens=settings.max_new_tokens,
+                do_sample=step.is_sampled,
+                streamer=streamer if streams else None,
+                **drawn,
+            )
+            if not streams:
+                streamer.put(torch.tensor(prompt))
+                for token in answer[0, len(prompt) :]:
+                    streamer.put(token)
+            streamer.entries.put(None)
+        except BaseException as error:  # handed to the thread that waits for the tokens, and raised there
+            streamer.entries.put(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    yield from _told_ends(streamer.tokens(), settings)
+
+
+class _Stream(BaseStreamer):
+    """Hands each token to another thread."""
+
+    def __init__(self) -> None:
+        self.entries: queue.Queue[int | BaseException | None] = queue.Queue()
+        self._is_prompt = True
+
+    def put(self, value: Any) -> None:
+        """Take the prompt, then token after token."""
+        if not self._is_prompt:
+            self.entries.put(int(value))
+        self._is_prompt = False
+
+    def end(self) -> None:
+        """Do nothing: the end is told when ``generate`` returns."""
+
+    def tokens(self) -> Iterator[int]:
+        """Yield the tokens as they come.
+
+        Raises:
+            BaseException: whatever the thread met.
+        """
+        while (entry := self.entries.get()) is not None:
+            if isinstance(entry, BaseException):
+                raise entry
+            yield entry
+
+
+def _told_ends(tokens: Iterator[int], settings: GenerationSettings) -> Iterator[GeneratedToken]:
+    before = time.perf_counter()
+    for token in tokens:
+        now = time.perf_counter()
+        yield GeneratedToken(token, now - before, "eos" if token in settings.eos_token_ids else "")
+        before = now
+
+
+def _integers(value: Any) -> Any:
+    return to_numpy(value if isinstance(value, torch.Tensor) else torch.as_tensor(value))

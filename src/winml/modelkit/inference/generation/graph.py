@@ -1,0 +1,294 @@
+"""Runs the graph of a decoder: tokens become logits, and what one run remembers is handed to the next.
+
+Which output becomes which input is said by the file (``winml.part``); of a file that does not say it, the names that
+other exporters use decide. Of what kind a state is does not count: keys and values, a sliding window, a recurrent
+state. Needs numpy and ONNX Runtime only. Chooses no token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.metadata_keys import PART_KEY
+from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
+from winml.modelkit.runtime.sessions import Session, state_of_zeros, state_rows
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+__all__ = ["DecoderGraph", "GraphCache", "rows_of", "state_feeds"]
+
+Array = NDArray[Any]
+
+TOKENS, MASK, POSITIONS, TOKEN_TYPES = "input_ids", "attention_mask", "position_ids", "token_type_ids"
+"""Specified: what transformers, optimum and onnxruntime-genai call the inputs of a decoder that are no state."""
+_LOGITS = "logits"
+_PAST, _PRESENT = "past_key_values.", "present."
+"""Specified: how the same tools begin the names of caches."""
+
+
+class GraphCache:
+    """What a graph remembers of the tokens it was given, in ONNX Runtime's memory.
+
+    Holds one value for each state of the graph. A run replaces the values and never writes into them, so that a shallow
+    copy stays what it is.
+
+    Attributes:
+        values: By name of the graph input they are fed to.
+        length: Tokens per row that it stands for.
+    """
+
+    is_compileable = False
+    """Read by transformers' generation."""
+
+    def __init__(self, graph: DecoderGraph, values: Mapping[str, onnxruntime.OrtValue], length: int) -> None:
+        """Hold the values of one graph."""
+        self._graph = graph
+        self.values = dict(values)
+        self.length = length
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  # transformers' signature
+        """Return the tokens per row that it stands for."""
+        return self.length
+
+    def reorder_cache(self, beam_idx: Any) -> None:
+        """Take other rows of the batch, in place: row ``beam_idx[i]`` becomes row i.
+
+        Args:
+            beam_idx: Integers, an array or tensor of shape [rows].
+        """
+        rows = [int(row) for row in beam_idx]
+        if rows != list(range(len(rows))):
+            self.values = {
+                name: state_rows(value, rows, self._graph.batch_axes[name]) for name, value in self.values.items()
+            }
+
+    def is_of(self, graph: DecoderGraph) -> bool:
+        """Say whether a graph made it."""
+        return self._graph is graph
+
+    @property
+    def graph_name(self) -> str:
+        """The file of the graph that made it."""
+        return self._graph.name
+
+    def size_bytes(self) -> int:
+        """Return the memory that the values take."""
+        return sum(value.tensor_size_in_bytes() for value in self.values.values())
+
+    def __copy__(self) -> GraphCache:
+        return GraphCache(self._graph, self.values, self.length)
+
+    def __deepcopy__(self, _memo: Any) -> GraphCache:
+        return self.__copy__()
+
+
+class DecoderGraph:
+    """The graph of a decoder in a session.
+
+    Attributes:
+        inputs: What the graph takes, in order.
+        states: Graph input that takes a state → output that gives its next value; empty without a cache.
+        batch_axes: Graph input that takes a state → the axis of its batch.
+        last_cache: What the last run left; None before the first, and without a cache.
+        length: Tokens in every run, where the graph takes a fixed number; None where it takes any.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """Look at what the graph takes.
+
+        Raises:
+            InputError: it does not answer tokens with logits, or takes an input of unknown meaning.
+        """
+        self._session = session
+        self.name = session.name
+        self.inputs: tuple[GraphInput, ...] = graph_inputs(session)
+        self._by_name = {item.name: item for item in self.inputs}
+        self.states = state_feeds(session)
+        self._refuse_other_graphs()
+        sequence = self._by_name[TOKENS].shape[1]
+        self.length = sequence if isinstance(sequence, int) else None
+        self.last_cache: GraphCache | None = None
+        self.batch_axes = {name: self._batch_axis(self._by_name[name]) for name in self.states}
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether a run hands anything to the next."""
+        return bool(self.states)
+
+    @property
+    def takes_positions(self) -> bool:
+        """Whether it is told the position of each token."""
+        return POSITIONS in self._by_name
+
+    def empty_cache(self, rows: int) -> GraphCache:
+        """Return the state before the first token.
+
+        Args:
+            rows: Size of the batch.
+        """
+        values = {
+            name: state_of_zeros(self._first_sizes(self._by_name[name], rows), self._by_name[name].dtype)
+            for name in self.states
+        }
+        return GraphCache(self, values, 0)
+
+    def run(
+        self,
+        tokens: Array,
+        mask: Array | None = None,
+        positions: Array | None = None,
+        cache: GraphCache | None = None,
+    ) -> Array:
+        """Answer tokens.
+
+        Args:
+            tokens: Integers of shape [batch, sequence]: those after what the cache stands for.
+            mask: Integers of shape [batch, cached + sequence], 0 for padding; None: there is none.
+            positions: Integers of shape [batch, sequence]; None: counted on from the cache.
+            cache: What earlier runs remember; replaced by what this one does, in place.
+
+        Returns:
+            Logits of shape [batch, sequence or 1, vocabulary].
+
+        Raises:
+            UsageError: the values do not fit the graph, or the cache is that of another model.
+            StageError: ONNX Runtime fails.
+        """
+        self._refuse_foreign_cache(cache, len(tokens))
+        if self.has_cache and cache is None:
+            cache = self.empty_cache(len(tokens))
+        past = cache.length if cache is not None else 0
+        feeds = self._feeds(tokens, mask, positions, past)
+        if cache is None or not self.has_cache:
+            return self._session.run(feeds, [_LOGITS])[_LOGITS][:, : tokens.shape[1]]
+        arrays, kept = self._session.run_with_states(feeds, cache.values, {*self.states.values()})
+        cache.values = {name: kept[output] for name, output in self.states.items()}
+        cache.length = past + tokens.shape[1]
+        self.last_cache = cache
+        return arrays[_LOGITS]
+
+    def _feeds(self, tokens: Array, mask: Array | None, positions: Array | None, past: int) -> dict[str, Array]:
+        rows, count = tokens.shape
+        filled = count
+        if self.length is not None and not self.has_cache:
+            filled = self.length  # to the right, where no token before sees it
+        if count > filled:
+            raise UsageError(
+                f"{count} tokens are given, and {self.name} was built for {filled}",
+                hint="Build the model with the sequence left open: --dynamic-seq-len.",
+            )
+        mask = np.ones((rows, past + count), np.int64) if mask is None else np.asarray(mask)
+        if mask.shape != (rows, past + count):
+            raise UsageError(
+                f"attention_mask is {array_words(mask)}; expected [{rows}, {past + count}]: {past} tokens of the cache "
+                f"and {count} new ones"
+            )
+        if positions is None:
+            positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
+        given = {
+            TOKENS: _filled(tokens, filled),
+            MASK: _filled(mask, past + filled),
+            POSITIONS: _filled(np.asarray(positions), filled),
+            TOKEN_TYPES: np.zeros((rows, filled), np.int64),
+        }
+        return {item.name: self._fitted(item, given[item.name]) for item in self.inputs if item.name not in self.states}
+
+    def _fitted(self, item: GraphInput, array: Array) -> Array:
+        array = np.ascontiguousarray(array.astype(item.dtype, copy=False))
+        if not item.takes_sizes(array.shape):
+            raise UsageError(
+                f"input {item.name!r} is {array_words(array)}, and {self.name} was built for {item.words}",
+                hint="Give that many rows and tokens, or build the model with these sizes left open.",
+            )
+        return array
+
+    def _first_sizes(self, item: GraphInput, rows: int) -> tuple[int, ...]:
+        """Return the sizes of a state before the first token: what is open and not the batch is empty."""
+        axis = self._batch_axis(item)
+        return tuple(
+            size if isinstance(size, int) else rows if place == axis else 0 for place, size in enumerate(item.shape)
+        )
+
+    def _batch_axis(self, item: GraphInput) -> int:
+        batch = self._by_name[TOKENS].shape[0]
+        return item.shape.index(batch) if isinstance(batch, str) and batch in item.shape else 0
+
+    def _refuse_foreign_cache(self, cache: GraphCache | None, rows: int) -> None:
+        if cache is None:
+            return
+        if not isinstance(cache, GraphCache) or not cache.is_of(self):
+            raise UsageError(
+                f"past_key_values is {_cache_words(cache)}, and {self.name} takes its own only",
+                hint="Start without one, and hand on the past_key_values of the answer.",
+            )
+        for name, value in cache.values.items():
+            if value.shape()[self.batch_axes[name]] != rows:
+                raise UsageError(
+                    f"{rows} rows of tokens are given, and the cache is of {value.shape()[self.batch_axes[name]]}",
+                    hint="Start without a cache, or give as many rows as before.",
+                )
+
+    def _refuse_other_graphs(self) -> None:
+        if TOKENS not in self._by_name or _LOGITS not in self._session.outputs:
+            raise InputError(
+                f"{self.name} does not generate: it takes {', '.join(self._by_name) or 'nothing'} and answers "
+                f"{', '.join(self._session.outputs)}; expected {TOKENS} and {_LOGITS}",
+                hint="Build the model for text-generation.",
+            )
+        known = {TOKENS, MASK, POSITIONS, TOKEN_TYPES, *self.states}
+        if other := [name for name in self._by_name if name not in known]:
+            raise InputError(
+                f"{self.name} takes {other[0]!r}, of which nothing says what a step is to feed it",
+                hint="Build the model with this version of winml, whose files say which output it takes.",
+            )
+
+
+def state_feeds(session: Session) -> dict[str, str]:
+    """Return which outputs of a graph become inputs of its next run: input → output, in the order of the inputs.
+
+    Raises:
+        InputError: a cache goes in and does not come out.
+    """
+    feeds = _described_feeds(session) or _named_feeds(session)
+    for name, output in feeds.items():
+        if output not in session.outputs:
+            raise InputError(
+                f"{session.name} takes the cache {name!r} and does not give {output!r}, its next value",
+                hint="Export it with the cache as inputs and outputs.",
+            )
+    return feeds
+
+
+def _described_feeds(session: Session) -> dict[str, str]:
+    """Return what the file says; empty where it says nothing, or is damaged."""
+    try:
+        record = json.loads(session.metadata.get(PART_KEY) or "{}")
+        own = {feed["input"]: feed["output"] for feed in record.get("feeds", ()) if feed["part"] == record["name"]}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {name: own[name] for name in session.inputs if name in own}
+
+
+def _named_feeds(session: Session) -> dict[str, str]:
+    return {name: _PRESENT + name.removeprefix(_PAST) for name in session.inputs if name.startswith(_PAST)}
+
+
+def _filled(array: Array, length: int) -> Array:
+    missing = length - array.shape[1]
+    return np.pad(array, ((0, 0), (0, missing))) if missing > 0 else array
+
+
+def _cache_words(cache: Any) -> str:
+    return f"the cache of {cache.graph_name}" if isinstance(cache, GraphCache) else f"a {type(cache).__name__}"
+
+
+def rows_of(tokens: Sequence[int]) -> Array:
+    """Return tokens as one row of a batch: int64 of shape [1, tokens]."""
+    return np.array([tokens], np.int64)

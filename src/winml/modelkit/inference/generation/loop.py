@@ -1,0 +1,67 @@
+"""Writes one text token by token, with numpy and ONNX Runtime alone.
+
+Does what transformers' loop does for one prompt without beams; why it stands beside that is told in
+docs/decisions/0011-generation-loop.md. Knows token numbers only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from winml.modelkit.inference.generation.choice import choose_token
+from winml.modelkit.inference.generation.graph import DecoderGraph, rows_of
+from winml.modelkit.inference.generation.settings import GenerationSettings
+
+__all__ = ["GeneratedToken", "generate_tokens"]
+
+
+@dataclass(frozen=True)
+class GeneratedToken:
+    """One token of a text."""
+
+    token: int
+    seconds: float
+    """Since the one before it, or since the start."""
+    end: Literal["", "eos", "length"] = ""
+    """Why it is the last one; empty where it is not."""
+
+
+def generate_tokens(
+    graph: DecoderGraph, prompt: Sequence[int], settings: GenerationSettings
+) -> Iterator[GeneratedToken]:
+    """Yield the tokens after a prompt, one by one; an end token is the last one.
+
+    Args:
+        graph: The model; without a cache, every step runs the whole text.
+        prompt: One token at least.
+        settings: How tokens are chosen, and when the text ends.
+
+    Raises:
+        UsageError: the graph does not take as many tokens.
+        StageError: ONNX Runtime fails.
+    """
+    draw = np.random.default_rng(settings.seed)
+    text = list(prompt)
+    cache = graph.empty_cache(1) if graph.has_cache else None
+    fed = text
+    before = time.perf_counter()
+    for count in range(1, settings.max_new_tokens + 1):
+        logits = graph.run(rows_of(fed), cache=cache)
+        token = choose_token(logits[0, -1], text, settings.step, draw)
+        text.append(token)
+        fed = [token] if graph.has_cache else text
+        now = time.perf_counter()
+        end: Literal["", "eos", "length"] = ""
+        if token in settings.eos_token_ids:
+            end = "eos"
+        elif count == settings.max_new_tokens:
+            end = "length"
+        yield GeneratedToken(token, now - before, end)
+        if end:
+            return
+        before = now

@@ -1,0 +1,106 @@
+"""Lets PyTorch go on with the same prompt, and finds the first token that differs.
+
+PyTorch runs the checkpoint with transformers' own loop and its own cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.inference.generation.causal_lm import generation_config_beside
+from winml.modelkit.inference.generation.text import TextTokenizer
+from winml.modelkit.inference.generation.writing import PreparedPrompt, files_folder
+from winml.modelkit.load.model import load_model
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.metadata_keys import MODEL_KEY
+from winml.modelkit.results.generated_text import GeneratedText, ReferenceText, TokenDifference
+
+__all__ = ["compare_with_pytorch"]
+
+
+def compare_with_pytorch(result: GeneratedText, prompt: PreparedPrompt, checkpoint: str | None) -> GeneratedText:
+    """Return a result with what PyTorch writes after the same prompt.
+
+    Args:
+        result: What ONNX Runtime wrote, greedily.
+        prompt: What it began with.
+        checkpoint: Hub id or folder; None: what the model was made from, as its file says.
+
+    Raises:
+        UsageError: the file does not say what it was made from, or that does not generate.
+        WinMLError: the checkpoint cannot be loaded.
+    """
+    name = checkpoint or _recorded_checkpoint(prompt)
+    tokens, scores = _pytorch_tokens(name, prompt)
+    difference = _first_difference(result.tokens, tokens, scores, prompt)
+    text = _text_of(prompt.tokenizer, tokens, prompt.tokens)
+    return replace(result, reference=ReferenceText(name, tuple(tokens), text, difference))
+
+
+def _recorded_checkpoint(prompt: PreparedPrompt) -> str:
+    from winml.modelkit.graph.files.reading import read_structure
+
+    texts = [entry.value for entry in read_structure(prompt.model).metadata_props if entry.key == MODEL_KEY]
+    try:
+        name = json.loads(texts[0]).get("name_or_path") if texts else None
+    except (ValueError, AttributeError):
+        name = None
+    if not name:
+        raise UsageError(
+            f"--reference: {prompt.model} does not say which checkpoint it was made from",
+            hint="Name the checkpoint: --reference CHECKPOINT",
+        )
+    return str(name)
+
+
+def _pytorch_tokens(name: str, prompt: PreparedPrompt) -> tuple[list[int], Sequence[torch.Tensor]]:
+    """Return the tokens PyTorch writes, and the scores of all tokens at each step."""
+    model: Any = load_model(ModelRequest(name, task="text-generation")).model
+    if not hasattr(model, "generate"):
+        raise UsageError(
+            f"--reference {name}: {type(model).__name__} does not generate",
+            hint="Name a checkpoint for text-generation.",
+        )
+    model.generation_config = generation_config_beside(files_folder(prompt.model), model.config, has_cache=True)
+    answer = model.generate(
+        torch.tensor([list(prompt.tokens)]),
+        max_new_tokens=prompt.settings.max_new_tokens,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    return answer.sequences[0, len(prompt.tokens) :].tolist(), answer.scores
+
+
+def _first_difference(
+    ours: Sequence[int], theirs: Sequence[int], scores: Sequence[torch.Tensor], prompt: PreparedPrompt
+) -> TokenDifference | None:
+    longest = max(len(ours), len(theirs))
+    pairs = [(_at(ours, index), _at(theirs, index)) for index in range(longest)]
+    index = next((index for index, (one, other) in enumerate(pairs) if one != other), None)
+    if index is None:
+        return None
+    token, reference_token = pairs[index]
+    margin = None
+    if token is not None and reference_token is not None:
+        margin = float(scores[index][0, reference_token] - scores[index][0, token])
+    before = [*prompt.tokens, *ours[:index]]
+
+    def text(value: int | None) -> str:
+        return "" if value is None else _text_of(prompt.tokenizer, [value], before)
+
+    return TokenDifference(index, token, text(token), reference_token, text(reference_token), margin)
+
+
+def _at(tokens: Sequence[int], index: int) -> int | None:
+    return tokens[index] if index < len(tokens) else None
+
+
+def _text_of(tokenizer: TextTokenizer, tokens: Sequence[int], before: Sequence[int]) -> str:
+    return "".join(tokenizer.pieces(tokens, after=before))

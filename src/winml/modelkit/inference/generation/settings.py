@@ -1,0 +1,213 @@
+"""What decides which token comes next, and when the text ends: the files beside a model, and what a user asks for.
+
+Reads ``generation_config.json`` and ``config.json`` as JSON: no model library is needed for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
+from winml.modelkit.options import JsonError, read_json_file
+
+__all__ = ["DEFAULT_NEW_TOKENS", "GenerationSettings", "StepSettings", "position_limit", "read_record", "read_settings"]
+
+DEFAULT_NEW_TOKENS: Final = 256
+"""Chosen: a long answer. transformers' own default is 20."""
+_DEFAULT_TOP_K = 50
+"""Specified: what transformers' sampling takes where nothing says otherwise."""
+
+_POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_sequence_length", "seq_length")
+"""Specified: how the configs of transformers call the number of positions."""
+_TEXT_CONFIGS = ("text_config", "decoder", "llm_config")
+"""Specified: sections of the config of a model of several parts that are about its text."""
+
+_OF_STEPS = {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+_OF_ENDS = {"max_new_tokens", "max_length", "eos_token_id"}
+_WITHOUT_EFFECT = {
+    "bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "use_cache", "_from_model_config",
+    "num_return_sequences", "length_penalty", "early_stopping", "num_beam_groups", "output_attentions",
+    "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate", "cache_implementation",
+    "cache_config", "max_cache_len", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind", "max_matching_ngram_size",
+    "disable_compile", "compile_config", "prefill_chunk_size", "_name_or_path", "chat_format", "max_window_size",
+}  # fmt: skip
+"""Keys that change no token of one text that is written without beams and without a second model."""
+_NEUTRAL: Mapping[str, Any] = {
+    "num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0,
+    "min_new_tokens": 0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "encoder_repetition_penalty": 1.0,
+    "diversity_penalty": 0.0, "guidance_scale": 1, "remove_invalid_values": False, "renormalize_logits": False,
+    "token_healing": False,
+}  # fmt: skip
+"""Specified: values with which a key changes nothing."""
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """How one token is chosen from the scores of all."""
+
+    is_sampled: bool = False
+    """Draw it; else it is the one with the highest score."""
+    temperature: float = 1.0
+    """Scores are divided by it."""
+    top_k: int = 0
+    """Draw from that many of the highest scores; 0: from all."""
+    top_p: float = 1.0
+    """Draw from the fewest tokens whose probabilities reach this sum."""
+    min_p: float | None = None
+    """Draw from tokens that have at least this share of the largest probability."""
+    repetition_penalty: float = 1.0
+    """Divides positive scores of tokens that occurred, and multiplies negative ones."""
+
+    @property
+    def words(self) -> str:
+        """What it does, for people."""
+        if not self.is_sampled:
+            return "greedy"
+        words = [f"temperature {self.temperature:g}", f"top-p {self.top_p:g}"]
+        return ", ".join(("sampled", *words, *([f"top-k {self.top_k}"] if self.top_k else [])))
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How a text is written."""
+
+    step: StepSettings = StepSettings()
+    max_new_tokens: int = DEFAULT_NEW_TOKENS
+    is_default_length: bool = True
+    """Whether nobody said how long it may become, so that it may be made to fit the positions of the model."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Tokens that end it."""
+    seed: int = 0
+    for_transformers: Mapping[str, Any] | None = None
+    """Keys of the files that only transformers' own generation loop honours; None: there are none."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return what decides the text, as JSON values."""
+        step = self.step
+        drawn = {"temperature": step.temperature, "top_k": step.top_k, "top_p": step.top_p, "min_p": step.min_p}
+        return {
+            "do_sample": step.is_sampled,
+            **(drawn | {"seed": self.seed} if step.is_sampled else {}),
+            "repetition_penalty": step.repetition_penalty,
+            "max_new_tokens": self.max_new_tokens,
+            "eos_token_ids": list(self.eos_token_ids),
+            **(self.for_transformers or {}),
+        }
+
+    def asked(
+        self, *, max_new_tokens: int | None, temperature: float | None, top_p: float | None, seed: int
+    ) -> GenerationSettings:
+        """Return the settings with what a user asks for; whoever gives a temperature or a share wants tokens drawn.
+
+        Args:
+            max_new_tokens: Longest text; None: as the files say.
+            temperature: 0 takes the token with the highest score; None: as the files say.
+            top_p: None: as the files say.
+            seed: Of what is drawn.
+        """
+        step = self.step
+        if temperature == 0:
+            step = replace(step, is_sampled=False)
+        elif temperature is not None or top_p is not None:
+            asked = {"temperature": temperature, "top_p": top_p}
+            step = replace(step, is_sampled=True, **{key: value for key, value in asked.items() if value is not None})
+        if max_new_tokens is None:
+            return replace(self, step=step, seed=seed)
+        return replace(self, step=step, seed=seed, max_new_tokens=max_new_tokens, is_default_length=False)
+
+    def fitted(self, prompt_tokens: int, positions: int | None) -> GenerationSettings:
+        """Return the settings with a length that the positions of the model leave room for.
+
+        Args:
+            prompt_tokens: Tokens of the prompt.
+            positions: Tokens that the model has positions for; None: it has no limit.
+
+        Raises:
+            UsageError: the prompt fills them, or what was asked for does not fit.
+        """
+        if positions is None:
+            return self
+        room = positions - prompt_tokens
+        if room < 1:
+            raise UsageError(
+                f"the prompt has {prompt_tokens} tokens, and the model has {positions} positions",
+                hint="Shorten it: at least one position is needed for the answer.",
+            )
+        if self.max_new_tokens <= room:
+            return self
+        if not self.is_default_length:
+            raise UsageError(
+                f"--max-new-tokens {self.max_new_tokens}: with the {prompt_tokens} tokens of the prompt the text may "
+                f"have {prompt_tokens + self.max_new_tokens}, and the model has {positions} positions",
+                hint=f"Ask for {room} or fewer.",
+            )
+        return replace(self, max_new_tokens=room)
+
+
+def read_settings(folder: Path) -> GenerationSettings:
+    """Return what the files in the folder of a model say.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    config = read_record(folder / CHECKPOINT_CONFIG_NAME)
+    given = {key: value for key, value in read_record(folder / GENERATION_CONFIG_NAME).items() if value is not None}
+    eos = given.get("eos_token_id", _first_of(config, ("eos_token_id",)))
+    ids = tuple(eos) if isinstance(eos, list) else (eos,)
+    other = {
+        key: value
+        for key, value in given.items()
+        if key not in _OF_STEPS | _OF_ENDS | _WITHOUT_EFFECT and (key not in _NEUTRAL or value != _NEUTRAL[key])
+    }
+    step = StepSettings(
+        is_sampled=bool(given.get("do_sample", False)),
+        temperature=float(given.get("temperature", 1.0)),
+        top_k=int(given.get("top_k", _DEFAULT_TOP_K)),
+        top_p=float(given.get("top_p", 1.0)),
+        min_p=given.get("min_p"),
+        repetition_penalty=float(given.get("repetition_penalty", 1.0)),
+    )
+    return GenerationSettings(
+        step,
+        max_new_tokens=int(given.get("max_new_tokens", DEFAULT_NEW_TOKENS)),
+        eos_token_ids=tuple(token for token in ids if isinstance(token, int)),
+        for_transformers=other or None,
+    )
+
+
+def position_limit(folder: Path) -> int | None:
+    """Return the tokens that the model in a folder has positions for, as its config says; None: nothing limits them.
+
+    Raises:
+        InputError: the config is damaged.
+    """
+    return _first_of(read_record(folder / CHECKPOINT_CONFIG_NAME), _POSITION_KEYS)
+
+
+def _first_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    """Return the first value of a config, or of the section about its text."""
+    sections = (config, *(config[name] for name in _TEXT_CONFIGS if isinstance(config.get(name), dict)))
+    found = (section[key] for section in sections for key in keys if section.get(key) is not None)
+    return next(found, None)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file beside a model; empty where there is no such file.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        record = read_json_file(path)
+    except JsonError as error:
+        raise InputError(f"{path}: {error}", hint=error.hint or "Build the model again.") from error
+    if not isinstance(record, dict):
+        raise InputError(f"{path}: is no JSON object", hint="Build the model again.")
+    return record

@@ -1,0 +1,166 @@
+"""Turns text into tokens and back, with the files beside a model.
+
+A tokenizer that is whole in ``tokenizer.json`` is read by the ``tokenizers`` library, which starts in no time; any
+other by transformers, which brings in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from winml.modelkit.errors import InputError, UsageError, first_line
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from winml.modelkit.inference.generation.settings import read_record
+
+__all__ = ["TextTokenizer", "chat_prompt", "read_tokenizer"]
+
+_TEMPLATE_NAME = "chat_template.jinja"
+"""Specified: the file transformers keeps a chat template in; before, it was a key of the tokenizer's config."""
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+"""What stands for bytes of a character that is not whole yet."""
+
+
+class TextTokenizer(Protocol):
+    """What is needed of a tokenizer."""
+
+    def encode(self, text: str, *, with_special: bool = True) -> list[int]:
+        """Return the tokens of a text.
+
+        Args:
+            text: The text.
+            with_special: Add what the model expects around it, such as a first token.
+        """
+
+    def pieces(self, tokens: Iterable[int], *, after: Sequence[int]) -> Iterator[str]:
+        """Yield the text of each token as soon as its characters are whole; special tokens have none.
+
+        Args:
+            tokens: The tokens.
+            after: Those of the text before, which decide whether a space stands between.
+        """
+
+
+def read_tokenizer(folder: Path) -> TextTokenizer:
+    """Return the tokenizer in the folder of a model.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    path = folder / TOKENIZER_NAME
+    if path.is_file():
+        return _TokenizerOfFile(path)
+    names = {CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, "vocab.json", "tokenizer.model", "spiece.model"}
+    if not any((folder / name).is_file() for name in names - {CHECKPOINT_CONFIG_NAME}):
+        raise InputError(
+            f"{folder}: holds no tokenizer ({TOKENIZER_NAME})",
+            hint="Copy the tokenizer files of the checkpoint there, or build the model again without --no-tokenizer.",
+        )
+    return _TokenizerOfTransformers(folder)
+
+
+def chat_prompt(folder: Path, message: str) -> str:
+    """Return the text with which a model is asked to answer a message of a user, as its chat template writes it.
+
+    The special tokens are in the text: it is encoded without adding any.
+
+    Raises:
+        UsageError: the model has no chat template.
+        InputError: the template fails, or a file is damaged.
+    """
+    config = read_record(folder / TOKENIZER_CONFIG_NAME)
+    template = _chat_template(folder, config)
+    if template is None:
+        raise UsageError(
+            f"{folder}: has no chat template ({_TEMPLATE_NAME})",
+            hint="Leave out --chat: the model goes on with any text.",
+        )
+    # Does not import torch.
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        texts, _ = render_jinja_template(
+            [[{"role": "user", "content": message}]],
+            chat_template=template,
+            add_generation_prompt=True,
+            **_special_tokens(config),
+        )
+    except Exception as error:  # a template is code of the model's maker and raises what it likes
+        raise InputError(f"{folder}: its chat template fails: {first_line(error)}") from error
+    return str(texts[0])
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    path = folder / _TEMPLATE_NAME
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    value = config.get("chat_template") or read_record(folder / "chat_template.json").get("chat_template")
+    if isinstance(value, list):
+        named = {entry["name"]: entry["template"] for entry in value if isinstance(entry, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return what templates know of a tokenizer: ``bos_token`` and the like."""
+    tokens = {key: value for key, value in config.items() if key.endswith("_token")}
+    named = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
+    return {key: value for key, value in named.items() if isinstance(value, str)}
+
+
+class _TokenizerOfFile:
+    """``tokenizer.json``, read by the library that wrote it."""
+
+    def __init__(self, path: Path) -> None:
+        import tokenizers
+
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library knows no other
+            raise InputError(f"{path}: cannot be read: {first_line(error)}", hint="Build the model again.") from error
+        # What a training needed: a prompt is neither cut nor filled up.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def encode(self, text: str, *, with_special: bool = True) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=with_special).ids)
+
+    def pieces(self, tokens: Iterable[int], *, after: Sequence[int]) -> Iterator[str]:
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(ids=list(after), skip_special_tokens=True)
+        for token in tokens:
+            yield stream.step(self._tokenizer, token) or ""
+
+
+class _TokenizerOfTransformers:
+    """Any tokenizer transformers can read from a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
+            raise InputError(
+                f"{folder}: its tokenizer cannot be read: {first_line(error)}", hint="Build the model again."
+            ) from error
+
+    def encode(self, text: str, *, with_special: bool = True) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=with_special))
+
+    def pieces(self, tokens: Iterable[int], *, after: Sequence[int]) -> Iterator[str]:
+        written = list(after)
+        told = self._decoded(written)
+        for token in tokens:
+            written.append(token)
+            text = self._decoded(written)
+            if text.endswith(_BROKEN):
+                yield ""
+                continue
+            yield text[len(told) :]
+            told = text
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))

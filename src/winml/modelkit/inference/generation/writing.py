@@ -1,0 +1,148 @@
+"""Lets a built model go on with a text: prompt in, text out, piece by piece.
+
+Our own loop chooses the tokens as long as the files ask for nothing else; it needs no torch. Whatever only transformers
+knows, such as beams, is left to its loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.inference.generation.graph import DecoderGraph
+from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
+from winml.modelkit.inference.generation.settings import GenerationSettings, position_limit, read_settings
+from winml.modelkit.inference.generation.text import TextTokenizer, chat_prompt, read_tokenizer
+from winml.modelkit.results.generated_text import GeneratedText
+from winml.modelkit.runtime.devices import ChosenProvider
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["PreparedPrompt", "prepare_prompt", "write_text"]
+
+_NO_CACHE = (
+    "This model has no cache: every token runs the whole text again, which gets slower with each.",
+    "Build it again without --no-cache for one that has.",
+)
+
+
+@dataclass(frozen=True)
+class PreparedPrompt:
+    """A prompt in the tokens of the model that is to go on with it."""
+
+    model: Path
+    text: str
+    tokens: tuple[int, ...]
+    settings: GenerationSettings
+    tokenizer: TextTokenizer
+
+
+@dataclass
+class _Progress:
+    """What was written so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    end: Literal["eos", "length"] = "length"
+
+    def add(self, entry: GeneratedToken) -> int:
+        """Take note of a token and return it."""
+        self.tokens.append(entry.token)
+        self.seconds.append(entry.seconds)
+        self.end = entry.end or self.end
+        return entry.token
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the tokens after the first."""
+        return len(self.seconds[1:]) / sum(self.seconds[1:]) if self.seconds[1:] else None
+
+
+def prepare_prompt(model: Path, prompt: str, *, is_chat: bool, **asked: Any) -> PreparedPrompt:
+    """Encode a prompt, and settle how the answer is written; the model itself is not opened.
+
+    Args:
+        model: The ONNX file; tokenizer and configs are beside it.
+        prompt: The text.
+        is_chat: Whether it is the message of a user, which the chat template of the model makes a prompt of.
+        **asked: See :meth:`~winml.modelkit.inference.generation.settings.GenerationSettings.asked`.
+
+    Raises:
+        UsageError: the prompt is empty, the model has no chat template, or too few positions.
+        InputError: there is no tokenizer, or a file is damaged.
+    """
+    folder = files_folder(model)
+    tokenizer = read_tokenizer(folder)
+    settings = read_settings(folder).asked(**asked)
+    text = chat_prompt(folder, prompt) if is_chat else prompt
+    tokens = tuple(tokenizer.encode(text, with_special=not is_chat))
+    if not tokens:
+        raise UsageError("the prompt is empty, and this model begins with no token of its own", hint="Give a text.")
+    settings = settings.fitted(len(tokens), position_limit(folder))
+    return PreparedPrompt(model, text, tokens, settings, tokenizer)
+
+
+def files_folder(model: Path) -> Path:
+    """Return the folder with the configs and the tokenizer of a model: its own, or the one above where it has none."""
+    from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
+
+    own, above = model.parent, model.parent.parent
+    return above if not (own / CHECKPOINT_CONFIG_NAME).is_file() and (above / CHECKPOINT_CONFIG_NAME).is_file() else own
+
+
+def write_text(
+    prompt: PreparedPrompt, provider: ChosenProvider, *, threads: int | None, show: Callable[[str], None]
+) -> GeneratedText:
+    """Write the text after a prompt.
+
+    Args:
+        prompt: What it begins with.
+        provider: Where the model runs.
+        threads: Threads that share the work of one operator; None: the runtime's own choice.
+        show: Given each piece of the text as soon as it is there.
+
+    Raises:
+        InputError: the model does not generate.
+        UsageError: it does not take as many tokens.
+        StageError: ONNX Runtime fails.
+    """
+    started = time.perf_counter()
+    graph = DecoderGraph(
+        Session(prompt.model, providers=provider.names, provider_options=provider.options, threads=threads)
+    )
+    session_ms = (time.perf_counter() - started) * 1000
+    progress, pieces = _Progress(), list[str]()
+    loop, tokens = _token_source(graph, prompt)
+    for piece in prompt.tokenizer.pieces((progress.add(entry) for entry in tokens), after=prompt.tokens):
+        pieces.append(piece)
+        if piece:
+            show(piece)
+    return GeneratedText(
+        model=str(prompt.model),
+        prompt=prompt.text,
+        prompt_tokens=prompt.tokens,
+        tokens=tuple(progress.tokens),
+        text="".join(pieces),
+        end=progress.end,
+        loop=loop,
+        settings=prompt.settings.as_record(),
+        session_ms=session_ms,
+        first_token_ms=progress.seconds[0] * 1000,
+        tokens_per_second=progress.tokens_per_second,
+        cache_bytes=graph.last_cache.size_bytes() if graph.last_cache is not None else None,
+        notes=() if graph.has_cache else _NO_CACHE,
+    )
+
+
+def _token_source(
+    graph: DecoderGraph, prompt: PreparedPrompt
+) -> tuple[Literal["winml", "transformers"], Iterator[GeneratedToken]]:
+    """Return whose loop chooses the tokens, and the tokens."""
+    if prompt.settings.for_transformers is None:
+        return "winml", generate_tokens(graph, prompt.tokens, prompt.settings)
+    from winml.modelkit.inference.generation.causal_lm import generate_with_transformers
+
+    return "transformers", generate_with_transformers(graph, files_folder(prompt.model), prompt.tokens, prompt.settings)

@@ -1,0 +1,1 @@
+"""How do the operators of a decoder with a cache become few?"""

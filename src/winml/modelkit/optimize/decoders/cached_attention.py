@@ -1,0 +1,235 @@
+"""Recognizes the attention of a decoder with a cache among the operators of a graph. Changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from winml.modelkit.optimize.decoders.rotations import TO_HEADS
+from winml.modelkit.optimize.graph_matching import (
+    constant_number,
+    constant_numbers,
+    has_one_use,
+    is_operator,
+    permutation_of,
+    producer_of,
+    rank_of,
+    without_full_slices,
+    without_scale,
+)
+
+__all__ = ["CacheUpdate", "CachedAttention", "hidden_size_of", "match_cached_attention"]
+
+_SWAPPED = (0, 1, 3, 2)
+"""Permutation that exchanges sequence and size for the product of queries and keys."""
+_REPEATED_AXIS = 2
+"""Axis of [batch, heads, ·, sequence, size] along which heads are repeated."""
+
+
+@dataclass(frozen=True)
+class CacheUpdate:
+    """Keys or values in the cache, and those of this run behind them."""
+
+    past: ir.Value
+    """Input of the graph: batch × heads × past × size."""
+    new: ir.Value
+    """Batch × heads × sequence × size."""
+    present: ir.Value
+    """Output of the graph: the two joined."""
+
+    @property
+    def heads(self) -> int:
+        """Number of heads of keys and values."""
+        return _fixed(self.past, 1)
+
+    @property
+    def size(self) -> int:
+        """Size of a head."""
+        return _fixed(self.past, 3)
+
+
+@dataclass(frozen=True)
+class CachedAttention:
+    """The parts of one attention."""
+
+    query: ir.Value
+    """Batch × heads × sequence × size, before any factor."""
+    heads: int
+    """Number of heads of the queries, a multiple of that of the keys."""
+    key: CacheUpdate
+    value: CacheUpdate
+    scale: float
+    added: ir.Value
+    """What is added to the scores."""
+    is_guarded: bool
+    """Whether tokens that attend to nothing are set to zero."""
+    blind: ir.Value | None
+    """Which tokens are, batch × 1 × sequence × 1; None where those are whose probabilities are no numbers."""
+    output: ir.Node
+    """The reshape that joins the heads: batch × sequence × heads · size."""
+
+
+def match_cached_attention(softmax: ir.Node) -> CachedAttention | None:
+    """Return the attention a softmax belongs to; None where it is of another kind."""
+    scores = softmax.inputs[0]
+    if scores is None or rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
+        return None
+    probabilities, is_guarded = _behind_nan_guard(softmax.outputs[0])
+    joined = _match_head_join(probabilities)
+    parts = _match_scores(scores)
+    if joined is None or parts is None:
+        return None
+    product, added, scale = parts
+    context, blind, output = joined
+    if product.inputs[0] is None or product.inputs[1] is None or context.inputs[1] is None:
+        return None
+    query, query_scale = without_scale(product.inputs[0])
+    keys, key_scale = _untransposed(product.inputs[1])
+    if keys is None:
+        return None
+    key, value = _match_update(keys), _match_update(context.inputs[1])
+    heads = _size_of(product.outputs[0], 1)
+    if key is None or value is None or heads is None or rank_of(query) != 4:
+        return None
+    if (key.heads, key.size) != (value.heads, value.size) or heads % key.heads:
+        return None
+    return CachedAttention(
+        query, heads, key, value, scale * query_scale * key_scale, added, is_guarded or blind is not None, blind, output
+    )
+
+
+def hidden_size_of(value: ir.Value) -> tuple[ir.Value, int] | None:
+    """Return what was split into heads, batch × sequence × width, and its width, for [batch, sequence, heads, size].
+
+    None where operators between do more than to split it.
+    """
+    node = producer_of(value, "Reshape")
+    source = node.inputs[0] if node is not None else None
+    if source is None or rank_of(source) != 3:
+        return None
+    width = _size_of(source, 2)
+    return (source, width) if width is not None else None
+
+
+def _behind_nan_guard(value: ir.Value) -> tuple[ir.Value, bool]:
+    """Return the output of ``Where(IsNaN(x), 0, x)`` and True, or the value itself and False where there is none."""
+    users = list(value.consumers())
+    nan = next((user for user in users if is_operator(user, "IsNaN")), None)
+    where = next((user for user in users if is_operator(user, "Where")), None)
+    if len(users) != 2 or nan is None or where is None or value.is_graph_output():
+        return value, False
+    is_zero = constant_number(where.inputs[1]) == 0.0
+    if where.inputs[0] is nan.outputs[0] and where.inputs[2] is value and is_zero and has_one_use(nan.outputs[0]):
+        return where.outputs[0], True
+    return value, False
+
+
+def _match_head_join(probabilities: ir.Value) -> tuple[ir.Node, ir.Value | None, ir.Node] | None:
+    """Return the product with the values, which of its tokens are set to zero, and the reshape that joins the heads."""
+    context = _only_computing_user(probabilities)
+    if context is None or not is_operator(context, "MatMul") or context.inputs[0] is not probabilities:
+        return None
+    user, blind = _only_computing_user(context.outputs[0]), None
+    if user is not None and is_operator(user, "Where") and user.inputs[2] is context.outputs[0]:
+        if constant_number(user.inputs[1]) != 0.0:
+            return None
+        blind, user = user.inputs[0], _only_computing_user(user.outputs[0])
+    if user is not None and is_operator(user, "Reshape") and _keeps_heads(user):
+        user = _only_computing_user(user.outputs[0])
+    if user is None or not is_operator(user, "Transpose") or permutation_of(user) != TO_HEADS:
+        return None
+    output = _only_computing_user(user.outputs[0])
+    if output is None or not is_operator(output, "Reshape") or rank_of(output.outputs[0]) != 3:
+        return None
+    return context, blind, output
+
+
+def _only_computing_user(value: ir.Value) -> ir.Node | None:
+    """Return the one node that reads the numbers of a value; others may read its shape."""
+    users = [user for user, _ in value.uses() if not is_operator(user, "Shape")]
+    return users[0] if len(users) == 1 and not value.is_graph_output() else None
+
+
+def _keeps_heads(reshape: ir.Node) -> bool:
+    """Say whether a reshape leaves [batch, heads, sequence, size] as it is: batch, sequence and size stay in place."""
+    before, after = reshape.inputs[0], reshape.outputs[0]
+    if before is None or rank_of(before) != 4 or rank_of(after) != 4:
+        return False
+    size = _size_of(before, 3)
+    return size is not None and _size_of(after, 3) == size and _size_of(after, 1) in (None, _size_of(before, 1))
+
+
+def _match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value, float] | None:
+    """Return the product of queries and keys, what is added to it, and the factor it is multiplied by."""
+    node = producer_of(scores, "Add")
+    if node is None or not has_one_use(scores):
+        return None
+    for side, added in (node.inputs, node.inputs[::-1]):
+        if side is None or added is None or not has_one_use(side):
+            continue
+        unscaled, scale = without_scale(side)
+        product = producer_of(unscaled, "MatMul")
+        if product is not None and has_one_use(unscaled):
+            return product, added, scale
+    return None
+
+
+def _untransposed(value: ir.Value) -> tuple[ir.Value | None, float]:
+    """Return the keys before they are transposed for the product, and the factor they are multiplied by."""
+    value, outer = without_scale(value)
+    node = producer_of(value, "Transpose")
+    if node is not None and permutation_of(node) == _SWAPPED and node.inputs[0] is not None:
+        inner, scale = without_scale(node.inputs[0])
+        return inner, outer * scale
+    return _untransposed_flat(value), outer
+
+
+def _untransposed_flat(value: ir.Value) -> ir.Value | None:
+    """Return [batch, heads, sequence, size] where a value is the same transposed with batch and heads as one axis."""
+    spread = producer_of(value, "Reshape")
+    node = producer_of(spread.inputs[0], "Transpose") if spread is not None else None
+    flat = producer_of(node.inputs[0], "Reshape") if node is not None and permutation_of(node) == (0, 2, 1) else None
+    source = flat.inputs[0] if flat is not None else None
+    if source is None or rank_of(source) != 4 or rank_of(value) != 4:
+        return None
+    heads, size = _size_of(source, 1), _size_of(source, 3)
+    is_same = heads is not None and size is not None and (_size_of(value, 1), _size_of(value, 2)) == (heads, size)
+    return source if is_same else None
+
+
+def _match_update(value: ir.Value) -> CacheUpdate | None:
+    """Return the update of the cache whose result a value is, heads repeated or not."""
+    node = producer_of(without_full_slices(_unrepeated(value)), "Concat")
+    if node is None or node.attributes.get_int("axis", 0) not in (2, -2) or len(node.inputs) != 2:
+        return None
+    past, new = node.inputs
+    if past is None or new is None or not past.is_graph_input() or not node.outputs[0].is_graph_output():
+        return None
+    if rank_of(past) != 4 or _size_of(past, 1) is None or _size_of(past, 3) is None:
+        return None
+    return CacheUpdate(past, new, node.outputs[0])
+
+
+def _unrepeated(value: ir.Value) -> ir.Value:
+    """Return keys or values before each head was repeated for several of the queries."""
+    reshape = producer_of(value, "Reshape")
+    expand = producer_of(reshape.inputs[0], "Expand") if reshape is not None else None
+    single = without_full_slices(expand.inputs[0]) if expand is not None and expand.inputs[0] is not None else None
+    unsqueeze = producer_of(single, "Unsqueeze")
+    if unsqueeze is None or len(unsqueeze.inputs) < 2 or rank_of(value) != 4 or unsqueeze.inputs[0] is None:
+        return value
+    return unsqueeze.inputs[0] if constant_numbers(unsqueeze.inputs[1]) == [_REPEATED_AXIS] else value
+
+
+def _size_of(value: ir.Value, axis: int) -> int | None:
+    if value.shape is None or len(value.shape) <= axis:
+        return None
+    size = value.shape[axis]
+    return size if isinstance(size, int) else None
+
+
+def _fixed(value: ir.Value, axis: int) -> int:
+    size = _size_of(value, axis)
+    assert size is not None  # matched
+    return size

@@ -1,0 +1,274 @@
+"""Fuses the attention of a decoder with a cache into one GroupQueryAttention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from winml.modelkit.optimize.decoders.cached_attention import (
+    CachedAttention,
+    hidden_size_of,
+    match_cached_attention,
+)
+from winml.modelkit.optimize.decoders.interface import DecoderInterface
+from winml.modelkit.optimize.decoders.masks import CausalMask, MaskWriter, find_mask, is_blind
+from winml.modelkit.optimize.decoders.rotations import TO_HEADS, Rotation, RotationFinder
+from winml.modelkit.optimize.decoders.token_sizes import spread_sizes
+from winml.modelkit.optimize.graph_matching import constant_number, is_operator, permutation_of, producer_of, tag_like
+
+__all__ = ["GroupQueryAttentionFusionPass"]
+
+_CONTRIB = "com.microsoft"
+_OPERATOR = "GroupQueryAttention"
+_HEAD_MULTIPLE = 8
+"""Specified by ONNX Runtime's kernel: head sizes it takes."""
+_LEAST_OPSET = 15
+"""Specified: the version from which ``Shape`` has a start and an end."""
+
+
+class GroupQueryAttentionFusionPass(ir.passes.InPlacePass):
+    """Replace an attention over a cache by ONNX Runtime's ``GroupQueryAttention``. Works in place.
+
+    Before / After::
+
+        q → heads → rotation ────────────────────── Mul ┐                                                  q ┐
+        k → heads → rotation → Concat(past) → [repeat] ─┴ MatMul → Add(mask) → Softmax → [zero] ┐          k ┤
+        v → heads ───────────→ Concat(past) → [repeat] ──────────────────────────────────────── MatMul → y v ┴ GroupQueryAttention → y, present
+
+    Must not fire when:
+        1. the mask says anything but: no token after it, none that ``attention_mask`` hides, none before the window;
+        2. keys or values do not end in an output of the graph, or heads of values have another size than those of keys;
+        3. the sizes of heads are not fixed, or none the kernel takes;
+        4. something but a mask and a factor changes the scores, such as a limit by ``Tanh``;
+        5. values are not float32.
+
+    Tags: creates. The new nodes have the tag of the last node of the attention; those on mask and lengths, which all
+    layers share, that of what made the mask.
+
+    Why it is safe: mask and rotation are found by what they answer, at several sizes and at every position. The
+    operator computes the same product, softmax and product. Positions come from ``position_ids``, and what is hidden
+    from ``attention_mask``, so padding on either side stays what it was. Several tokens after a cache are taken for
+    one row at a time only; ONNX Runtime refuses more.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Fuse every attention over a cache."""
+        interface = DecoderInterface.of(model)
+        if interface is None or model.opset_imports.get("", 0) < _LEAST_OPSET:
+            return ir.passes.PassResult(model, modified=False)
+        fusion = _Fusion(model.graph, interface)
+        for node in [node for node in model.graph if is_operator(node, "Softmax")]:
+            fusion.fuse(node)
+        fusion.finish()
+        if fusion.count:
+            spread_sizes(model.graph)
+            model.opset_imports.setdefault(_CONTRIB, 1)
+        return ir.passes.PassResult(model, bool(fusion.count))
+
+
+@dataclass
+class _Fusion:
+    """The attentions of one graph."""
+
+    graph: ir.Graph
+    interface: DecoderInterface
+    count: int = 0
+    _masks: dict[tuple[tuple[object, ...], int | None], CausalMask | None] = field(default_factory=dict)
+    _blind: dict[tuple[ir.Value, CausalMask], bool] = field(default_factory=dict)
+    _tables: dict[Rotation, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._rotations = RotationFinder(self.interface.positions, self.interface.position_count)
+        self._writer = MaskWriter(self.graph, self.interface, "/attention")
+
+    def fuse(self, softmax: ir.Node) -> None:
+        """Fuse the attention of a softmax, where it is one of these."""
+        match = match_cached_attention(softmax)
+        if match is None or softmax.outputs[0].dtype != ir.DataType.FLOAT or match.key.size % _HEAD_MULTIPLE:
+            return
+        mask = self._mask_of(match)
+        is_clear = match.blind is None or (mask is not None and self._is_blind(match.blind, mask))
+        if mask is not None and is_clear:
+            self._writer.tag_as(_maker_of(match.added))
+            self._replace(match, mask)
+            self.count += 1
+
+    def finish(self) -> None:
+        """Put what all attentions share before them."""
+        self._writer.insert()
+
+    def _mask_of(self, match: CachedAttention) -> CausalMask | None:
+        window = self.interface.windows.get(str(match.key.past.name))
+        # Every layer adds the mask in floats of its own; it is the same condition.
+        key = (_content_of(match.added), window)
+        if key not in self._masks:
+            self._masks[key] = find_mask(match.added, self.interface, window)
+        return self._masks[key]
+
+    def _is_blind(self, value: ir.Value, mask: CausalMask) -> bool:
+        key = (value, mask)
+        if key not in self._blind:
+            self._blind[key] = is_blind(value, self.interface, mask)
+        return self._blind[key]
+
+    def _replace(self, match: CachedAttention, mask: CausalMask) -> None:
+        scope = (match.output.name or "").rpartition("/")[0]
+        query, key, rotation = self._unrotated(match)
+        builder = _Nodes(scope)
+        flat = [
+            builder.joined(query, match.heads, match.key.size, "query"),
+            builder.joined(key, match.key.heads, match.key.size, "key"),
+            builder.joined(match.value.new, match.value.heads, match.value.size, "value"),
+        ]
+        if rotation is not None:
+            # Not by the operator itself, which counts positions of a prompt from the first row's first one.
+            tables = (self.interface.positions, *self._tables_of(rotation))
+            flat[0] = builder.turned(flat[0], tables, rotation, match.heads, "query")
+            flat[1] = builder.turned(flat[1], tables, rotation, match.key.heads, "key")
+        unused = [None] * 3  # tables and positions
+        attention = ir.node(
+            _OPERATOR,
+            [*flat, match.key.past, match.value.past, *self._writer.lengths(), *unused, self._writer.bias(mask)],
+            {"num_heads": match.heads, "kv_num_heads": match.key.heads, "scale": match.scale},
+            domain=_CONTRIB,
+            num_outputs=3,
+            name=f"{scope}/{_OPERATOR}",
+        )
+        result, present_key, present_value = attention.outputs
+        for number, value in enumerate(attention.outputs):
+            value.name = f"{attention.name}_output_{number}"
+        builder.nodes.append(attention)
+        old = match.output.outputs[0]
+        result.type, result.shape = old.type, self._shape_of_tokens(match.heads * match.value.size)
+        old.shape = result.shape
+        if match.is_guarded:
+            result = builder.guarded(result, self._writer)
+        for node in builder.nodes:
+            tag_like(node, match.output, "merged")
+        self.graph.insert_after(match.output, builder.nodes)
+        _take_over(match.key.present, present_key)
+        _take_over(match.value.present, present_value)
+        _take_over(old, result)
+
+    def _shape_of_tokens(self, width: int) -> ir.Shape:
+        """Return the shape of a value that has so many numbers for every token."""
+        tokens = self.interface.tokens.shape
+        assert tokens is not None  # an input of two or three axes
+        return ir.Shape([tokens[0], tokens[1], width])
+
+    def _unrotated(self, match: CachedAttention) -> tuple[ir.Value, ir.Value, Rotation | None]:
+        """Return queries and new keys, before a rotation that the operator does itself, and this rotation."""
+        plain = (match.query, match.key.new, None)
+        query = self._rotations.find(match.query, match.heads, match.key.size)
+        key = self._rotations.find(match.key.new, match.key.heads, match.key.size)
+        if query is None or key is None or query[1] is not key[1]:
+            return plain
+        return query[0], key[0], query[1]
+
+    def _tables_of(self, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
+        if rotation not in self._tables:
+            number = f"_{len(self._tables)}" if self._tables else ""
+            self._tables[rotation] = (
+                self._registered(f"cos_by_position{number}", rotation.cos),
+                self._registered(f"sin_by_position{number}", rotation.sin),
+            )
+        return self._tables[rotation]
+
+    def _registered(self, name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> ir.Value:
+        while name in self.graph.initializers:
+            name = f"{name}_"
+        value = ir.Value(
+            name=name,
+            type=ir.TensorType(ir.DataType.FLOAT),
+            shape=ir.Shape(array.shape),
+            const_value=ir.tensor(array, name=name),
+        )
+        self.graph.register_initializer(value)
+        return value
+
+
+class _Nodes:
+    """New nodes of one attention."""
+
+    def __init__(self, scope: str) -> None:
+        self.nodes: list[ir.Node] = []
+        self._scope = scope
+
+    def joined(self, value: ir.Value, heads: int, size: int, what: str) -> ir.Value:
+        """Return batch × sequence × heads · size for batch × heads × sequence × size."""
+        transpose = producer_of(value, "Transpose")
+        if transpose is not None and permutation_of(transpose) == TO_HEADS and transpose.inputs[0] is not None:
+            split = transpose.inputs[0]
+            hidden = hidden_size_of(split)
+            if hidden is not None and hidden[1] == heads * size:
+                return hidden[0]
+        else:
+            split = self._add("Transpose", [value], f"{what}_tokens", value.dtype, None, perm=TO_HEADS)
+        sizes = self._constant([0, 0, heads * size], f"{what}_sizes")
+        return self._add("Reshape", [split, sizes], f"{what}_joined", value.dtype, None)
+
+    def turned(
+        self, value: ir.Value, tables: tuple[ir.Value | None, ...], rotation: Rotation, heads: int, what: str
+    ) -> ir.Value:
+        """Return batch × sequence × heads · size, turned by position."""
+        attributes = {"interleaved": int(rotation.is_interleaved), "num_heads": heads}
+        if rotation.turned != rotation.size:
+            attributes["rotary_embedding_dim"] = rotation.turned
+        node = ir.node("RotaryEmbedding", [value, *tables], attributes, domain=_CONTRIB)
+        node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+        return self._named(node, f"{what}_turned")
+
+    def guarded(self, value: ir.Value, writer: MaskWriter) -> ir.Value:
+        """Return a value that is zero where a token attends to nothing."""
+        inputs = [writer.sees_any(), value, writer.zero()]
+        return self._add("Where", inputs, "attended", value.dtype, value.shape)
+
+    def _constant(self, numbers: list[int], name: str) -> ir.Value:
+        node = ir.node("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
+        node.outputs[0].type, node.outputs[0].shape = ir.TensorType(ir.DataType.INT64), ir.Shape([len(numbers)])
+        return self._named(node, name)
+
+    def _add(
+        self,
+        operator: str,
+        inputs: list[ir.Value],
+        name: str,
+        dtype: ir.DataType | None,
+        shape: ir.Shape | None,
+        **attributes: tuple[int, ...],
+    ) -> ir.Value:
+        output = self._named(ir.node(operator, inputs, attributes), name)
+        output.shape = shape
+        if dtype is not None:
+            output.type = ir.TensorType(dtype)
+        return output
+
+    def _named(self, node: ir.Node, name: str) -> ir.Value:
+        node.name = f"{self._scope}/{_OPERATOR}/{name}"
+        node.outputs[0].name = f"{node.name}_output"
+        self.nodes.append(node)
+        return node.outputs[0]
+
+
+def _content_of(value: ir.Value) -> tuple[object, ...]:
+    """Return what tells values apart that are computed alike: a choice between numbers by its condition and numbers."""
+    node = producer_of(value, "Where")
+    if node is None:
+        return (value,)
+    return (node.inputs[0], constant_number(node.inputs[1]), constant_number(node.inputs[2]))
+
+
+def _maker_of(mask: ir.Value) -> ir.Node | None:
+    """Return the node that made a mask for all layers: the condition, where each layer turns it into floats."""
+    node = producer_of(mask, "Where")
+    condition = node.inputs[0] if node is not None else None
+    return condition.producer() if condition is not None else mask.producer()
+
+
+def _take_over(old: ir.Value, new: ir.Value) -> None:
+    """Let everything that reads a value read another, which gets its name."""
+    new.type, new.shape, name = old.type, old.shape, old.name
+    old.replace_all_uses_with(new, replace_graph_outputs=old.is_graph_output())
+    old.name, new.name = f"{name}_unfused", name

@@ -1,0 +1,123 @@
+"""What do the inputs of a decoder with a cache mean?
+
+Read from what the file says of them (``winml.io.inputs``), and from the names that readers of such graphs agree on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from winml.modelkit.metadata_keys import INPUTS_KEY
+from winml.modelkit.optimize.graph_matching import rank_of
+
+__all__ = ["DecoderInterface"]
+
+Array = NDArray[Any]
+
+_TOKENS, _EMBEDDED, _MASK, _POSITIONS = "input_ids", "inputs_embeds", "attention_mask", "position_ids"
+"""Specified: names of optimum, transformers.js and onnxruntime-genai."""
+
+
+@dataclass(frozen=True)
+class DecoderInterface:
+    """The inputs of a graph that has a cache."""
+
+    tokens: ir.Value
+    """Rows × tokens, or their embeddings: rows × tokens × size."""
+    mask: ir.Value
+    """Rows × all tokens, those in the cache included: 1 where a token counts."""
+    positions: ir.Value | None
+    """Rows × tokens."""
+    position_count: int | None
+    """How many positions there are; None: not known."""
+    windows: Mapping[str, int]
+    """Input of the cache → how many of the last tokens its layer attends to, where these are not all."""
+    names: Mapping[str, str]
+    """Name of an open size → which it is: ``rows``, ``tokens``, ``past`` or ``total``."""
+
+    @classmethod
+    def of(cls, model: ir.Model) -> DecoderInterface | None:
+        """Return the inputs of a graph; None where it has no cache, or these names are not its own."""
+        inputs = {str(value.name): value for value in model.graph.inputs}
+        tokens, mask = inputs.get(_TOKENS, inputs.get(_EMBEDDED)), inputs.get(_MASK)
+        if tokens is None or mask is None or rank_of(mask) != 2 or mask.dtype != ir.DataType.INT64:
+            return None
+        records = _records(model)
+        caches = [inputs[name] for name, record in records.items() if record.get("cache") and name in inputs]
+        keys = [value for value in caches if rank_of(value) == 4]
+        if not keys or rank_of(tokens) not in (2, 3):
+            return None
+        assert mask.shape is not None
+        assert tokens.shape is not None
+        assert keys[0].shape is not None
+        kinds = (
+            ("rows", tokens.shape[0]),
+            ("tokens", tokens.shape[1]),
+            ("past", keys[0].shape[2]),
+            ("total", mask.shape[1]),
+        )
+        names = {str(size.value): kind for kind, size in kinds if isinstance(size, ir.SymbolicDim)}
+        windows = {name: record["cache"].get("window") for name, record in records.items() if record.get("cache")}
+        highest = (records.get(_POSITIONS, {}).get("value_range") or [None, None])[1]
+        return cls(
+            tokens=tokens,
+            mask=mask,
+            positions=inputs.get(_POSITIONS),
+            position_count=int(highest) + 1 if highest is not None else None,
+            windows={name: width for name, width in windows.items() if width},
+            names=names,
+        )
+
+    def is_sized(self, value: ir.Value) -> bool:
+        """Say whether only the shape of a value can matter to a mask: a float whose sizes are those of inputs."""
+        if value.shape is None or value.dtype is None or not value.dtype.is_floating_point():
+            return False
+        return rank_of(value) == 3 and all(isinstance(size, int) or size.value in self.names for size in value.shape)
+
+    def feeds(
+        self, leaves: Sequence[ir.Value], mask: Array, tokens: int, generator: np.random.Generator
+    ) -> dict[ir.Value, Array] | None:
+        """Return values for a part of the graph; None where the size of one is not known.
+
+        Args:
+            leaves: What it takes.
+            mask: Of all tokens.
+            tokens: How many of them are new.
+            generator: Draws the values on which a mask does not depend.
+        """
+        rows, total = mask.shape
+        sizes = {"rows": rows, "tokens": tokens, "past": total - tokens, "total": total}
+        feeds: dict[ir.Value, Array] = {}
+        for leaf in leaves:
+            if leaf is self.mask:
+                feeds[leaf] = mask
+                continue
+            if leaf is self.positions:
+                feeds[leaf] = (mask.cumsum(-1) - 1).clip(0)[:, total - tokens :]
+                continue
+            shape = [
+                size if isinstance(size, int) else sizes.get(self.names.get(str(size.value), ""))
+                for size in leaf.shape or ()
+            ]
+            if leaf.shape is None or leaf.dtype is None or None in shape:
+                return None
+            feeds[leaf] = generator.integers(0, 99, [size for size in shape if size is not None]).astype(
+                leaf.dtype.numpy()
+            )
+        return feeds
+
+
+def _records(model: ir.Model) -> dict[str, dict[str, Any]]:
+    """Return what the file says of each input; damaged, it says nothing."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        records = json.loads(model.metadata_props[INPUTS_KEY])
+        return {str(record["name"]): record for record in records}
+    return {}

@@ -1,0 +1,207 @@
+"""Fuses root-mean-square normalizations, and the sum before them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from winml.modelkit.optimize.graph_matching import (
+    constant_number,
+    constant_numbers,
+    has_one_use,
+    is_operator,
+    only_user,
+    producer_of,
+    rank_of,
+    same_shape,
+    tag_like,
+)
+
+__all__ = ["RootMeanSquareNormFusionPass", "SkipNormFusionPass"]
+
+_CONTRIB = "com.microsoft"
+_NORM = "SimplifiedLayerNormalization"
+_COMPUTED_IN = 1
+"""Specified: ``stash_type`` float32."""
+
+
+class RootMeanSquareNormFusionPass(ir.passes.InPlacePass):
+    """Replace the operators of a root-mean-square normalization by ``SimplifiedLayerNormalization``. Works in place.
+
+    Before / After::
+
+        x → Pow(2) → ReduceMean(-1) → Add(epsilon) → Sqrt → 1 / ┐
+        x ───────────────────────────────────────────────────  Mul → Mul(weight) → y      x → SimplifiedLayerNormalization → y
+
+    Must not fire when:
+        1. what is between is read elsewhere or is an output of the graph;
+        2. the mean is not over the last axis only, or does not keep it;
+        3. the weight is no constant with one value for each element of the last axis;
+        4. values are not float32.
+
+    Tags: creates. The new node has the tag of the last one it replaced; all of them are in one module.
+
+    Why it is safe: it is the operator's definition. ONNX Runtime has it in the domain of ONNX itself, which
+    ``onnx.checker`` does not know: the pass is for graphs that ONNX Runtime runs.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Fuse every normalization."""
+        count = 0
+        for node in [node for graph in model.graphs() for node in graph if is_operator(node, "ReduceMean")]:
+            match = _match_norm(node)
+            if match is not None:
+                _replace_norm(match)
+                count += 1
+        return ir.passes.PassResult(model, bool(count))
+
+
+@dataclass(frozen=True)
+class _Norm:
+    source: ir.Value
+    weight: ir.Value
+    epsilon: float
+    output: ir.Node
+
+
+def _match_norm(mean: ir.Node) -> _Norm | None:
+    squares = mean.inputs[0]
+    if squares is None or squares.dtype != ir.DataType.FLOAT or not has_one_use(squares) or not _is_over_last(mean):
+        return None
+    source = _squared(squares)
+    shifted = only_user(mean.outputs[0])
+    if source is None or shifted is None or not is_operator(shifted, "Add"):
+        return None
+    epsilon = _other_number(shifted, mean.outputs[0])
+    root = only_user(shifted.outputs[0])
+    if epsilon is None or root is None or not is_operator(root, "Sqrt"):
+        return None
+    scaled = _divided_by(root.outputs[0], source)
+    output = only_user(scaled.outputs[0]) if scaled is not None else None
+    if scaled is None or output is None or not is_operator(output, "Mul"):
+        return None
+    weight = next((value for value in output.inputs if value is not scaled.outputs[0]), None)
+    return _Norm(source, weight, epsilon, output) if weight is not None and _is_weight(weight, source) else None
+
+
+def _squared(value: ir.Value) -> ir.Value | None:
+    """Return x where the value is its square."""
+    if (power := producer_of(value, "Pow")) is not None:
+        return power.inputs[0] if constant_number(power.inputs[1]) == 2.0 else None
+    product = producer_of(value, "Mul")
+    return product.inputs[0] if product is not None and product.inputs[0] is product.inputs[1] else None
+
+
+def _is_over_last(mean: ir.Node) -> bool:
+    if mean.attributes.get_int("keepdims", 1) != 1 or rank_of(mean.outputs[0]) is None:
+        return False
+    axes: list[float] = list(mean.attributes.get_ints("axes", ()))
+    if len(mean.inputs) > 1:
+        axes = constant_numbers(mean.inputs[1]) or []
+    return axes in ([-1], [(rank_of(mean.outputs[0]) or 0) - 1])
+
+
+def _other_number(node: ir.Node, value: ir.Value) -> float | None:
+    return next((constant_number(side) for side in node.inputs if side is not value), None)
+
+
+def _divided_by(root: ir.Value, source: ir.Value) -> ir.Node | None:
+    """Return the node that makes source / root, written as a division or as a product with the inverse."""
+    node = only_user(root)
+    if node is None:
+        return None
+    if is_operator(node, "Div") and node.inputs[0] is source:
+        return node
+    is_inverse = is_operator(node, "Div") and node.inputs[1] is root and constant_number(node.inputs[0]) == 1.0
+    if not is_inverse and not is_operator(node, "Reciprocal"):
+        return None
+    product = only_user(node.outputs[0])
+    return product if product is not None and is_operator(product, "Mul") and source in product.inputs else None
+
+
+def _is_weight(weight: ir.Value, source: ir.Value) -> bool:
+    if weight.const_value is None or weight.dtype != ir.DataType.FLOAT or rank_of(weight) != 1 or source.shape is None:
+        return False
+    assert weight.shape is not None
+    return weight.shape[0] == source.shape[-1]
+
+
+def _replace_norm(match: _Norm) -> None:
+    old = match.output.outputs[0]
+    scope = (match.output.name or "").rpartition("/")[0]
+    node = ir.node(
+        _NORM,
+        [match.source, match.weight],
+        {"axis": -1, "epsilon": match.epsilon, "stash_type": _COMPUTED_IN},
+        name=f"{scope}/{_NORM}",
+    )
+    _put_in_place(match.output, node, ((old, node.outputs[0]),))
+
+
+class SkipNormFusionPass(ir.passes.InPlacePass):
+    """Join a ``SimplifiedLayerNormalization`` with the sum before it. Works in place.
+
+    Before / After::
+
+        x ┐                                                x ┐
+        r ┴ Add → s → SimplifiedLayerNormalization → y     r ┴ SkipSimplifiedLayerNormalization → y, s
+
+    Must not fire when:
+        1. x and r are not known to have the same shape: the operator does not broadcast;
+        2. values have other than three axes, which ONNX Runtime's kernel refuses, or are not float32;
+        3. the sum is read by two normalizations: the second stays.
+
+    Tags: creates. The new node has the tag of the normalization, which is most of its work.
+
+    Why it is safe: it is the operator's definition; the sum stays a value of the graph.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Fuse every sum with one normalization."""
+        count = 0
+        for node in [node for graph in model.graphs() for node in graph if is_operator(node, _NORM)]:
+            total = node.inputs[0].producer() if node.inputs[0] is not None else None
+            if total is not None and _is_skip(total):
+                _replace_skip(total, node)
+                count += 1
+        if count:
+            model.opset_imports.setdefault(_CONTRIB, 1)
+        return ir.passes.PassResult(model, bool(count))
+
+
+def _is_skip(total: ir.Node) -> bool:
+    if not is_operator(total, "Add") or total.outputs[0].is_graph_output():
+        return False
+    left, right = total.inputs
+    if left is None or right is None or left.dtype != ir.DataType.FLOAT or rank_of(left) != 3:
+        return False
+    return same_shape(left, right) and left.const_value is None and right.const_value is None
+
+
+def _replace_skip(total: ir.Node, norm: ir.Node) -> None:
+    node = ir.node(
+        f"Skip{_NORM}",
+        [*total.inputs, norm.inputs[1]],
+        {"epsilon": norm.attributes.get_float("epsilon", 1e-5)},
+        num_outputs=4,
+        domain=_CONTRIB,
+        name=f"{(norm.name or '').rpartition('/')[0]}/Skip{_NORM}",
+    )
+    for empty in node.outputs[1:3]:
+        empty.name = ""
+    _put_in_place(norm, node, ((norm.outputs[0], node.outputs[0]), (total.outputs[0], node.outputs[3])))
+
+
+def _put_in_place(place: ir.Node, node: ir.Node, values: tuple[tuple[ir.Value, ir.Value], ...]) -> None:
+    """Insert a node after another and let it make the values that others made; these keep their names."""
+    graph = place.graph
+    assert graph is not None
+    tag_like(node, place, "merged")
+    for old, new in values:
+        new.type, new.shape = old.type, old.shape
+    graph.insert_after(place, node)
+    for old, new in values:
+        name = old.name
+        old.replace_all_uses_with(new, replace_graph_outputs=old.is_graph_output())
+        old.name, new.name = f"{name}_unfused", name

@@ -1,0 +1,183 @@
+"""Which rotation by position do the operators on queries or keys compute? Found by probing.
+
+The operators are given vectors chosen so that the answer shows the cosines and sines of every position. Then random
+vectors must be answered as those tables say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from winml.modelkit.errors import StageError
+from winml.modelkit.optimize.decoders.probing import Probe, probe_between
+from winml.modelkit.optimize.graph_matching import permutation_of, producer_of, rank_of
+
+__all__ = ["TO_HEADS", "Rotation", "RotationFinder"]
+
+Array = NDArray[Any]
+
+TO_HEADS = (0, 2, 1, 3)
+"""Permutation of [batch, sequence, heads, size] that moves the heads before the sequence, and back."""
+_CHUNK = 512
+"""Chosen: positions that are computed at once."""
+_MOST_POSITIONS = 1 << 18
+"""Chosen: tables of as many positions have up to 128 MB; of more, the rotation stays as it is."""
+_CLOSE = 1e-5
+"""Chosen: a few roundings of float32, of vectors of size 1."""
+_SEED = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """Cosines and sines by position, and which elements turn together."""
+
+    cos: Array
+    """Positions × turned pairs, float32."""
+    sin: Array
+    is_interleaved: bool
+    """Whether neighbours turn together, rather than elements of the first half with those of the second."""
+    size: int
+    """Of a head."""
+
+    @property
+    def turned(self) -> int:
+        """How many elements of a head are turned; those after them stay."""
+        return int(2 * self.cos.shape[1])
+
+    def apply(self, x: Array, positions: Array) -> Array:
+        """Return x, of shape [1, heads, sequence, size], turned."""
+        cos, sin = self.cos[positions][None, None], self.sin[positions][None, None]
+        first, second = self.places()
+        answer = x.copy()
+        answer[..., first] = x[..., first] * cos - x[..., second] * sin
+        answer[..., second] = x[..., second] * cos + x[..., first] * sin
+        return answer
+
+    def places(self) -> tuple[slice, slice]:
+        """Return the elements that turn into each other."""
+        return _places(self.turned, is_interleaved=self.is_interleaved)
+
+
+def _places(turned: int, *, is_interleaved: bool) -> tuple[slice, slice]:
+    if is_interleaved:
+        return slice(0, turned, 2), slice(1, turned, 2)
+    return slice(0, turned // 2), slice(turned // 2, turned)
+
+
+class RotationFinder:
+    """Finds the rotations of one graph; layers that turn alike share one record."""
+
+    def __init__(self, positions: ir.Value | None, count: int | None) -> None:
+        """Remember where positions come from.
+
+        Args:
+            positions: Input of the graph with the position of every token, [batch, sequence]; None: it has none.
+            count: How many positions there are; None: not known, so that no table can be made.
+        """
+        self._positions = positions
+        self._count = count
+        self._known: list[Rotation] = []
+
+    def find(self, rotated: ir.Value, heads: int, size: int) -> tuple[ir.Value, Rotation] | None:
+        """Return the value before the rotation, and the rotation; None where the operators compute something else.
+
+        Args:
+            rotated: Queries or keys of shape [batch, heads, sequence, size].
+            heads: Number of heads.
+            size: Of each.
+        """
+        if self._positions is None or self._count is None or self._count > _MOST_POSITIONS:
+            return None
+        probe = probe_between(rotated, _is_before_rotation)
+        if probe is None or len(probe.leaves) != 2 or self._positions not in probe.leaves:
+            return None
+        source = next(leaf for leaf in probe.leaves if leaf is not self._positions)
+        if not _is_before_rotation(source) or rotated.dtype != ir.DataType.FLOAT:
+            return None
+        runs = _Runs(probe, source, self._positions, heads, size)
+        try:
+            rotation = self._found(runs)
+        except (StageError, ValueError):  # not a function of any number of tokens
+            return None
+        return (source, rotation) if rotation is not None else None
+
+    def _found(self, runs: _Runs) -> Rotation | None:
+        assert self._count is not None
+        for known in self._known:
+            if runs.is_turned_by(known, self._count):
+                return known
+        form = runs.form(self._count)
+        if form is None:
+            return None
+        found = runs.table(self._count, *form)
+        if not runs.is_turned_by(found, self._count):
+            return None
+        self._known.append(found)
+        return found
+
+
+def _is_before_rotation(value: ir.Value) -> bool:
+    """Say whether a value can be queries or keys as they are turned: split into heads, normalized or not."""
+    node = producer_of(value, "Transpose") or producer_of(value, "SimplifiedLayerNormalization")
+    if node is None or rank_of(value) != 4:
+        return False
+    return node.op_type != "Transpose" or permutation_of(node) == TO_HEADS
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Runs of the operators between a value and the same turned."""
+
+    probe: Probe
+    source: ir.Value
+    positions: ir.Value
+    heads: int
+    size: int
+
+    def run(self, x: Array, positions: Array) -> Array:
+        rows = np.broadcast_to(x, (1, self.heads, *x.shape[-2:])).astype(np.float32)
+        answer = self.probe.run({self.source: rows, self.positions: positions[None].astype(np.int64)})
+        if answer.shape != rows.shape:
+            raise ValueError(f"shape {answer.shape} of a rotation of {rows.shape}")
+        return answer
+
+    def form(self, count: int) -> tuple[int, bool] | None:
+        """Return how many elements are turned, and whether neighbours turn together; None where it is no rotation."""
+        position = min(1, count - 1)
+        # Row i of the answer is what becomes of the i-th unit vector.
+        matrix = self.run(np.eye(self.size, dtype=np.float32)[None, None], np.full(self.size, position))[0, 0].T
+        apart = np.abs(matrix) > _CLOSE
+        np.fill_diagonal(apart, val=False)
+        partners = np.flatnonzero(apart[0])
+        if len(partners) != 1:
+            return None
+        distance = int(partners[0])
+        if distance == 1 and self.size > 2:
+            return 2 * int(np.count_nonzero(apart) // 2), True
+        return 2 * distance, False
+
+    def table(self, count: int, turned: int, is_interleaved: bool) -> Rotation:
+        first, second = _places(turned, is_interleaved=is_interleaved)
+        cos, sin = (np.empty((count, turned // 2), np.float32) for _ in range(2))
+        for start in range(0, count, _CHUNK):
+            positions = np.arange(start, min(count, start + _CHUNK))
+            x = np.zeros((1, 1, len(positions), self.size), np.float32)
+            x[..., first] = 1
+            answer = self.run(x, positions)[0, 0]
+            cos[positions], sin[positions] = answer[:, first], answer[:, second]
+        return Rotation(cos, sin, is_interleaved, self.size)
+
+    def is_turned_by(self, rotation: Rotation, count: int) -> bool:
+        if rotation.size != self.size:
+            return False
+        generator = np.random.default_rng(_SEED)
+        spread = np.linspace(0, count - 1, min(count, 64)).astype(np.int64)
+        positions = np.concatenate([spread, generator.integers(0, count, 64)])
+        x = generator.uniform(-1, 1, (1, self.heads, len(positions), self.size)).astype(np.float32)
+        scale = max(1.0, float(np.abs(rotation.cos).max()))
+        return bool(np.abs(self.run(x, positions) - rotation.apply(x, positions)).max() <= _CLOSE * scale)

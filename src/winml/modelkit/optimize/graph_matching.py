@@ -1,0 +1,124 @@
+"""Small questions that patterns ask of values and nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from winml.modelkit.hierarchy.tagging import Source, read_tag, write_tag
+from winml.modelkit.metadata_keys import MODULES_KEY
+
+__all__ = [
+    "constant_number",
+    "constant_numbers",
+    "has_one_use",
+    "is_operator",
+    "only_user",
+    "permutation_of",
+    "producer_of",
+    "rank_of",
+    "same_shape",
+    "same_size",
+    "tag_like",
+    "without_full_slices",
+    "without_scale",
+]
+
+_SMALL = 16
+"""Chosen: no constant a pattern asks for has more values."""
+_WHOLE = 2**62
+"""Chosen: exporters write an end that large where a slice has none."""
+
+
+def is_operator(node: ir.Node, operator: str) -> bool:
+    """Say whether a node is an operator of ONNX itself of this name."""
+    return node.op_type == operator and node.domain in ("", "ai.onnx")
+
+
+def producer_of(value: ir.Value | None, operator: str) -> ir.Node | None:
+    """Return the node that makes a value where it is such an operator of ONNX itself."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and is_operator(node, operator) else None
+
+
+def rank_of(value: ir.Value) -> int | None:
+    """Return the number of axes, or None where it is unknown."""
+    return len(value.shape) if value.shape is not None else None
+
+
+def permutation_of(node: ir.Node) -> tuple[int, ...]:
+    """Return the permutation of a Transpose; empty where it has none."""
+    return tuple(node.attributes.get_ints("perm", ()))
+
+
+def constant_numbers(value: ir.Value | None) -> list[float] | None:
+    """Return the values of a small constant, or None."""
+    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
+    if tensor is None or tensor.size > _SMALL or tensor.dtype == ir.DataType.STRING:
+        return None
+    return [float(number) for number in tensor.numpy().reshape(-1)]
+
+
+def constant_number(value: ir.Value | None) -> float | None:
+    """Return the value of a constant of one element, or None."""
+    numbers = constant_numbers(value)
+    return numbers[0] if numbers is not None and len(numbers) == 1 else None
+
+
+def without_scale(value: ir.Value) -> tuple[ir.Value, float]:
+    """Return the value before it is multiplied or divided by a constant, and the factor."""
+    node = value.producer()
+    if node is None or not (is_operator(node, "Mul") or is_operator(node, "Div")):
+        return value, 1.0
+    left, right = node.inputs
+    factor = constant_number(right)
+    if factor is None and is_operator(node, "Mul"):
+        left, factor = right, constant_number(left)
+    if factor is None or left is None or factor == 0.0:
+        return value, 1.0
+    return left, 1.0 / factor if is_operator(node, "Div") else factor
+
+
+def without_full_slices(value: ir.Value) -> ir.Value:
+    """Return the value before slices that take all of it."""
+    while (node := producer_of(value, "Slice")) is not None and node.inputs[0] is not None:
+        starts, ends, steps = (
+            constant_numbers(node.inputs[place]) if len(node.inputs) > place else [1] for place in (1, 2, 4)
+        )
+        if starts != [0] or steps != [1] or ends is None or min(ends) < _WHOLE:
+            return value
+        value = node.inputs[0]
+    return value
+
+
+def has_one_use(value: ir.Value) -> bool:
+    """Say whether one node reads a value, and it is no output of the graph."""
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def only_user(value: ir.Value) -> ir.Node | None:
+    """Return the one node that reads a value; None where there are others, or it is an output of the graph."""
+    return next(iter(value.consumers())) if has_one_use(value) else None
+
+
+def same_shape(left: ir.Value, right: ir.Value) -> bool:
+    """Say whether two shapes are known to be equal."""
+    if left.shape is None or right.shape is None or len(left.shape) != len(right.shape):
+        return False
+    return all(same_size(left_size, right_size) for left_size, right_size in zip(left.shape, right.shape, strict=True))
+
+
+def same_size(left: int | ir.SymbolicDim, right: int | ir.SymbolicDim) -> bool:
+    """Say whether two sizes are known to be equal; a size without a name is unknown."""
+    return left == right and (isinstance(left, int) or left.value is not None)
+
+
+def tag_like(node: ir.Node, original: ir.Node, source: Source) -> None:
+    """Give a new node the tag of one of the nodes it stands for, in place; none where that has none."""
+    tag = read_tag(original)
+    if tag is None:
+        return
+    node.metadata_props.update(original.metadata_props)
+    node.metadata_props.pop(MODULES_KEY, None)
+    write_tag(node, replace(tag, source=source))

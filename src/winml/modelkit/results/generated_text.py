@@ -1,0 +1,78 @@
+"""The record of a generated text, and of its comparison with PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["GeneratedText", "ReferenceText", "TokenDifference"]
+
+
+@dataclass(frozen=True)
+class TokenDifference:
+    """The first place at which two texts have different tokens."""
+
+    index: int
+    """Tokens of the answer before it."""
+    token: int | None
+    """What ONNX Runtime's answer has there; None where it ended before."""
+    text: str
+    reference_token: int | None
+    reference_text: str
+    reference_margin: float | None
+    """How much lower PyTorch scores ``token`` than its own; small where the two are about equally likely."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class ReferenceText:
+    """What PyTorch writes after the same prompt."""
+
+    model: str
+    tokens: tuple[int, ...]
+    text: str
+    difference: TokenDifference | None
+    """None where all tokens are equal."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        difference = self.difference.as_record() if self.difference is not None else None
+        return {"model": self.model, "tokens": list(self.tokens), "text": self.text, "difference": difference}
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """What a model wrote after a prompt."""
+
+    model: str
+    prompt: str
+    """As it was encoded: with ``--chat``, what the chat template made of it."""
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    text: str
+    end: Literal["eos", "length"]
+    """Why it ended: with an end token, or because it may not become longer."""
+    loop: Literal["winml", "transformers"]
+    """Whose generation loop chose the tokens."""
+    settings: Mapping[str, Any]
+    session_ms: float
+    """Time to open the model."""
+    first_token_ms: float
+    """Time from the prompt to the first token."""
+    tokens_per_second: float | None
+    """Of the tokens after the first; None where there are none."""
+    cache_bytes: int | None
+    """Memory the cache takes at the end; None without one."""
+    notes: tuple[str, ...] = ()
+    reference: ReferenceText | None = None
+    """None where PyTorch was not asked."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        record = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        reference = self.reference.as_record() if self.reference is not None else None
+        return {"schema_version": 1, **record, "settings": dict(self.settings), "reference": reference}

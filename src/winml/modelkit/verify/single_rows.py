@@ -1,0 +1,41 @@
+"""Runs a decoder row by row where its operators take several tokens after a cache for one row only.
+
+ONNX Runtime's ``GroupQueryAttention`` refuses more. Rows do not depend on each other, so the answer is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from winml.modelkit.hierarchy.coverage import all_nodes
+
+__all__ = ["answer_by_rows", "takes_single_rows"]
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_OPERATOR = "GroupQueryAttention"
+_TOKENS, _MASK = "input_ids", "attention_mask"
+
+
+def takes_single_rows(model: ir.Model) -> bool:
+    """Say whether a graph takes several tokens after a cache for one row at a time only."""
+    return any(node.op_type == _OPERATOR for node in all_nodes(model))
+
+
+def answer_by_rows(run: Callable[[Arrays], Arrays], feeds: Arrays) -> Arrays:
+    """Return the answers of such a graph: to all rows at once where it takes them, else row by row.
+
+    Args:
+        run: Runs the graph.
+        feeds: One array for each input.
+    """
+    tokens, mask = feeds.get(_TOKENS), feeds.get(_MASK)
+    if tokens is None or mask is None or len(tokens) < 2 or not 1 < tokens.shape[1] < mask.shape[1]:
+        return run(feeds)
+    rows = [run({name: array[row : row + 1] for name, array in feeds.items()}) for row in range(len(tokens))]
+    return {name: np.concatenate([answer[name] for answer in rows]) for name in rows[0]}

@@ -1,0 +1,227 @@
+"""Does a built decoder write what PyTorch writes, from the command and from Python?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+from e2e.in_process import run_here
+from generating import PROMPT, build_decoder, save_decoder
+from winml.modelkit import WinMLModelForCausalLM
+from winml.modelkit.errors import UsageError
+
+TEXTS = [PROMPT, "a node runs on the graph and it had text"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama."""
+    return save_decoder(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def built(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It with its cache."""
+    return build_decoder(checkpoint, tmp_path_factory.mktemp("built") / "llama")
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It without a cache, for one row of a fixed length."""
+    return build_decoder(checkpoint, tmp_path_factory.mktemp("plain") / "llama", cache=False)
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> Any:
+    """It in PyTorch."""
+    return AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+
+
+@pytest.fixture(scope="module")
+def batch(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Two rows, the shorter one filled up on the left."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
+    tokens = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    return {name: tokens[name] for name in ("input_ids", "attention_mask")}
+
+
+def answer(*arguments: str | Path) -> dict[str, Any]:
+    """Return what ``winml generate`` says as JSON."""
+    outcome = run_here("generate", *arguments, "-f", "json", "-q")
+    assert 0 == outcome.code, outcome.err
+    record: dict[str, Any] = json.loads(outcome.out)
+    return record
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_beams": 3, "num_return_sequences": 2}, {"repetition_penalty": 1.4}, {"do_sample": True, "top_k": 9}],
+    ids=str,
+)
+def test_generate_writes_the_tokens_of_pytorch(
+    built: Path, reference: Any, batch: dict[str, torch.Tensor], options: dict[str, Any]
+) -> None:
+    """A padded batch by transformers' own loop: greedy, with beams that take the cache along, and drawn by one seed."""
+    model: Any = WinMLModelForCausalLM.from_pretrained(built)
+    written = []
+    for each in (model, reference):
+        torch.manual_seed(5)
+        written.append(each.generate(**batch, max_new_tokens=16, **options))
+    torch.testing.assert_close(*written)
+
+
+def test_forward_goes_on_from_its_cache(built: Path, reference: Any, batch: dict[str, torch.Tensor]) -> None:
+    """Prompt and steps by hand, then a second text; the logits are those of PyTorch, and so is a prompt cut in two."""
+    model: Any = WinMLModelForCausalLM.from_pretrained(built)
+    tokens = batch["input_ids"][1:]
+    with torch.no_grad():
+        expected = reference(tokens).logits
+    whole = model(tokens)
+    torch.testing.assert_close(whole.logits[:, -1], expected[:, -1], rtol=0, atol=1e-4)
+    first = model(input_ids=tokens[:, :4])
+    second = model(input_ids=tokens[:, 4:], past_key_values=first.past_key_values)
+    torch.testing.assert_close(second.logits, expected[:, 4:], rtol=0, atol=1e-4)
+    assert tokens.shape[1] == second.past_key_values.get_seq_length()
+    other: Any = WinMLModelForCausalLM.from_pretrained(built)
+    with pytest.raises(UsageError, match="is the cache of"):
+        other(input_ids=tokens[:, :1], past_key_values=first.past_key_values)
+
+
+def test_pipeline_takes_a_built_model(built: Path) -> None:
+    """Transformers' text-generation pipeline asks for nothing that is not there."""
+    model = WinMLModelForCausalLM.from_pretrained(built)
+    write = pipeline("text-generation", model=model, tokenizer=AutoTokenizer.from_pretrained(built))
+    text = write(PROMPT, max_new_tokens=8, do_sample=False)[0]["generated_text"]
+    assert PROMPT + answer(built, "-p", PROMPT, "--max-new-tokens", "8")["text"] == text
+
+
+def test_command_and_transformers_loop_write_the_same(built: Path, plain: Path) -> None:
+    """Our loop, transformers' loop on the same graph, and a graph without a cache: token by token."""
+    model: Any = WinMLModelForCausalLM.from_pretrained(built)
+    uncached: Any = WinMLModelForCausalLM.from_pretrained(plain)
+    record = answer(built, "-p", PROMPT, "--max-new-tokens", "9")
+    prompt = torch.tensor([record["prompt_tokens"]])
+    expected = model.generate(prompt, max_new_tokens=9)[0, prompt.shape[1] :].tolist()
+    assert expected == record["tokens"]
+    assert "winml" == record["loop"]
+    assert expected == uncached.generate(prompt, max_new_tokens=9)[0, prompt.shape[1] :].tolist()
+    without = answer(plain, "-p", PROMPT, "--max-new-tokens", "9")
+    assert (expected, None) == (without["tokens"], without["cache_bytes"])
+    assert "no cache" in without["notes"][0]
+
+
+def test_text_is_streamed_and_the_rest_is_told_on_stderr(built: Path) -> None:
+    """A prompt from stdin; stdout is the text alone."""
+    outcome = run_here("generate", built, "-p", "-", "--max-new-tokens", "5", stdin=PROMPT)
+    assert (0, answer(built, "-p", PROMPT, "--max-new-tokens", "5")["text"] + "\n") == (outcome.code, outcome.out)
+    assert "5 tokens after" in outcome.err
+    assert "tokens/s" in outcome.err
+
+
+def test_chat_and_seed_decide_what_is_written(built: Path) -> None:
+    """A message is put into the template; one seed gives one text, another one another."""
+    message = answer(built, "-p", "who", "--chat", "--max-new-tokens", "2")
+    assert "<s>user: who\nassistant: " == message["prompt"]
+    drawn = [
+        answer(built, "-p", PROMPT, "--temperature", "2", "--top-p", "0.9", "--seed", seed, "--max-new-tokens", "12")
+        for seed in ("1", "1", "2")
+    ]
+    assert drawn[0]["tokens"] == drawn[1]["tokens"] != drawn[2]["tokens"]
+    assert (True, 2.0, 0.9) == tuple(drawn[0]["settings"][key] for key in ("do_sample", "temperature", "top_p"))
+
+
+def test_reference_finds_the_first_token_that_differs(built: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """The checkpoint that the file names writes the same; one with another weight does not, and the exit code is 3."""
+    same = answer(built, "-p", PROMPT, "--max-new-tokens", "10", "--reference")
+    assert (same["tokens"], None) == (same["reference"]["tokens"], same["reference"]["difference"])
+    other = save_decoder(tmp_path / "other", seed=3)
+    outcome = run_here("generate", built, "-p", PROMPT, "--max-new-tokens", "10", "--reference", other, "-f", "json")
+    assert 3 == outcome.code
+    difference = json.loads(outcome.out)["reference"]["difference"]
+    assert difference["token"] != difference["reference_token"]
+    assert difference["reference_margin"] > 0
+    assert f"PyTorch ({other}) differs at token {difference['index'] + 1}" in outcome.err
+
+
+def test_what_only_transformers_knows_is_left_to_its_loop(built: Path, tmp_path: Path) -> None:
+    """Beams in ``generation_config.json``: its loop writes what it writes in Python."""
+    folder = tmp_path / "beams"
+    shutil.copytree(built, folder)
+    path = folder / "generation_config.json"
+    record = {**json.loads(path.read_text(encoding="utf-8")), "num_beams": 2, "do_sample": False}
+    path.write_text(json.dumps(record), encoding="utf-8")
+    told = answer(folder, "-p", PROMPT, "--max-new-tokens", "6")
+    model: Any = WinMLModelForCausalLM.from_pretrained(folder)
+    prompt = torch.tensor([told["prompt_tokens"]])
+    assert model.generate(prompt, max_new_tokens=6)[0, prompt.shape[1] :].tolist() == told["tokens"]
+    assert "transformers" == told["loop"]
+
+
+def test_tokenizer_in_other_files_is_read_by_transformers(built: Path, tmp_path: Path) -> None:
+    """A vocabulary and merges, as older checkpoints have them."""
+    from tokenizers import Tokenizer
+
+    folder = tmp_path / "older"
+    shutil.copytree(built, folder)
+    Tokenizer.from_file(str(folder / "tokenizer.json")).model.save(str(folder))
+    (folder / "tokenizer.json").unlink()
+    config = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    records = [answer(place, "-p", PROMPT, "--max-new-tokens", "6") for place in (built, folder)]
+    assert records[0]["tokens"] == records[1]["tokens"]
+    assert records[0]["text"] == records[1]["text"]
+
+
+def test_first_token_needs_no_torch(built: Path) -> None:
+    """Nor any other library that takes seconds to load."""
+    program = (
+        "import sys\nfrom winml.modelkit.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('torch', 'transformers', 'onnx', 'onnx_ir') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "generate", str(built), "-p", PROMPT, "--max-new-tokens", "3", "-q"],
+        capture_output=True, text=True, encoding="utf-8", check=True,
+    )  # fmt: skip
+    assert "[]" == done.stdout.splitlines()[-1]
+
+
+def test_wrong_requests_are_refused_with_what_to_do(built: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """Each before the model is opened."""
+    bare = tmp_path / "bare"
+    shutil.copytree(built, bare)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (bare / name).unlink()
+    without_template = tmp_path / "no-template"
+    shutil.copytree(built, without_template)
+    (without_template / "chat_template.jinja").unlink()
+    refusals = {
+        "holds no tokenizer": [bare, "-p", "x"],
+        "has no chat template": [without_template, "-p", "x", "--chat"],
+        "and the model has 64 positions": [built, "-p", "x", "--max-new-tokens", "64"],
+        "is no built model": [checkpoint, "-p", "x"],
+        "the text is empty": [built, "-p", ""],
+        "--reference compares token by token": [built, "-p", "x", "--temperature", "1", "--reference"],
+        "unknown execution provider": [built, "-p", "x", "--ep", "nope"],
+    }
+    outcomes = {words: run_here("generate", *arguments) for words, arguments in refusals.items()}
+    for words, outcome in outcomes.items():
+        assert words in outcome.err
+        assert (1 if "tokenizer" in words else 2, "") == (outcome.code, outcome.out)
+
+
+def test_model_that_does_not_generate_is_refused(small_file: Path, built: Path, tmp_path: Path) -> None:
+    """An encoder with a tokenizer beside it."""
+    shutil.copy(small_file, tmp_path / "encoder.onnx")
+    shutil.copy(built / "tokenizer.json", tmp_path)
+    outcome = run_here("generate", tmp_path / "encoder.onnx", "-p", "x")
+    assert 1 == outcome.code
+    assert "does not generate" in outcome.err

@@ -1,0 +1,198 @@
+"""Do the tools a folder is laid out for open it unchanged, with equal results?
+
+Each reader is started in an environment of its own, which a variable names; CI installs them. Skipped where it is not
+set: these tools need versions of transformers or onnxruntime of their own, or node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from checkpoints import save_checkpoint
+from e2e.in_process import run_here
+from generating import PROMPT, build_decoder, counting_graph, save_decoder
+from winml.modelkit.builds.found_models import onnx_file
+from winml.modelkit.results.build_manifest import read_manifest
+
+READERS = {
+    "genai": "WINML_TEST_GENAI_PYTHON",
+    "optimum": "WINML_TEST_OPTIMUM_PYTHON",
+    "transformers.js": "WINML_TEST_TRANSFORMERS_JS",
+}
+"""Layout → variable with an interpreter that imports its reader; of transformers.js, the folder it is installed in."""
+
+NEW_TOKENS = 12
+PROGRAMS = {
+    "genai": """
+import json, sys, onnxruntime_genai as og
+model = og.Model(sys.argv[1])
+tokens = og.Tokenizer(model).encode(sys.argv[2])
+options = og.GeneratorParams(model)
+options.set_search_options(do_sample=False, max_length=len(tokens) + int(sys.argv[3]))
+generator = og.Generator(model, options)
+generator.append_tokens(tokens)
+written = []
+while not generator.is_done():
+    generator.generate_next_token()
+    written.append(int(generator.get_next_tokens()[0]))
+print(json.dumps(written))
+""",
+    "optimum": """
+import json, sys
+from optimum.onnxruntime import ORTModelForCausalLM
+from transformers import AutoTokenizer
+tokens = AutoTokenizer.from_pretrained(sys.argv[1])(sys.argv[2], return_tensors="pt")["input_ids"]
+model = ORTModelForCausalLM.from_pretrained(sys.argv[1])
+print(json.dumps(model.generate(tokens, max_new_tokens=int(sys.argv[3]))[0, tokens.shape[1]:].tolist()))
+""",
+    "transformers.js": """
+import { AutoModelForCausalLM, AutoTokenizer, env } from '@huggingface/transformers';
+env.allowRemoteModels = false;
+env.localModelPath = '';
+const [folder, text, count] = process.argv.slice(-3);
+const tokens = (await AutoTokenizer.from_pretrained(folder))(text);
+const model = await AutoModelForCausalLM.from_pretrained(folder, { dtype: 'fp32' });
+const all = await model.generate({ ...tokens, max_new_tokens: Number(count), do_sample: false });
+console.log(JSON.stringify(all.tolist()[0].slice(tokens.input_ids.dims[1]).map(Number)));
+""",
+}
+VECTORS = """
+import { pipeline, env } from '@huggingface/transformers';
+env.allowRemoteModels = false;
+env.localModelPath = '';
+const [folder, text] = process.argv.slice(-2);
+const extract = await pipeline('feature-extraction', folder, { dtype: 'fp32' });
+console.log(JSON.stringify((await extract(text)).tolist()));
+"""
+
+
+def read_with(layout: str, program: str, *arguments: str | Path) -> Any:
+    """Run a program of a reader; what it prints last is JSON."""
+    place = os.environ.get(READERS[layout])
+    if not place:
+        pytest.skip(f"no reader of {layout} is installed here ({READERS[layout]} is not set)")
+    if layout == "transformers.js":
+        command, folder = [shutil.which("node") or "node", "--input-type=module", "-e", program, "--"], Path(place)
+    else:
+        command, folder = [place, "-c", program], Path.cwd()
+    done = subprocess.run(
+        [*command, *map(str, arguments)], cwd=folder, capture_output=True, text=True, encoding="utf-8", check=False
+    )
+    assert 0 == done.returncode, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama with a card and a licence."""
+    folder = save_decoder(tmp_path_factory.mktemp("checkpoint"))
+    for name in ("README.md", "LICENSE.txt", "notes.txt"):
+        (folder / name).write_text(name, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It with its cache, in no layout."""
+    return build_decoder(checkpoint, tmp_path_factory.mktemp("built") / "llama")
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[int]:
+    """What PyTorch writes after the prompt."""
+    tokens = AutoTokenizer.from_pretrained(checkpoint)(PROMPT, return_tensors="pt")["input_ids"]
+    model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    written: list[int] = model.generate(tokens, max_new_tokens=NEW_TOKENS)[0, tokens.shape[1] :].tolist()
+    return written
+
+
+def laid_out(model: Path, folder: Path, layout: str, *options: str) -> Path:
+    """Build an ONNX file into a layout and return the folder."""
+    outcome = run_here("build", "-m", model, "-o", folder, "--layout", layout, "-q", *options)
+    assert 0 == outcome.code, outcome.err
+    return folder
+
+
+@pytest.mark.parametrize("layout", READERS)
+def test_reader_of_a_layout_writes_what_pytorch_writes(
+    built: Path, expected: list[int], tmp_path: Path, layout: str
+) -> None:
+    """The folder as it is: its tokenizer, its config, its graph with a cache."""
+    folder = laid_out(built / "model.onnx", tmp_path / "folder", layout)
+    assert expected == read_with(layout, PROGRAMS[layout], folder, PROMPT, str(NEW_TOKENS))
+
+
+def test_layout_of_an_encoder_is_one_line(minilm_folder: Path, tmp_path: Path) -> None:
+    """Rows of any number and length, since nobody asked for sizes; the card of the checkpoint comes along."""
+    folder = laid_out(minilm_folder, tmp_path / "folder", "transformers.js", "--no-verify")
+    model = onnx.load(folder / "onnx" / "model.onnx", load_external_data=False)
+    shapes = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
+    assert [["batch", "sequence"]] * len(shapes) == list(shapes.values())
+    assert {"README.md", "config.json", "tokenizer.json", "1_Pooling"} <= {path.name for path in folder.iterdir()}
+    vectors = np.array(read_with("transformers.js", VECTORS, folder, "a short row"))
+    from transformers import AutoModel
+
+    tokens = AutoTokenizer.from_pretrained(minilm_folder)("a short row", return_tensors="pt")
+    reference = AutoModel.from_pretrained(minilm_folder)(**tokens).last_hidden_state.detach().numpy()
+    np.testing.assert_allclose(vectors, reference, rtol=0, atol=1e-5)
+
+
+def test_layout_is_part_of_the_build(built: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """Written down in config and manifest, reused, changed to another; what the earlier one added is gone."""
+    folder = laid_out(built / "model.onnx", tmp_path / "folder", "transformers.js")
+    manifest = read_manifest((folder / "build_manifest.json").read_bytes())
+    assert ("transformers.js", "onnx/model.onnx") == (manifest.layout, manifest.model[0].name)
+    assert "transformers.js" == json.loads((folder / "winml_build_config.json").read_bytes())["layout"]
+    assert folder / "onnx" / "model.onnx" == onnx_file(str(folder))
+    before = (folder / "onnx" / "model.onnx").stat().st_mtime_ns
+    laid_out(built / "model.onnx", folder, "transformers.js")
+    assert before == (folder / "onnx" / "model.onnx").stat().st_mtime_ns
+    laid_out(built / "model.onnx", folder, "genai")
+    assert not (folder / "onnx").exists()
+    described = json.loads((folder / "genai_config.json").read_bytes())["model"]
+    assert ("decoder", "model.onnx", 1, 2, 8, 64) == (
+        described["type"],
+        described["decoder"]["filename"],
+        described["decoder"]["num_hidden_layers"],
+        described["decoder"]["num_key_value_heads"],
+        described["decoder"]["head_size"],
+        described["context_length"],
+    )
+    assert 0 == run_here("build", "-m", built / "model.onnx", "-o", folder, "-q").code
+    assert not (folder / "genai_config.json").exists()
+    assert (folder / "model.onnx").is_file()
+
+
+def test_name_of_a_model_bears_its_precision(built: Path, tmp_path: Path) -> None:
+    """As transformers.js looks for it."""
+    folder = laid_out(built / "model.onnx", tmp_path / "folder", "transformers.js", "--precision", "int8")
+    assert ["model_quantized.onnx"] == [path.name for path in (folder / "onnx").glob("*.onnx")]
+    outcome = run_here(
+        "build", "-m", built / "model.onnx", "-o", tmp_path / "b", "--layout", "transformers.js", "--precision", "w8a16"
+    )
+    assert 2 == outcome.code
+    assert "has no name for precision w8a16" in outcome.err
+
+
+def test_what_a_reader_does_not_know_is_refused(tmp_path: Path) -> None:
+    """A state that is no key and value, and a task without a class; the folder is left as it was."""
+    model = counting_graph(tmp_path / "counting.onnx")
+    outcome = run_here("build", "-m", model, "-o", tmp_path / "a", "--layout", "genai")
+    assert 2 == outcome.code
+    assert "onnxruntime-genai has no type for" in outcome.err
+    task = ("--task", "next-sentence-prediction", "--no-verify", "-q")
+    outcome = run_here(
+        "build", "-m", save_checkpoint("bert", tmp_path / "bert"), "-o", tmp_path / "b", "--layout", "optimum", *task
+    )
+    assert 2 == outcome.code
+    assert "has no class for task next-sentence-prediction" in outcome.err
