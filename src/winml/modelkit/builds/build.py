@@ -22,6 +22,7 @@ from winml.modelkit.builds.folder import held_folder, refuse_input_as_output
 from winml.modelkit.builds.handover import handed_over_stages
 from winml.modelkit.builds.identity import ModelIdentity, identify_model, identify_onnx
 from winml.modelkit.builds.layouts.layout import PLAIN, find_layout, refuse_models
+from winml.modelkit.builds.layouts.older_readers import rewritten_companions
 from winml.modelkit.builds.model_sidecar import has_sidecar, model_sidecar
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner
@@ -139,7 +140,10 @@ class _Build:
         self._parts: list[BuiltPart] = []
         """Known once the graphs are there."""
         self._layout = find_layout(job.plan.config.layout)
-        self._companions = BuildCompanions(job.folder, self._companion_sources())
+        self._sources = self._companion_sources()
+        self._rewritten = rewritten_companions(self._layout, self._sources)
+        copied = {name: source for name, source in self._sources.items() if name not in self._rewritten}
+        self._companions = BuildCompanions(job.folder, copied)
         self._started = datetime.now(timezone.utc).astimezone()
         self._started_at = time.perf_counter()
 
@@ -244,7 +248,8 @@ class _Build:
         stage_files = (file for part in parts for record in part.stages for file in record.files)
         model_files = (file for part in parts for file in (*part.model, part.sidecar) if file is not None)
         written = {file.name for file in (*stage_files, *model_files)}
-        finished = (*self._companions.placed.names, *self._layout.written, BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME)
+        for_readers = self._layout.written if GENAI_CONFIG_NAME in self._layout.written else tuple(self._rewritten)
+        finished = (*self._companions.placed.names, *for_readers, BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME)
         names = tuple(sorted({*written, *(finished if status == "done" else job.folder.owned_names())}))
         libraries = dict.fromkeys(name for stage in job.stages for name in stage.libraries)
         return BuildManifest(
@@ -309,14 +314,14 @@ class _Build:
         return built_name(part.name, of_several=part.of_several, config=self._job.plan.config)
 
     def _described_for_readers(self) -> dict[str, str]:
-        """Return what the layout adds: name → text."""
-        if self._layout.name != "genai":
-            return {}
+        """Return what is written for the readers of the layout: name → text."""
+        if GENAI_CONFIG_NAME not in self._layout.written:
+            return self._rewritten
         from winml.modelkit.builds.layouts.genai import genai_config_text
 
         (part,) = self._parts
         assert part.current is not None  # an export ran, or the model was an ONNX file
-        return {GENAI_CONFIG_NAME: genai_config_text(part.current, self._built_name(part), self._companion_sources())}
+        return {GENAI_CONFIG_NAME: genai_config_text(part.current, self._built_name(part), self._sources)}
 
     def _placed_model(self, path: Path, written: Collection[str]) -> _PlacedModel:
         sidecar = sidecar_path(path)
