@@ -20,8 +20,10 @@ PARAMETERS = 6
 
 LARGE_ROOMS: dict[str, str] = {
     "builds": "configs, stages, folders and the cache read each other's records; none of them is a room by itself",
+    "cli/verbs": "one module for each verb, and one for each group of options that a verb has to itself",
     "graph/files": "short modules, each one promise about files: reading, writing, placing, completing, removing",
     "report": "one short renderer for each answer of a verb",
+    "results": "one short record for each answer of a verb",
 }
 LONG_MODULES: dict[str, str] = {}
 LONG_CLASSES: dict[str, str] = {}
