@@ -1,6 +1,7 @@
 """Causal masks survive the export: other paddings and other tokens than those traced are answered right.
 
 FACTS: an exporter that freezes the mask it was traced with ends in success and is wrong by as much as its answers.
+Graphs with a cache: test_generation_graphs.py.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Decoder:
         checkpoint = save_checkpoint(architecture, folder / "checkpoint")
         request = ModelRequest(
             str(checkpoint),
+            cache=False,
             batch_size=BATCH,
             shape_config=ShapeConfig(sequence_length=LENGTH, decoder_sequence_length=LENGTH),
         )

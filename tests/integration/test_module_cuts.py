@@ -47,7 +47,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
         if key not in files:
             folder = tmp_path_factory.mktemp(architecture)
             checkpoint = save_checkpoint(architecture, folder / "checkpoint")
-            request = ModelRequest(model=str(checkpoint), dynamic=DynamicRequest(batch=dynamic, sequence=dynamic))
+            request = ModelRequest(
+                model=str(checkpoint), cache=False, dynamic=DynamicRequest(batch=dynamic, sequence=dynamic)
+            )
             HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(request, folder / "model.onnx")
             files[key] = folder / "model.onnx"
         return files[key]

@@ -87,9 +87,12 @@ def test_inspect_tree_is_that_of_a_real_forward(content: dict[str, Any], source:
     folder = write_config(tmp_path / "checkpoint", content)
     request = ModelRequest(str(folder), random_weights=True)
     loaded = load_model(request)
-    feeds = {name: torch.from_numpy(value) for name, value in make_feeds(loaded.only_part.inputs, seed=1).items()}
+    part = loaded.only_part
+    drawn = make_feeds(part.inputs, seed=1, sizes=part.trace_sizes)
+    feeds = {name: torch.from_numpy(value) for name, value in drawn.items()}
+    arguments = feeds if part.arguments is None else part.arguments.build(feeds)
     with torch.no_grad(), record_calls(loaded.model) as trace:
-        loaded.model(**feeds, **loaded.only_part.forward_kwargs)
+        loaded.model(**arguments, **part.forward_kwargs)
 
     seen = inspect_model(ModelRequest(str(folder)), hierarchy=True)
 

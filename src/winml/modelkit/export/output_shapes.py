@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-__all__ = ["Ask", "Observation", "explain_output_shapes"]
+from winml.modelkit.graph.specs import InputTensorSpec
+
+__all__ = ["Ask", "Observation", "explain_output_shapes", "with_named_sums"]
 
 Sizes = Mapping[str, int]
 Shape = tuple[int | str, ...]
@@ -82,6 +84,26 @@ def explain_output_shapes(observations: Sequence[Observation], ask: Ask | None =
             sizes.append(expression)
         explained[output] = tuple(sizes)
     return explained
+
+
+def with_named_sums(shapes: Mapping[str, Shape], inputs: Sequence[InputTensorSpec]) -> dict[str, Shape]:
+    """Return shapes in which sums of sizes have the names they bear in the inputs: ``total_sequence``.
+
+    Args:
+        shapes: Output → its shape, with expressions.
+        inputs: The inputs; their ``sums`` say the names.
+    """
+    names = {
+        frozenset(map(str, terms)): name
+        for spec in inputs
+        for name, terms in spec.sums.items()
+        if len(set(terms)) == len(terms)
+    }
+
+    def named(size: int | str) -> int | str:
+        return names.get(frozenset(size.split(" + ")), size) if isinstance(size, str) else size
+
+    return {output: tuple(map(named, shape)) for output, shape in shapes.items()}
 
 
 class _Observations:

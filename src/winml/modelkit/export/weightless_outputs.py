@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from winml.modelkit.export.output_shapes import Observation, explain_output_shapes
+from winml.modelkit.export.output_shapes import Observation, explain_output_shapes, with_named_sums
 from winml.modelkit.graph.dimensions import DynamicDimension
-from winml.modelkit.graph.specs import OutputTensorSpec
+from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 
 __all__ = ["output_specs_of"]
 
@@ -20,7 +20,10 @@ Outputs = Mapping[str, torch.Tensor]
 
 
 def output_specs_of(
-    outputs: Outputs, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Outputs | None]
+    outputs: Outputs,
+    dimensions: Sequence[DynamicDimension],
+    run: Callable[[Sizes], Outputs | None],
+    inputs: Sequence[InputTensorSpec] = (),
 ) -> tuple[OutputTensorSpec, ...]:
     """Describe the outputs of a model; sizes that depend on open dimensions are expressions of these.
 
@@ -28,10 +31,12 @@ def output_specs_of(
         outputs: The outputs with every dimension at its ``example``.
         dimensions: The open dimensions.
         run: Runs the model at other sizes; returns None where it refuses them.
+        inputs: The inputs, which may have names for sums of sizes.
     """
     shapes: Mapping[str, tuple[int | str, ...]] = _shapes_of(outputs)
     if dimensions:
         shapes = explain_output_shapes(_observe_sizes(outputs, dimensions, run), lambda sizes: _observe_at(sizes, run))
+        shapes = with_named_sums(shapes, inputs)
     # Not validated: a size may be 0 here.
     return tuple(
         OutputTensorSpec.model_construct(name=name, shape=shapes[name], dtype=str(value.dtype).removeprefix("torch."))

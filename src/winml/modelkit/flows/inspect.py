@@ -149,7 +149,9 @@ def _run_forward(resolved: ResolvedModel, request: ModelRequest, *, hierarchy: b
 
         run = run_at(sizes)
         if run.trace is not None:
-            outputs = output_specs_of(run.outputs, resolved.dimensions, lambda sizes: run_at(sizes).outputs or None)
+            outputs = output_specs_of(
+                run.outputs, resolved.dimensions, lambda sizes: run_at(sizes).outputs or None, resolved.inputs
+            )
             return _Forward(run.trace, outputs, WEIGHTLESS)
     note = f"the forward does not run without values: {run.problem}"
     if not hierarchy:

@@ -53,6 +53,11 @@ class PartDescription:
     feeds: tuple[PartFeed, ...] = ()
     """Where the outputs of this part go."""
 
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether the model has other parts."""
+        return len(self.part_names) > 1
+
     def as_record(self) -> dict[str, Any]:
         """Return the JSON object of FORMATS."""
         return {"name": self.name, "of": list(self.part_names), "feeds": [feed.as_record() for feed in self.feeds]}

@@ -5,14 +5,14 @@ Plain records; nothing here reads a model or generates values (``runtime/feeds.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import pydantic
 
 from winml.modelkit.options import Options
 
-__all__ = ["DTYPES", "OPEN_SIZE", "CacheSlot", "InputTensorSpec", "OutputTensorSpec", "is_open"]
+__all__ = ["DTYPES", "OPEN_SIZE", "CacheSlot", "InputTensorSpec", "OutputTensorSpec", "is_open", "summed_sizes"]
 
 DTYPES = (
     "float32", "float16", "bfloat16", "float64",
@@ -39,6 +39,19 @@ Dimension = (
 def is_open(size: int | str) -> bool:
     """Say whether a size of a shape is left open."""
     return isinstance(size, str) or size == OPEN_SIZE
+
+
+def summed_sizes(sums: Mapping[str, Sequence[int | str]], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes that are sums of others, as far as these are known.
+
+    >>> summed_sizes({"total": ("past", "tokens"), "other": ("unknown", 1)}, {"past": 7, "tokens": 2})
+    {'total': 9}
+    """
+    terms_by_name = {
+        name: [sizes.get(term) if isinstance(term, str) else term for term in terms] for name, terms in sums.items()
+    }
+    known = {name: [term for term in terms if term is not None] for name, terms in terms_by_name.items()}
+    return {name: sum(terms) for name, terms in known.items() if len(terms) == len(terms_by_name[name])}
 
 
 def _check_dtype(name: str) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from winml.modelkit.errors import first_line
-from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.graph.specs import InputTensorSpec, summed_sizes
 from winml.modelkit.hierarchy.tracing import CallTrace, module_of_error, record_calls
 
 __all__ = ["WeightlessRun", "run_weightless"]
@@ -98,4 +98,5 @@ def _empty_like(value: torch.Tensor) -> torch.Tensor:
 
 
 def _shape_of(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    sizes = {**summed_sizes(spec.sums, sizes), **sizes}
     return tuple(size if isinstance(size, int) else sizes[size] for size in spec.shape)

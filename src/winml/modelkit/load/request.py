@@ -19,7 +19,7 @@ from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX
 from winml.modelkit.graph.dimensions import DynamicRequest
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.graph.specs import InputTensorSpec, is_open
-from winml.modelkit.load.checkpoints.task import canonical_task
+from winml.modelkit.load.checkpoints.task import WITH_PAST, canonical_task, canonical_word
 from winml.modelkit.load.checkpoints.weight_files import (
     FORMATS,
     WeightFiles,
@@ -250,6 +250,8 @@ def _check_flags(source: ModelSource, request: ModelRequest) -> None:
         )
     if request.task is not None:
         canonical_task(request.task)
+        if canonical_word(request.task).endswith(WITH_PAST) and not request.cache:
+            raise UsageError(f"--no-cache: --task {request.task} asks for a cache", hint="Leave one of the two out.")
     batch_size = request.shape_config.given().get("batch_size") if request.shape_config else None
     if batch_size is not None and request.batch_size not in (None, batch_size):
         raise UsageError(

@@ -156,11 +156,7 @@ def resolve_model(
         model = _build_without_storage(model_class, checkpoint.config, dtype)
         unknown_dtype = dtype is None and has_weights
         inputs = input_decision(model, checkpoint, decision.task, request)
-        if inputs.cache is not None:
-            arguments = arguments_with_cache(inputs.cache, [spec.name for spec in inputs.inputs if spec.cache is None])
-        else:
-            described = [spec.name for spec in request.input_specs or ()]
-            arguments = arguments_of_names(model, described, request.specs_origin)
+        arguments = _arguments(model, inputs, request)
     notes = ["the config names no dtype: taken as float32 until the weights say otherwise"] if unknown_dtype else []
     return ResolvedModel(
         source=source,
@@ -177,6 +173,14 @@ def resolve_model(
         arguments=arguments,
         cache=inputs.cache,
     )
+
+
+def _arguments(model: torch.nn.Module, inputs: InputDecision, request: ModelRequest) -> NestedArguments | None:
+    """Return how the inputs become the arguments of the forward; None where each is one."""
+    if inputs.cache is not None:
+        return arguments_with_cache(inputs.cache, [spec.name for spec in inputs.inputs if spec.cache is None])
+    described = [spec.name for spec in request.input_specs or ()]
+    return arguments_of_names(model, described, request.specs_origin)
 
 
 def asked_dtype(request: ModelRequest) -> torch.dtype | None:

@@ -13,9 +13,9 @@ from winml.modelkit.graph.files.companions import Companions
 from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.report.dimension_words import dimension_words
+from winml.modelkit.report.tensor_words import input_words, output_words
 from winml.modelkit.report.terminal import label, print_rows
 from winml.modelkit.results.export_result import ExportedPart, ExportResult
-from winml.modelkit.results.tensor_words import input_words, output_words
 from winml.modelkit.results.words import coverage_words, module_size_words, verification_words
 from winml.modelkit.words import count_words, size_words
 
@@ -25,7 +25,7 @@ __all__ = ["print_export", "print_tree"]
 def print_tree(result: ExportResult, console: Console) -> None:
     """Print the module tree of each part with the nodes and parameters of each module."""
     for part in result.parts:
-        if part.is_one_of_several:
+        if part.description is not None and part.description.is_one_of_several:
             console.print(label((part.name, "bold")))
         _print_part_tree(part, console)
 
@@ -56,7 +56,8 @@ def print_export(result: ExportResult, console: Console) -> None:
         *([("task", f"{result.model.task} ({result.model.task_rule})")] if result.model.task else []),
     ]
     for part in result.parts:
-        rows += [("part", part.name)] if part.is_one_of_several else []
+        if part.description is not None and part.description.is_one_of_several:
+            rows.append(("part", part.name))
         rows += _part_rows(part)
     rows += [("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files]
     rows += [("beside it", _companion_words(result.companions))] if result.companions.names else []
@@ -76,7 +77,7 @@ def _part_rows(part: ExportedPart) -> list[tuple[str, str]]:
     modules = f"{len(part.tree)} modules traced of {part.tree.registered} registered"
     return [
         ("inputs", input_words(part.inputs)),
-        ("outputs", output_words(part.outputs, part.fed_outputs)),
+        ("outputs", output_words(part.outputs, part.description)),
         *([("open", open_dimensions)] if part.dimensions else []),
         ("exporter", part.exporter_words),
         ("hierarchy", f"{modules} · {_coverage_words(coverage)}"),

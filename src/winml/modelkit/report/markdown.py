@@ -31,7 +31,8 @@ def export_report(result: ExportResult, part: ExportedPart) -> str:
 
 
 def _summary_lines(result: ExportResult, part: ExportedPart) -> Iterator[str]:
-    part_words = f", part {part.name}" if part.is_one_of_several else ""
+    is_one_of_several = part.description is not None and part.description.is_one_of_several
+    part_words = f", part {part.name}" if is_one_of_several else ""
     yield f"# Export of {markdown_text(result.model.name_or_path + part_words)}"
     yield ""
     yield from table_lines(

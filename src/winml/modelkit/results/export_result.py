@@ -78,16 +78,6 @@ class ExportedPart:
     """Digest of the model file, by which sidecar and report say what they describe; empty where there are none."""
 
     @property
-    def is_one_of_several(self) -> bool:
-        """Whether the model has other parts."""
-        return self.description is not None and len(self.description.part_names) > 1
-
-    @property
-    def fed_outputs(self) -> frozenset[str]:
-        """Names of the outputs that become inputs, of another part or in the next run."""
-        return frozenset(feed.output for feed in self.description.feeds) if self.description else frozenset()
-
-    @property
     def seconds(self) -> float:
         """Time from the first of its steps to the last."""
         return sum(step.seconds for step in self.steps)

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.graph.specs import InputTensorSpec, summed_sizes
 
-__all__ = ["FeedRules", "hiding_value", "holds_lengths", "is_mask", "make_feeds", "sum_of"]
+__all__ = ["FeedRules", "hiding_value", "holds_lengths", "is_mask", "make_feeds"]
 
 Array = npt.NDArray[Any]
 
@@ -160,9 +160,7 @@ def _draw_lengths(generator: np.random.Generator, spec: InputTensorSpec, shape: 
 
 
 def _settled_shape(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    sums = {name: terms for name, terms in spec.sums.items() if name not in sizes}
-    known = {name: sum_of(terms, sizes) for name, terms in sums.items()}
-    sizes = {**sizes, **{name: size for name, size in known.items() if size is not None}}
+    sizes = {**summed_sizes(spec.sums, sizes), **sizes}
     missing = [dimension for dimension in spec.shape if isinstance(dimension, str) and dimension not in sizes]
     if missing:
         raise UsageError(
@@ -179,13 +177,6 @@ def _settled_shape(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int
             hint="Give a smaller size.",
         )
     return shape
-
-
-def sum_of(terms: Sequence[int | str], sizes: Mapping[str, int]) -> int | None:
-    """Return the sum of sizes, some by their names; None where one of them is not known."""
-    numbers = [sizes.get(term) if isinstance(term, str) else term for term in terms]
-    known = [number for number in numbers if number is not None]
-    return sum(known) if len(known) == len(numbers) else None
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, resolve_names
-from winml.modelkit.graph.specs import DTYPES, InputTensorSpec
+from winml.modelkit.graph.specs import DTYPES, InputTensorSpec, summed_sizes
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.options import nearest
 from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
-from winml.modelkit.runtime.feeds import make_feeds, sum_of
+from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
@@ -218,7 +218,7 @@ def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, 
                     hint="Give one of the two.",
                 )
     chosen: dict[str, int] = {}
-    sums = {name: terms for item in inputs for name, terms in item.sums.items()}
+    sums = _all_sums(inputs)
     for name in names:
         if name not in by_name and name not in sums:
             chosen[name] = _default_size(name, inputs, names)
@@ -228,14 +228,17 @@ def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, 
     return Sizes({**by_name, **chosen}, notes)
 
 
+def _all_sums(inputs: Iterable[GraphInput]) -> dict[str, tuple[int | str, ...]]:
+    return {name: terms for item in inputs for name, terms in item.sums.items()}
+
+
 def _summed(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -> dict[str, int]:
     """Return the sizes that are sums of others.
 
     Raises:
         UsageError: another size was asked for.
     """
-    summed = {name: sum_of(terms, sizes) for name, terms in sums.items()}
-    known = {name: total for name, total in summed.items() if total is not None}
+    known = summed_sizes(sums, sizes)
     for name, total in known.items():
         if sizes.get(name, total) != total:
             terms = " + ".join(map(str, sums[name]))
@@ -282,6 +285,8 @@ def _default_size(name: str, inputs: Sequence[GraphInput], names: Sequence[str])
 def draw_feeds(inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
     """Draw one array per input, by the rules of :func:`~winml.modelkit.runtime.feeds.make_feeds`.
 
+    Sizes that are sums of others are taken as that, whatever ``sizes`` says of them.
+
     Raises:
         UsageError: an input takes values nobody can draw, such as text, or more of them than any memory holds.
     """
@@ -303,7 +308,7 @@ def draw_feeds(inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int
         )
         for item in inputs
     ]
-    return make_feeds(specs, seed, sizes=sizes)
+    return make_feeds(specs, seed, sizes={**sizes, **summed_sizes(_all_sums(inputs), sizes)})
 
 
 def load_feeds(path: Path, inputs: Sequence[GraphInput], option: str = "--input-data") -> dict[str, Array]:

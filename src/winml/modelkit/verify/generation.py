@@ -282,9 +282,10 @@ def _plain_generation(model: nn.Module, count: int) -> Iterator[None]:
     """Let a model choose the best of so many tokens, whatever its own settings are, for the time of the block."""
     from transformers import GenerationConfig
 
-    own: Any = model.generation_config
-    model.generation_config = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0)
+    make_config: Any = GenerationConfig
+    own = vars(model)["generation_config"]
+    vars(model)["generation_config"] = make_config(max_new_tokens=count, do_sample=False, pad_token_id=0)
     try:
         yield
     finally:
-        model.generation_config = own
+        vars(model)["generation_config"] = own

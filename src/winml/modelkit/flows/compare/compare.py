@@ -82,19 +82,22 @@ def compare_models(reference: Path | ModelRequest, candidate: Path, options: Com
         StageError: one of them cannot be run.
     """
     file = OnnxSide(candidate, by_module=options.by_module)
+    matched: list[Any] = []
     if isinstance(reference, Path):
         other = OnnxSide(reference, by_module=options.by_module)
         matched = match_files(other, file) if options.by_module else []
         other.session([name for item in matched for name, _ in item.taps])
-        opened: Any = nullcontext(other)
-    else:
-        from winml.modelkit.flows.compare.torch_side import opened_torch_side
-
-        opened, matched = opened_torch_side(reference), []
     taps = [name for item in matched for _, name in item.taps]
     if options.by_module and not isinstance(reference, Path):
         taps = [name for boundary in file.boundaries.values() for name in (*boundary.inputs, *boundary.outputs)]
     session = file.session(list(dict.fromkeys(taps)))
+    opened: Any
+    if isinstance(reference, Path):
+        opened = nullcontext(other)
+    else:
+        from winml.modelkit.flows.compare.torch_side import opened_torch_side
+
+        opened = opened_torch_side(reference, lambda name: options.names.get(name, name) in session.inputs)
     draws = _draws(session, options)
     with opened as side:
         if isinstance(side, OnnxSide):

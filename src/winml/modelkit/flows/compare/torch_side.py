@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -123,9 +124,17 @@ class TorchSide:
 
 
 @contextmanager
-def opened_torch_side(request: ModelRequest) -> Iterator[TorchSide]:
-    """Load a model with its weights, for the time of the block."""
-    with prepared_part(load_model(request).only_part) as prepared, with_values(prepared) as weighted:
+def opened_torch_side(request: ModelRequest, has_value: Callable[[str], bool]) -> Iterator[TorchSide]:
+    """Load a model with its weights, for the time of the block; without its cache where the other side has none.
+
+    Args:
+        request: The model.
+        has_value: Says of an input whether there is a value for it.
+    """
+    part = load_model(request).only_part
+    if not all(has_value(spec.name) for spec in part.inputs if spec.cache is not None):
+        part = load_model(replace(request, cache=False)).only_part
+    with prepared_part(part) as prepared, with_values(prepared) as weighted:
         yield TorchSide(weighted, request.model or "the model")
 
 

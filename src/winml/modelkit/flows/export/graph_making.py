@@ -27,7 +27,7 @@ from winml.modelkit.hierarchy.tree import ModuleTree, build_tree
 from winml.modelkit.load.parts import LoadedModel, ModelPart
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.normalize.stamp import stamp
-from winml.modelkit.results.tensor_words import input_words
+from winml.modelkit.report.tensor_words import input_words
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.other_sizes import Draw, declare_output_shapes, run_at_other_sizes, unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference

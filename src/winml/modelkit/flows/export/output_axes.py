@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.export.output_shapes import with_named_sums
 from winml.modelkit.graph.dimensions import UNNAMED, OutputAxis
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.options import nearest
@@ -52,23 +53,12 @@ def name_output_axes(
 
 
 def name_sums(proof: DynamicProof, inputs: Sequence[InputTensorSpec]) -> DynamicProof:
-    """Return the proof with the names that sums of sizes bear in the inputs: ``total_sequence`` for the cache and the
-    tokens together.
-    """
-    names = {
-        frozenset(map(str, terms)): name
-        for spec in inputs
-        for name, terms in spec.sums.items()
-        if len(set(terms)) == len(terms)
-    }
-
-    def named(size: int | str) -> int | str:
-        return names.get(frozenset(size.split(" + ")), size) if isinstance(size, str) else size
-
-    if not names or proof.output_shapes is None:
-        return proof
-    shapes = {output: tuple(map(named, shape)) for output, shape in proof.output_shapes.items()}
-    return replace(proof, output_shapes=shapes)
+    """Return the proof with the names that sums of sizes bear in the inputs."""
+    return (
+        proof
+        if proof.output_shapes is None
+        else replace(proof, output_shapes=with_named_sums(proof.output_shapes, inputs))
+    )
 
 
 def _with_name(shape: _Shape, axis: int, name: str) -> _Shape:

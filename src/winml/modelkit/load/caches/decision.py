@@ -70,10 +70,9 @@ def decision_with_cache(
         batch_size=request.batch_size,
     )
     layout = find_cache(model, plain.inputs, cached_keywords(model, request))
-    if layout is None:
+    if isinstance(layout, str):
         _refuse_logits(request, "the graph takes no cache")
-        name = type(model).__name__
-        return InputDecision((), (f"The graph takes no cache, since {name} returns none: every run reads all tokens.",))
+        return InputDecision((), (f"The graph takes no cache, since {layout}: every run reads all tokens.",))
     return _open_decision(plain, layout, model, checkpoint.config, request)
 
 

@@ -27,33 +27,37 @@ _ROWS, _TOKENS = 2, 3
 
 def find_cache(
     model: torch.nn.Module, inputs: tuple[InputTensorSpec, ...], keywords: Mapping[str, Any]
-) -> CacheLayout | None:
-    """Return the cache that a model keeps; None where its forward returns none.
+) -> CacheLayout | str:
+    """Return the cache that a model keeps, or as a clause why there is none.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
-        inputs: What its forward takes without a cache, rows of tokens all of them.
+        inputs: What its forward takes without a cache.
         keywords: Further arguments of the forward, among them the one that asks for a cache.
 
     Raises:
         UsageError: the cache is of a kind that no graph can take; names layer and class.
     """
+    name = type(model).__name__
+    others = [spec.name for spec in inputs if len(spec.shape) != 2 or spec.dtype != "int64"]
+    if others:
+        return f"{name} takes {others[0]} beside tokens"
     parameters = inspect.signature(model.forward).parameters
     specs = {spec.name: spec.model_copy(update={"shape": (_ROWS, _TOKENS)}) for spec in inputs}
     outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
-    if outputs is None or not isinstance(outputs, Mapping):
-        return None
+    if outputs is None:
+        return f"{name} does not run with one"
+    if not isinstance(outputs, Mapping):
+        return f"{name} returns no names"
     from transformers.cache_utils import Cache
 
-    returned = [
-        (name, value) for name, value in outputs.items() if name in parameters and not isinstance(value, torch.Tensor)
-    ]
-    for name, value in returned:
-        if isinstance(value, Cache):
-            return _layout(type(model).__name__, name, value)
-        if value is not None:
-            raise _refusal(type(model).__name__, f"{name} is a {type(value).__name__}")
-    return None
+    for argument, value in outputs.items():
+        if argument not in parameters or value is None or isinstance(value, torch.Tensor):
+            continue
+        if not isinstance(value, Cache):
+            raise _refusal(name, f"{argument} is a {type(value).__name__}")
+        return _layout(name, argument, value) or f"the cache of {name} stays empty"
+    return f"{name} returns none"
 
 
 def _layout(model_name: str, argument: str, cache: Any) -> CacheLayout | None:

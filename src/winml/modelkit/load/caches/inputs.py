@@ -124,9 +124,10 @@ def _refuse_beyond_positions(usable: int | None, given: Mapping[str, int]) -> No
 def _largest_position(config: Any, limit: int) -> int:
     """Return the largest position that is drawn."""
     rotation = getattr(config, "rope_parameters", None)
-    kind = rotation.get("rope_type") if isinstance(rotation, dict) else None
-    if isinstance(kind, str) and any(word in kind for word in _GROWING_ROTATIONS):
-        original = rotation.get("original_max_position_embeddings") or limit
+    settings: Mapping[str, Any] = rotation if isinstance(rotation, dict) else {}
+    kind = str(settings.get("rope_type"))
+    if any(word in kind for word in _GROWING_ROTATIONS):
+        original = settings.get("original_max_position_embeddings") or limit
         limit = min(limit, int(original))
     return limit - 1
 

@@ -20,13 +20,25 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from winml.modelkit.load.caches.layout import StateKind
+
 __all__ = ["LAYER_CLASSES", "TracedAttentionLayer", "TracedHybridLayer", "TracedRecurrentLayer", "layer_tensors"]
 
-Tensors = Mapping[tuple[str, int | None], torch.Tensor]
+Tensors = Mapping[tuple[StateKind, int | None], torch.Tensor]
 """Kind and index of each state → its value."""
 
 
-class TracedAttentionLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
+# Their declarations contradict each other, so that no class could derive from two of them.
+_Attention: Any = DynamicLayer
+_Recurrent: Any = LinearAttentionLayer
+
+
+_ATTENDED: Mapping[StateKind, str] = {"key": "keys", "value": "values"}
+_CARRIED: Mapping[StateKind, str] = {"conv": "conv_states", "recurrent": "recurrent_states"}
+"""Kind of state → attribute of a layer that holds it; of the second there may be several."""
+
+
+class TracedAttentionLayer(_Attention):  # type: ignore[misc]
     """Keys and values of all tokens; of a sliding window as well, where the mask hides what the window does not reach.
 
     A cache of one length serves readers that know one number of past tokens only.
@@ -49,7 +61,7 @@ class TracedAttentionLayer(DynamicLayer):  # type: ignore[misc]  # transformers 
         return length
 
 
-class TracedRecurrentLayer(LinearAttentionLayer):  # type: ignore[misc]
+class TracedRecurrentLayer(_Recurrent):  # type: ignore[misc]
     """States of convolutions and recurrences; before the first token they are zero."""
 
     def __init__(self, tensors: Tensors) -> None:
@@ -99,7 +111,7 @@ class TracedHybridLayer(TracedRecurrentLayer, TracedAttentionLayer):
         self.hold_attended(tensors)
 
 
-class _EmptyLayer(DummyLayer):  # type: ignore[misc]
+class _EmptyLayer(DummyLayer):
     """A layer that keeps nothing, such as one that attends to the keys of another."""
 
     def __init__(self, tensors: Tensors) -> None:
@@ -119,14 +131,14 @@ LAYER_CLASSES: Mapping[type, type] = {
 it adds would be lost."""
 
 
-def layer_tensors(layer: Any) -> dict[tuple[str, int | None], torch.Tensor]:
+def layer_tensors(layer: Any) -> dict[tuple[StateKind, int | None], torch.Tensor]:
     """Return what a layer holds, by kind and index; a layer that was not run holds nothing."""
-    tensors: dict[tuple[str, int | None], torch.Tensor] = {}
-    for kind, name in (("key", "keys"), ("value", "values")):
+    tensors: dict[tuple[StateKind, int | None], torch.Tensor] = {}
+    for kind, name in _ATTENDED.items():
         value = getattr(layer, name, None)
         if isinstance(value, torch.Tensor):
             tensors[kind, None] = value
-    for kind, name in (("conv", "conv_states"), ("recurrent", "recurrent_states")):
+    for kind, name in _CARRIED.items():
         states = {index: value for index, value in getattr(layer, name, {}).items() if value is not None}
         tensors |= {(kind, None if layer.number_of_states == 1 else index): value for index, value in states.items()}
     return tensors

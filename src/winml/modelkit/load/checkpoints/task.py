@@ -18,6 +18,7 @@ __all__ = [
     "TASKS",
     "TASK_ALIASES",
     "TASK_VARIANTS",
+    "WITH_PAST",
     "TaskDecision",
     "all_tasks",
     "auto_classes",
@@ -30,6 +31,9 @@ __all__ = [
     "tasks_and_variants_for",
     "tasks_for",
 ]
+
+WITH_PAST = "-with-past"
+"""Specified by optimum: end of the name of a task whose graph takes a cache."""
 
 TASKS: Mapping[str, tuple[str, ...]] = {
     "text2text-generation": ("SEQ_TO_SEQ_CAUSAL_LM",),
@@ -82,7 +86,7 @@ TASK_ALIASES: Mapping[str, str] = {
     "masked-lm": "fill-mask",
     "causal-lm": "text-generation",
     "conversational": "text-generation",
-    "text-generation-with-past": "text-generation",
+    f"text-generation{WITH_PAST}": "text-generation",
     "seq2seq-lm": "text2text-generation",
     "sequence-classification": "text-classification",
     "sentiment-analysis": "text-classification",

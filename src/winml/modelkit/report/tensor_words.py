@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from winml.modelkit.graph.bundle import PartDescription
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.words import shape_words
 
@@ -18,14 +19,10 @@ def input_words(inputs: Sequence[InputTensorSpec]) -> str:
     return _words(inputs, {spec.name for spec in inputs if spec.cache is not None})
 
 
-def output_words(outputs: Sequence[OutputTensorSpec], fed: Collection[str] = ()) -> str:
-    """Return the outputs of a graph.
-
-    Args:
-        outputs: The outputs.
-        fed: Names of those that become inputs of the next run.
-    """
-    return _words(outputs, fed)
+def output_words(outputs: Sequence[OutputTensorSpec], description: PartDescription | None) -> str:
+    """Return the outputs of a graph; what its description says that it feeds to itself is the cache."""
+    own_feeds = [feed for feed in description.feeds if feed.part == description.name] if description else []
+    return _words(outputs, {feed.output for feed in own_feeds})
 
 
 def _words(specs: Sequence[InputTensorSpec] | Sequence[OutputTensorSpec], together: Collection[str]) -> str:

@@ -1,0 +1,259 @@
+"""Graphs with a cache: names and sizes, what they answer at any length, what is said of them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from checkpoints import build_model, save_checkpoint
+from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
+from winml.modelkit.compare.generation import GenerationInfo
+from winml.modelkit.errors import UsageError, VerificationError
+from winml.modelkit.graph.bundle import PartFeed, read_part_description
+from winml.modelkit.load.inputs.options import ShapeConfig
+from winml.modelkit.load.model import load_model
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.verify.generation import GeneratedText, compare_generation, generate_reference
+from winml.modelkit.verify.reference_run import prepared_part
+
+Arrays = dict[str, NDArray[Any]]
+
+VOCABULARY = 120
+WINDOW = 6
+CHECKPOINTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": ("llama", {}),
+    # Positions of a table.
+    "gpt2": ("gpt2", {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}),
+    # A window shorter than the texts below, in one of two layers.
+    "window": (
+        "llama",
+        {
+            "class_name": "Gemma3ForCausalLM",
+            "head_dim": 8,
+            "num_key_value_heads": 2,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+}
+TOLERANCE = 2e-5
+"""Of the largest score. Chosen ten times above what correct float32 exports show; a wrong mask shows 0.1 and more."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A checkpoint, its model in PyTorch, and the graph that was made of it."""
+
+    folder: Path
+    model: Any
+    result: ExportResult
+    session: Session
+
+    def feeds(self, tokens: NDArray[Any], mask: NDArray[Any], states: Arrays) -> Arrays:
+        """Return what the graph is given for tokens after those in the cache."""
+        return {"input_ids": tokens, "attention_mask": mask, "position_ids": positions(mask, tokens.shape[1]), **states}
+
+    def empty(self, rows: int) -> Arrays:
+        """Return the cache before the first token."""
+        return {
+            spec.name: np.zeros((rows, int(spec.shape[1]), 0, int(spec.shape[3])), np.float32)
+            for spec in self.result.inputs
+            if spec.cache is not None
+        }
+
+
+def positions(mask: NDArray[Any], tokens: int) -> NDArray[Any]:
+    """Return the place of the last tokens, padding left out."""
+    places: NDArray[Any] = (mask.cumsum(-1) - 1).clip(0)[:, -tokens:]
+    return places
+
+
+@pytest.fixture(scope="module", params=list(CHECKPOINTS))
+def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    """One architecture, exported once for this file as a user would."""
+    architecture, changes = CHECKPOINTS[request.param]
+    folder = save_checkpoint(architecture, tmp_path_factory.mktemp(request.param) / "checkpoint", **changes)
+    result = HTPExporter().export_checkpoint(ModelRequest(str(folder)), folder.parent / "model.onnx")
+    return Decoder(folder, build_model(architecture, **changes), result, Session(result.model_path))
+
+
+def test_graph_has_the_names_and_sizes_that_readers_expect(decoder: Decoder) -> None:
+    """Tokens, mask, positions and the cache go in; scores and the cache come out. Rows and lengths are open."""
+    layers = range(2)
+    states = [f"{layer}.{kind}" for layer in layers for kind in ("key", "value")]
+    shapes = {spec.name: spec.shape for spec in decoder.result.inputs}
+    assert ["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{name}" for name in states)] == list(
+        decoder.session.inputs
+    )
+    assert {"input_ids": ("batch", "sequence"), "attention_mask": ("batch", "total_sequence")}.items() <= shapes.items()
+    heads = shapes["past_key_values.0.key"][1]
+    assert ("batch", heads, "past_sequence", 8) == shapes["past_key_values.0.key"]
+    outputs = {spec.name: spec.shape for spec in decoder.result.outputs}
+    assert ["logits", *(f"present.{name}" for name in states)] == list(outputs)
+    assert ("batch", "sequence", VOCABULARY) == outputs["logits"]
+    assert ("batch", heads, "total_sequence", 8) == outputs["present.1.value"]
+    assert {"batch", "sequence", "past_sequence"} == {item.name for item in decoder.result.dimensions}
+    assert 0 == next(item.min for item in decoder.result.dimensions if item.name == "past_sequence")
+
+
+def test_file_says_which_input_takes_what_of_the_cache(decoder: Decoder) -> None:
+    """Layer and kind, what feeds what, and that the mask is as long as both together."""
+    model = onnx.load(decoder.result.model_path)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    told = {record["name"]: record for record in json.loads(metadata["winml.io.inputs"])}
+    slot = {"layer": 1, "kind": "value"}
+    assert slot == told["past_key_values.1.value"]["cache"]
+    assert {"total_sequence": ["past_sequence", "sequence"]} == told["attention_mask"]["sums"]
+    assert "cache" not in told["input_ids"]
+    description = read_part_description(decoder.result.model_path)
+    assert description is not None
+    assert ("model", ("model",)) == (description.name, description.part_names)
+    assert PartFeed("present.0.key", "model", "past_key_values.0.key") == description.feeds[0]
+    assert len(decoder.session.inputs) - 3 == len(description.feeds)
+    assert "model" == decoder.result.only_part.name
+    windows = {name: record["cache"].get("window") for name, record in told.items() if "cache" in record}
+    is_windowed = "Gemma3" in type(decoder.model).__name__
+    assert (WINDOW if is_windowed else None) == windows["past_key_values.0.key"]
+    assert windows["past_key_values.1.key"] is None
+
+
+@pytest.mark.parametrize("past", [0, 5, 9])
+def test_graph_answers_as_pytorch_after_any_text(decoder: Decoder, past: int) -> None:
+    """Prompts of 1, 3 and 7 tokens after 0, 5 and 9 others, two rows, the first one padded on the left."""
+    generator = np.random.default_rng(past)
+    for count in (1, 3, 7):
+        tokens = generator.integers(3, VOCABULARY, (2, past + count))
+        mask = np.ones_like(tokens)
+        mask[0, : (past + count) // 3] = 0
+        states, cache = decoder.empty(2), None
+        for start, end in ((0, past), (past, past + count)) if past else ((0, count),):
+            given = decoder.feeds(tokens[:, start:end], mask[:, :end], states)
+            answer = decoder.session.run(given)
+            states = {
+                name: answer[name.replace("past_key_values", "present")] for name in given if name.startswith("past")
+            }
+            tensors = {name: torch.from_numpy(value) for name, value in given.items() if not name.startswith("past")}
+            with torch.no_grad():
+                expected = decoder.model(**tensors, past_key_values=cache, use_cache=True)
+            cache = expected.past_key_values
+            shown = mask[:, start:end].astype(bool)
+            scores = expected.logits.numpy()[shown]
+            assert np.abs(scores - answer["logits"][shown]).max() <= TOLERANCE * np.abs(scores).max()
+
+
+def test_graph_writes_what_generate_writes(decoder: Decoder) -> None:
+    """Choosing the best token 20 times, fed with its own cache, gives the text of transformers."""
+    tokens = np.random.default_rng(1).integers(3, VOCABULARY, (1, 6))
+    text = torch.from_numpy(tokens)
+    expected = decoder.model.generate(
+        text, attention_mask=torch.ones_like(text), max_new_tokens=20, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+    states, read, written = decoder.empty(1), tokens, tokens
+    for _ in range(20):
+        answer = decoder.session.run(decoder.feeds(read, np.ones_like(written), states))
+        states = {name: answer[name.replace("past_key_values", "present")] for name in states}
+        read = answer["logits"][:, -1:].argmax(-1)
+        written = np.concatenate([written, read], axis=1)
+    assert expected.tolist() == written.tolist()
+
+
+def test_every_node_is_tagged_and_generation_was_compared(decoder: Decoder) -> None:
+    """Tags are those of the whole model; the record tells how much text was compared."""
+    part = decoder.result.only_part
+    assert 100.0 == part.coverage.percent
+    paths = {name for name, _ in decoder.model.named_modules()}
+    assert {node.module for node in part.nodes} <= paths
+    assert part.verification is not None
+    assert part.verification.is_verified
+    text = part.verification.generation
+    assert isinstance(text, GenerationInfo)
+    assert (2, 7, 32, 4, None) == (
+        text.rows, text.prompt_tokens, text.new_tokens, text.second_prompt_tokens, text.stopped_after
+    )  # fmt: skip
+    assert text.ties < 32
+    assert text.as_record() == part.verification.as_record()["generation"]
+
+
+def test_scores_of_another_model_are_refused_at_the_step_that_differs(decoder: Decoder) -> None:
+    """What PyTorch generates with other weights is not what the graph generates."""
+    loaded = load_model(ModelRequest(str(decoder.folder)))
+    part = loaded.only_part
+    with prepared_part(part) as prepared:
+        text = generate_reference(prepared, 0)
+    assert isinstance(text, GeneratedText)
+
+    def run(draw: Any) -> Mapping[str, NDArray[Any]]:
+        return decoder.session.run({name: value.numpy() for name, value in draw.inputs.items()})
+
+    assert compare_generation(part, text, run, (), lambda _draw: False).stopped_after is None
+    wrong = replace(text.steps[9], scores=text.steps[9].scores[:, :, ::-1])
+    spoiled = GeneratedText((*text.steps[:9], wrong, *text.steps[10:]))
+    with pytest.raises(VerificationError, match="at step 9, 1 tokens after 15 in the cache"):
+        compare_generation(part, spoiled, run, (), lambda _draw: False)
+    assert 9 == compare_generation(part, spoiled, run, (), lambda _draw: True).stopped_after
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of two layers."""
+    return save_checkpoint("llama", tmp_path_factory.mktemp("llama") / "checkpoint")
+
+
+def test_without_a_cache_the_graph_is_plain_and_says_so(llama: Path, tmp_path: Path) -> None:
+    """``--no-cache`` gives tokens and mask of one size, and scores."""
+    exporter = HTPExporter(WinMLExportConfig(verify=False))
+    result = exporter.export_checkpoint(ModelRequest(str(llama), cache=False), tmp_path / "plain.onnx")
+    assert {"input_ids": (1, 64), "attention_mask": (1, 64)} == {spec.name: spec.shape for spec in result.inputs}
+    assert ["logits"] == [spec.name for spec in result.outputs]
+    assert "The graph takes no cache, as --no-cache asks: every run reads all tokens." in result.notes
+    assert read_part_description(result.model_path) is None
+
+
+def test_fixed_sizes_and_scores_of_the_last_token_only(llama: Path, tmp_path: Path) -> None:
+    """A graph for one token after 31 others, as accelerators want it; nothing can be generated to compare."""
+    sizes = ShapeConfig(sequence_length=2, past_sequence_length=30)
+    request = ModelRequest(
+        str(llama), shape_config=sizes, batch_size=1, logits="last", task="text-generation-with-past"
+    )
+    result = HTPExporter().export_checkpoint(request, tmp_path / "step.onnx")
+    shapes = {spec.name: spec.shape for spec in result.inputs}
+    assert ((1, 2), (1, 32), (1, 2, 30, 8)) == (
+        shapes["input_ids"], shapes["attention_mask"], shapes["past_key_values.1.key"]
+    )  # fmt: skip
+    assert {"logits": (1, 1, VOCABULARY), "present.1.key": (1, 2, 32, 8)}.items() <= {
+        spec.name: spec.shape for spec in result.outputs
+    }.items()
+    assert any("No text was generated to compare: the number of tokens is fixed" in note for note in result.notes)
+    assert not any("sums" in spec.as_record() for spec in result.inputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"cache": False, "logits": "last"}, "--logits last: the graph takes no cache"),
+        ({"task": "feature-extraction", "logits": "last"}, "--logits last: feature-extraction gives no scores"),
+        ({"task": "text-generation-with-past", "cache": False}, "--no-cache"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(llama: Path, options: dict[str, Any], told: str) -> None:
+    """Before any weight is read."""
+    with pytest.raises(UsageError, match=told):
+        load_model(ModelRequest(str(llama), **options))
+
+
+def test_more_tokens_than_positions_are_refused(tmp_path: Path) -> None:
+    """Positions of a table bound the cache and the tokens together."""
+    folder = save_checkpoint("gpt2", tmp_path / "gpt2")
+    sizes = ShapeConfig(sequence_length=8, past_sequence_length=60)
+    with pytest.raises(UsageError, match="past_sequence_length 60 and sequence_length 8: the model has 64 positions"):
+        load_model(ModelRequest(str(folder), shape_config=sizes))

@@ -1,0 +1,123 @@
+"""Which cache a model keeps is read off what its forward returns; what cannot be taken is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from checkpoints import build_model
+from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.caches.arguments import arguments_with_cache, empty_states
+from winml.modelkit.load.caches.finding import find_cache
+from winml.modelkit.load.caches.layout import CacheLayout, CacheState
+from winml.modelkit.load.caches.traced_layers import TracedAttentionLayer, layer_tensors
+
+TOKENS = InputTensorSpec(name="input_ids", shape=(1, 8), dtype="int64", value_range=(0, 119))
+KEYWORDS = {"use_cache": True, "return_dict": True}
+
+
+def small(model_class: str, **config: Any) -> Any:
+    """Return a model without storage."""
+    found = getattr(transformers, model_class)
+    with torch.device("meta"):
+        return found(found.config_class(**config)).eval()
+
+
+def test_keys_and_values_of_every_layer_are_found_without_weights() -> None:
+    """Heads and their size, the names of inputs and outputs, and windows where there are any."""
+    model = build_model("llama", class_name="MistralForCausalLM", sliding_window=6).to("meta")
+    layout = find_cache(model, (TOKENS,), KEYWORDS)
+    assert isinstance(layout, CacheLayout)
+    assert ("past_key_values", ("DynamicSlidingWindowLayer",) * 2) == (layout.argument, layout.layer_classes)
+    assert CacheState(1, "value", (2, 8), "float32", window=6) == layout.states[3]
+    assert ("past_key_values.1.value", "present.1.value") == (layout.states[3].input, layout.states[3].output)
+    assert (3, 2, 0, 8) == layout.states[3].shape(3, 0)
+    assert "2 layers, key and value" == layout.words
+    assert layout.grows
+    assert not layout.is_recurrent
+
+
+def test_states_of_a_recurrence_have_names_of_their_own() -> None:
+    """Convolution and recurrence of each layer; zero before the first token."""
+    sizes = {"vocab_size": 120, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4, "conv_kernel": 3}
+    layout = find_cache(small("MambaForCausalLM", **sizes), (TOKENS,), KEYWORDS)
+    assert isinstance(layout, CacheLayout)
+    assert ("cache_params", True, False) == (layout.argument, layout.is_recurrent, layout.grows)
+    names = [(state.input, state.output) for state in layout.states]
+    assert [("past_conv.0", "present_conv.0"), ("past_recurrent.0", "present_recurrent.0")] == names[:2]
+    empty = empty_states(layout, 2)
+    assert [(2, 32, 3), (2, 32, 4)] == [tuple(empty[name].shape) for name, _ in names[:2]]
+    assert not empty["past_conv.0"].any()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        ((TOKENS,), "BertLMHeadModel returns none"),
+        ((TOKENS, TOKENS.model_copy(update={"name": "boxes", "shape": (1, 8, 4)})), "takes boxes beside tokens"),
+    ],
+)
+def test_model_without_a_cache_says_why(inputs: tuple[InputTensorSpec, ...], reason: str) -> None:
+    """An encoder that scores tokens keeps none."""
+    model = build_model("bert", class_name="BertLMHeadModel").to("meta")
+    assert reason in str(find_cache(model, inputs, KEYWORDS))
+
+
+class CountingLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
+    """Keeps more than keys and values."""
+
+
+class Counting(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """Returns a cache with a layer of its own."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
+        """Count as well."""
+        past_key_values = DynamicCache()
+        past_key_values.layers = [DynamicLayer(), CountingLayer()]
+        return super().forward(input_ids=input_ids, past_key_values=past_key_values, **keywords)
+
+
+class Paired(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """Returns pairs of tensors, as models did before there were caches."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
+        """Return tuples."""
+        outputs = super().forward(input_ids=input_ids, **keywords)
+        outputs.past_key_values = tuple((layer.keys, layer.values) for layer in outputs.past_key_values.layers)
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("model_class", "reason"),
+    [(Counting, r"layer 1 of past_key_values is a CountingLayer"), (Paired, r"past_key_values is a tuple")],
+)
+def test_cache_of_another_kind_is_refused_by_layer_and_class(model_class: Any, reason: str) -> None:
+    """And what writes a graph all the same is named."""
+    model = model_class(build_model("llama").config).eval().to("meta")
+    with pytest.raises(UsageError, match=reason) as caught:
+        find_cache(model, (TOKENS,), KEYWORDS)
+    assert caught.value.hint is not None
+    assert "--no-cache" in caught.value.hint
+
+
+def test_flat_tensors_become_a_cache_and_what_it_holds_outputs() -> None:
+    """The cache is new in each call; the forward's other results stay."""
+    model = build_model("llama")
+    layout = find_cache(model, (TOKENS,), KEYWORDS)
+    assert isinstance(layout, CacheLayout)
+    arguments = arguments_with_cache(layout, ["input_ids"])
+    assert ("input_ids", "past_key_values") == arguments.names
+    tensors = {"input_ids": torch.tensor([[5, 6]]), **empty_states(layout, 1)}
+    built, again = arguments.build(tensors), arguments.build(tensors)
+    assert built["past_key_values"] is not again["past_key_values"]
+    assert all(isinstance(layer, TracedAttentionLayer) for layer in built["past_key_values"].layers)
+    with torch.no_grad():
+        results = arguments.results(model(**built, **KEYWORDS))
+    assert ["logits", *(state.output for state in layout.states)] == list(results)
+    assert (1, 2, 2, 8) == tuple(results["present.1.key"].shape)
+    assert {("key", None), ("value", None)} == set(layer_tensors(built["past_key_values"].layers[0]))
