@@ -36,10 +36,9 @@ def save_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -
 
 
 def save_decoder(folder: Path, architecture: str = "llama", **changes: Any) -> Path:
-    """Write the checkpoint of a small decoder with one layer and its tokenizer, and return the folder."""
-    layers = "n_layer" if architecture == "gpt2" else "num_hidden_layers"
+    """Write the checkpoint of a small decoder and its tokenizer, and return the folder."""
     ends = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
-    model = build_model(architecture, **{layers: 1, **ends, **changes})
+    model = build_model(architecture, **{**ends, **changes})
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return folder
@@ -52,7 +51,7 @@ def build_decoder(checkpoint: Path, folder: Path, **options: Any) -> Path:
     return build_hf_model(checkpoint, folder, verify=False, **options).folder
 
 
-def counting_graph(path: Path, *, batch: str = "batch") -> Path:
+def counting_graph(path: Path, *, batch: str = "batch", sequence: str = "sequence") -> Path:
     """Write a decoder with one recurrent state: the logits of each token are the sum of all tokens up to it, mod 8.
 
     ::
@@ -63,8 +62,8 @@ def counting_graph(path: Path, *, batch: str = "batch") -> Path:
         <ir_version: 8, opset_import: ["" : 17],
          metadata_props: ["winml.part": "{{\\"name\\": \\"model\\", \\"of\\": [\\"model\\"], \\"feeds\\": [
             {{\\"output\\": \\"next_state\\", \\"part\\": \\"model\\", \\"input\\": \\"state\\"}}]}}"]>
-        counting (int64[{batch}, sequence] input_ids, float[{batch}, 1] state)
-            => (float[{batch}, sequence, 8] logits, float[{batch}, 1] next_state) {{
+        counting (int64[{batch}, {sequence}] input_ids, float[{batch}, 1] state)
+            => (float[{batch}, {sequence}, 8] logits, float[{batch}, 1] next_state) {{
             one = Constant <value = int64 {{1}}> ()
             last = Constant <value = int64[1] {{-1}}> ()
             end = Constant <value = int64[1] {{9223372036854775807}}> ()

@@ -210,7 +210,7 @@ def test_wrong_requests_are_refused_with_what_to_do(built: Path, checkpoint: Pat
         "is no built model": [checkpoint, "-p", "x"],
         "the text is empty": [built, "-p", ""],
         "--reference compares token by token": [built, "-p", "x", "--temperature", "1", "--reference"],
-        "unknown execution provider": [built, "-p", "x", "--ep", "nope"],
+        "no such execution provider": [built, "-p", "x", "--ep", "nope"],
     }
     outcomes = {words: run_here("generate", *arguments) for words, arguments in refusals.items()}
     for words, outcome in outcomes.items():

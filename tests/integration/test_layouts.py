@@ -160,7 +160,7 @@ def test_layout_is_part_of_the_build(built: Path, checkpoint: Path, tmp_path: Pa
     laid_out(built / "model.onnx", folder, "genai")
     assert not (folder / "onnx").exists()
     described = json.loads((folder / "genai_config.json").read_bytes())["model"]
-    assert ("decoder", "model.onnx", 1, 2, 8, 64) == (
+    assert ("decoder", "model.onnx", 2, 2, 8, 64) == (
         described["type"],
         described["decoder"]["filename"],
         described["decoder"]["num_hidden_layers"],
@@ -175,7 +175,9 @@ def test_layout_is_part_of_the_build(built: Path, checkpoint: Path, tmp_path: Pa
 
 def test_name_of_a_model_bears_its_precision(built: Path, tmp_path: Path) -> None:
     """As transformers.js looks for it."""
-    folder = laid_out(built / "model.onnx", tmp_path / "folder", "transformers.js", "--precision", "int8")
+    folder = laid_out(
+        built / "model.onnx", tmp_path / "folder", "transformers.js", "--precision", "int8", "--no-verify"
+    )
     assert ["model_quantized.onnx"] == [path.name for path in (folder / "onnx").glob("*.onnx")]
     outcome = run_here(
         "build", "-m", built / "model.onnx", "-o", tmp_path / "b", "--layout", "transformers.js", "--precision", "w8a16"
@@ -190,7 +192,7 @@ def test_what_a_reader_does_not_know_is_refused(tmp_path: Path) -> None:
     outcome = run_here("build", "-m", model, "-o", tmp_path / "a", "--layout", "genai")
     assert 2 == outcome.code
     assert "onnxruntime-genai has no type for" in outcome.err
-    task = ("--task", "next-sentence-prediction", "--no-verify", "-q")
+    task = ("--task", "next-sentence-prediction", "--no-verify", "--random-weights")
     outcome = run_here(
         "build", "-m", save_checkpoint("bert", tmp_path / "bert"), "-o", tmp_path / "b", "--layout", "optimum", *task
     )

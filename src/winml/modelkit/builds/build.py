@@ -23,23 +23,21 @@ from winml.modelkit.builds.folder import held_folder, refuse_input_as_output
 from winml.modelkit.builds.handover import handed_over_stages
 from winml.modelkit.builds.identity import ModelIdentity, identify_model, identify_onnx
 from winml.modelkit.builds.judged_models import evaluate_build
-from winml.modelkit.builds.layouts.layout import PLAIN, find_layout, refuse_models
+from winml.modelkit.builds.layouts.folder_layout import FolderLayout
 from winml.modelkit.builds.model_sidecar import has_sidecar, model_sidecar
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner
 from winml.modelkit.builds.stage_store import StageStore
-from winml.modelkit.builds.stages import STAGES, Stage, built_name, names_of
+from winml.modelkit.builds.stages import STAGES, Stage, names_of
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     BUILD_MANIFEST_NAME,
     EVALUATION_NAME,
-    GENAI_CONFIG_NAME,
     ONLY_PART,
     sidecar_path,
 )
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.placing import external_files, place_copy
-from winml.modelkit.load.checkpoints.companion_files import companion_files
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, StageRecord
 from winml.modelkit.results.build_result import BuildResult
@@ -148,20 +146,10 @@ class _Build:
         self._runner = StageRunner(job, self._files, self._earlier)
         self._parts: list[BuiltPart] = []
         """Known once the graphs are there."""
-        self._layout = find_layout(job.plan.config.layout)
-        self._companions = BuildCompanions(job.folder, self._companion_sources())
+        self._layout = FolderLayout(job.plan, job.identity)
+        self._companions = BuildCompanions(job.folder, self._layout.copied)
         self._started = datetime.now(timezone.utc).astimezone()
         self._started_at = time.perf_counter()
-
-    def _companion_sources(self) -> dict[str, Path]:
-        """Return what is put beside the models: name in the folder → file."""
-        plan, identity = self._job.plan, self._job.identity
-        if not plan.with_companions:
-            return {}
-        if plan.onnx_path is not None:
-            # Without a layout nothing is known of a reader who looks for them.
-            return {} if self._layout is PLAIN else companion_files(plan.onnx_path.parent)
-        return {**identity.companions, **(identity.card if self._layout.with_card else {})}
 
     def _with_chosen_stages(self, job: BuildJob) -> BuildJob:
         """Let the export hand its graph over in memory where it may; not where a file of it is there already."""
@@ -222,7 +210,7 @@ class _Build:
         if not self._parts and (skip_reason or not stage.makes_graph):
             self._parts = [BuiltPart(ONLY_PART, of_several=False, current=self._job.plan.onnx_path)]
         if stage.makes_graph and skip_reason:
-            self._refuse_for_layout()
+            self._layout.refuse(self._parts)
         if skip_reason:
             for part in self._parts:
                 part.records.append(StageRecord(name=stage.name, status="skipped", reason=skip_reason))
@@ -233,21 +221,10 @@ class _Build:
                 BuiltPart(name, of_several=len(records) > 1, current=None, records=[*skipped]) for name in records
             ]
             self._keep_records(records)
-            self._refuse_for_layout()
+            self._layout.refuse(self._parts)
         else:
             for part in self._parts:
                 self._keep_records(self._runner.run(stage, part))
-
-    def _refuse_for_layout(self) -> None:
-        """Refuse graphs that the readers of the layout do not know, before anything else is done with them.
-
-        Raises:
-            UsageError: names what they do not know.
-        """
-        models = [part.current for part in self._parts if part.current is not None]
-        if self._layout is not PLAIN and models:
-            refuse_models(self._layout, models)
-            self._described_for_readers()
 
     def _keep_records(self, records: Mapping[str, StageRecord]) -> None:
         """Write down what a stage made."""
@@ -275,7 +252,7 @@ class _Build:
         stage_files = (file for part in parts for record in part.stages for file in record.files)
         model_files = (file for part in parts for file in (*part.model, part.sidecar) if file is not None)
         written = {file.name for file in (*stage_files, *model_files)}
-        finished = (*self._companions.placed.names, *self._layout.written, BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME)
+        finished = (*self._companions.placed.names, *self._layout.written_names, BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME)
         names = tuple(sorted({*written, *(finished if status == "done" else job.folder.owned_names())}))
         libraries = dict.fromkeys(name for stage in job.stages for name in stage.libraries)
         return BuildManifest(
@@ -311,7 +288,7 @@ class _Build:
                 assert part.current is not None  # an export ran, or the model was an ONNX file
                 if kept[part.name]:
                     continue
-                path = folder / self._built_name(part)
+                path = folder / self._layout.model_name(part)
                 # A stage's result is ours and stays beside it; the model a build starts from is neither.
                 is_ours = bool(part.current_files)
                 shares = is_ours and path.parent == folder  # a model names data files of its own folder only
@@ -326,28 +303,15 @@ class _Build:
             config = files.reserve(folder / BUILD_CONFIG_NAME)
             text = json.dumps(self._resolved_config(), indent=2, ensure_ascii=False) + "\n"
             config.write_text(text, encoding="utf-8")
-            for name, text in self._described_for_readers().items():
+            for name, text in self._layout.written(self._parts).items():
                 files.reserve(folder / name).write_text(text, encoding="utf-8")
             written = {path.relative_to(folder.absolute()).as_posix() for path in files.commit()}
         self._companions.settle(files)
         placed = {}
         for part in self._parts:
-            path = folder / self._built_name(part)
+            path = folder / self._layout.model_name(part)
             placed[part.name] = kept[part.name] or self._placed_model(path, written)
         return placed
-
-    def _built_name(self, part: BuiltPart) -> str:
-        return built_name(part.name, of_several=part.of_several, config=self._job.plan.config)
-
-    def _described_for_readers(self) -> dict[str, str]:
-        """Return what the layout adds: name → text."""
-        if self._layout.name != "genai":
-            return {}
-        from winml.modelkit.builds.layouts.genai import genai_config_text
-
-        (part,) = self._parts
-        assert part.current is not None  # an export ran, or the model was an ONNX file
-        return {GENAI_CONFIG_NAME: genai_config_text(part.current, self._built_name(part), self._companion_sources())}
 
     def _placed_model(self, path: Path, written: Collection[str]) -> _PlacedModel:
         sidecar = sidecar_path(path)
@@ -361,7 +325,7 @@ class _Build:
         if self._earlier is None or earlier is None or not earlier.model:
             return None
         is_same = earlier.last_files == part.current_files and self._earlier.input == self._input_record()
-        is_same = is_same and earlier.model[0].name == self._built_name(part)
+        is_same = is_same and earlier.model[0].name == self._layout.model_name(part)
         if not is_same or any(record.status == "run" for record in part.records):
             return None
         kept = _PlacedModel(earlier.model, earlier.sidecar)

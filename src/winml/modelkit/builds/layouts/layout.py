@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.file_names import GENAI_CONFIG_NAME, built_part_name
+from winml.modelkit.file_names import GENAI_CONFIG_NAME, TOKENIZER_CONFIG_NAME, built_part_name
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.quantize.precisions import FLOAT32
 
@@ -35,9 +35,7 @@ class Layout:
     takes_parts: bool = True
     """Whether a model may have several parts."""
     written: tuple[str, ...] = ()
-    """Names of the files that are written for it."""
-    data_name: Callable[[str], str] | None = None
-    """Name of a model → name of its data file, where the readers look for one name only."""
+    """Names of the files that are written for it, where they differ from those of the checkpoint."""
     with_card: bool = True
     """Whether licence and card of the checkpoint come along."""
 
@@ -101,13 +99,13 @@ LAYOUTS: Mapping[str, Layout] = {
             lambda part, of_several, _precision: f"{_part_name(part, of_several)}.onnx",
             readers="optimum and sentence-transformers",
             tasks=_ONE_ANSWER,
+            written=(TOKENIZER_CONFIG_NAME,),
         ),
         Layout(
             "transformers.js",
             _js_name,
             readers="transformers.js",
             tasks=_ONE_ANSWER,
-            data_name=lambda model: f"{model}_data",
         ),
     )
 }

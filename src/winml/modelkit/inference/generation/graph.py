@@ -97,7 +97,8 @@ class DecoderGraph:
         states: Graph input that takes a state → output that gives its next value; empty without a cache.
         batch_axes: Graph input that takes a state → the axis of its batch.
         last_cache: What the last run left; None before the first, and without a cache.
-        length: Tokens in every run, where the graph takes a fixed number; None where it takes any.
+        length: Tokens in every run, where the graph takes a fixed number; None where it takes any. With a cache, more
+            of them take as many runs.
     """
 
     def __init__(self, session: Session) -> None:
@@ -164,10 +165,26 @@ class DecoderGraph:
         self._refuse_foreign_cache(cache, len(tokens))
         if self.has_cache and cache is None:
             cache = self.empty_cache(len(tokens))
-        past = cache.length if cache is not None else 0
-        feeds = self._feeds(tokens, mask, positions, past)
         if cache is None or not self.has_cache:
+            feeds = self._feeds(tokens, mask, positions, 0)
             return self._session.run(feeds, [_LOGITS])[_LOGITS][:, : tokens.shape[1]]
+        step = self.length or max(tokens.shape[1], 1)
+        past = cache.length
+        logits = [
+            self._run_step(
+                tokens[:, start : start + step],
+                None if mask is None else mask[:, : past + start + step],
+                None if positions is None else positions[:, start : start + step],
+                cache,
+            )
+            for start in range(0, max(tokens.shape[1], 1), step)
+        ]
+        return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
+
+    def _run_step(self, tokens: Array, mask: Array | None, positions: Array | None, cache: GraphCache) -> Array:
+        """Answer as many tokens as the graph takes in one run, and let the cache be what it is after them."""
+        past = cache.length
+        feeds = self._feeds(tokens, mask, positions, past)
         arrays, kept = self._session.run_with_states(feeds, cache.values, {*self.states.values()})
         cache.values = {name: kept[output] for name, output in self.states.items()}
         cache.length = past + tokens.shape[1]

@@ -1,7 +1,7 @@
 """Writes one text token by token, with numpy and ONNX Runtime alone.
 
 Does what transformers' loop does for one prompt without beams; why it stands beside that is told in
-docs/decisions/0011-generation-loop.md. Knows token numbers only.
+docs/decisions/0012-generation-loop.md. Knows token numbers only.
 """
 
 from __future__ import annotations

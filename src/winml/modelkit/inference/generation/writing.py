@@ -21,7 +21,7 @@ from winml.modelkit.results.generated_text import GeneratedText
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["PreparedPrompt", "prepare_prompt", "write_text"]
+__all__ = ["PreparedPrompt", "files_folder", "prepare_prompt", "write_text"]
 
 _NO_CACHE = (
     "This model has no cache: every token runs the whole text again, which gets slower with each.",
