@@ -22,10 +22,8 @@ LARGE_ROOMS: dict[str, str] = {
     "cli/verbs": "one module for each verb, and beside it what its options alone ask for",
     "results": "one short record for each answer of a verb",
     "builds": "configs, stages, folders and the cache read each other's records; none of them is a room by itself",
-    "cli/verbs": "one module for each verb, and one for each group of options that a verb has to itself",
     "graph/files": "short modules, each one promise about files: reading, writing, placing, completing, removing",
     "report": "one short renderer for each answer of a verb",
-    "results": "one short record for each answer of a verb",
 }
 LONG_MODULES: dict[str, str] = {}
 LONG_CLASSES: dict[str, str] = {}
