@@ -83,7 +83,7 @@ def architecture(name: str) -> tuple[nn.Module, list[torch.Tensor], Recording]:
         make_distinct(model)
     else:
         model = build_model(name)
-    loaded = loaded_from_module(model, None, WinMLExportConfig())
+    loaded = loaded_from_module(model, None)
     tensors = {key: to_torch(value) for key, value in make_feeds(loaded.only_part.inputs, seed=1).items()}
     with prepared_for_export(model, list(tensors), loaded.only_part.forward_kwargs):
         return model, list(tensors.values()), record(model, list(tensors.values()))
