@@ -22,7 +22,7 @@ def print_comparison(result: ModelComparison, console: Console, *, verbose: bool
     if result.modules is None:
         return
     known = [module for module in result.modules if module.fidelity is not None]
-    wrong = [module for module in known if module.own_error or module.fidelity.problem]
+    wrong = [module for module in known if module.own_error or (module.fidelity and module.fidelity.problem)]
     worst = sorted(wrong, key=lambda module: -(module.own_error or 0.0))[:SHOWN_MODULES]
     first = result.first_divergence
     shown = list(result.modules) if verbose else [module for module in known if module in worst or module is first]
