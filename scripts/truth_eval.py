@@ -41,7 +41,7 @@ from truth import Recording, judge, record  # noqa: E402
 from winml.modelkit import ExportResult, WinMLExportConfig, export_pytorch  # noqa: E402
 from winml.modelkit.export.preparation import prepared_for_export  # noqa: E402
 from winml.modelkit.export.tensors import to_torch  # noqa: E402
-from winml.modelkit.flows.export.live_module import loaded_from_module  # noqa: E402
+from winml.modelkit.load.live_module import loaded_from_module  # noqa: E402
 from winml.modelkit.runtime.feeds import make_feeds  # noqa: E402
 
 MARKERS = "<!-- tables: scripts/truth_eval.py -->", "<!-- end of the table by values -->"
@@ -83,7 +83,7 @@ def architecture(name: str) -> tuple[nn.Module, list[torch.Tensor], Recording]:
         make_distinct(model)
     else:
         model = build_model(name)
-    loaded = loaded_from_module(model, None, WinMLExportConfig())
+    loaded = loaded_from_module(model, None)
     tensors = {key: to_torch(value) for key, value in make_feeds(loaded.only_part.inputs, seed=1).items()}
     with prepared_for_export(model, list(tensors), loaded.only_part.forward_kwargs):
         return model, list(tensors.values()), record(model, list(tensors.values()))
