@@ -375,9 +375,9 @@ def compare_at_other_sizes(
         for item in compare_outputs([draw.reference], [answer], computed_in=computed_in).comparisons:
             if not item.is_equal:
                 difference = item.problem or f"differs by {item.relative_diff:.1e} of scale"
-                failure = _frozen_axis_error(draw, written, advice, f"Output {item.name!r}: {difference}.")
-                failure.inputs = draw.inputs
-                raise failure
+                frozen = _frozen_axis_error(draw, written, advice, f"Output {item.name!r}: {difference}.")
+                frozen.inputs = draw.inputs
+                raise frozen
             comparisons.append(replace(item, draw=number))
     return tuple(comparisons)
 
