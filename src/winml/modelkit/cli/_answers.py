@@ -14,7 +14,7 @@ from winml.modelkit.words import json_printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["json_text", "print_json", "refuse_outputs", "show_answer", "write_answer", "write_files"]
+__all__ = ["json_text", "print_json", "refuse_outputs", "show_answer", "show_result", "write_answer", "write_files"]
 
 
 def print_json(record: Mapping[str, Any]) -> None:
@@ -63,6 +63,24 @@ def show_answer(record: Mapping[str, Any], options: Mapping[str, Any], render: C
     render(console)
     if output is not None:
         print_rows([("wrote", str(output))], console)
+
+
+def show_result(record: Mapping[str, Any], options: Mapping[str, Any], render: Callable[[Console], None]) -> None:
+    """Tell what was made: as JSON where that is asked for, else for people, unless they want to hear nothing.
+
+    Args:
+        record: The answer for a program.
+        options: Those of the verb: ``format_`` and, where it has one, ``quiet``.
+        render: Prints the answer for people.
+    """
+    if options["format_"] == "json":
+        print_json(record)
+        return
+    if options.get("quiet"):
+        return
+    from winml.modelkit.report.terminal import console_for
+
+    render(console_for(sys.stdout))
 
 
 def write_answer(path: Path, record: Mapping[str, Any], *, overwrite: bool) -> None:

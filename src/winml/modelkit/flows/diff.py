@@ -92,7 +92,7 @@ class _Side:
         contents = read_contents(structure)
         metadata = {item.key: item.value for item in structure.metadata_props}
         tree = read_tree([node.proto for node in contents.nodes], metadata, structure.graph.name.strip("/") or "graph")
-        return cls(path, structure, tree, _module_structures(tree, contents), locate_initializers(path, structure))
+        return cls(path, structure, tree, _module_structures(tree, contents), locate_initializers(path))
 
     @property
     def operators(self) -> Counter[str]:

@@ -1,7 +1,7 @@
 """Opens a file so that a run also returns inner values of the graph.
 
-The file is not changed and external weights are not copied: the outputs are appended to the bytes of the model file.
-Which values are returned is decided by the caller.
+The file is not changed and weights are not copied: they are mapped wherever they lie. Which values are returned is
+decided by the caller.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import onnx
-
-from winml.modelkit.errors import ModelPathError
+from winml.modelkit.graph.files.reading import read_referring
+from winml.modelkit.runtime.ir_versions import newest_ir_version
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["open_with_outputs"]
@@ -28,13 +27,10 @@ def open_with_outputs(path: Path, names: Sequence[str]) -> Session:
         ModelPathError: the file cannot be read.
         StageError: ONNX Runtime cannot load the graph.
     """
-    added_outputs = onnx.ModelProto()
+    file = path.resolve()  # data lies beside the file that a link leads to
+    model = read_referring(file)
+    model.ir_version = min(model.ir_version, newest_ir_version())
     for name in names:
         # ONNX Runtime infers the type.
-        added_outputs.graph.output.add().name = name
-    try:
-        # Specified: two concatenated messages are one message whose repeated fields are joined.
-        data = path.read_bytes() + added_outputs.SerializeToString()
-    except OSError as error:
-        raise ModelPathError(f"{path}: cannot be read: {error.strerror}", hint="Give an ONNX file.") from None
-    return Session(data, name=str(path), optimize=False, data_folder=path.resolve().parent)
+        model.graph.output.add().name = name
+    return Session(model.SerializeToString(), name=str(path), optimize=False, data_folder=file.parent)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+=======
+from collections.abc import Callable, Mapping
+>>>>>>> wt-data
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs, write_files
+from winml.modelkit.cli._answers import json_text, refuse_outputs, show_result, write_files
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import NonEmptyPath
 from winml.modelkit.cli._progress import show_step
@@ -21,7 +25,12 @@ from winml.modelkit.file_names import measured_path
 from winml.modelkit.hierarchy.selector import Selector
 
 if TYPE_CHECKING:
+<<<<<<< HEAD
     from winml.modelkit.flows.quantize.quantized_forms import FormJudge
+=======
+    from rich.console import Console
+
+>>>>>>> wt-data
     from winml.modelkit.quantize.options import QuantizeOptions
     from winml.modelkit.results.quantization_sensitivity import QuantizationSensitivity
 
@@ -231,14 +240,11 @@ def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) ->
 
 
 def _show(result: QuantizationSensitivity, written: list[Path], options: Mapping[str, Any]) -> None:
-    if options["format_"] == "json":
-        print_json(result.as_record())
-        return
-    if options["quiet"]:
-        return
     from winml.modelkit.report.quantization_sensitivity import print_sensitivity
-    from winml.modelkit.report.terminal import console_for, print_rows
+    from winml.modelkit.report.terminal import print_rows
 
-    console = console_for(sys.stdout)
-    print_sensitivity(result, console, verbose=options["verbose"])
-    print_rows((("wrote", str(path)) for path in written), console)
+    def render(console: Console) -> None:
+        print_sensitivity(result, console, verbose=options["verbose"])
+        print_rows((("wrote", str(path)) for path in written), console)
+
+    show_result(result.as_record(), options, render)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs, write_files
+from winml.modelkit.cli._answers import json_text, refuse_outputs, show_result, write_files
 from winml.modelkit.cli._data_sets import columns_option, data_set_files, requested_samples, split_option
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
@@ -17,6 +16,8 @@ from winml.modelkit.cli._streams import library_output_to_stderr, silence_librar
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from winml.modelkit.load.request import ModelRequest
     from winml.modelkit.results.model_comparison import ModelComparison
 
@@ -112,15 +113,14 @@ def command(**options: Any) -> None:
 
 
 def _show(result: ModelComparison, written: list[Path], options: dict[str, Any]) -> None:
-    if options["format_"] == "json":
-        print_json(result.as_record())
-        return
     from winml.modelkit.report.model_comparison import print_comparison
-    from winml.modelkit.report.terminal import console_for, print_rows
+    from winml.modelkit.report.terminal import print_rows
 
-    console = console_for(sys.stdout)
-    print_comparison(result, console, verbose=options["verbose"])
-    print_rows([("wrote", str(path)) for path in written], console)
+    def render(console: Console) -> None:
+        print_comparison(result, console, verbose=options["verbose"])
+        print_rows((("wrote", str(path)) for path in written), console)
+
+    show_result(result.as_record(), options, render)
 
 
 def _refuse_early(options: dict[str, Any]) -> tuple[Path | ModelRequest, Path | ModelRequest]:

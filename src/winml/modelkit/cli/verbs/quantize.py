@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml.modelkit.cli._answers import print_json
+from winml.modelkit.cli._answers import show_result
 from winml.modelkit.cli._build_configs import config_option, read_build_config
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
@@ -147,12 +146,8 @@ def _quantize_file(requested: QuantizeOptions, options: dict[str, Any]) -> None:
             sizes=sizes_by_name({**options, "batch_size": None}),
             on_step=None if options["quiet"] else show_step,
         )
-    if options["format_"] == "json":
-        print_json(result.as_record())
-        return
-    if options["quiet"]:
-        return
     from winml.modelkit.report.quantization_summary import print_quantization
-    from winml.modelkit.report.terminal import console_for
 
-    print_quantization(result, console_for(sys.stdout), verbose=options["verbose"])
+    show_result(
+        result.as_record(), options, lambda console: print_quantization(result, console, verbose=options["verbose"])
+    )

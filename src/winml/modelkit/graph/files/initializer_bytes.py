@@ -1,37 +1,26 @@
 """Finds where the values of the initializers of an ONNX file lie, and compares them without holding them.
 
-Walks the wire format of the file, so that memory does not grow with the weights; values in data files are found by what
-the model says of them. Values are read in pieces, two at a time at most.
+Memory does not grow with the weights; values in data files are found by what the model says of them. Values are read in
+pieces, two at a time at most.
 """
 
 from __future__ import annotations
 
 import hashlib
-import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import onnx
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.external_data import check_data_file
-from winml.modelkit.graph.files.reading import walk_fields
+from winml.modelkit.graph.files.reading import VALUE_FIELDS, read_located
 
 __all__ = ["StoredBytes", "WeightEquality", "bytes_digest", "have_equal_bytes", "locate_initializers"]
 
 PIECE_BYTES = 1 << 22
 """Read and compared at a time. Chosen: larger pieces save no time."""
-
-_GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
-_INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
-_NAME = onnx.TensorProto.DESCRIPTOR.fields_by_name["name"].number
-_RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
-_TYPED_DATA = {
-    onnx.TensorProto.DESCRIPTOR.fields_by_name[name].number
-    for name in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
-}
 
 
 @dataclass(frozen=True)
@@ -43,14 +32,19 @@ class StoredBytes:
     """Start and length of what holds the values, in order; usually one."""
     is_raw: bool = True
     """Whether these are the values as in memory; otherwise as protobuf writes numbers."""
+    inline: bytes = b""
+    """The values of a small initializer themselves, as in memory; no piece of the file is named then."""
 
     @property
     def size_bytes(self) -> int:
         """Number of bytes."""
-        return sum(length for _, length in self.pieces)
+        return len(self.inline) + sum(length for _, length in self.pieces)
 
     def read(self) -> Iterator[bytes]:
         """Yield the bytes in pieces of ``PIECE_BYTES``, the last one shorter."""
+        if not self.pieces:
+            yield self.inline
+            return
         with self.path.open("rb") as file:
             for start, length in self.pieces:
                 file.seek(start)
@@ -63,46 +57,43 @@ class StoredBytes:
                     yield piece
 
 
-def locate_initializers(path: Path, structure: onnx.ModelProto) -> dict[str, StoredBytes]:
+def locate_initializers(path: Path) -> dict[str, StoredBytes]:
     """Return where the values of every initializer of the main graph lie, by name.
 
     Args:
         path: The ONNX file.
-        structure: The same file, read without the values of its weights.
 
     Raises:
         InputError: a data file is missing, shorter than the model says, or outside of its folder.
     """
-    places = _places_inside(path)
-    for tensor in structure.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            places[tensor.name] = _place_outside(path, tensor)
-    return places
+    return {
+        tensor.name: _place_outside(path, tensor)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        else _place_inside(path, tensor)
+        for tensor in read_located(path).graph.initializer
+    }
 
 
-def _places_inside(path: Path) -> dict[str, StoredBytes]:
-    places: dict[str, StoredBytes] = {}
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for number, _, _, start, stop in walk_fields(data, 0, len(data)):
-            if number != _GRAPH:
-                continue
-            for inner, _, _, tensor_start, tensor_stop in walk_fields(data, start, stop):
-                if inner == _INITIALIZER:
-                    name, place = _place_of_tensor(path, data, tensor_start, tensor_stop)
-                    places[name] = place
-    return places
+def _place_inside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
+    entries = [(entry.key, entry.value.partition(":")) for entry in tensor.external_data if entry.key in VALUE_FIELDS]
+    pieces = tuple((int(start), int(length)) for _, (start, _, length) in entries)
+    if pieces:
+        return StoredBytes(path, pieces, is_raw=entries[0][0] == "raw_data")
+    return StoredBytes(path, (), inline=_small_values(tensor))
 
 
-def _place_of_tensor(path: Path, data: mmap.mmap, start: int, stop: int) -> tuple[str, StoredBytes]:
-    name, raw, typed = "", [], []
-    for number, _, _, value, end in walk_fields(data, start, stop):
-        if number == _NAME:
-            name = data[value:end].decode()
-        elif number == _RAW_DATA:
-            raw.append((value, end - value))
-        elif number in _TYPED_DATA:
-            typed.append((value, end - value))
-    return name, StoredBytes(path, tuple(raw or typed), is_raw=bool(raw) or not typed)
+def _small_values(tensor: onnx.TensorProto) -> bytes:
+    if tensor.HasField("raw_data"):
+        raw: bytes = tensor.raw_data
+        return raw
+    if tensor.string_data:
+        return b"".join(b"%d:%s" % (len(text), text) for text in tensor.string_data)
+    plain = onnx.TensorProto()
+    plain.CopyFrom(tensor)
+    plain.ClearField("name")
+    plain.ClearField("doc_string")
+    content: bytes = plain.SerializeToString(deterministic=True)
+    return content
 
 
 def _place_outside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
@@ -127,10 +118,7 @@ def have_equal_bytes(left: StoredBytes, right: StoredBytes) -> bool:
         return False
     if len(left.pieces) != len(right.pieces):
         return bytes_digest(left) == bytes_digest(right)
-    pairs = zip(left.read(), right.read(), strict=True)
-    return all(
-        np.array_equal(np.frombuffer(first, np.uint8), np.frombuffer(second, np.uint8)) for first, second in pairs
-    )
+    return all(first == second for first, second in zip(left.read(), right.read(), strict=True))
 
 
 def bytes_digest(place: StoredBytes) -> str:

@@ -23,13 +23,13 @@ from google.protobuf.message import DecodeError
 from winml.modelkit.errors import InputError, ModelPathError
 from winml.modelkit.graph.files.wire import varint
 
-__all__ = ["KEPT_BYTES", "read_referring", "read_structure", "walk_fields"]
+__all__ = ["KEPT_BYTES", "VALUE_FIELDS", "read_located", "read_referring", "read_structure", "walk_fields"]
 
 KEPT_BYTES = 4096
 """Messages below this size are read completely, values included. Chosen: one page. Shapes and axes, which shape
 inference needs, are far smaller; weights worth skipping are far larger."""
 
-_DATA_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+VALUE_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 """Fields of a tensor that hold its values. Strings are kept: no other field gives their size."""
 
 # Specified: the wire types of protobuf.
@@ -91,6 +91,27 @@ def read_referring(path: Path) -> onnx.ModelProto:
         return content
 
     return _read(path, refer)
+
+
+def read_located(path: Path) -> onnx.ModelProto:
+    """Read a model whose larger initializers tell where in the file their values lie; other tensors have no values.
+
+    Each has an entry of ``external_data`` for every run of values: the field of the tensor they stand in, and
+    ``start:length`` in bytes. Initializers in data files refer to these as they did.
+
+    Raises:
+        ModelPathError: the file is missing, is a directory or cannot be opened.
+        InputError: it is empty, cut off, or not an ONNX file.
+    """
+
+    def locate(role: str, field: str, place: slice) -> bytes | None:
+        tensor = onnx.TensorProto()
+        if role == "initializer":
+            tensor.external_data.add(key=field, value=f"{place.start}:{place.stop - place.start}")
+        content: bytes = tensor.SerializeToString()
+        return content
+
+    return _read(path, locate)
 
 
 _Replacement = Callable[[str, str, slice], bytes | None]
@@ -194,7 +215,7 @@ def _without_values(
         field = fields.get(number)
         if field is None:
             continue
-        if is_tensor and field.name in _DATA_FIELDS:
+        if is_tensor and field.name in VALUE_FIELDS:
             if (replaced := replace(role, field.name, slice(value, stop))) is not None:
                 pieces.append(data[copied:at])
                 replacements.append(replaced)

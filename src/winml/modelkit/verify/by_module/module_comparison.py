@@ -24,7 +24,7 @@ __all__ = ["TOLERANCE", "ModuleComparison", "compare_modules"]
 GROUP_BYTES = 256_000_000
 """Values recorded at a time. Chosen: small beside a model, large enough that few groups are needed."""
 FIRST_GROUP = 16
-"""Values recorded in the first group, whose size nobody knows yet."""
+"""Values recorded in the first group, where nobody knows their sizes yet."""
 TOLERANCE = 1e-3
 """Relative error of a module that counts as rounding, where nothing else is asked for. Chosen: ten times the tolerance
 of float32 outputs, since inner values may be small differences of large ones."""
@@ -169,7 +169,10 @@ def _error_of(fidelity: OutputFidelity) -> float:
 def _measure(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dict[NamesOfBoth, OutputFidelity]:
     """Return how near each value is, recording groups of them on both sides."""
     measured: dict[NamesOfBoth, OutputFidelity] = {}
-    waiting, size = list(dict.fromkeys(taps)), FIRST_GROUP
+    waiting = list(dict.fromkeys(taps))
+    sizes = pair.value_bytes(waiting)
+    most = max((known for known in sizes if known is not None), default=0)
+    size = FIRST_GROUP if None in sizes else max(1, GROUP_BYTES // max(most, 1))
     end = time.monotonic() + seconds
     while waiting and time.monotonic() < end:
         group, waiting = waiting[:size], waiting[size:]

@@ -6,6 +6,7 @@ Runs the graph node by node as it is written, so that every value that is asked 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -30,6 +31,10 @@ __all__ = ["OnnxSide"]
 
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE, None})
 """Types of values that have an error; None is unknown before a run."""
+
+
+FLOAT_BYTES = 4
+"""Of most values that are recorded."""
 
 
 class OnnxSide:
@@ -96,6 +101,23 @@ class OnnxSide:
         if self._session is None:
             self._session = open_with_outputs(self.path, [name for name in tapped if name not in self._declared])
         return self._session
+
+    def value_bytes(self, names: Sequence[str], feeds: Feeds) -> Sequence[int | None]:
+        """Return how large inner values are, counted in float32; None where a shape is not known before a run."""
+        session = self.session()
+        known = {
+            size: length
+            for key, shape in session.input_shapes.items()
+            for size, length in zip(shape, feeds[key].shape, strict=True)
+            if isinstance(size, str)
+        }
+
+        def size_of(name: str) -> int | None:
+            shape = session.output_shapes.get(name, (None,))
+            sizes = [known.get(size) if isinstance(size, str) else size for size in shape]
+            return None if None in sizes else FLOAT_BYTES * math.prod(size for size in sizes if size is not None)
+
+        return list(map(size_of, names))
 
     def outputs(self, feeds: Feeds) -> dict[str, Array]:
         """Run the model, and return what it answers."""

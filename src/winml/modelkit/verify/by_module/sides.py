@@ -59,6 +59,9 @@ class Side(Protocol):
     def input_dtypes(self) -> Mapping[str, str]:
         """Name of each input → its type, in numpy's words."""
 
+    def value_bytes(self, names: Sequence[str], feeds: Feeds) -> Sequence[int | None]:
+        """Return how large inner values are; None where that is not known before a run."""
+
     def outputs(self, feeds: Feeds) -> dict[str, Array]:
         """Run the model, and return what it answers."""
 
@@ -99,6 +102,14 @@ class SidePair:
             for name, other in common.items()
         )
         return outputs, tuple(missing)
+
+    def value_bytes(self, taps: Sequence[NamesOfBoth]) -> list[int | None]:
+        """Return what recording each value takes on both sides, for all draws; None where that is not known."""
+        feeds = self.draws[0]
+        left = self.reference.value_bytes([name for name, _ in taps], self.reference_feeds(feeds))
+        right = self.candidate.value_bytes([name for _, name in taps], self.candidate_feeds(feeds))
+        known = (one if one is not None else other for one, other in zip(left, right, strict=True))
+        return [None if size is None else 2 * len(self.draws) * size for size in known]
 
     def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
         """Run both on each draw, and yield the inner values of a group, by their names on each side."""

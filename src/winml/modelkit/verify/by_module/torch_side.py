@@ -64,6 +64,10 @@ class TorchSide:
         """What is called."""
         return self._prepared.part
 
+    def value_bytes(self, names: Sequence[str], feeds: Feeds) -> Sequence[int | None]:  # noqa: ARG002 - others look
+        """Return nothing: how large values are shows in a run."""
+        return [None] * len(names)
+
     def outputs(self, feeds: Feeds) -> dict[str, Array]:
         """Run the model, and return what it answers.
 

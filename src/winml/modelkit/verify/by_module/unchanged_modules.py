@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import onnx
 
 from winml.modelkit.graph.files.initializer_bytes import WeightEquality, locate_initializers
+from winml.modelkit.graph.files.reading import VALUE_FIELDS
 from winml.modelkit.inspect.node_signatures import node_signature
 from winml.modelkit.inspect.onnx_contents import PlacedNode
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
@@ -29,7 +30,7 @@ def unchanged_modules(reference: OnnxSide, candidate: OnnxSide) -> frozenset[str
         InputError: data of a file is missing.
     """
     weights = [{tensor.name: tensor for tensor in side.structure.graph.initializer} for side in (reference, candidate)]
-    places = [locate_initializers(side.path, side.structure) for side in (reference, candidate)]
+    places = [locate_initializers(side.path) for side in (reference, candidate)]
     equality = WeightEquality(*places)
 
     def is_same_weight(name: str) -> bool:
@@ -62,15 +63,8 @@ def _forms_of(side: OnnxSide) -> _Forms:
 
 def _is_without_values(attribute: onnx.AttributeProto) -> bool:
     tensor = attribute.t
-    # A tensor without data has at least its type and its name; one of no elements has no data either.
-    return (
-        attribute.HasField("t") and 0 not in tensor.dims and not any(getattr(tensor, field) for field in _DATA_FIELDS)
-    )
-
-
-_DATA_FIELDS = (
-    "raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data",
-)  # fmt: skip
+    has_values = any(getattr(tensor, field) for field in (*VALUE_FIELDS, "string_data"))
+    return attribute.HasField("t") and 0 not in tensor.dims and not has_values
 
 
 def _initializers_read(side: OnnxSide, weights: Mapping[str, onnx.TensorProto]) -> defaultdict[str, frozenset[str]]:
