@@ -19,16 +19,11 @@ PARAMETERS = 6
 """Chosen from the tails of well-kept code bases: medians are 90 to 260 lines a module and 7 to 16 a function."""
 
 LARGE_ROOMS: dict[str, str] = {
-<<<<<<< HEAD
-    "cli/verbs": "one short file for each verb, and for options that some of them share",
-=======
     "cli/verbs": "one module for each verb, and beside it what its options alone ask for",
     "results": "one short record for each answer of a verb",
->>>>>>> wt-data
     "builds": "configs, stages, folders and the cache read each other's records; none of them is a room by itself",
     "graph/files": "short modules, each one promise about files: reading, writing, placing, completing, removing",
     "report": "one short renderer for each answer of a verb",
-    "results": "one record for each answer of a verb",
 }
 LONG_MODULES: dict[str, str] = {}
 LONG_CLASSES: dict[str, str] = {}
