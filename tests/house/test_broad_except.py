@@ -11,11 +11,8 @@ from house.sources import functions, modules
 
 BOUNDARIES: dict[str, str] = {
     "verify.reference_run:run_reference": "a foreign forward raises what it likes; said again with inputs and module",
-<<<<<<< HEAD
-    "flows.evaluate.sides:TorchSide.run": "as above; said again with its values",
-=======
     "verify.by_module.first_wrong_module:name_first_wrong_module": "the failure stays as it is; says what went wrong",
->>>>>>> wt-data
+    "flows.evaluate.sides:TorchSide.run": "a foreign forward raises what it likes; said again with its values",
     "flows.perf.pytorch_baseline:pytorch_run": "a foreign forward raises what it likes; said again with its values",
     "builds.identity:ModelIdentity._compute_record": "raised again in the thread that asks for the record",
     "flows.inspect:_run_with_values": "as above; without weights the reason was less clear",

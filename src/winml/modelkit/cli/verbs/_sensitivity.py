@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-=======
-from collections.abc import Callable, Mapping
->>>>>>> wt-data
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,12 +20,9 @@ from winml.modelkit.file_names import measured_path
 from winml.modelkit.hierarchy.selector import Selector
 
 if TYPE_CHECKING:
-<<<<<<< HEAD
-    from winml.modelkit.flows.quantize.quantized_forms import FormJudge
-=======
     from rich.console import Console
 
->>>>>>> wt-data
+    from winml.modelkit.flows.quantize.quantized_forms import FormJudge
     from winml.modelkit.quantize.options import QuantizeOptions
     from winml.modelkit.results.quantization_sensitivity import QuantizationSensitivity
 
