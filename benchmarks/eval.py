@@ -88,7 +88,7 @@ def text_case(folder: Path, count: int) -> Case:
     datasets.Dataset.from_dict({"text": texts, "label": labels}).to_parquet(folder / "data.parquet")
 
     def feeds(processor: Any, rows: list[Any]) -> dict[str, Any]:
-        return dict(processor(rows, padding=True, truncation=True, return_tensors="np"))
+        return dict(processor(rows, padding=True, truncation=True, return_tensors="np", return_token_type_ids=True))
 
     return _exported(folder, folder / "data.parquet", "text-classification", feeds, texts, fast)
 

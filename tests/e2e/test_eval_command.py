@@ -79,18 +79,23 @@ def test_checkpoint_is_judged_by_itself() -> None:
 
     assert (record["model"]["kind"], record["baseline"]) == ("pytorch", None)
     assert record["metrics"][0]["value"] == 1
-    assert run_here("eval", "-m", "model", "--dataset", "texts.csv", "--threads", "1").code == 2
+    for options in (("--threads", "1"), ("--baseline", "pytorch")):
+        assert run_here("eval", "-m", "model", "--dataset", "texts.csv", *options, "-q").code == 2
 
 
 def test_build_judges_its_result_and_keeps_what_it_found(folder: Path, tmp_path: Path) -> None:
-    """``eval.json`` belongs to the build: the next one without an ``eval`` section takes it away."""
+    """``eval.json`` belongs to the build: one without an ``eval`` section takes it away; a limit ends it with three."""
     section = {"dataset": str(folder / "texts.csv"), "samples": 20, "min": {"accuracy": 0.9}}
     config = {"export": {"dynamic_sequence": True, "verify": False}, "optim": None, "eval": section}
 
     result = build_hf_model(folder / "model", tmp_path / "b", config=config)
     record = json.loads((tmp_path / "b" / EVALUATION_NAME).read_text(encoding="utf-8"))
+    missed = json.dumps({**config, "eval": {**section, "baseline": "none", "max_drop": {}, "min": {"f1": 1.1}}})
+    again = run_here("build", "-m", folder / "model", "-o", tmp_path / "b", "-c", missed)
     build_hf_model(folder / "model", tmp_path / "b", config={**config, "eval": None})
 
+    assert again.code == 3
+    assert "not good enough: f1 1.0000, limit 1.1" in again.out
     assert result.evaluation is not None
     assert result.evaluation.is_good_enough
     assert result.as_record()["evaluation"] == record

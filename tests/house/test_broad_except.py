@@ -12,7 +12,7 @@ from house.sources import functions, modules
 BOUNDARIES: dict[str, str] = {
     "verify.reference_run:run_reference": "a foreign forward raises what it likes; said again with inputs and module",
     "verify.by_module.first_wrong_module:name_first_wrong_module": "the failure stays as it is; says what went wrong",
-    "flows.evaluate.sides:TorchSide.run": "as above; said again with its values",
+    "flows.evaluate.sides:TorchSide.run": "a foreign forward raises what it likes; said again with its values",
     "flows.perf.pytorch_baseline:pytorch_run": "a foreign forward raises what it likes; said again with its values",
     "builds.identity:ModelIdentity._compute_record": "raised again in the thread that asks for the record",
     "flows.inspect:_run_with_values": "as above; without weights the reason was less clear",
@@ -21,9 +21,6 @@ BOUNDARIES: dict[str, str] = {
     "export.torchscript.capturing:capture_torchscript": "the exporter raises what it likes; named with its operator",
     "graph.files.orphaned_data:_named_data": "what is replaced may be anything at all; then it names no data of ours",
     "graph.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
-    "inference.generation.causal_lm:generate_with_transformers.work": "raised again in the thread that waits for tokens",
-    "inference.generation.text:_TokenizerOfFile.__init__": "the tokenizers library raises nothing more narrow",
-    "inference.generation.text:chat_prompt": "a template is foreign code and raises what it likes; said again as its",
     "inspect.weightless:run_weightless": "a foreign forward may need values; becomes a result with its reason",
     "load.inputs.alike_axes:accepts_shapes.call": "a foreign forward raises what it likes; it does not take the shapes",
     "load.inputs.argument_names:_record": "a user's constructor raises what it likes; said again with its members",
@@ -32,7 +29,6 @@ BOUNDARIES: dict[str, str] = {
     "sweep.architecture_export:_attempt_export": "whatever goes wrong with one model is a row of the table",
     "sweep.architecture_export:_find_small_config": "a config that makes no model is a row of the table",
     "sweep.architecture_export:_try_config": "as above",
-    "verify.generation:generate_reference": "generate() of a model raises what it likes; the text is not compared then",
 }
 """``module:qualified.name`` to the reason that anything may be caught there."""
 

@@ -100,9 +100,15 @@ def test_similarities_follow_the_pooling_beside_the_model(tmp_path: Path) -> Non
              for text, other, shared in _mixed_sentences(50)]  # fmt: skip
     columns = dict(zip(("sentence1", "sentence2", "score"), map(list, zip(*pairs, strict=True)), strict=True))
     datasets.Dataset.from_dict(columns).to_csv(tmp_path / "sts.csv")
-    states = pipeline_of(folder, "feature-extraction")
-    means = [[np.mean(states(text)[0], axis=0) for text in pair[:2]] for pair in pairs]
-    cosines = [left @ right / np.linalg.norm(left) / np.linalg.norm(right) for left, right in means]
+    extract = pipeline_of(folder, "feature-extraction")
+    texts = [*columns["sentence1"], *columns["sentence2"]]
+    lengths = [len(ids) for ids in extract.tokenizer(texts)["input_ids"]]
+    states = extract(texts, batch_size=25)  # filled up on the right
+    means = [np.mean(item[0][:length], axis=0) for item, length in zip(states, lengths, strict=True)]
+    cosines = [
+        left @ right / np.linalg.norm(left) / np.linalg.norm(right)
+        for left, right in zip(means[:50], means[50:], strict=True)
+    ]
     expected = scipy.stats.spearmanr(cosines, columns["score"]).statistic
 
     result = judged_checkpoint(folder, tmp_path / "sts.csv", "sentence-similarity")

@@ -82,7 +82,8 @@ def match_labels(model: Sequence[str], names: Sequence[str] | None, values: Iter
     if names is None:
         spoken = {value: value for value in occurring if isinstance(value, str)}
     numbers = {value: int(value) for value in occurring if not isinstance(value, str) and value not in spoken}
-    classes, notes = _by_name(model, spoken), ()
+    classes = _by_name(model, spoken)
+    notes: tuple[str, ...] = ()
     if classes is None and names is not None and _says_nothing(model) and len(names) <= len(model):
         classes = dict(zip(spoken, range(len(names)), strict=True))
         notes = (f"The config names no classes, so labels of {column} are taken in their order: {_listed(names)}.",)

@@ -74,7 +74,8 @@ def _matthews(right: Array, predicted: Array, referred: Array) -> Array:
     covariance = right.sum(axis=1) * samples - (predicted * referred).sum(axis=1)
     spread = (samples**2 - (predicted**2).sum(axis=1)) * (samples**2 - (referred**2).sum(axis=1))
     # A model, or a resample, of one class only has no correlation; scikit-learn says 0.
-    return np.divide(covariance, np.sqrt(spread), out=np.zeros_like(covariance), where=spread > 0)
+    values: Array = np.divide(covariance, np.sqrt(spread), out=np.zeros_like(covariance), where=spread > 0)
+    return values
 
 
 ACCURACY = Metric("accuracy", _accuracy, "sklearn")

@@ -34,7 +34,8 @@ class _Correlation:
         left, right = (side - side.mean(axis=1, keepdims=True) for side in (left, right))
         spread = np.sqrt((left**2).sum(axis=1) * (right**2).sum(axis=1))
         products = (left * right).sum(axis=1)
-        return np.divide(products, spread, out=np.full_like(products, np.nan), where=spread > 0)
+        values: Array = np.divide(products, spread, out=np.full_like(products, np.nan), where=spread > 0)
+        return values
 
 
 def _correlation(name: str) -> Callable[[Sequence[float], Sequence[float]], _Correlation]:

@@ -45,7 +45,7 @@ def _squad(name: str) -> Callable[[Sequence[str], Sequence[Sequence[str]]], Samp
         for predicted, answers in zip(predictions, references, strict=True):
             # A question without an answer is answered rightly by none.
             texts = list(answers) or [""]
-            target = {"answers": {"text": texts, "answer_start": [0] * len(texts)}, "id": "0"}
+            target: dict[str, Any] = {"answers": {"text": texts, "answer_start": [0] * len(texts)}, "id": "0"}
             rows.append((float(squad([{"prediction_text": predicted, "id": "0"}], [target])[name]) / 100, 1.0))
         table = np.asarray(rows, np.float64)
         return SampleRows(float(table[:, 0].mean()), table, _ratio)

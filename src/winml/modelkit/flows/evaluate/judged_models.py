@@ -131,7 +131,13 @@ def opened_baseline(subject: Subject, model: JudgedModel, stack: ExitStack) -> t
         InputError: a file is damaged.
         StageError: it cannot be loaded.
     """
-    if subject.has_baseline is False or (subject.baseline is None and not isinstance(subject.model, Path)):
+    is_torch = not isinstance(subject.model, Path)
+    if subject.has_baseline and subject.baseline is None and is_torch:
+        raise UsageError(
+            f"--baseline pytorch: {model.side.name} is run in PyTorch itself",
+            hint="Name an ONNX file to compare it with, or judge the file and compare it with this checkpoint.",
+        )
+    if subject.has_baseline is False or (subject.baseline is None and is_torch):
         return None, ()
     baseline: Path | ModelRequest | None = subject.baseline or model.source
     if isinstance(baseline, Path):

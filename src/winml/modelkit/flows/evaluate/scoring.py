@@ -6,7 +6,6 @@ a while after a run, and would take the processor from PyTorch.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +21,8 @@ __all__ = ["Scores", "score_samples"]
 
 GROUP = 16
 """Batches that one model runs before the other does. Chosen: what spins ends long before, and little is in memory."""
+GROUP_BYTES = 256_000_000
+"""Arrays and pictures in memory at a time, from which on a group ends. Chosen: small beside a model."""
 Progress = Callable[[int], None]
 """Called between groups with the number of samples that are done."""
 
@@ -88,7 +89,7 @@ def score_samples(
             yield sample
 
     batches = preprocessor.batches(judge.fed(remembered()), batch_size)
-    while group := list(itertools.islice(batches, GROUP)):
+    for group in _grouped(batches):
         for side, told in zip(sides, scores.sides, strict=True):
             for batch in group:
                 _run(side, batch, judge, told)
@@ -100,6 +101,26 @@ def score_samples(
     if progress is not None:
         progress(len(scores.references))
     return scores
+
+
+def _grouped(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
+    """Yield batches in groups that are small in number and in memory."""
+    group: list[Batch] = []
+    held = 0
+    for batch in batches:
+        group.append(batch)
+        held += _held_bytes(batch)
+        if len(group) == GROUP or held >= GROUP_BYTES:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
+
+
+def _held_bytes(batch: Batch) -> int:
+    """Return what a batch takes: its arrays, and its pictures as they were opened, with four bytes a pixel."""
+    sizes = (row.image_size for row in batch.rows if row.image_size is not None)
+    return sum(array.nbytes for array in batch.feeds.values()) + sum(4 * height * width for height, width in sizes)
 
 
 def _run(side: Side, batch: Batch, judge: Judge, told: _SideScores) -> None:

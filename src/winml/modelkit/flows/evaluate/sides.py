@@ -23,13 +23,14 @@ __all__ = ["OnnxSide", "Side", "TorchSide", "joined_inputs", "open_onnx_side", "
 
 Array = NDArray[Any]
 Feeds = Mapping[str, Array]
+SideKind = Literal["onnx", "pytorch"]
 _HALVES = frozenset({"float16", "bfloat16"})
 
 
 class Side(Protocol):
     """One of the models."""
 
-    kind: Literal["onnx", "pytorch"]
+    kind: SideKind
     name: str
     provider: str | None
     """Execution provider of an ONNX file."""
@@ -49,13 +50,13 @@ class Side(Protocol):
 class OnnxSide:
     """An ONNX graph in a session."""
 
-    kind: Literal["onnx"] = "onnx"
+    kind: SideKind = "onnx"
 
     def __init__(self, session: Session, name: str, provider: str) -> None:
         """Take an open session."""
         self.session = session
         self.name = name
-        self.provider = provider
+        self.provider: str | None = provider
         self.inputs = graph_inputs(session)
         self._dtypes = {item.name: _numpy_dtype(item.dtype) for item in self.inputs}
 
@@ -67,8 +68,8 @@ class OnnxSide:
 class TorchSide:
     """A PyTorch model, called as the export calls it."""
 
-    kind: Literal["pytorch"] = "pytorch"
-    provider = None
+    kind: SideKind = "pytorch"
+    provider: str | None = None
 
     def __init__(self, model: Any, names: Any, inputs: tuple[GraphInput, ...], shown: str) -> None:
         """Take a prepared model.
