@@ -19,7 +19,7 @@ BOUNDARIES: dict[str, str] = {
     "export.torchscript.capturing:capture_torchscript": "the exporter raises what it likes; named with its operator",
     "graph.files.orphaned_data:_named_data": "what is replaced may be anything at all; then it names no data of ours",
     "graph.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
-    "inference.generation.causal_lm:generate_with_transformers.work": "raised again in the thread that waits for tokens",
+    "inference.generation.causal_lm:generate_with_transformers.work": "raised again in the thread that waits",
     "inference.generation.text:_TokenizerOfFile.__init__": "the tokenizers library raises nothing more narrow",
     "inference.generation.text:chat_prompt": "a template is foreign code and raises what it likes; said again as its",
     "inspect.weightless:run_weightless": "a foreign forward may need values; becomes a result with its reason",
