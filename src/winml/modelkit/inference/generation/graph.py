@@ -243,7 +243,7 @@ class DecoderGraph:
         batch = self._by_name[TOKENS].shape[0]
         return item.shape.index(batch) if isinstance(batch, str) and batch in item.shape else 0
 
-    def _refuse_foreign_cache(self, cache: GraphCache | None, rows: int) -> None:
+    def _refuse_foreign_cache(self, cache: object, rows: int) -> None:
         if cache is None:
             return
         if not isinstance(cache, GraphCache) or not cache.is_of(self):
