@@ -24,6 +24,7 @@ from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.flows.export.export import HTPExporter
 from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.load.checkpoints.task import canonical_task
 from winml.modelkit.load.model import load_resolved
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest
@@ -80,7 +81,7 @@ def export_architecture(order: ExportOrder, report_state: ReportState) -> Archit
         return replace(architecture, problem=architecture.problem.replace(str(_config_path(order)), "config.json"))
     if order.previous is not None:
         aspects = [aspect for aspect in WAYS[0] if aspect not in architecture.kept_large]
-        _write_config(order, default_content(order.model_type), aspects)
+        _write_config(order, _content(order), aspects)
     report_state(architecture)
     return architecture.with_attempt(order.exporter, _attempt_export(order))
 
@@ -90,7 +91,7 @@ def _find_small_config(order: ExportOrder, report_state: ReportState) -> Archite
     unbuilt = Architecture(order.model_type, state_before="not built", problem="it did not end")
     report_state(unbuilt)
     try:
-        content = default_content(order.model_type)
+        content = _content(order)
     except Exception as error:
         return replace(unbuilt, problem=f"no default config: {_error_line(error)}")
     refusals: list[Architecture] = []
@@ -104,6 +105,13 @@ def _find_small_config(order: ExportOrder, report_state: ReportState) -> Archite
         refusals.append(architecture)
     # The reason of the config that came farthest; of several, that of the smallest.
     return max(refusals, key=lambda refusal: refusal.state_before == "not run")
+
+
+def _content(order: ExportOrder) -> dict[str, Any]:
+    """Return the default config; of an encoder that can be a decoder, as one where text is to be generated."""
+    content = default_content(order.model_type)
+    is_generating = order.task is not None and canonical_task(order.task) == "text-generation"
+    return {**content, "is_decoder": True} if is_generating and "is_decoder" in content else content
 
 
 def _try_config(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -98,12 +99,14 @@ def _state(
 ) -> CacheState | None:
     """Return what is known of a tensor; None where rows and tokens are not where every other cache has them."""
     dtype = str(value.dtype).removeprefix("torch.")
-    if kind not in ("key", "value"):
-        is_by_row = value.dim() > 1 and value.shape[0] == _ROWS
-        return CacheState(layer, kind, tuple(value.shape[1:]), dtype, index=index) if is_by_row else None
-    if value.dim() != 4 or (value.shape[0], value.shape[2]) != (_ROWS, _TOKENS):
+    sizes = list(value.shape)
+    state = CacheState(layer, kind, (), dtype, window=window if kind in ("key", "value") else None, index=index)
+    is_of_four = kind not in ("key", "value") or len(sizes) == 4
+    if len(sizes) < 2 or not is_of_four or sizes.pop(0) != _ROWS:
         return None
-    return CacheState(layer, kind, (value.shape[1], value.shape[3]), dtype, window=window)
+    if state.token_axis is not None and sizes.pop(state.token_axis - 1) != _TOKENS:
+        return None
+    return replace(state, sizes=tuple(sizes))
 
 
 def _refusal(model_name: str, what: str) -> UsageError:

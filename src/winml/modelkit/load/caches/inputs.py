@@ -102,9 +102,10 @@ def with_cache_inputs(
 
 
 def _state_keys(state: CacheState) -> tuple[str | None, ...]:
-    if state.grows:
-        return ("batch_size", None, PAST_KEY, None)
-    return ("batch_size", *(None for _ in state.sizes))
+    keys: list[str | None] = ["batch_size", *(None for _ in state.sizes)]
+    if state.token_axis is not None:
+        keys.insert(state.token_axis, PAST_KEY)
+    return tuple(keys)
 
 
 def _refuse_beyond_positions(usable: int | None, given: Mapping[str, int]) -> None:

@@ -17,10 +17,10 @@ from winml.modelkit.graph.specs import CacheSlot
 
 __all__ = ["CacheLayout", "CacheState", "StateKind"]
 
-StateKind = Literal["key", "value", "conv", "recurrent"]
+StateKind = Literal["key", "value", "indexer", "conv", "recurrent"]
 
-_ATTENDED = ("key", "value")
-"""Kinds that hold one entry for every token."""
+_TOKEN_AXES: Mapping[str, int] = {"key": 2, "value": 2, "indexer": 1}
+"""Kind that holds one entry for every token → the axis that counts them."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class CacheState:
     """Position in the cache, from 0."""
     kind: StateKind
     sizes: tuple[int, ...]
-    """Fixed sizes: of keys and values those of heads and head, of other states all but the batch, which comes first."""
+    """Sizes but for the batch, which comes first, and the tokens: of keys and values those of heads and head."""
     dtype: str
     window: int | None = None
     """How many of the last tokens are ever attended to, where a layer does not see all of them."""
@@ -39,9 +39,14 @@ class CacheState:
     """Which of several states of this kind in the layer; None where there is one."""
 
     @property
+    def token_axis(self) -> int | None:
+        """Which axis counts the tokens; None where its size is always the same."""
+        return _TOKEN_AXES.get(self.kind)
+
+    @property
     def grows(self) -> bool:
-        """Whether it holds one entry for every token; its shape is then batch, heads, tokens, head."""
-        return self.kind in _ATTENDED
+        """Whether it holds one entry for every token."""
+        return self.token_axis is not None
 
     @property
     def input(self) -> str:
@@ -64,7 +69,10 @@ class CacheState:
 
     def shape(self, batch: int, tokens: int) -> tuple[int, ...]:
         """Return its shape with so many rows, after so many tokens."""
-        return (batch, self.sizes[0], tokens, self.sizes[1]) if self.grows else (batch, *self.sizes)
+        sizes = [batch, *self.sizes]
+        if self.token_axis is not None:
+            sizes.insert(self.token_axis, tokens)
+        return tuple(sizes)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import (
     DummyLayer,
+    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -30,10 +31,11 @@ Tensors = Mapping[tuple[StateKind, int | None], torch.Tensor]
 
 # Their declarations contradict each other, so that no class could derive from two of them.
 _Attention: Any = DynamicLayer
+_Indexed: Any = DynamicIndexedLayer
 _Recurrent: Any = LinearAttentionLayer
 
 
-_ATTENDED: Mapping[StateKind, str] = {"key": "keys", "value": "values"}
+_ATTENDED: Mapping[StateKind, str] = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
 _CARRIED: Mapping[StateKind, str] = {"conv": "conv_states", "recurrent": "recurrent_states"}
 """Kind of state → attribute of a layer that holds it; of the second there may be several."""
 
@@ -59,6 +61,18 @@ class TracedAttentionLayer(_Attention):  # type: ignore[misc]
         """Return the number of tokens; traced, it stays open."""
         length: int = self.keys.shape[-2]
         return length
+
+
+class TracedIndexedLayer(TracedAttentionLayer, _Indexed):  # type: ignore[misc]
+    """Keys and values of all tokens, and the keys by which a layer chooses which of them it attends to."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        """Hold keys and values, and the keys of the indexer; these are batch, tokens, head."""
+        DynamicIndexedLayer.__init__(self)
+        self.hold_attended(tensors)
+        if ("indexer", None) in tensors:
+            self.indexer_keys = tensors["indexer", None]
+            self.is_indexer_initialized = True
 
 
 class TracedRecurrentLayer(_Recurrent):  # type: ignore[misc]
@@ -121,6 +135,7 @@ class _EmptyLayer(DummyLayer):
 
 LAYER_CLASSES: Mapping[type, type] = {
     DynamicLayer: TracedAttentionLayer,
+    DynamicIndexedLayer: TracedIndexedLayer,
     DynamicSlidingWindowLayer: TracedAttentionLayer,
     LinearAttentionLayer: TracedRecurrentLayer,
     LinearAttentionAndFullAttentionLayer: TracedHybridLayer,
