@@ -51,18 +51,19 @@ def build_decoder(checkpoint: Path, folder: Path, **options: Any) -> Path:
     return build_hf_model(checkpoint, folder, verify=False, **options).folder
 
 
-def counting_graph(path: Path, *, batch: str = "batch", sequence: str = "sequence") -> Path:
+def counting_graph(path: Path, *, batch: str = "batch", sequence: str = "sequence", mask: str = "") -> Path:
     """Write a decoder with one recurrent state: the logits of each token are the sum of all tokens up to it, mod 8.
 
     ::
 
         total = state + cumsum(input_ids)      logits = one_hot(total mod 8)      next_state = total of the last token
     """
+    masked = f", int64[{batch}, {mask}] attention_mask" if mask else ""
     model = onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["" : 17],
          metadata_props: ["winml.part": "{{\\"name\\": \\"model\\", \\"of\\": [\\"model\\"], \\"feeds\\": [
             {{\\"output\\": \\"next_state\\", \\"part\\": \\"model\\", \\"input\\": \\"state\\"}}]}}"]>
-        counting (int64[{batch}, {sequence}] input_ids, float[{batch}, 1] state)
+        counting (int64[{batch}, {sequence}] input_ids, float[{batch}, 1] state{masked})
             => (float[{batch}, {sequence}, 8] logits, float[{batch}, 1] next_state) {{
             one = Constant <value = int64 {{1}}> ()
             last = Constant <value = int64[1] {{-1}}> ()

@@ -225,3 +225,17 @@ def test_model_that_does_not_generate_is_refused(small_file: Path, built: Path, 
     outcome = run_here("generate", tmp_path / "encoder.onnx", "-p", "x")
     assert 1 == outcome.code
     assert "does not generate" in outcome.err
+
+
+def test_perf_measures_prompts_and_steps(built: Path, plain: Path) -> None:
+    """The lengths the model has positions for; keys and values of two heads of eight numbers in two layers."""
+    outcome = run_here("perf", built, "--generation", "--iterations", "2", "-f", "json")
+    assert 0 == outcome.code, outcome.err
+    record = json.loads(outcome.out)
+    assert [(16, 16 * 256)] == [(entry["tokens"], entry["cache_bytes"]) for entry in record["prompts"]]
+    assert ([16], 256) == ([step["cached_tokens"] for step in record["steps"]], record["cache_bytes_per_token"])
+    assert all(step["tokens_per_second"] == pytest.approx(1000 / step["step_ms"]) for step in record["steps"])
+    refused = run_here("perf", plain, "--generation")
+    assert (2, True) == (refused.code, "has no cache" in refused.err)
+    both = run_here("perf", built, "--generation", "--by-module")
+    assert (2, True) == (both.code, "--by-module has no meaning with --generation" in both.err)

@@ -173,7 +173,7 @@ def test_tokenizer_of_a_file_reads_and_writes_as_that_of_transformers(tmp_path: 
 
 def test_graph_that_reads_one_token_in_each_run_is_given_the_prompt_one_by_one(tmp_path: Path) -> None:
     """As those are whose states are computed from token to token; the logits are those of the whole prompt."""
-    path = counting_graph(tmp_path / "single.onnx", sequence="1")
+    path = counting_graph(tmp_path / "single.onnx", sequence="1", mask="1")
     graph = DecoderGraph(Session(path))
     cache = graph.empty_cache(1)
     assert [[1, 3, 6]] == graph.run(np.array([[1, 2, 3]]), cache=cache).argmax(-1).tolist()

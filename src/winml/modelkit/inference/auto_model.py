@@ -165,7 +165,7 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
             )
         return generation_config_beside(Path(self.path).parent, self.config, has_cache=self._has_cache)
 
-    def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:
+    def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:  # type: ignore[override]  # takes them in order, too
         if self._has_cache:
             names = [item.name for item in self.inputs]
             given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], Mapping) else zip(names, tensors)  # noqa: B905  # the rest is named

@@ -28,6 +28,7 @@ from winml.modelkit.cli._options import (
 )
 from winml.modelkit.cli._runnable_models import exported_path, files_read, runnable_model
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
+from winml.modelkit.cli.verbs._generation_perf import check_generation, generation_option, show_generation
 from winml.modelkit.cli.verbs._module_perf import check_module, module_option, show_module_perf
 from winml.modelkit.cli.verbs._module_times import by_module_options, check_by_module, show_by_module
 from winml.modelkit.errors import UsageError
@@ -48,6 +49,7 @@ Examples:
   winml perf model.onnx --by-module --depth 4 --report time.html
   winml perf model.onnx --module 'encoder.layer.*' --iterations 50
   winml perf -m ./checkpoint --baseline pytorch
+  winml perf built --generation
   winml perf optimized.onnx --baseline model.onnx --format json
 """
 
@@ -65,6 +67,7 @@ Examples:
 @measuring_options
 @by_module_options
 @module_option
+@generation_option
 @click.option("--baseline", metavar="pytorch|FILE", help="Measure this too, in turns, and compare.")
 @click.option("-o", "--output", type=NonEmptyPath(), help="Also write the answer to this file, as JSON.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
@@ -85,6 +88,9 @@ def command(**options: Any) -> None:
     run_options = RunOptions(**values, **{key: options[key] for key in ("ep", "device", "threads")})
     # Before an export, which may take minutes.
     run_options.choose_provider()
+    if options["generation"]:
+        show_generation(model, run_options, latency, options)
+        return
     if options["module"] is not None:
         show_module_perf(model, run_options, latency, options)
         return
@@ -112,6 +118,7 @@ def _refuse_early(options: dict[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
     """Return the model and what it is fed; refuse what options and paths show to be wrong, before heavy imports."""
     check_module(options)
     check_by_module(options)
+    check_generation(options)
     model, run_options = runnable_model(options)
     refuse_unknown_ep(options["ep"])
     if options["output"]:

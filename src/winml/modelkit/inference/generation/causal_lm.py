@@ -170,7 +170,8 @@ def generate_with_transformers(
         InputError: the configs cannot be read.
         WinMLError: whatever a run of the graph raises.
     """
-    model, step = _GraphModel(graph, folder), settings.step
+    model: Any = _GraphModel(graph, folder)  # the mixin is declared for models of torch
+    step = settings.step
     drawn = {"temperature": step.temperature, "top_p": step.top_p} if step.is_sampled else {}
     set_seed(settings.seed)
     streams = (model.generation_config.num_beams or 1) == 1

@@ -128,6 +128,12 @@ class DecoderGraph:
         """Whether it is told the position of each token."""
         return POSITIONS in self._by_name
 
+    @property
+    def _masks_new_tokens(self) -> bool:
+        """Whether the mask is of the tokens of a run alone, as where states hold what came before."""
+        mask = self._by_name.get(MASK)
+        return mask is not None and mask.shape[1] == self._by_name[TOKENS].shape[1]
+
     def empty_cache(self, rows: int) -> GraphCache:
         """Return the state before the first token.
 
@@ -211,7 +217,7 @@ class DecoderGraph:
             positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
         given = {
             TOKENS: _filled(tokens, filled),
-            MASK: _filled(mask, past + filled),
+            MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
             POSITIONS: _filled(np.asarray(positions), filled),
             TOKEN_TYPES: np.zeros((rows, filled), np.int64),
         }
@@ -237,7 +243,7 @@ class DecoderGraph:
         batch = self._by_name[TOKENS].shape[0]
         return item.shape.index(batch) if isinstance(batch, str) and batch in item.shape else 0
 
-    def _refuse_foreign_cache(self, cache: GraphCache | None, rows: int) -> None:
+    def _refuse_foreign_cache(self, cache: object, rows: int) -> None:
         if cache is None:
             return
         if not isinstance(cache, GraphCache) or not cache.is_of(self):

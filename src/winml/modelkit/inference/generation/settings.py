@@ -114,7 +114,7 @@ class GenerationSettings:
         if temperature == 0:
             step = replace(step, is_sampled=False)
         elif temperature is not None or top_p is not None:
-            asked = {"temperature": temperature, "top_p": top_p}
+            asked: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
             step = replace(step, is_sampled=True, **{key: value for key, value in asked.items() if value is not None})
         if max_new_tokens is None:
             return replace(self, step=step, seed=seed)
@@ -186,7 +186,8 @@ def position_limit(folder: Path) -> int | None:
     Raises:
         InputError: the config is damaged.
     """
-    return _first_of(read_record(folder / CHECKPOINT_CONFIG_NAME), _POSITION_KEYS)
+    limit = _first_of(read_record(folder / CHECKPOINT_CONFIG_NAME), _POSITION_KEYS)
+    return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def _first_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:

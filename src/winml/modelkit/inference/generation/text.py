@@ -80,7 +80,7 @@ def chat_prompt(folder: Path, message: str) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     try:
-        texts, _ = render_jinja_template(
+        rendered: Any = render_jinja_template(  # declared as text, and is a list of them with their indices
             [[{"role": "user", "content": message}]],
             chat_template=template,
             add_generation_prompt=True,
@@ -88,7 +88,7 @@ def chat_prompt(folder: Path, message: str) -> str:
         )
     except Exception as error:  # a template is code of the model's maker and raises what it likes
         raise InputError(f"{folder}: its chat template fails: {first_line(error)}") from error
-    return str(texts[0])
+    return str(rendered[0][0])
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
@@ -102,7 +102,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what templates know of a tokenizer: ``bos_token`` and the like."""
     tokens = {key: value for key, value in config.items() if key.endswith("_token")}
     named = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
@@ -163,4 +163,4 @@ class _TokenizerOfTransformers:
             told = text
 
     def _decoded(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))

@@ -1,0 +1,105 @@
+"""Measures a decoder: the time to the first token by the length of the prompt, and of a step by what the cache holds.
+
+Choosing the token and turning it into text is left out; both take microseconds. Values are random tokens: what a run
+costs does not depend on them.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.inference.generation.graph import TOKENS, DecoderGraph, GraphCache
+from winml.modelkit.inference.generation.settings import position_limit
+from winml.modelkit.inference.generation.writing import files_folder
+from winml.modelkit.measure.latency import LatencyOptions, measure_latency
+from winml.modelkit.results.generation_perf import GenerationPerf, PromptTime, StepTime
+from winml.modelkit.runtime.devices import ChosenProvider
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["LENGTHS", "measure_generation"]
+
+LENGTHS = (16, 64, 256, 1024)
+"""Tokens of the prompts, and before the steps, that are measured as far as the model has positions. Chosen: from a
+question to a page."""
+
+
+def measure_generation(
+    path: Path, shown: str, provider: ChosenProvider, *, threads: int | None, seed: int, latency: LatencyOptions
+) -> GenerationPerf:
+    """Measure a decoder with a cache.
+
+    Args:
+        path: The ONNX file.
+        shown: The model as the user wrote it.
+        provider: Where it runs.
+        threads: Threads that share the work of one operator; None: the runtime's own choice.
+        seed: Of the tokens.
+        latency: How often each length is measured.
+
+    Raises:
+        UsageError: the model has no cache.
+        InputError: it does not generate.
+        StageError: ONNX Runtime fails.
+    """
+    started = time.perf_counter()
+    graph = DecoderGraph(Session(path, providers=provider.names, provider_options=provider.options, threads=threads))
+    session_ms = (time.perf_counter() - started) * 1000
+    if not graph.has_cache:
+        raise UsageError(
+            f"--generation: {shown} has no cache, so a step costs what its whole text costs",
+            hint="Leave --generation out, or build the model again without --no-cache.",
+        )
+    limit = position_limit(files_folder(path))
+    lengths = [length for length in LENGTHS if limit is None or length < limit] or [1]
+    tokens = _random_tokens(graph, lengths[-1], seed)
+    caches = {length: _cache_after(graph, tokens[:, :length]) for length in lengths}
+    prompts = tuple(
+        PromptTime(
+            length,
+            _median_ms(lambda length=length: _cache_after(graph, tokens[:, :length]), latency),  # type: ignore[misc]
+            caches[length].size_bytes(),
+        )
+        for length in lengths
+    )
+    steps = tuple(_measured_step(graph, cache, tokens[:, :1], latency) for cache in caches.values())
+    per_token = _growth(graph, caches[lengths[0]], tokens[:, :1])
+    return GenerationPerf(
+        shown, provider.provider.name, threads, latency.iterations, session_ms, prompts, steps, per_token
+    )
+
+
+def _random_tokens(graph: DecoderGraph, count: int, seed: int) -> NDArray[Any]:
+    item = next(item for item in graph.inputs if item.name == TOKENS)
+    low, high = item.value_range or (0, 1)
+    return np.random.default_rng(seed).integers(int(low), int(high) + 1, (1, count))
+
+
+def _cache_after(graph: DecoderGraph, tokens: NDArray[Any]) -> GraphCache:
+    cache = graph.empty_cache(1)
+    graph.run(tokens, cache=cache)
+    return cache
+
+
+def _measured_step(graph: DecoderGraph, cache: GraphCache, token: NDArray[Any], latency: LatencyOptions) -> StepTime:
+    # A run replaces what the copy holds; the values of the cache itself stay.
+    step_ms = _median_ms(lambda: graph.run(token, cache=copy.copy(cache)), latency)
+    return StepTime(cache.length, step_ms, 1000 / step_ms)
+
+
+def _growth(graph: DecoderGraph, cache: GraphCache, token: NDArray[Any]) -> float:
+    longer = copy.copy(cache)
+    graph.run(token, cache=longer)
+    return float(longer.size_bytes() - cache.size_bytes())
+
+
+def _median_ms(run: Callable[[], Any], latency: LatencyOptions) -> float:
+    return median(measure_latency(run, latency).samples_ms)
