@@ -125,9 +125,7 @@ def test_what_replaces_an_attention_is_tagged_with_its_module(llama: Path) -> No
 def test_nothing_reads_the_length_of_the_cache(llama: Path) -> None:
     """A reader that gives the cache a longer buffer gets the same answer: lengths come from the mask."""
     model = _fuse(llama).model
-    readers = {
-        node.op_type for value in model.graph.inputs if "past" in str(value.name) for node in value.consumers()
-    }
+    readers = {node.op_type for value in model.graph.inputs if "past" in str(value.name) for node in value.consumers()}
     assert readers == {"GroupQueryAttention"}
 
 

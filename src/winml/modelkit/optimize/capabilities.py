@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["CAPABILITIES", "DECODER_FUSIONS", "LEVELS", "LEVEL_WORDS", "UNUSED_TRANSFORMERS", "Capability", "Engine", "Level"]
+__all__ = [
+    "CAPABILITIES",
+    "DECODER_FUSIONS",
+    "LEVELS",
+    "LEVEL_WORDS",
+    "UNUSED_TRANSFORMERS",
+    "Capability",
+    "Engine",
+    "Level",
+]
 
 Level = Literal["none", "basic", "extended", "full"]
 """Default set of capabilities; each level includes those before it."""

@@ -64,9 +64,7 @@ class OptimizeOptions(_Flags):
         if "level" in self.model_fields_set:
             return self
         entries = [CAPABILITIES[name] for name in DECODER_FUSIONS]
-        flags = {
-            entry.name: True for entry in entries if self._flag_of(entry) is None and self._suits_provider(entry)
-        }
+        flags = {entry.name: True for entry in entries if self._flag_of(entry) is None and self._suits_provider(entry)}
         return self.model_copy(update=flags)
 
     def enabled(self) -> Iterator[Capability]:

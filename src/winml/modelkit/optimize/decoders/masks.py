@@ -1,7 +1,7 @@
 """Which tokens may a token attend to? Read from the operators that make the mask, by probing, and written anew.
 
-A mask written anew needs the lengths of ``attention_mask`` and of the tokens only, never that of the cache: readers that
-give the cache a buffer of the greatest length then get the same answer.
+A mask written anew needs the lengths of ``attention_mask`` and of the tokens only, never that of the cache: readers
+that give the cache a buffer of the greatest length then get the same answer.
 """
 
 from __future__ import annotations
@@ -192,8 +192,9 @@ class MaskWriter:
 
     def insert(self) -> None:
         """Put the nodes before all others."""
-        for node in self._nodes if self._tagged is not None else ():
-            tag_like(node, self._tagged, "inherited")
+        if self._tagged is not None:
+            for node in self._nodes:
+                tag_like(node, self._tagged, "inherited")
         if self._nodes:
             self.graph.insert_before(self.graph[0], self._nodes)
             self._nodes = []

@@ -75,7 +75,8 @@ class Probe:
             opset_imports=dict(owner.graph.opset_imports),
             name="probe",
         )
-        return ir.to_proto(ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString()
+        content: bytes = ir.to_proto(ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString()
+        return content
 
 
 def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Probe | None:
