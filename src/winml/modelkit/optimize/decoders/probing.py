@@ -53,7 +53,7 @@ class Probe:
         initializers = []
         for value, tensor in self.constants.items():
             values[value] = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
-            values[value].shape = ir.Shape(tensor.shape)
+            values[value].shape = ir.Shape(tensor.shape.numpy())
             initializers.append(values[value])
         nodes = []
         for node in self.nodes:
