@@ -3,7 +3,8 @@
 Method. Llama-shaped checkpoints are made as in ``weights.py``: seeded random weights in bf16, written shard by shard,
 with a tokenizer of as many words as the model has tokens. For each size and precision these run in alternation:
 
-* ``python -m winml.modelkit build -m CHECKPOINT -o FOLDER --layout genai --no-verify -q [--precision int4]``
+* ``python -m winml.modelkit build -m CHECKPOINT -o FOLDER --layout genai --no-verify -q``, with ``--dtype fp32`` or
+  ``--precision int4 --symmetric``
 * ``GENAI_PYTHON -m onnxruntime_genai.models.builder -i CHECKPOINT -o FOLDER -p PRECISION -e cpu``
 
 Wall time and peak resident memory are the operating system's account of each finished process; what was written is
@@ -71,7 +72,9 @@ def build_command(who: str, checkpoint: Path, output: Path, precision: str, gena
     command = [sys.executable, "-m", "winml.modelkit", "build", "-m", str(checkpoint), "-o", str(output)]
     command += ["--layout", "genai", "--no-verify", "-q"]
     # Weights in bf16 are computed in float32 unless a precision says so.
-    return [*command, *(["--dtype", "fp32"] if precision == "fp32" else ["--precision", precision])]
+    # Both keep weights without zero points: other kernels run with them.
+    few_bits = ["--precision", precision, "--symmetric"]
+    return [*command, *(["--dtype", "fp32"] if precision == "fp32" else few_bits)]
 
 
 def measure_build(command: list[str], output: Path) -> dict[str, float]:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from checkpoints import build_model
-from winml.modelkit import HTPExporter
+from winml.modelkit import HTPExporter, optimize_onnx
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.hierarchy.coverage import measure_coverage
 from winml.modelkit.hierarchy.tagging import read_tag
@@ -138,6 +138,14 @@ def test_attention_of_the_dynamo_exporter_is_fused_too(tmp_path: Path) -> None:
         1, 2, 2,
     )  # fmt: skip
     _assert_same_answers(path, model)
+
+
+def test_optimized_file_is_compared_on_a_prompt_and_a_step(llama: Path, tmp_path: Path) -> None:
+    """The length of the mask is that of the cache and of the tokens together, or nothing would run."""
+    result = optimize_onnx(llama, tmp_path / "fused.onnx", level="full", ep="cpu")
+    assert result.fired["group_query_attention_fusion"] == 1
+    assert result.verification is not None
+    assert all(item.is_equal for item in result.verification.comparisons)
 
 
 @pytest.mark.parametrize(("kind", "rotations"), [("gpt2", 0), ("phi", 2), ("mistral", 2)])
