@@ -26,7 +26,8 @@ Array = NDArray[Any]
 
 _HIDDEN = -1e4
 """Chosen: what is added to a score that does not count is below, in every dtype."""
-_LOWEST = float(np.finfo(np.float32).min)
+_LOWEST = float(np.finfo(np.float16).min)
+"""Chosen: a probability of zero beside any score, and a number in every float there is."""
 _SIZES = ((2, 5, 7), (1, 1, 9), (2, 4, 0), (3, 1, 4))
 """Chosen: rows, tokens and tokens in the cache of the runs; a prompt, steps, and several tokens after a cache."""
 _WIDEST_WINDOW = 1 << 16
