@@ -154,7 +154,7 @@ def test_parts_are_each_quantized(tmp_path: Path) -> None:
     assert all(operators(path)["MatMulInteger"] for path in built.part_paths.values())
 
     options = QuantizeOptions(precision="int4")
-    handover = GraphHandover(lambda path: [Quantization(path, options, {})], 8.0, EXTERNAL_BYTES)
+    handover = GraphHandover(lambda path, _model: [Quantization(path, options, {})], 8.0, EXTERNAL_BYTES)
     result = HTPExporter(WinMLExportConfig(), handover=handover).export_loaded(two_parts(), tmp_path / "few.onnx")
     for part in result.parts:
         assert part.fidelity is not None

@@ -34,7 +34,8 @@ from winml.modelkit.results.build_manifest import StageName, StageRecord
 from winml.modelkit.version import __version__
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.config import WinMLBuildConfig
+    from winml.modelkit.builds.config import OptimSection, WinMLBuildConfig
+    from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.results.export_result import ExportedPart, ExportResult
     from winml.modelkit.results.optimized_model import OptimizedFile
@@ -221,11 +222,7 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     section = task.plan.config.optim
     assert section is not None  # skipped otherwise
     assert task.source is not None  # an export ran before, or the build starts from an ONNX file
-    if task.plan.config.layout == "genai":
-        from winml.modelkit.builds.decoder_fusions import optimization_of
-        from winml.modelkit.graph.files.foreign_reading import load_by_reference
-
-        section = optimization_of(section, load_by_reference(task.source), task.plan)
+    options = _optimization_of(section, task)
     # Files of this build may share data and name each other; the user's file must stay free to be changed.
     is_ours = task.source != task.plan.onnx_path
     skips = task.plan.skip_pre_normalization
@@ -236,11 +233,11 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
             overwrite=True,
             verify=task.plan.verify,
             seed=task.plan.request.seed,
-            skip_normalization=skips and section.is_empty,
+            skip_normalization=skips and options.is_empty,
             external_from_bytes=EXTERNAL_BYTES,
             copying=CopyRules(share_data=is_ours, may_link=is_ours, of_any_form=skips),
         ),
-        section,
+        options,
     )
     if result.is_copy:
         return (_copied_by_reference(result),)
@@ -252,6 +249,17 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
         notes=(*ignored, *result.notes),
     )
     return (outcome,)
+
+
+def _optimization_of(section: OptimSection, task: StageTask) -> OptimizeOptions:
+    """Return what is done to a file: what the config asks for, and what a layout for ONNX Runtime adds."""
+    if task.plan.config.layout != "genai":
+        return section
+    from winml.modelkit.builds.decoder_fusions import optimization_of
+    from winml.modelkit.graph.files.foreign_reading import load_by_reference
+
+    assert task.source is not None  # there is a graph to optimize
+    return optimization_of(section, load_by_reference(task.source), task.plan)
 
 
 _IGNORED_SKIP = "--skip-pre-normalization is ignored: what the optimizer is asked for needs the plain form."

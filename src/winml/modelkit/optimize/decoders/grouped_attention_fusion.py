@@ -33,9 +33,13 @@ class GroupQueryAttentionFusionPass(ir.passes.InPlacePass):
 
     Before / After::
 
-        q → heads → rotation ────────────────────── Mul ┐                                                  q ┐
-        k → heads → rotation → Concat(past) → [repeat] ─┴ MatMul → Add(mask) → Softmax → [zero] ┐          k ┤
-        v → heads ───────────→ Concat(past) → [repeat] ──────────────────────────────────────── MatMul → y v ┴ GroupQueryAttention → y, present
+        q → heads → rotation ────────────────────── Mul ┐
+        k → heads → rotation → Concat(past) → [repeat] ─┴ MatMul → Add(mask) → Softmax → [zero] ┐
+        v → heads ───────────→ Concat(past) → [repeat] ──────────────────────────────────────── MatMul → join → y
+
+        q → RotaryEmbedding ┐
+        k → RotaryEmbedding ┼ GroupQueryAttention → [zero] → y, present
+        v, past, mask ──────┘
 
     Must not fire when:
         1. the mask says anything but: no token after it, none that ``attention_mask`` hides, none before the window;

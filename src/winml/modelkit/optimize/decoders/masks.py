@@ -1,7 +1,7 @@
 """Which tokens may a token attend to? Read from the operators that make the mask, by probing, and written anew.
 
-A mask written anew needs the lengths of ``attention_mask`` and of the tokens only, never that of the cache: readers that
-give the cache a buffer of the greatest length then get the same answer.
+A mask written anew needs the lengths of ``attention_mask`` and of the tokens only, never that of the cache: readers
+that give the cache a buffer of the greatest length then get the same answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Array = NDArray[Any]
 
 _HIDDEN = -1e4
 """Chosen: what is added to a score that does not count is below, in every dtype."""
-_LOWEST = float(np.finfo(np.float32).min)
+_LOWEST = float(np.finfo(np.float16).min)
+"""Chosen: a probability of zero beside any score, and a number in every float there is."""
 _SIZES = ((2, 5, 7), (1, 1, 9), (2, 4, 0), (3, 1, 4))
 """Chosen: rows, tokens and tokens in the cache of the runs; a prompt, steps, and several tokens after a cache."""
 _WIDEST_WINDOW = 1 << 16
@@ -192,8 +193,9 @@ class MaskWriter:
 
     def insert(self) -> None:
         """Put the nodes before all others."""
-        for node in self._nodes if self._tagged is not None else ():
-            tag_like(node, self._tagged, "inherited")
+        if self._tagged is not None:
+            for node in self._nodes:
+                tag_like(node, self._tagged, "inherited")
         if self._nodes:
             self.graph.insert_before(self.graph[0], self._nodes)
             self._nodes = []

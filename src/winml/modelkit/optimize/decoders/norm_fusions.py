@@ -32,7 +32,9 @@ class RootMeanSquareNormFusionPass(ir.passes.InPlacePass):
     Before / After::
 
         x → Pow(2) → ReduceMean(-1) → Add(epsilon) → Sqrt → 1 / ┐
-        x ───────────────────────────────────────────────────  Mul → Mul(weight) → y      x → SimplifiedLayerNormalization → y
+        x ────────────────────────────────────────────────────  Mul → Mul(weight) → y
+
+        x, weight → SimplifiedLayerNormalization → y
 
     Must not fire when:
         1. what is between is read elsewhere or is an output of the graph;

@@ -53,7 +53,7 @@ class Probe:
         initializers = []
         for value, tensor in self.constants.items():
             values[value] = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
-            values[value].shape = ir.Shape(tensor.shape)
+            values[value].shape = ir.Shape(tensor.shape.numpy())
             initializers.append(values[value])
         nodes = []
         for node in self.nodes:
@@ -75,7 +75,8 @@ class Probe:
             opset_imports=dict(owner.graph.opset_imports),
             name="probe",
         )
-        return ir.to_proto(ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString()
+        content: bytes = ir.to_proto(ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString()
+        return content
 
 
 def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Probe | None:

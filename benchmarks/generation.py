@@ -1,0 +1,278 @@
+"""What do a decoder's build and its generation cost, beside onnxruntime-genai's own builder?
+
+Method. Llama-shaped checkpoints are made as in ``weights.py``: seeded random weights in bf16, written shard by shard,
+with a tokenizer of as many words as the model has tokens. For each size and precision these run in alternation:
+
+* ``python -m winml.modelkit build -m CHECKPOINT -o FOLDER --layout genai --no-verify -q``, with ``--dtype fp32`` or
+  ``--precision int4 --symmetric``
+* ``GENAI_PYTHON -m onnxruntime_genai.models.builder -i CHECKPOINT -o FOLDER -p PRECISION -e cpu``
+
+Wall time and peak resident memory are the operating system's account of each finished process; what was written is
+synced inside the measured time. Then both folders generate, again in alternation, each time in a new process: through
+onnxruntime-genai's runtime, and through ONNX Runtime alone, whose cache stays in its own memory from run to run. A
+process generates once to warm up and then as often as ``--rounds`` says; it reports the median of the time to the first
+token, and of the time of one token after it. The prompt is random; the tokens are the best ones, and as many in both.
+
+The tokens of the two folders need not be the same in 4 bits, since each chooses its own scales; in fp32 the share of
+equal tokens is printed. A table for people, then one line of JSON.
+
+    python benchmarks/generation.py --genai-python PYTHON [--sizes 0.5,1] [--precisions int4,fp32] [--runs 3]
+        [--rounds 3] [--prompt 128] [--tokens 64] [--folder DIR]
+
+``PYTHON`` is that of an environment with onnxruntime-genai and torch. The largest size needs about nine times its
+weights in bf16 on the disk.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# inspect.py beside this file bears the name of a standard module: the script's own folder is looked in last.
+FOLDER = Path(__file__).resolve().parent
+sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER), str(FOLDER)]
+
+import argparse  # noqa: E402  # behind the line above, as everything here
+import json  # noqa: E402
+import os  # noqa: E402
+import shutil  # noqa: E402
+import subprocess  # noqa: E402
+import tempfile  # noqa: E402
+import time  # noqa: E402
+from statistics import median  # noqa: E402
+from typing import Any  # noqa: E402
+
+VOCABULARY = 32_000
+OURS, THEIRS = "winml", "genai"
+RUNTIMES = ("genai", "onnxruntime")
+
+
+def add_tokenizer(checkpoint: Path) -> None:
+    """Write a tokenizer of one word for each token into a checkpoint."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"w{number}": number for number in range(3, VOCABULARY)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # noqa: S106 - a token of a text
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",  # noqa: S106
+        bos_token="<s>",  # noqa: S106
+        eos_token="</s>",  # noqa: S106
+    )
+    fast.save_pretrained(checkpoint)
+
+
+def build_command(who: str, checkpoint: Path, output: Path, precision: str, genai_python: str) -> list[str]:
+    """Return the command that is measured."""
+    if who == THEIRS:
+        builder = [genai_python, "-m", "onnxruntime_genai.models.builder"]
+        return [*builder, "-i", str(checkpoint), "-o", str(output), "-p", precision, "-e", "cpu"]
+    command = [sys.executable, "-m", "winml.modelkit", "build", "-m", str(checkpoint), "-o", str(output)]
+    command += ["--layout", "genai", "--no-verify", "-q"]
+    # Weights in bf16 are computed in float32 unless a precision says so.
+    # Both keep weights without zero points: other kernels run with them.
+    few_bits = ["--precision", precision, "--symmetric"]
+    return [*command, *(["--dtype", "fp32"] if precision == "fp32" else few_bits)]
+
+
+def measure_build(command: list[str], output: Path) -> dict[str, float]:
+    """Build once; a folder that is there goes first."""
+    from process_cost import run
+
+    shutil.rmtree(output, ignore_errors=True)
+    os.sync()
+    started = time.perf_counter()
+    cost = run(command)
+    os.sync()
+    wall = time.perf_counter() - started
+    return {"wall_s": wall, "cpu_s": cost.cpu_s, "peak_bytes": cost.peak_bytes}
+
+
+def generate_in_process(runtime: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Generate in a process of its own; return what it reports."""
+    python = options.genai_python if runtime == "genai" else sys.executable
+    command = [python, __file__, "--generate", runtime, str(folder)]
+    command += ["--rounds", str(options.rounds), "--prompt", str(options.prompt), "--tokens", str(options.tokens)]
+    finished = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    answer: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return answer
+
+
+def generate(runtime: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Generate the same text as often as asked; return the medians and the tokens."""
+    import numpy as np
+
+    prompt = np.random.default_rng(0).integers(3, VOCABULARY, options.prompt).astype(np.int32)
+    once = _genai_generator(folder) if runtime == "genai" else _plain_generator(folder)
+    firsts, steps = [], []
+    tokens: list[int] = []
+    for number in range(options.rounds + 1):
+        started, tokens, times = time.perf_counter(), [], []
+        for token in once(prompt, options.tokens):
+            times.append(time.perf_counter() - started)
+            tokens.append(token)
+            started = time.perf_counter()
+        if number:
+            firsts.append(times[0])
+            steps.append(median(times[1:]))
+    return {"first_s": median(firsts), "step_s": median(steps), "tokens": tokens}
+
+
+def _genai_generator(folder: Path) -> Any:
+    import onnxruntime_genai as genai
+
+    model = genai.Model(str(folder))
+
+    def once(prompt: Any, count: int) -> Any:
+        parameters = genai.GeneratorParams(model)
+        length = len(prompt) + count
+        parameters.set_search_options(max_length=length, min_length=length, do_sample=False)
+        generator = genai.Generator(model, parameters)
+        generator.append_tokens(prompt)
+        for _ in range(count):
+            generator.generate_next_token()
+            yield int(generator.get_next_tokens()[0])
+
+    return once
+
+
+def _plain_generator(folder: Path) -> Any:
+    import numpy as np
+    import onnxruntime as ort
+
+    session = ort.InferenceSession(str(folder / "model.onnx"))
+    names = [value.name for value in session.get_inputs()]
+    caches = [name for name in names if name.startswith("past_key_values")]
+    outputs = [name.replace("past_key_values", "present") for name in caches]
+    config = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
+    empty = np.zeros((1, config["num_key_value_heads"], 0, config["head_size"]), np.float32)
+
+    def once(prompt: Any, count: int) -> Any:
+        tokens, length = prompt[None].astype(np.int64), len(prompt)
+        held = {name: ort.OrtValue.ortvalue_from_numpy(empty) for name in caches}
+        for _ in range(count):
+            positions = np.arange(length - tokens.shape[1], length)[None]
+            known = {"input_ids": tokens, "attention_mask": np.ones((1, length), np.int64), "position_ids": positions}
+            binding = session.io_binding()
+            for name in names:
+                if name in known:
+                    binding.bind_cpu_input(name, known[name])
+                else:
+                    binding.bind_ortvalue_input(name, held[name])
+            for name in ("logits", *outputs):
+                binding.bind_output(name, "cpu")
+            session.run_with_iobinding(binding)
+            logits, *present = binding.get_outputs()
+            held = dict(zip(caches, present, strict=True))
+            best = int(logits.numpy()[0, -1].argmax())
+            tokens, length = np.array([[best]]), length + 1
+            yield best
+
+    return once
+
+
+def measure_size(size: str, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Measure one size in all precisions; its checkpoint is gone afterwards."""
+    checkpoint = folder / "checkpoint"
+    subprocess.run([sys.executable, FOLDER / "weights.py", "--make", size, checkpoint], check=True)
+    subprocess.run([sys.executable, __file__, "--tokenizer", checkpoint], check=True)
+    rows = [_measure(size, precision, options, checkpoint) for precision in options.precisions.split(",")]
+    shutil.rmtree(checkpoint)
+    return rows
+
+
+def _measure(size: str, precision: str, options: argparse.Namespace, checkpoint: Path) -> dict[str, Any]:
+    folders = {who: checkpoint.with_name(who) for who in (OURS, THEIRS)}
+    builds: dict[str, list[dict[str, float]]] = {who: [] for who in folders}
+    for _ in range(options.runs):
+        for who, output in folders.items():
+            command = build_command(who, checkpoint, output, precision, options.genai_python)
+            builds[who].append(measure_build(command, output))
+    answers: dict[str, dict[str, list[dict[str, Any]]]] = {
+        runtime: {who: [] for who in folders} for runtime in RUNTIMES
+    }
+    for _ in range(options.runs):
+        for runtime, by_folder in answers.items():
+            for who, output in folders.items():
+                by_folder[who].append(generate_in_process(runtime, output, options))
+    sizes = {who: sum(file.stat().st_size for file in output.rglob("*.data")) for who, output in folders.items()}
+    for output in folders.values():
+        shutil.rmtree(output)
+    return _row(size, precision, builds, answers, sizes)
+
+
+def _row(size: str, precision: str, builds: Any, answers: Any, sizes: dict[str, int]) -> dict[str, Any]:
+    from process_cost import spread
+
+    row: dict[str, Any] = {"billions": size, "precision": precision, "data_bytes": sizes}
+    for key in ("wall_s", "cpu_s", "peak_bytes"):
+        row[key] = {who: spread([build[key] for build in runs]) for who, runs in builds.items()}
+    for runtime, by_folder in answers.items():
+        told: dict[str, Any] = {
+            key: {who: spread([1000 * answer[key] for answer in runs]) for who, runs in by_folder.items()}
+            for key in ("first_s", "step_s")
+        }
+        pairs = list(zip(*(runs[-1]["tokens"] for runs in by_folder.values()), strict=True))
+        row[runtime] = {
+            "first_ms": told["first_s"],
+            "step_ms": told["step_s"],
+            "equal_tokens": sum(left == right for left, right in pairs) / len(pairs),
+        }
+    return row
+
+
+def _lines(row: dict[str, Any]) -> list[str]:
+    def ratio(values: dict[str, dict[str, float]], unit: str, scale: float = 1.0) -> str:
+        ours, theirs = (values[who]["median"] for who in (OURS, THEIRS))
+        return f"{ours * scale:9.2f} {unit} against {theirs * scale:9.2f} {unit}, {ours / theirs:.2f} ×"
+
+    head = f"{row['billions']} B {row['precision']}"
+    lines = [
+        f"{head:<10} build wall            {ratio(row['wall_s'], 's')}",
+        f"{head:<10} build computing       {ratio(row['cpu_s'], 's')}",
+        f"{head:<10} build peak            {ratio(row['peak_bytes'], 'GB', 1e-9)}",
+    ]
+    for runtime in RUNTIMES:
+        told = row[runtime]
+        lines.append(f"{head:<10} {runtime:<12} first    {ratio(told['first_ms'], 'ms')}")
+        lines.append(
+            f"{head:<10} {runtime:<12} token    {ratio(told['step_ms'], 'ms')}; {told['equal_tokens']:.0%} equal tokens"
+        )
+    return lines
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--genai-python", help="Python of an environment with onnxruntime-genai")
+    parser.add_argument("--sizes", default="0.5,1", help="billions of parameters, as weights.py knows them")
+    parser.add_argument("--precisions", default="int4,fp32", help="of int4, fp32")
+    parser.add_argument("--runs", type=int, default=3, help="builds, and processes that generate")
+    parser.add_argument("--rounds", type=int, default=3, help="texts that each process generates")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
+    parser.add_argument("--folder", type=Path, help="where to work; else the place for temporary files")
+    parser.add_argument("--generate", nargs=2, metavar=("RUNTIME", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--tokenizer", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.tokenizer:
+        add_tokenizer(options.tokenizer)
+        return
+    if options.generate:
+        print(json.dumps(generate(options.generate[0], Path(options.generate[1]), options)))
+        return
+    if not options.genai_python:
+        raise SystemExit("--genai-python is missing: the Python of an environment with onnxruntime-genai")
+    rows = []
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        for size in options.sizes.split(","):
+            for row in measure_size(size, options, Path(folder)):
+                rows.append(row)
+                print("\n".join(_lines(row)), flush=True)
+    print(json.dumps({"benchmark": "generation", "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Does a decoder that is built for ONNX Runtime alone become a folder of its operators that generates the same text?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from checkpoints import build_model
+from generating import save_decoder
+from winml.modelkit import build_hf_model
+from winml.modelkit.runtime.sessions import Session
+
+NEW_TOKENS = 8
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small llama whose heads and layers are of sizes the operators take."""
+    return save_decoder(tmp_path_factory.mktemp("llama"), head_dim=16)
+
+
+def _operators(folder: Path) -> Counter[str]:
+    return Counter(node.op_type for node in onnx.load(folder / "model.onnx", load_external_data=False).graph.node)
+
+
+def _generate(path: Path, tokens: list[int]) -> list[int]:
+    """Return the best tokens, one after the other, with the cache handed on."""
+    session = Session(path)
+    text, held = list(tokens), {}
+    for name, shape in session.input_shapes.items():
+        if name.startswith("past"):
+            held[name] = np.zeros((1, int(shape[1] or 0), 0, int(shape[3] or 0)), np.float32)
+    now = tokens
+    for _ in range(NEW_TOKENS):
+        feeds: dict[str, Any] = {
+            "input_ids": np.array([now]),
+            "attention_mask": np.ones((1, len(text)), np.int64),
+            "position_ids": np.arange(len(text) - len(now), len(text))[None],
+        }
+        answer = session.run({**feeds, **held})
+        held = {name: answer[name.replace("past_key_values", "present")] for name in held}
+        now = [int(answer["logits"][0, -1].argmax())]
+        text += now
+    return text[len(tokens) :]
+
+
+def test_layout_of_genai_is_fused_and_generates_the_same_text(checkpoint: Path, tmp_path: Path) -> None:
+    """In float32, the tokens are those of PyTorch."""
+    result = build_hf_model(checkpoint, tmp_path / "built", config={"layout": "genai"}, verify=False)
+    counts = _operators(result.folder)
+    assert (counts["GroupQueryAttention"], counts["Softmax"]) == (1, 0)
+    tokens = [3, 7, 5]
+    model = build_model("llama", num_hidden_layers=1, head_dim=16, bos_token_id=0, eos_token_id=1, pad_token_id=1)
+    with torch.no_grad():
+        text = model.generate(
+            torch.tensor([tokens]), max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False
+        )
+    assert _generate(result.folder / "model.onnx", tokens) == text[0, len(tokens) :].tolist()
+
+
+def test_four_bits_are_fused_and_compared_with_pytorch(checkpoint: Path, tmp_path: Path) -> None:
+    """Several rows with several tokens after a cache are compared as well, row by row."""
+    result = build_hf_model(checkpoint, tmp_path / "built", precision="int4")
+    counts = _operators(result.folder)
+    assert (counts["GroupQueryAttention"], counts["MatMul"], counts["GatherBlockQuantized"]) == (1, 0, 1)
+    assert counts["MatMulNBits"] >= 7
+    quantize = result.manifest.parts[0].stage("quantize")
+    assert quantize is not None
+    assert quantize.coverage.percent == 100
+    assert "group_query_attention_fusion 1" in quantize.summary
+
+
+def test_level_none_keeps_the_plain_operators(checkpoint: Path, tmp_path: Path) -> None:
+    """It is given, so nothing is added to it."""
+    config = {"optim": {"level": "none"}}
+    result = build_hf_model(checkpoint, tmp_path / "built", config=config, precision="int4", verify=False)
+    assert (_operators(result.folder)["GroupQueryAttention"], _operators(result.folder)["Softmax"]) == (0, 1)

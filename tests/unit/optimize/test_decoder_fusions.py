@@ -1,0 +1,202 @@
+"""Attentions over a cache, as both exporters write them, become one operator; near misses do not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from checkpoints import build_model
+from winml.modelkit import HTPExporter, optimize_onnx
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.hierarchy.coverage import measure_coverage
+from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.metadata_keys import INPUTS_KEY
+from winml.modelkit.optimize.options import OptimizeOptions
+from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
+from winml.modelkit.runtime.sessions import Session
+
+HEAD_SIZE, WINDOW = 16, 4
+SIZES = ((2, 5, 0), (2, 1, 7), (1, 4, 6))
+"""Rows, tokens and tokens in the cache: a prompt, a step, and several tokens after a cache."""
+FUSED = OptimizeOptions().with_decoder_fusions()
+TOLERANCE = 2e-5
+"""Of the largest value. Chosen ten times above the rounding of float32 in another order."""
+
+
+def _export(folder: Path, model: Any, exporter: str = "torchscript") -> Path:
+    model.save_pretrained(folder / "checkpoint")
+    config = WinMLExportConfig(exporter=exporter, verify=False)  # type: ignore[arg-type]  # a name of one
+    request = ModelRequest(str(folder / "checkpoint"))
+    return HTPExporter(config).export_checkpoint(request, folder / "model.onnx").model_path
+
+
+def _build(kind: str) -> Any:
+    """Return a decoder with one layer."""
+    if kind == "gpt2":
+        return build_model("gpt2", n_layer=1, n_head=2, n_embd=2 * HEAD_SIZE)
+    if kind == "llama":
+        return build_model("llama", num_hidden_layers=1, head_dim=HEAD_SIZE)
+    import torch
+    import transformers
+
+    from checkpoints import make_distinct
+
+    sizes = {
+        "vocab_size": 128, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "max_position_embeddings": 64,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    if kind == "phi":
+        config: Any = transformers.PhiConfig(**sizes, partial_rotary_factor=0.5)
+        model: Any = transformers.PhiForCausalLM(config)
+    else:
+        config = transformers.MistralConfig(**sizes, num_key_value_heads=1, head_dim=HEAD_SIZE, sliding_window=WINDOW)
+        model = transformers.MistralForCausalLM(config)
+    make_distinct(model)
+    return model.eval()
+
+
+def _fuse(path: Path) -> OptimizeResult:
+    return optimize(ir.load(path), FUSED)
+
+
+def _count(model: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph)
+
+
+def _feeds(session: Session, sizes: tuple[int, int, int]) -> dict[str, Any]:
+    """Draw values for a decoder; the first row is padded on the left."""
+    rows, tokens, past = sizes
+    generator = np.random.default_rng(0)
+    mask = np.ones((rows, past + tokens), np.int64)
+    mask[0, :3] = 0
+    feeds = {
+        "input_ids": generator.integers(3, 100, (rows, tokens)),
+        "attention_mask": mask,
+        "position_ids": (mask.cumsum(-1) - 1).clip(0)[:, past:],
+    }
+    for name, shape in session.input_shapes.items():
+        if name not in feeds:
+            feeds[name] = generator.standard_normal((rows, shape[1], past, shape[3])).astype(np.float32)  # type: ignore[arg-type]
+    return feeds
+
+
+def _assert_same_answers(before: Path, after: ir.Model) -> None:
+    plain, fused = Session(before), Session(ir.to_proto(after).SerializeToString())
+    for sizes in SIZES:
+        feeds = _feeds(plain, sizes)
+        expected, found = plain.run(feeds), fused.run(feeds)
+        for name, value in expected.items():
+            largest = np.abs(value).max()
+            np.testing.assert_allclose(found[name], value, atol=TOLERANCE * largest, rtol=0, err_msg=f"{name} {sizes}")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small llama with grouped heads, exported with its cache."""
+    return _export(tmp_path_factory.mktemp("llama"), _build("llama"))
+
+
+def test_attention_over_a_cache_becomes_one_operator_with_the_same_numbers(llama: Path) -> None:
+    """Prompt, step and several tokens, with padding on the left; nothing of the old attention is left."""
+    result = _fuse(llama)
+    counts = _count(result.model)
+    assert (counts["GroupQueryAttention"], counts["RotaryEmbedding"], counts["Softmax"], counts["Cos"]) == (1, 2, 0, 0)
+    assert result.fired["group_query_attention_fusion"] == 1
+    _assert_same_answers(llama, result.model)
+
+
+def test_what_replaces_an_attention_is_tagged_with_its_module(llama: Path) -> None:
+    """All nodes keep a tag; those of the attention that of the attention, those of the mask that of who made it."""
+    model = _fuse(llama).model
+    found = {node.op_type: tag.module for node in model.graph if (tag := read_tag(node))}
+    assert measure_coverage(model).is_complete
+    assert found["GroupQueryAttention"] == found["RotaryEmbedding"] == "model.layers.0.self_attn"
+    assert found["SkipSimplifiedLayerNormalization"] == "model.norm"
+    assert found["CumSum"] == "model"
+
+
+def test_nothing_reads_the_length_of_the_cache(llama: Path) -> None:
+    """A reader that gives the cache a longer buffer gets the same answer: lengths come from the mask."""
+    model = _fuse(llama).model
+    readers = {node.op_type for value in model.graph.inputs if "past" in str(value.name) for node in value.consumers()}
+    assert readers == {"GroupQueryAttention"}
+
+
+def test_attention_of_the_dynamo_exporter_is_fused_too(tmp_path: Path) -> None:
+    """It writes masks, keys and sizes in another way."""
+    path = _export(tmp_path, _build("llama"), "dynamo")
+    model = _fuse(path).model
+    counts = _count(model)
+    assert (counts["GroupQueryAttention"], counts["RotaryEmbedding"], counts["SkipSimplifiedLayerNormalization"]) == (
+        1, 2, 2,
+    )  # fmt: skip
+    _assert_same_answers(path, model)
+
+
+def test_optimized_file_is_compared_on_a_prompt_and_a_step(llama: Path, tmp_path: Path) -> None:
+    """The length of the mask is that of the cache and of the tokens together, or nothing would run."""
+    result = optimize_onnx(llama, tmp_path / "fused.onnx", level="full", ep="cpu")
+    assert result.fired["group_query_attention_fusion"] == 1
+    assert result.verification is not None
+    assert all(item.is_equal for item in result.verification.comparisons)
+
+
+@pytest.mark.parametrize(("kind", "rotations"), [("gpt2", 0), ("phi", 2), ("mistral", 2)])
+def test_decoders_of_other_families_are_fused(tmp_path: Path, kind: str, rotations: int) -> None:
+    """Without rotation, with one of half a head, and with a window that is shorter than the cache."""
+    path = _export(tmp_path, _build(kind))
+    model = _fuse(path).model
+    assert (_count(model)["GroupQueryAttention"], _count(model)["RotaryEmbedding"]) == (1, rotations)
+    _assert_same_answers(path, model)
+
+
+@pytest.mark.parametrize("change", ["later_tokens_seen", "scores_limited", "no_description"])
+def test_near_miss_is_left_alone(llama: Path, change: str) -> None:
+    """An attention that also sees later tokens, one that limits its scores, and a graph that tells of no cache."""
+    model = ir.load(llama)
+    if change == "no_description":
+        del model.metadata_props[INPUTS_KEY]
+    elif change == "later_tokens_seen":
+        node = next(node for node in model.graph if node.op_type == "LessOrEqual")
+        node.op_type = "GreaterOrEqual"
+    else:
+        softmax = next(node for node in model.graph if node.op_type == "Softmax")
+        limit = ir.node("Tanh", [softmax.inputs[0]], name="limit")
+        limit.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+        limit.outputs[0].shape = softmax.inputs[0].shape  # type: ignore[union-attr]
+        model.graph.insert_before(softmax, limit)
+        softmax.replace_input_with(0, limit.outputs[0])
+        limit.metadata_props.update(softmax.metadata_props)
+    result = _fuse_model(model)
+    assert _count(result.model)["GroupQueryAttention"] == 0
+    assert _count(result.model)["Softmax"] == 1
+
+
+def test_rotation_that_is_none_stays_before_the_attention(llama: Path) -> None:
+    """What turns queries otherwise than keys is kept, and the attention is fused behind it."""
+    model = ir.load(llama)
+    turned = next(node for node in model.graph if node.op_type == "Neg")
+    turned.op_type = "Identity"
+    result = _fuse_model(model)
+    counts = _count(result.model)
+    assert (counts["GroupQueryAttention"], counts["RotaryEmbedding"], counts["Cos"]) == (1, 0, 1)
+
+
+def _fuse_model(model: ir.Model) -> OptimizeResult:
+    return optimize(model, FUSED)
+
+
+def test_level_that_is_given_decides_by_itself() -> None:
+    """So does a provider that has none of the operators."""
+    assert OptimizeOptions(level="none").with_decoder_fusions().is_empty
+    assert OptimizeOptions(ep="qnn").with_decoder_fusions().is_empty
+    assert [entry.name for entry in FUSED.enabled()] == [
+        "simplified_layer_norm_fusion", "skip_simplified_layer_norm_fusion", "group_query_attention_fusion",
+    ]  # fmt: skip
