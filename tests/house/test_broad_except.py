@@ -10,6 +10,7 @@ import ast
 from house.sources import functions, modules
 
 BOUNDARIES: dict[str, str] = {
+    "verify.generation:generate_reference": "a foreign generate() raises what it likes; it is then told as the reason",
     "verify.reference_run:run_reference": "a foreign forward raises what it likes; said again with inputs and module",
     "verify.by_module.first_wrong_module:name_first_wrong_module": "the failure stays as it is; says what went wrong",
     "flows.evaluate.sides:TorchSide.run": "a foreign forward raises what it likes; said again with its values",

@@ -133,6 +133,24 @@ class _PlacedModel:
         return self.files if self.sidecar is None else (*self.files, self.sidecar)
 
 
+def _judged(job: BuildJob, result: BuildResult, section: EvalSection, clock: StepClock) -> BuildResult:
+    """Judge a finished build, and write down what was found; the build stays, whatever comes of it."""
+    if len(result.manifest.parts) > 1:
+        note = "The model has several parts, so it is not judged: run them together, with the metric of your task."
+        return replace(result, notes=(*result.notes, note))
+    with clock.step(_EVAL) as step:
+        request = job.plan.request if job.plan.onnx_path is None else None
+        evaluation = evaluate_build(result.model_path, section, request, job.on_step)
+        step.summary = evaluation_words(evaluation)
+    manifest = result.manifest.model_copy(update={"files": tuple(sorted({*result.manifest.files, EVALUATION_NAME}))})
+    with OutputFiles() as files:
+        text = json.dumps(evaluation.as_record(), indent=2, ensure_ascii=False) + "\n"
+        files.reserve(job.folder.path / EVALUATION_NAME).write_text(text, encoding="utf-8")
+        job.folder.save(manifest)
+        files.commit(overwrite=True)
+    return replace(result, manifest=manifest, evaluation=evaluation)
+
+
 class _Build:
     """One build in a folder it holds."""
 
@@ -182,27 +200,8 @@ class _Build:
         folder.save(manifest)
         notes = (note for part in self._parts for record in part.records for note in record.notes)
         result = BuildResult(folder.path, manifest, (*folder.notes, *notes, *self._companions.placed.notes))
-        return result if self._job.plan.config.eval is None else self._judged(result, self._job.plan.config.eval)
-
-    def _judged(self, result: BuildResult, section: EvalSection) -> BuildResult:
-        """Judge a finished build, and write down what was found; the build stays, whatever comes of it."""
-        plan, folder = self._job.plan, self._job.folder
-        if len(self._parts) > 1:
-            note = "The model has several parts, so it is not judged: run them together, with the metric of your task."
-            return replace(result, notes=(*result.notes, note))
-        with self._clock.step(_EVAL) as step:
-            request = plan.request if plan.onnx_path is None else None
-            evaluation = evaluate_build(result.model_path, section, request, self._listener.on_step)
-            step.summary = evaluation_words(evaluation)
-        manifest = result.manifest.model_copy(
-            update={"files": tuple(sorted({*result.manifest.files, EVALUATION_NAME}))}
-        )
-        with OutputFiles() as files:
-            text = json.dumps(evaluation.as_record(), indent=2, ensure_ascii=False) + "\n"
-            files.reserve(folder.path / EVALUATION_NAME).write_text(text, encoding="utf-8")
-            folder.save(manifest)
-            files.commit(overwrite=True)
-        return replace(result, manifest=manifest, evaluation=evaluation)
+        section = self._job.plan.config.eval
+        return result if section is None else _judged(self._job, result, section, self._clock)
 
     def _run_stage(self, stage: Stage) -> None:
         """Run or reuse a stage for every part; those that are finished are kept if another fails."""
