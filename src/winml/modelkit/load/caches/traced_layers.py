@@ -23,7 +23,14 @@ from transformers.cache_utils import (
 
 from winml.modelkit.load.caches.layout import StateKind
 
-__all__ = ["LAYER_CLASSES", "TracedAttentionLayer", "TracedHybridLayer", "TracedRecurrentLayer", "layer_tensors"]
+__all__ = [
+    "LAYER_CLASSES",
+    "TracedAttentionLayer",
+    "TracedHybridLayer",
+    "TracedIndexedLayer",
+    "TracedRecurrentLayer",
+    "layer_tensors",
+]
 
 Tensors = Mapping[tuple[StateKind, int | None], torch.Tensor]
 """Kind and index of each state → its value."""
