@@ -42,9 +42,9 @@ def _cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Return a new cache that holds these tensors."""
     from transformers.cache_utils import DynamicCache
 
-    from winml.modelkit.load.caches.traced_layers import LAYER_CLASSES
+    from winml.modelkit.load.caches.traced_layers import EMPTY_LAYER, LAYER_CLASSES, EmptyLayer
 
-    classes = {item.__name__: traced for item, traced in LAYER_CLASSES.items()}
+    classes = {EMPTY_LAYER: EmptyLayer, **{item.__name__: traced for item, traced in LAYER_CLASSES.items()}}
     cache = DynamicCache()
     cache.layers = [
         classes[name]({place: tensors[state.input] for place, state in layout.states_of(layer).items()})

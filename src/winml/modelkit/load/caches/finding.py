@@ -69,7 +69,7 @@ def _layout(model_name: str, argument: str, cache: Any) -> CacheLayout | None:
     """
     from transformers.cache_utils import DynamicCache
 
-    from winml.modelkit.load.caches.traced_layers import LAYER_CLASSES, layer_tensors
+    from winml.modelkit.load.caches.traced_layers import EMPTY_LAYER, LAYER_CLASSES, layer_tensors
 
     if type(cache) is not DynamicCache:
         raise _refusal(model_name, f"{argument} is a {type(cache).__name__}")
@@ -81,7 +81,7 @@ def _layout(model_name: str, argument: str, cache: Any) -> CacheLayout | None:
         if type(layer) not in classes:
             raise _refusal(model_name, f"layer {number} of {argument} is a {type(layer).__name__}")
         # A layer that nothing was written to keeps nothing.
-        names.append(classes[type(layer)] if tensors else "DummyLayer")
+        names.append(classes[type(layer)] if tensors else EMPTY_LAYER)
         window = getattr(layer, "sliding_window", None)
         for (kind, index), value in tensors.items():
             state = _state(number, kind, index, value, window)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from transformers import cache_utils
 from transformers.cache_utils import (
-    DummyLayer,
     DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -24,7 +24,9 @@ from transformers.cache_utils import (
 from winml.modelkit.load.caches.layout import StateKind
 
 __all__ = [
+    "EMPTY_LAYER",
     "LAYER_CLASSES",
+    "EmptyLayer",
     "TracedAttentionLayer",
     "TracedHybridLayer",
     "TracedIndexedLayer",
@@ -32,6 +34,8 @@ __all__ = [
     "layer_tensors",
 ]
 
+EMPTY_LAYER = "DummyLayer"
+"""Name of a layer that keeps nothing."""
 Tensors = Mapping[tuple[StateKind, int | None], torch.Tensor]
 """Kind and index of each state → its value."""
 
@@ -40,6 +44,8 @@ Tensors = Mapping[tuple[StateKind, int | None], torch.Tensor]
 _Attention: Any = DynamicLayer
 _Indexed: Any = DynamicIndexedLayer
 _Recurrent: Any = LinearAttentionLayer
+# A layer that keeps nothing has a class of its own since transformers 5.21; before, it is an empty layer of another.
+_Empty: Any = getattr(cache_utils, EMPTY_LAYER, DynamicLayer)
 
 
 _ATTENDED: Mapping[StateKind, str] = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
@@ -132,10 +138,11 @@ class TracedHybridLayer(TracedRecurrentLayer, TracedAttentionLayer):
         self.hold_attended(tensors)
 
 
-class _EmptyLayer(DummyLayer):
+class EmptyLayer(_Empty):  # type: ignore[misc]
     """A layer that keeps nothing, such as one that attends to the keys of another."""
 
     def __init__(self, tensors: Tensors) -> None:
+        """Hold nothing."""
         assert not tensors  # it keeps none
         super().__init__()
 
@@ -147,7 +154,7 @@ LAYER_CLASSES: Mapping[type, type] = {
     LinearAttentionLayer: TracedRecurrentLayer,
     LinearAttentionAndFullAttentionLayer: TracedHybridLayer,
     LinearAttentionAndSlidingWindowAttentionLayer: TracedHybridLayer,
-    DummyLayer: _EmptyLayer,
+    **({} if _Empty is DynamicLayer else {_Empty: EmptyLayer}),
 }
 """Layer of transformers → the one that stands for it in a graph. A class derived from one of them is none of them: what
 it adds would be lost."""
