@@ -89,7 +89,7 @@ def make_export(name: str, cache: Path) -> Path:
         config = getattr(transformers, config_class)(architectures=[model_class], **sizes)
         config.save_pretrained(target.parent)
         source = target.parent / "config.json"
-        call([*WINML, "export", "-m", str(source), "--random-weights", "-o", str(target), "-q"])
+        call([*WINML, "export", "-m", str(source), "--random-weights", "--no-cache", "-o", str(target), "-q"])
     return target
 
 

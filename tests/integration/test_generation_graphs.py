@@ -251,6 +251,15 @@ def test_options_that_contradict_each_other_are_refused(llama: Path, options: di
         load_model(ModelRequest(str(llama), **options))
 
 
+def test_provider_that_needs_fixed_sizes_is_told_how_to_fix_them(llama: Path, tmp_path: Path) -> None:
+    """The sizes of a cache are open without being asked for, so the hint names what fixes them."""
+    exporter = HTPExporter(WinMLExportConfig(ep="QNNExecutionProvider"))
+    with pytest.raises(UsageError, match="needs fixed sizes") as caught:
+        exporter.export_checkpoint(ModelRequest(str(llama)), tmp_path / "model.onnx")
+    assert caught.value.hint is not None
+    assert "past_sequence_length" in caught.value.hint
+
+
 def test_more_tokens_than_positions_are_refused(tmp_path: Path) -> None:
     """Positions of a table bound the cache and the tokens together."""
     folder = save_checkpoint("gpt2", tmp_path / "gpt2")

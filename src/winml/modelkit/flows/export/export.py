@@ -50,6 +50,12 @@ STEPS = (
 )
 """A model of several parts goes through all but the first once for each part."""
 
+_FIXED_CACHE_HINT = (
+    "A graph with a cache is open by default. Fix its sizes with --shape-config "
+    '\'{"batch_size": 1, "sequence_length": 1, "past_sequence_length": 127}\', give --no-cache, or add --allow-dynamic '
+    "and fix them later."
+)
+
 
 def export_pytorch(
     model: nn.Module,
@@ -214,7 +220,12 @@ class HTPExporter:
             OutputExistsError: a file of a part is there already.
         """
         is_dynamic = any(part.dimensions for part in loaded.parts)
-        refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=self.config.allow_dynamic)
+        try:
+            refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=self.config.allow_dynamic)
+        except UsageError as error:
+            if any(part.cache is not None for part in loaded.parts):
+                error.hint = _FIXED_CACHE_HINT
+            raise
         if len(loaded.parts) == 1:
             return
         for part in loaded.parts:
