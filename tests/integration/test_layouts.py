@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from checkpoints import save_checkpoint
 from e2e.in_process import run_here
-from generating import PROMPT, build_decoder, counting_graph, save_decoder
+from generating import PROMPT, build_decoder, counting_graph, save_decoder, save_tokenizer
 from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.results.build_manifest import read_manifest
 
@@ -94,11 +94,8 @@ def read_with(layout: str, program: str, *arguments: str | Path) -> Any:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama with a card and a licence."""
-    folder = save_decoder(tmp_path_factory.mktemp("checkpoint"))
-    for name in ("README.md", "LICENSE.txt", "notes.txt"):
-        (folder / name).write_text(name, encoding="utf-8")
-    return folder
+    """A small Llama."""
+    return save_decoder(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
@@ -132,22 +129,26 @@ def test_reader_of_a_layout_writes_what_pytorch_writes(
     assert expected == read_with(layout, PROGRAMS[layout], folder, PROMPT, str(NEW_TOKENS))
 
 
-def test_layout_of_an_encoder_is_one_line(minilm_folder: Path, tmp_path: Path) -> None:
-    """Rows of any number and length, since nobody asked for sizes; the card of the checkpoint comes along."""
-    folder = laid_out(minilm_folder, tmp_path / "folder", "transformers.js", "--no-verify")
+def test_layout_of_an_encoder_is_one_line(tmp_path: Path) -> None:
+    """Rows of any number and length, since nobody asked for sizes; card and licence of the checkpoint come along."""
+    bert = save_checkpoint("bert", tmp_path / "bert")
+    save_tokenizer(bert)
+    for name in ("README.md", "LICENSE.txt", "notes.txt"):
+        (bert / name).write_text(name, encoding="utf-8")
+    folder = laid_out(bert, tmp_path / "folder", "transformers.js", "--no-verify")
     model = onnx.load(folder / "onnx" / "model.onnx", load_external_data=False)
     shapes = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
     assert [["batch", "sequence"]] * len(shapes) == list(shapes.values())
-    assert {"README.md", "config.json", "tokenizer.json", "1_Pooling"} <= {path.name for path in folder.iterdir()}
-    vectors = np.array(read_with("transformers.js", VECTORS, folder, "a short row"))
-    from transformers import AutoModel
-
-    tokens = AutoTokenizer.from_pretrained(minilm_folder)("a short row", return_tensors="pt")
-    reference = AutoModel.from_pretrained(minilm_folder)(**tokens).last_hidden_state.detach().numpy()
+    names = {path.name for path in folder.iterdir()}
+    assert {"README.md", "LICENSE.txt", "config.json", "tokenizer.json"} <= names
+    assert "notes.txt" not in names
+    vectors = np.array(read_with("transformers.js", VECTORS, folder, PROMPT))
+    tokens = AutoTokenizer.from_pretrained(bert)(PROMPT, return_tensors="pt")
+    reference = AutoModel.from_pretrained(bert)(tokens["input_ids"]).last_hidden_state.detach().numpy()
     np.testing.assert_allclose(vectors, reference, rtol=0, atol=1e-5)
 
 
-def test_layout_is_part_of_the_build(built: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_layout_is_part_of_the_build(built: Path, tmp_path: Path) -> None:
     """Written down in config and manifest, reused, changed to another; what the earlier one added is gone."""
     folder = laid_out(built / "model.onnx", tmp_path / "folder", "transformers.js")
     manifest = read_manifest((folder / "build_manifest.json").read_bytes())
