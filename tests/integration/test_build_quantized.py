@@ -30,6 +30,7 @@ from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.report.sidecar import sidecar_schema
 from winml.modelkit.results.build_manifest import manifest_schema
+from winml.modelkit.runtime.sessions import Session
 
 
 @pytest.fixture(autouse=True)
@@ -178,7 +179,10 @@ def test_few_bits_are_built_where_no_file_may_hold_the_weights_as_float(llama: P
     assert 0 == done.returncode, done.stderr
     model = tmp_path / "out" / "model.onnx"
     assert model.stat().st_size < 4_000_000
-    assert 16 == operators(model)["MatMulNBits"] + operators(model)["GatherBlockQuantized"]
+    # ONNX Runtime's judgement: what the fused decoder is made of, onnx.checker does not know.
+    Session(model)
+    counts = Counter(node.op_type for node in onnx.load(model, load_external_data=False).graph.node)
+    assert 16 == counts["MatMulNBits"] + counts["GatherBlockQuantized"]
     refused = _build_with_a_limit(llama, tmp_path, 5_000_000, "--precision", "int8", "--dtype", "fp32", "--rebuild")
     assert (1, True) == (refused.returncode, "cannot write" in refused.stderr)
 
