@@ -24,11 +24,12 @@ import transformers
 from PIL import Image
 
 from judged_checkpoints import WORDS, export_open, pipeline_of, save_images, save_judged, sentences, text_tokenizer
+from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.flows.evaluate.evaluate import evaluate
 from winml.modelkit.flows.evaluate.judged_models import Subject
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.results.evaluation import Evaluation
+from winml.modelkit.results.evaluation import Evaluation, Limit
 from winml.modelkit.runtime.opened_model import RunOptions
 
 EQUAL = 0.99
@@ -61,6 +62,10 @@ def test_classes_of_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
     assert result.metric("accuracy").baseline == 1
     assert result.agreement is not None
     assert result.agreement >= EQUAL
+    drawn = [judged(folder / "onnx" / "model.onnx", tmp_path / "d.parquet", samples=9, seed=seed) for seed in (1, 2)]
+    assert [item.data.samples for item in drawn] == [9, 9]
+    every = judged(folder / "onnx" / "model.onnx", tmp_path / "d.parquet", seed=7, baseline="none")
+    assert every.data.samples == 120, "the seed is no number of samples"
 
 
 def test_tags_of_words_are_those_of_the_pipeline(tmp_path: Path) -> None:
@@ -72,6 +77,10 @@ def test_tags_of_words_are_those_of_the_pipeline(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"tokens": words, "ner_tags": tags}).to_json(tmp_path / "d.jsonl")
 
     result = judged(export_open(folder, "token-classification"), tmp_path / "d.jsonl")
+
+    datasets.Dataset.from_dict({"tokens": words[:2], "ner_tags": [tags[0], tags[1][1:]]}).to_json(tmp_path / "e.jsonl")
+    with pytest.raises(InputError, match=r"sample 1, counted from 0: it has \d+ words and \d+ tags"):
+        judged(folder / "onnx" / "model.onnx", tmp_path / "e.jsonl")
 
     assert len({tag for row in tags for tag in row}) >= 4
     assert result.metric("accuracy").value >= EQUAL
@@ -157,7 +166,13 @@ def test_classes_of_pixels_are_those_of_the_pipeline(tmp_path: Path) -> None:
 
     result = judged(export_open(folder, "image-segmentation"), tmp_path / "d")
 
-    assert len(np.unique(np.stack(masks))) > 1
+    masks[1] = masks[1].resize((40, 40))
+    data = datasets.Dataset.from_dict({"image": pictures, "annotation": masks}, features)
+    data.save_to_disk(str(tmp_path / "e"))
+    with pytest.raises(InputError, match="sample 1, counted from 0: its mask has 40 x 40 pixels, its picture 40 x 48"):
+        judged(folder / "onnx" / "model.onnx", tmp_path / "e")
+
+    assert len(np.unique(np.stack(masks[2:]))) > 1
     assert result.metric("accuracy").value >= EQUAL
     assert result.metric("mean_iou").value >= EQUAL
 
@@ -169,12 +184,7 @@ def test_boxes_are_those_of_the_pipeline(tmp_path: Path) -> None:
     detect = pipeline_of(folder, "object-detection", threshold=0.0)
     generator = np.random.default_rng(0)
     pictures = [Image.fromarray(generator.integers(0, 255, (400, 480, 3), dtype=np.uint8)) for _ in range(6)]
-    objects = []
-    for picture in pictures:
-        found = detect(picture)
-        boxes = [item["box"] for item in found]
-        corners = [[b["xmin"], b["ymin"], b["xmax"] - b["xmin"], b["ymax"] - b["ymin"]] for b in boxes]
-        objects.append({"bbox": corners, "category": [item["label"] for item in found]})
+    objects = [_objects_of(detect(picture)) for picture in pictures]
     data = datasets.Dataset.from_dict({"image": pictures, "objects": objects})
     data.save_to_disk(str(tmp_path / "d"))
 
@@ -183,6 +193,30 @@ def test_boxes_are_those_of_the_pipeline(tmp_path: Path) -> None:
     assert sum(len(item["category"]) for item in objects) > 6
     assert result.metric("map_50").value >= EQUAL  # the pipeline rounds corners to pixels
     assert result.agreement == 1
+    assert {item.name: item.resamples for item in result.metrics} == {"map": 200, "map_50": 200}
+
+
+def test_boxes_of_pictures_of_other_sizes_are_not_moved(tmp_path: Path) -> None:
+    """A model without a mask takes them one at a time: what fills one up in a batch would be a part of it."""
+    processor = transformers.YolosImageProcessorPil(size={"shortest_edge": 32, "longest_edge": 64})
+    folder = save_judged(tmp_path / "m", "yolos", "YolosForObjectDetection", processor, labels=["cat", "dog"])
+    detect = pipeline_of(folder, "object-detection", threshold=0.0)
+    generator = np.random.default_rng(0)
+    sizes = [(400, 400, 3), (400, 800, 3), (800, 400, 3)]
+    pictures = [Image.fromarray(generator.integers(0, 255, size, dtype=np.uint8)) for size in sizes]
+    objects = [_objects_of(detect(picture)) for picture in pictures]
+    datasets.Dataset.from_dict({"image": pictures, "objects": objects}).save_to_disk(str(tmp_path / "d"))
+
+    result = judged_checkpoint(folder, tmp_path / "d", "object-detection")
+
+    assert result.metric("map_50").value >= EQUAL
+    assert any("run one at a time" in note for note in result.notes)
+
+
+def _objects_of(found: Any) -> dict[str, Any]:
+    boxes = [item["box"] for item in found]
+    corners = [[b["xmin"], b["ymin"], b["xmax"] - b["xmin"], b["ymax"] - b["ymin"]] for b in boxes]
+    return {"bbox": corners, "category": [item["label"] for item in found]}
 
 
 def test_texts_of_recordings_are_those_of_the_pipeline(tmp_path: Path) -> None:
@@ -279,3 +313,71 @@ def _mixed_sentences(count: int) -> Iterator[tuple[str, str, int]]:
         half = (f"{a} {b}" for a, b in zip(first[:5], second[:5], strict=True))
         other = (f"{a} {b}" for a, b in zip(first[5:10], second[5:], strict=True))
         yield " ".join(half), " ".join(other), number % 10
+
+
+def test_hidden_word_after_a_space_is_its_own_token() -> None:
+    """Vocabularies of byte pairs have both ``dog`` and `` dog``; which one is hidden is said by what stands before."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    from winml.modelkit.evaluate.tasks.masked_words import _MaskedWordJudge
+
+    letters = sorted({*"dog", "Ġ", "Ġd", "og", "dog", "Ġdog"})
+    vocabulary = {token: number for number, token in enumerate(["<pad>", *letters])}
+    merges = [("o", "g"), ("d", "og"), ("Ġ", "dog")]
+    byte_level = Tokenizer(models.BPE({**vocabulary}, merges))
+    byte_level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level.decoder = decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=byte_level, mask_token=AddedToken("<mask>", lstrip=True), pad_token="<pad>"
+    )
+    judge = _MaskedWordJudge(tokenizer)
+
+    assert judge.reference({"text": "a <mask> runs", "label": "dog"}) == vocabulary["Ġdog"]
+    assert judge.reference({"text": "<mask> runs", "label": "dog"}) == vocabulary["dog"]
+
+
+def test_tokenizer_without_places_is_refused_where_they_are_needed(tmp_path: Path) -> None:
+    """As that of a model whose tokenizer is written in Python alone."""
+    letters = {token: number for number, token in enumerate(("<pad>", "<s>", "</s>", "<unk>", "|", *"ABC"))}
+    (tmp_path / "vocab.json").write_text(json.dumps(letters))
+    slow = transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json"))
+    folder = save_judged(tmp_path / "m", "bert", "BertForTokenClassification", slow, labels=["O", "B-A"])
+    datasets.Dataset.from_dict({"tokens": [["A"]], "ner_tags": [["O"]]}).to_json(tmp_path / "d.jsonl")
+
+    with pytest.raises(UsageError, match="does not say where in the text its tokens stand"):
+        judged_checkpoint(folder, tmp_path / "d.jsonl", "token-classification")
+
+
+@pytest.mark.parametrize("mode", ["cls", "max", "mean_sqrt_len", "weightedmean", "lasttoken"])
+def test_pooling_is_the_one_of_the_files(tmp_path: Path, mode: str) -> None:
+    from winml.modelkit.evaluate.tasks.similarity import _pooling, _SimilarityJudge
+
+    key = f"pooling_mode_{mode}" + ("" if mode == "lasttoken" else "_token" if mode == "cls" else "_tokens")
+    modules = [{"path": f"{number}", "type": f"sentence_transformers.models.{kind}"}
+               for number, kind in enumerate(("Transformer", "Pooling", "Normalize"))]  # fmt: skip
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "config.json").write_text(json.dumps({key: True, "pooling_mode_mean_tokens": False}))
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    pooling = _pooling(tmp_path)
+    states = np.random.default_rng(0).normal(size=(4, 3))
+    expected = {
+        "cls": states[0],
+        "max": states[:3].max(axis=0),
+        "mean_sqrt_len": states[:3].sum(axis=0) / np.sqrt(3),
+        "weightedmean": np.average(states[:3], axis=0, weights=[1, 2, 3]),
+        "lasttoken": states[2],
+    }
+
+    found = _SimilarityJudge(pooling, None)._pooled(states, np.asarray([1, 1, 1, 0], bool))
+
+    assert found == pytest.approx(expected[mode])
+    assert pooling.problem == ""
+    (tmp_path / "modules.json").write_text(json.dumps([*modules, {"path": "3", "type": "a.b.Dense"}]))
+    assert _pooling(tmp_path).problem == "has the module Dense"
+
+
+def test_drop_exactly_at_the_limit_is_met() -> None:
+    assert Limit("max_drop", "accuracy", 0.01, 0.99 - 0.98).is_met
+    assert Limit("min", "accuracy", 0.3, 0.1 + 0.2).is_met
+    assert not Limit("max_drop", "accuracy", 0.01, 0.0100001).is_met
+    assert not Limit("max_drop", "accuracy", 0.01, float("nan")).is_met

@@ -41,7 +41,7 @@ def test_order_decides_where_the_config_names_nothing_and_is_told() -> None:
 @pytest.mark.parametrize(
     ("names", "values", "shown"),
     [
-        (("good", "bad"), [0], "good, bad"),
+        (("good", "bad"), [0], "good"),
         (None, ["good"], "good"),
         (None, [0, 7], "7"),
     ],
@@ -61,3 +61,38 @@ def test_labels_of_others_are_refused_with_both_named(
 def test_labels_that_are_kept_back_are_called_so() -> None:
     with pytest.raises(UsageError, match="kept back"):
         match_labels(MODEL, MODEL, [-1], "label")
+
+
+def test_names_that_no_sample_has_do_not_count() -> None:
+    assert match_labels(MODEL, ("positive", "neutral"), [0], "label").number(0) == 1
+
+
+def test_digits_are_numbers_of_classes_only_where_the_config_names_nothing() -> None:
+    labels = match_labels(("LABEL_0", "LABEL_1"), None, ["1", "0"], "label")
+
+    assert labels.number("1") == 1
+    assert "digits are taken as numbers" in labels.notes[0]
+    with pytest.raises(UsageError, match="not those of the model: 1, 0; the config has negative, positive"):
+        match_labels(MODEL, None, ["1", "0"], "label")
+
+
+def test_numbers_are_names_where_the_names_of_the_model_are_digits() -> None:
+    labels = match_labels(("1", "2", "3"), None, [1, 3.0], "stars")
+
+    assert [labels.number(1), labels.number(3.0)] == [0, 2]
+    assert "are the names" in labels.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (None, "column stars has a sample without a label"),
+        (float("nan"), "column stars has a sample without a label"),
+        (0.5, "column stars holds the number 0.5, and classes are whole numbers"),
+        ([0, 1], r"column stars holds list \[0, 1\] where one label is expected"),
+    ],
+    ids=["missing", "nan", "fraction", "list"],
+)
+def test_what_is_no_label_is_refused(value: object, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        match_labels(MODEL, None, [0, value], "stars")

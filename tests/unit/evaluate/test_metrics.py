@@ -14,7 +14,7 @@ from winml.modelkit.evaluate.metrics.classes import CLASS_METRICS
 from winml.modelkit.evaluate.metrics.metric import Metric, Resamples, intervals
 from winml.modelkit.evaluate.metrics.pixels import IGNORED, MEAN_IOU, PIXEL_ACCURACY, count_pairs
 from winml.modelkit.evaluate.metrics.similarity import PEARSON, SPEARMAN
-from winml.modelkit.evaluate.metrics.spans import SPAN_METRICS, TAG_ACCURACY
+from winml.modelkit.evaluate.metrics.spans import SPAN_METRICS, TAG_ACCURACY, spans_of
 from winml.modelkit.evaluate.metrics.texts import (
     CHARACTER_ERROR_RATE,
     EXACT_MATCH,
@@ -96,7 +96,7 @@ def test_resampled_value_of_all_samples_is_the_librarys(drawn: Any, metrics: Seq
     """The value that every resample is computed with is the library's where each sample is drawn once."""
     predictions, references = drawn(np.random.default_rng(0))
     for metric in metrics:
-        measured = metric.measure(predictions, references)
+        measured = metric.measured(predictions, references)
         once = measured.resampled(Resamples(np.arange(SAMPLES)[None]))
         [[interval]] = intervals([(measured, None)], SAMPLES, seed=0)
         assert once[0] == pytest.approx(measured.value), metric.name
@@ -149,4 +149,33 @@ def test_mean_iou_is_the_jaccard_score_of_all_pixels() -> None:
     ids=["no spread", "no span", "no object"],
 )
 def test_metric_without_anything_to_judge_is_not_defined(metric: Metric, predictions: Any, references: Any) -> None:
-    assert np.isnan(metric.measure(predictions, references).value)
+    assert np.isnan(metric.measured(predictions, references).value)
+
+
+@pytest.mark.parametrize(("last", "single"), [("E", "S"), ("L", "U")], ids=["IOBES", "BILOU"])
+def test_spans_are_the_same_in_every_scheme(last: str, single: str) -> None:
+    tags = ["B-A", "I-A", f"{last}-A", "B-A", f"{last}-A", f"{single}-A", f"{single}-A", "O", f"{single}-B"]
+    iob2 = ["B-A", "I-A", "I-A", "B-A", "I-A", "B-A", "B-A", "O", "B-B"]
+
+    assert spans_of(tags) == spans_of(iob2)
+    assert len(spans_of(tags)) == 5
+
+
+def test_images_are_matched_once_for_all_metrics_of_boxes() -> None:
+    predictions, references = _boxes(np.random.default_rng(6))
+    prepared: dict[Any, Any] = {}
+    first = BOX_METRICS[0].measured(predictions, references, prepared)
+    evaluation = next(iter(prepared.values()))
+    second = BOX_METRICS[1].measured(predictions, references, prepared)
+
+    assert list(prepared.values()) == [evaluation]
+    assert second.value == BOX_METRICS[1].measured(predictions, references).value > first.value
+
+
+def test_pairs_of_many_classes_are_counted_as_those_of_few() -> None:
+    generator = np.random.default_rng(7)
+    right, predicted = generator.integers(0, 3, (2, 9, 9))
+    few, many = count_pairs(predicted, right), count_pairs(predicted, right * 2_000_000)
+
+    assert few[:, 2].sum() == 81
+    assert (few * [2_000_000, 1, 1]).tolist() == many.tolist()

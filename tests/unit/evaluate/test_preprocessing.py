@@ -12,7 +12,7 @@ from PIL import Image
 
 from checkpoints import save_image_processor
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.evaluate.media import Recording
+from winml.modelkit.evaluate.media import Recording, open_image
 from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor
 from winml.modelkit.runtime.graph_inputs import GraphInput
 
@@ -130,3 +130,41 @@ def test_files_beside_the_model_that_are_missing_or_damaged_are_named(folder: Pa
         Preprocessor.of(tmp_path, text_inputs(1, 8))
     with pytest.raises(UsageError, match="pictures need an image processor"):
         Preprocessor.of(folder / "sound" / "no", [GraphInput("pixel_values", "float32", (1, 3, 8, 8))])
+
+
+def test_texts_and_recordings_that_are_cut_are_counted(folder: Path) -> None:
+    samples = [{"text": "the dog saw a red ball"}, {"text": "a"}, {"text": "a red ball saw the dog"}]
+    texts = Preprocessor.of(folder, text_inputs("b", "s"))
+    list(texts.batches(samples, 2))
+    sounds = Preprocessor.of(folder / "sound", [GraphInput("input_values", "float32", ("b", 80))])
+    list(sounds.batches([{"audio": Recording(np.ones(length, np.float32), 16_000)} for length in (81, 80)], 2))
+    assert ("2 texts are longer than 6 tokens: the rest is not read",) == texts.notes
+    assert ("1 recording is longer than the model takes: the rest is not read",) == sounds.notes
+
+
+def test_length_of_sentence_transformers_counts(folder: Path, tmp_path: Path) -> None:
+    for path in folder.glob("tokenizer*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 4}))
+    (batch,) = texts_of(tmp_path, text_inputs("b", "s"), [{"text": "the dog saw a red ball"}])
+    assert (1, 4) == batch.feeds["input_ids"].shape
+
+
+def test_long_question_leaves_room_or_is_refused(folder: Path) -> None:
+    """A stride as long as the room would make the tokenizer panic."""
+    samples = [{"question": "who saw a", "context": "the dog saw"}, {"question": "who", "context": "the dog saw a"}]
+    batches = texts_of(folder, text_inputs(1, 7), samples)
+    assert [0, 0, 0, 1, 1] == [row.number for batch in batches for row in batch.rows]
+    with pytest.raises(InputError, match="the question of sample 1, counted from 0, has 4 tokens; of the 7"):
+        texts_of(folder, text_inputs("b", 7), [samples[1], {"question": "who saw a ball", "context": "the"}], 2)
+
+
+def test_pictures_are_turned_as_they_are_to_be_looked_at(tmp_path: Path) -> None:
+    """Files and pictures that are open already."""
+    image, exif = Image.fromarray(np.zeros((4, 8, 3), np.uint8)), Image.Exif()
+    exif[0x0112] = 6
+    image.save(tmp_path / "a.jpg", exif=exif)
+    for cell in (str(tmp_path / "a.jpg"), Image.open(tmp_path / "a.jpg")):
+        opened = open_image(cell, None, "row 0")
+        assert isinstance(opened, Image.Image)
+        assert (4, 8) == opened.size

@@ -53,7 +53,12 @@ def requested_samples(options: dict[str, Any], most: int) -> DataSetRequest | No
         return None
     find_source(options["dataset"])
     request = DataSetRequest(
-        options["dataset"], options["split"], columns, options["samples"], most=most, seed=options["seed"]
+        options["dataset"],
+        split=options["split"],
+        columns=columns,
+        samples=options["samples"],
+        most=most,
+        seed=options["seed"],
     )
     refuse_missing_datasets(request.words)
     return request

@@ -10,7 +10,7 @@ import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ class DataSetRequest:
 
     source: str
     """Path; or ``name``, ``owner/name`` or ``owner/name:config`` at the Hub."""
+    _: KW_ONLY
     split: str | None = None
     """None is the validation split, else the test split, else the training split, else the only one."""
     columns: Mapping[str, str] = field(default_factory=dict)

@@ -1,14 +1,17 @@
 """Which class of the model does a label of a data set mean?
 
-Labels are matched by name. Numbers are the numbers of classes. Where the names of one side say nothing
-(``LABEL_0``, ``LABEL_1``), the order of the other decides, which is told.
+Labels are matched by name. Numbers are the numbers of classes. Where the names of the model say nothing
+(``LABEL_0``, ``LABEL_1``, or digits), the order of the other side decides, or texts of digits are numbers; both are
+told.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from winml.modelkit.errors import UsageError
@@ -19,6 +22,8 @@ _GENERIC = re.compile(r"label[_ ]?\d+", re.IGNORECASE)
 """Specified: how transformers calls a class whose name nobody wrote down."""
 _SHOWN = 12
 """Labels in a message. Chosen: two lines."""
+_LONGEST_VALUE = 60
+"""Characters of a value in a message. Chosen: half a line."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class LabelMap:
         Raises:
             UsageError: the model has no such class.
         """
-        found = self.classes.get(label)
+        found = self.classes.get(_refuse_no_label(label, self.column))
         if found is None:
             raise _unknown_labels([label], self)
         return found
@@ -74,19 +79,19 @@ def match_labels(model: Sequence[str], names: Sequence[str] | None, values: Iter
         column: Name of the column, for messages.
 
     Raises:
-        UsageError: they are not the same labels; shows both.
+        UsageError: they are not the same labels, shows both; or a label is missing, a list, or no whole number.
     """
     found = LabelMap({}, tuple(model), column)
-    occurring = list(dict.fromkeys(values))
-    spoken: dict[Any, str] = dict(enumerate(names)) if names is not None else {}
-    if names is None:
+    occurring = list(dict.fromkeys(_refuse_no_label(value, column) for value in values))
+    if names is not None:
+        # Names that no sample has do not count.
+        spoken = {value: names[int(value)] for value in occurring if _is_number(value) and 0 <= value < len(names)}
+    else:
         spoken = {value: value for value in occurring if isinstance(value, str)}
-    numbers = {value: int(value) for value in occurring if not isinstance(value, str) and value not in spoken}
-    classes = _by_name(model, spoken)
-    notes: tuple[str, ...] = ()
-    if classes is None and names is not None and _says_nothing(model) and len(names) <= len(model):
-        classes = dict(zip(spoken, range(len(names)), strict=True))
-        notes = (f"The config names no classes, so labels of {column} are taken in their order: {_listed(names)}.",)
+        if all(name.strip().isdecimal() for name in model):
+            spoken |= {value: str(int(value)) for value in occurring if _is_number(value) and value >= 0}
+    numbers = {value: int(value) for value in occurring if _is_number(value) and value not in spoken}
+    classes, notes = _matched(model, names, spoken, column)
     if classes is None:
         raise _unknown_labels(list(spoken.values()), found)
     classes = {**classes, **{value: number for value, number in numbers.items() if 0 <= number < len(model)}}
@@ -95,19 +100,64 @@ def match_labels(model: Sequence[str], names: Sequence[str] | None, values: Iter
     return LabelMap(classes, tuple(model), column, notes)
 
 
+def _matched(
+    model: Sequence[str], names: Sequence[str] | None, spoken: Mapping[Any, str], column: str
+) -> tuple[dict[Any, int] | None, tuple[str, ...]]:
+    """Return the classes of labels that have names, None where a name is not the model's, and what is to be told."""
+    classes = _by_name(model, spoken)
+    if classes is not None:
+        moved = any(_is_number(label) and label != number for label, number in classes.items())
+        told = f"Numbers in column {column} are the names of the model's classes, which are digits."
+        return classes, (told,) if names is None and moved else ()
+    if not _says_nothing(model):
+        return None, ()
+    if all(name.strip().isdecimal() and int(name) < len(model) for name in spoken.values()):
+        told = f"The config names no classes, so labels of {column} that are digits are taken as numbers of classes."
+        return {label: int(name) for label, name in spoken.items()}, (told,)
+    if names is not None and len(names) <= len(model):
+        told = f"The config names no classes, so labels of {column} are taken in their order: {_listed(names)}."
+        return {label: int(label) for label in spoken}, (told,)
+    return None, ()
+
+
 def _says_nothing(model: Sequence[str]) -> bool:
-    return all(_GENERIC.fullmatch(name) for name in model)
+    return all(_GENERIC.fullmatch(name) or name.strip().isdecimal() for name in model)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real)
+
+
+def _refuse_no_label(value: Any, column: str) -> Any:
+    """Return a label as it is.
+
+    Raises:
+        UsageError: it is missing, a list, or no whole number.
+    """
+    if isinstance(value, str) or (isinstance(value, Real) and float(value).is_integer()):
+        return value
+    if value is None or (isinstance(value, Real) and math.isnan(value)):
+        raise UsageError(
+            f"column {column} has a sample without a label",
+            hint="Leave such samples out of the data set, or give --columns another column.",
+        )
+    what = f"the number {value}, and classes are whole numbers" if isinstance(value, Real) else _kind_words(value)
+    raise UsageError(
+        f"column {column} holds {what}", hint="Give one label a sample: the name or the number of a class."
+    )
+
+
+def _kind_words(value: Any) -> str:
+    return f"{type(value).__name__} {str(value)[:_LONGEST_VALUE]} where one label is expected"
 
 
 def _by_name(model: Sequence[str], spoken: Mapping[Any, str]) -> dict[Any, int] | None:
-    """Return the classes of labels that all have a name, or a number, that the model has; None where one has not."""
+    """Return the classes of labels that all have a name that the model has; None where one has not."""
     for spelled in (str, _plain):
         numbers = {spelled(name): number for number, name in enumerate(model)}
         found = {label: numbers[spelled(name)] for label, name in spoken.items() if spelled(name) in numbers}
         if len(found) == len(spoken):
             return found
-    if all(name.strip().isdecimal() and int(name) < len(model) for name in spoken.values()):
-        return {label: int(name) for label, name in spoken.items()}
     return None
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["INSTALL_HINT", "Recording", "Unreadable", "open_image", "open_recording", "resampled"]
 
 INSTALL_HINT = 'pip install "winml-modelkit[eval]"'
+_ORIENTATION = 0x0112
+"""Specified by Exif: the tag that says how a picture is turned; 1 is not at all."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Unreadable:
 
 
 def open_image(cell: Any, folder: Path | None, place: str) -> Image | Unreadable:
-    """Return the picture of a cell with all its pixels, or why it does not open.
+    """Return the picture of a cell with all its pixels, turned as it is to be looked at, or why it does not open.
 
     Args:
         cell: A picture, a path, bytes, or a record of ``bytes`` and ``path`` as datasets has them.
@@ -57,16 +59,18 @@ def open_image(cell: Any, folder: Path | None, place: str) -> Image | Unreadable
     """
     try:
         import PIL.Image
+        import PIL.ImageOps
     except ImportError as error:
         raise UsageError("pictures need Pillow, which is not installed", hint=INSTALL_HINT) from error
-    if isinstance(cell, PIL.Image.Image):
-        return cell
-    source, name = _source_of(cell, folder, place)
+    source, name = (cell, place) if isinstance(cell, PIL.Image.Image) else _source_of(cell, folder, place)
     if source is None:
         return Unreadable(name, f"holds {type(cell).__name__}, which is no file and no bytes")
     try:
-        image = PIL.Image.open(source)
+        image = source if isinstance(source, PIL.Image.Image) else PIL.Image.open(source)
         image.load()
+        if image.getexif().get(_ORIENTATION, 1) != 1:
+            # Cameras write how the picture is turned beside the pixels; the pipelines turn it, too.
+            image = PIL.ImageOps.exif_transpose(image)
     except (OSError, ValueError, SyntaxError, EOFError, struct.error, PIL.Image.DecompressionBombError) as error:
         return Unreadable(name, str(error))
     return image

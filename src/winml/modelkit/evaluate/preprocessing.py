@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import resampled
-from winml.modelkit.evaluate.processors import ProcessorKind, kinds_for, open_processor, position_count
+from winml.modelkit.evaluate.processors import ProcessorKind, kinds_for, open_processor, position_count, sentence_length
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words
 
 __all__ = ["LONGEST_TEXT", "Batch", "Preprocessor", "Row"]
@@ -32,6 +32,7 @@ LONGEST_TEXT = 512
 take."""
 _STRIDE = 128
 """Tokens that two windows over a long context share. Chosen: that of transformers' pipeline for answering questions."""
+_ONE_AT_A_TIME = "pictures of other sizes are run one at a time, since the graph takes no mask beside them"
 _FAILURES = (ValueError, TypeError, LookupError, RuntimeError)
 """What processors raise for values they cannot use."""
 
@@ -67,6 +68,23 @@ class Batch:
         return output[: len(self.rows)]
 
 
+@dataclass(frozen=True)
+class _Cut:
+    """Samples that are longer than what is read of them, by number."""
+
+    texts: set[int] = field(default_factory=set)
+    recordings: set[int] = field(default_factory=set)
+
+    def notes(self, longest_text: int) -> Iterator[str]:
+        for kind, rows, most in (
+            ("text", self.texts, f"than {longest_text} tokens"),
+            ("recording", self.recordings, "than the model takes"),
+        ):
+            if rows:
+                verbs = "s are" if len(rows) > 1 else " is"
+                yield f"{len(rows)} {kind}{verbs} longer {most}: the rest is not read"
+
+
 class Preprocessor:
     """Makes arrays of samples.
 
@@ -74,7 +92,6 @@ class Preprocessor:
         kinds: What makes them: ``tokenizer``, ``image processor``, ``feature extractor``.
         processors: The object of transformers for each kind.
         fixed_batch: Batch size of the graph; None where it is open.
-        notes: What was decided because nobody said, one sentence each.
     """
 
     def __init__(
@@ -86,7 +103,8 @@ class Preprocessor:
         self.fixed_batch = next(
             (int(i.shape[0]) for i in inputs if len(i.shape) > 1 and isinstance(i.shape[0], int)), None
         )
-        self.notes: tuple[str, ...] = ()
+        self._decided: dict[str, None] = {}
+        self._cut = _Cut()
         self._inputs = {item.name: item for item in inputs}
         self._longest_text = longest_text
         self._option = option
@@ -117,10 +135,12 @@ class Preprocessor:
                 hint="Give .npz files with one array per input.",
             )
         processors = {kind: open_processor(kind, folder, option) for kind in kinds}
-        if longest_text is None:
-            limits = (getattr(processors.get("tokenizer"), "model_max_length", None), position_count(folder))
-            longest_text = min([LONGEST_TEXT, *(int(limit) for limit in limits if limit is not None)])
-        return cls(inputs, processors, longest_text, option)
+        return cls(inputs, processors, longest_text or _longest_text(folder, processors.get("tokenizer")), option)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was decided because nobody said, and what was cut of the samples read so far, one sentence each."""
+        return (*self._decided, *self._cut.notes(self._fixed_size("input_ids", 1) or self._longest_text))
 
     def batches(self, samples: Iterable[Sample], batch_size: int | None = None) -> Iterator[Batch]:
         """Yield what each run takes, as many samples in it as the graph takes.
@@ -145,9 +165,21 @@ class Preprocessor:
         size = self.fixed_batch or batch_size or 1
         numbered = enumerate(samples)
         while chunk := list(itertools.islice(numbered, size)):
-            arrays, rows = self._prepared(chunk)
-            for start in range(0, len(rows), size):
-                yield self._batch(arrays, rows, range(start, min(start + size, len(rows))))
+            for part in self._parts(chunk):
+                arrays, rows = self._prepared(part)
+                for start in range(0, len(rows), size):
+                    yield self._batch(arrays, rows, range(start, min(start + size, len(rows))))
+
+    def _parts(self, chunk: Sequence[tuple[int, Sample]]) -> list[Sequence[tuple[int, Sample]]]:
+        """Return what is prepared together; a graph without a mask takes what fills a picture up for a part of it."""
+        processor = self.processors.get("image processor")
+        if not getattr(processor, "do_pad", False) or "pixel_mask" in self._inputs:
+            return [chunk]
+        if self._image_arguments or len({_value(sample, "image", self._option).size for _, sample in chunk}) == 1:
+            return [chunk]
+        if not all(self._fixed_size("pixel_values", axis) for axis in (-2, -1)):
+            self._decided[_ONE_AT_A_TIME] = None
+        return [[numbered] for numbered in chunk]
 
     def _prepared(self, chunk: Sequence[tuple[int, Sample]]) -> tuple[dict[str, Array], list[Row]]:
         rows = [Row(number, sample) for number, sample in chunk]
@@ -176,7 +208,8 @@ class Preprocessor:
         windowed = "question" in rows[0].sample
         longest = length or self._longest_text
         if windowed:
-            arguments |= {"return_overflowing_tokens": True, "stride": min(_STRIDE, longest // 4)}
+            stride = min(_STRIDE, longest // 4, _room_for_context(tokenizer, rows, longest, self._option) // 2)
+            arguments |= {"return_overflowing_tokens": True, "stride": stride}
         tokens = tokenizer(
             texts,
             truncation="only_second" if windowed else True,
@@ -190,6 +223,9 @@ class Preprocessor:
         sources = tokens.get("overflow_to_sample_mapping", range(len(rows)))
         if not tokenizer.is_fast:
             return dict(tokens), [rows[source] for source in sources]
+        if not windowed:
+            encodings = zip(rows, tokens.encodings, strict=True)
+            self._cut.texts.update(row.number for row, encoding in encodings if encoding.overflowing)
         return dict(tokens), [_text_row(rows[source], tokens, place) for place, source in enumerate(sources)]
 
     def _pictures(self, processor: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
@@ -203,24 +239,18 @@ class Preprocessor:
             if getattr(processor, "do_center_crop", None):
                 self._image_arguments["do_center_crop"] = False
             arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
-            note = (
-                f"pictures are resized to {size[0]} x {size[1]}, which the graph takes; the image processor by itself "
-                f"gives {given[0]} x {given[1]}"
-            )
-            self.notes += (note,)
+            self._decided[_resized_note(size, given)] = None
         sizes = [(image.height, image.width) for image in images]
         return arrays, [replace(row, image_size=size) for row, size in zip(rows, sizes, strict=True)]
 
     def _recordings(self, extractor: Any, rows: Sequence[Row]) -> dict[str, Array]:
         rate_hz = int(extractor.sampling_rate)
         samples = [resampled(_value(row.sample, "audio", self._option), rate_hz) for row in rows]
-        arguments: dict[str, Any] = {}
-        padding = inspect.signature(extractor.__call__).parameters.get("padding")
         length = self._fixed_size("input_values", 1) if len(self._shape("input_values")) == 2 else None
-        if length:
-            arguments = {"padding": "max_length", "max_length": length, "truncation": True}
-        elif padding is not None and not padding.default:
-            arguments = {"padding": True}
+        if longest := length or getattr(extractor, "n_samples", None):
+            pairs = zip(rows, samples, strict=True)
+            self._cut.recordings.update(row.number for row, sound in pairs if len(sound) > longest)
+        arguments = _recording_arguments(extractor, length)
         if "attention_mask" in self._inputs:
             arguments["return_attention_mask"] = True
         return dict(extractor(samples, sampling_rate=rate_hz, return_tensors="np", **arguments))
@@ -268,6 +298,47 @@ def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], 
     if "text_pair" not in first:
         return texts, {}
     return texts, {"text_pair": [_text(sample, "text_pair", option) for sample in samples]}
+
+
+def _longest_text(folder: Path, tokenizer: Any) -> int:
+    """Return the tokens of a text that are read, by the tokenizer and the files of a model."""
+    limits = (getattr(tokenizer, "model_max_length", None), position_count(folder), sentence_length(folder))
+    return min([LONGEST_TEXT, *(int(limit) for limit in limits if limit is not None)])
+
+
+def _resized_note(size: Sequence[Any], given: Sequence[int]) -> str:
+    return (
+        f"pictures are resized to {size[0]} x {size[1]}, which the graph takes; the image processor by itself gives "
+        f"{given[0]} x {given[1]}"
+    )
+
+
+def _recording_arguments(extractor: Any, length: int | None) -> dict[str, Any]:
+    """Return how recordings become equally long: as long as the graph takes, or as the longest of them."""
+    if length:
+        return {"padding": "max_length", "max_length": length, "truncation": True}
+    padding = inspect.signature(extractor.__call__).parameters.get("padding")
+    return {"padding": True} if padding is not None and not padding.default else {}
+
+
+def _room_for_context(tokenizer: Any, rows: Sequence[Row], longest: int, option: str) -> int:
+    """Return how many tokens of a context fit beside the longest of some questions.
+
+    Raises:
+        InputError: none does.
+    """
+    questions = [_text(row.sample, "question", option) for row in rows]
+    tokens = tokenizer(questions, add_special_tokens=False, verbose=False)["input_ids"]
+    lengths = [len(numbers) for numbers in tokens]
+    room = longest - tokenizer.num_special_tokens_to_add(pair=True) - max(lengths)
+    if room > 0:
+        return int(room)
+    first = next(row for row, length in zip(rows, lengths, strict=True) if length == max(lengths))
+    raise InputError(
+        f"{option}: the question of sample {first.number}, counted from 0, has {max(lengths)} tokens; of the "
+        f"{longest} that are read at a time none is left for its context",
+        hint="Leave it out, or export with a longer sequence.",
+    )
 
 
 def _value(sample: Sample, role: str, option: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import INSTALL_HINT
 
-__all__ = ["ProcessorKind", "kinds_for", "open_processor", "position_count", "processor_files"]
+__all__ = ["ProcessorKind", "kinds_for", "open_processor", "position_count", "processor_files", "sentence_length"]
 
 ProcessorKind = Literal["tokenizer", "image processor", "feature extractor"]
 
@@ -107,6 +107,15 @@ def position_count(folder: Path) -> int | None:
     except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def sentence_length(folder: Path) -> int | None:
+    """Return how many tokens of a text sentence-transformers reads, by its file in a folder; None without one."""
+    try:
+        value = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf-8")).get("max_seq_length")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _require_pillow(option: str) -> None:

@@ -9,12 +9,9 @@ from rich.console import Console
 
 from winml.modelkit.report.perf import time_words
 from winml.modelkit.report.terminal import TextTable, print_rows
-from winml.modelkit.results.evaluation import EvaluatedSide, Evaluation, Limit
+from winml.modelkit.results.evaluation import EvaluatedSide, Evaluation, Limit, number_words
 
 __all__ = ["print_evaluation"]
-
-SHOWN_FILES = 3
-"""Files that do not open, named in one line. Chosen; the JSON names all."""
 
 
 def print_evaluation(result: Evaluation, console: Console) -> None:
@@ -52,10 +49,14 @@ def _metric_table(result: Evaluation) -> TextTable:
     )
     table = TextTable(columns, numbers=frozenset(range(1, len(columns))))
     for metric in result.metrics:
-        cells = [metric.name, _number(metric.value), _ends(metric.interval)]
+        cells = [metric.name, number_words(metric.value), _ends(metric.interval)]
         if metric.baseline is not None:
             difference = metric.value - metric.baseline
-            cells += [_number(metric.baseline), _signed(difference), _ends(metric.difference_interval, signed=True)]
+            cells += [
+                number_words(metric.baseline),
+                _signed(difference),
+                _ends(metric.difference_interval, signed=True),
+            ]
         table.add(*cells)
     sides = [result.model, *([result.baseline] if result.baseline is not None else [])]
     median = [f"{time_words(side.latency_ms.p50)}" for side in sides]
@@ -76,15 +77,21 @@ def _limit_words(limit: Limit) -> str:
     verdict = "met" if limit.is_met else "not met"
     words = {"min": "at least", "max": "at most", "max_drop": "no more than"}[limit.kind]
     if limit.kind != "max_drop":
-        return f"{verdict}: {limit.metric} {words} {limit.limit:g}, it is {_number(limit.value)}"
-    found = f"{_number(abs(limit.value))} {'worse' if limit.value > 0 else 'better'}" if limit.value else "equal"
-    return f"{verdict}: {limit.metric} {words} {limit.limit:g} worse than the baseline, it is {found}"
+        return f"{verdict}: {limit.metric} {words} {limit.limit:g}, it is {number_words(limit.value)}"
+    return (
+        f"{verdict}: {limit.metric} {words} {limit.limit:g} worse than the baseline, it is {_drop_words(limit.value)}"
+    )
 
 
-def _number(value: float) -> str:
-    if not math.isfinite(value):
-        return "not defined"
-    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.1f}"
+def _drop_words(drop: float) -> str:
+    """Return by how much a model is worse.
+
+    >>> _drop_words(0.5), _drop_words(-0.5), _drop_words(0.0), _drop_words(math.nan)
+    ('0.5000 worse', '0.5000 better', 'equal', 'not defined')
+    """
+    if not drop or math.isnan(drop):
+        return "not defined" if drop else "equal"
+    return f"{number_words(abs(drop))} {'worse' if drop > 0 else 'better'}"
 
 
 def _signed(value: float) -> str:
@@ -94,7 +101,7 @@ def _signed(value: float) -> str:
 def _ends(ends: tuple[float, float] | None, *, signed: bool = False) -> str:
     if ends is None:
         return ""
-    words = _signed if signed else _number
+    words = _signed if signed else number_words
     return f"{words(ends[0])} to {words(ends[1])}"
 
 

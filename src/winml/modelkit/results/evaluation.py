@@ -11,10 +11,14 @@ from winml.modelkit.evaluate.metrics.metric import CONFIDENCE, RESAMPLES, Interv
 from winml.modelkit.measure.statistics import Summary
 from winml.modelkit.progress import StepTiming
 
-__all__ = ["EvaluatedData", "EvaluatedSide", "Evaluation", "Limit", "MetricResult", "evaluation_words"]
+__all__ = ["EvaluatedData", "EvaluatedSide", "Evaluation", "Limit", "MetricResult", "evaluation_words", "number_words"]
 
 SCHEMA_VERSION = 1
 """Layout of the JSON, specified in docs/reference/formats.md."""
+
+SLACK = 1e-9
+"""By how much a value may miss its limit. Chosen: above rounding of a difference of two shares (1e-16), far below what
+one sample of a million changes."""
 
 LimitKind = Literal["min", "max", "max_drop"]
 
@@ -33,6 +37,8 @@ class MetricResult:
     baseline_interval: Interval | None = None
     difference_interval: Interval | None = None
     """Of model minus baseline, on the same resamples."""
+    resamples: int = RESAMPLES
+    """On how many resamples the intervals are computed."""
 
     @property
     def drop(self) -> float | None:
@@ -47,6 +53,7 @@ class MetricResult:
             "name": self.name,
             "value": _number(self.value),
             "interval": _ends(self.interval),
+            "resamples": self.resamples,
             "is_higher_better": self.is_higher_better,
         }
         if self.baseline is not None:
@@ -70,8 +77,10 @@ class Limit:
 
     @property
     def is_met(self) -> bool:
-        """Whether it is reached."""
-        return self.value >= self.limit if self.kind == "min" else self.value <= self.limit
+        """Whether it is reached; a value exactly at the limit does."""
+        if self.kind == "min":
+            return self.value >= self.limit - SLACK
+        return self.value <= self.limit + SLACK
 
     def as_record(self) -> dict[str, Any]:
         """Return its entry of ``limits``."""
@@ -92,7 +101,7 @@ class EvaluatedSide:
     """As the user wrote it."""
     kind: Literal["onnx", "pytorch"]
     latency_ms: Summary
-    """Of one sample: the time of each run over its samples, the first run left out where there are more."""
+    """Of one sample: its share of each run it was in, those of the first run left out where there are more."""
     provider: str | None = None
     """Execution provider of an ONNX file."""
 
@@ -186,7 +195,10 @@ class Evaluation:
             "seed": self.seed,
             "model": self.model.as_record(),
             "baseline": None if self.baseline is None else self.baseline.as_record(),
-            "intervals": {"confidence": CONFIDENCE, "resamples": RESAMPLES},
+            "intervals": {
+                "confidence": CONFIDENCE,
+                "resamples": max((metric.resamples for metric in self.metrics), default=RESAMPLES),
+            },
             "metrics": [metric.as_record() for metric in self.metrics],
             "agreement": None
             if self.agreement is None
@@ -205,10 +217,26 @@ class Evaluation:
 def evaluation_words(result: Evaluation) -> str:
     """Return the first metric, and the limits that are not met, in one line."""
     first = result.metrics[0]
-    beside = "" if first.baseline is None else f" (baseline {first.baseline:.4f})"
-    missed = [f"{limit.metric} {limit.value:.4f}, limit {limit.limit:g}" for limit in result.limits if not limit.is_met]
+    beside = "" if first.baseline is None else f" (baseline {number_words(first.baseline)})"
+    missed = [
+        f"{limit.metric} {number_words(limit.value)}, limit {limit.limit:g}"
+        for limit in result.limits
+        if not limit.is_met
+    ]
     verdict = f"; not good enough: {', '.join(missed)}" if missed else ""
-    return f"{first.name} {first.value:.4f}{beside} on {result.data.samples} samples of {result.data.name}{verdict}"
+    found = f"{first.name} {number_words(first.value)}{beside}"
+    return f"{found} on {result.data.samples} samples of {result.data.name}{verdict}"
+
+
+def number_words(value: float) -> str:
+    """Return a metric as people read it.
+
+    >>> number_words(0.5), number_words(math.inf), number_words(math.nan)
+    ('0.5000', 'infinite', 'not defined')
+    """
+    if not math.isfinite(value):
+        return "not defined" if math.isnan(value) else "infinite"
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.1f}"
 
 
 def _number(value: float) -> float | None:

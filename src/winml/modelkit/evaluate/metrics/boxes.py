@@ -88,7 +88,12 @@ def _average_precision(matches: _ClassMatches, counts: Array) -> float:
 
 
 def _evaluated(predictions: Sequence[Boxes], references: Sequence[Boxes]) -> Any:
-    """Return pycocotools' evaluation of all images; it prints what it does, which is not shown."""
+    """Return pycocotools' evaluation of all images, None where there is no object at all.
+
+    It prints what it does, which is not shown.
+    """
+    if not any(len(boxes.classes) for boxes in references):
+        return None
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
@@ -125,11 +130,10 @@ def _annotations(sides: Sequence[Boxes]) -> Any:
             }
 
 
-def _mean_precision(thresholds: slice) -> Callable[[Sequence[Boxes], Sequence[Boxes]], _MeanPrecision]:
-    def measure(predictions: Sequence[Boxes], references: Sequence[Boxes]) -> _MeanPrecision:
-        if not any(len(boxes.classes) for boxes in references):
+def _mean_precision(thresholds: slice) -> Callable[[Any, Sequence[Boxes]], _MeanPrecision]:
+    def measure(evaluation: Any, references: Sequence[Boxes]) -> _MeanPrecision:
+        if evaluation is None:
             return _MeanPrecision(float("nan"), ())
-        evaluation = _evaluated(predictions, references)
         precision = evaluation.eval["precision"][thresholds]
         value = float(precision[precision > -1].mean())
         samples = len(references)
@@ -152,7 +156,7 @@ def _matches(images: Sequence[Mapping[str, Any]], thresholds: slice, samples: in
 
 
 BOX_METRICS = (
-    Metric("map", _mean_precision(slice(None)), "pycocotools"),
-    Metric("map_50", _mean_precision(slice(1)), "pycocotools"),
+    Metric("map", _mean_precision(slice(None)), "pycocotools", prepare=_evaluated, resamples=RESAMPLED),
+    Metric("map_50", _mean_precision(slice(1)), "pycocotools", prepare=_evaluated, resamples=RESAMPLED),
 )
 """Over overlaps of 0.5 to 0.95 in steps of 0.05, and of 0.5 alone."""

@@ -76,7 +76,7 @@ class SampleRows:
 
     def resampled(self, resamples: Resamples) -> Array:
         """Return the value on each resample."""
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return self.finish((self.rows.T @ resamples.counts.T).T)
 
 
@@ -91,6 +91,27 @@ class Metric:
     library: str = ""
     """Package that its value comes from, by the name it is imported with; of the extra ``eval``."""
     is_higher_better: bool = True
+    prepare: Callable[[Sequence[Any], Sequence[Any]], Any] | None = None
+    """Work that several metrics share, done once: ``measure`` takes its result in place of the predictions."""
+    resamples: int = RESAMPLES
+    """Of how many resamples the value is computed."""
+
+    def measured(
+        self, predictions: Sequence[Any], references: Sequence[Any], prepared: dict[Any, Any] | None = None
+    ) -> Measured:
+        """Measure the predictions of all samples.
+
+        Args:
+            predictions: What is kept of each sample.
+            references: What is right for each.
+            prepared: Keeps what metrics share, for one model on these samples.
+        """
+        if self.prepare is None:
+            return self.measure(predictions, references)
+        shared = {} if prepared is None else prepared
+        if self.prepare not in shared:
+            shared[self.prepare] = self.prepare(predictions, references)
+        return self.measure(shared[self.prepare], references)
 
 
 Interval = tuple[float, float]

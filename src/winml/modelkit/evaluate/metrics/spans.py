@@ -17,16 +17,22 @@ __all__ = ["SPAN_METRICS", "TAG_ACCURACY", "spans_of"]
 Array = NDArray[Any]
 Tags = Sequence[str]
 OUTSIDE = "O"
+_FIRST, _LAST = frozenset("BSU"), frozenset("ELSU")
+"""Prefixes of the first and of the last position of a span. Specified by IOB2, IOBES and BILOU."""
+_PREFIXES = _FIRST | _LAST | {"I"}
 
 
 def spans_of(tags: Tags) -> set[tuple[int, int, str]]:
     """Return the spans of a sequence of tags: first position, position after the last, class.
 
     Tags are ``B-class`` at the first position of a span and ``I-class`` behind it, ``O`` outside of all; an ``I-`` that
-    continues nothing begins a span. Tags without a prefix make a span of each run of equal ones.
+    continues nothing begins a span. The last position may be ``E-`` or ``L-``, and a span of one ``S-`` or ``U-``
+    (IOBES, BILOU). Tags without a prefix make a span of each run of equal ones.
 
     >>> sorted(spans_of(["B-PER", "I-PER", "O", "B-LOC", "B-LOC"]))
     [(0, 2, 'PER'), (3, 4, 'LOC'), (4, 5, 'LOC')]
+    >>> sorted(spans_of(["B-PER", "E-PER", "I-PER", "S-PER", "L-LOC"]))
+    [(0, 2, 'PER'), (2, 3, 'PER'), (3, 4, 'PER'), (4, 5, 'LOC')]
     """
     return set(_spans(tags))
 
@@ -35,13 +41,16 @@ def _spans(tags: Tags) -> Iterator[tuple[int, int, str]]:
     start, current = 0, ""
     for position, tag in enumerate([*tags, OUTSIDE]):
         prefix, dash, name = tag.partition("-")
-        is_prefixed = bool(dash) and prefix in {"B", "I"}
+        is_prefixed = bool(dash) and prefix in _PREFIXES
         class_name = "" if tag == OUTSIDE else name if is_prefixed else tag
-        if current and (class_name != current or (is_prefixed and prefix == "B")):
+        if current and (class_name != current or (is_prefixed and prefix in _FIRST)):
             yield start, position, current
             current = ""
         if class_name and not current:
             start, current = position, class_name
+        if current and is_prefixed and prefix in _LAST:
+            yield start, position + 1, current
+            current = ""
 
 
 def _of_spans(name: str, finish: Callable[[Array], Array]) -> Callable[[Sequence[Tags], Sequence[Tags]], SampleRows]:

@@ -67,8 +67,14 @@ class _PixelJudge(Judge):
         classes = np.asarray(sample["mask"])
         if classes.ndim != 2:
             raise InputError(
-                f"a mask has {classes.shape[-1]} channels, and each pixel is to hold the number of its class",
+                f"its mask has {classes.shape[-1]} channels, and each pixel is to hold the number of its class",
                 hint="Give masks with one channel.",
+            )
+        size = sample["image"].height, sample["image"].width
+        if classes.shape != size:
+            raise InputError(
+                f"its mask has {classes.shape[0]} x {classes.shape[1]} pixels, its picture {size[0]} x {size[1]}",
+                hint="Give each picture a mask of its own size.",
             )
         classes = classes.astype(np.int64)
         if not self.is_reduced:
@@ -78,7 +84,8 @@ class _PixelJudge(Judge):
 
     def answers(self, outputs: Outputs, batch: Batch) -> list[Array]:
         maps = self.to_maps(_record(outputs), target_sizes=_sizes(batch))
-        return [item.numpy() for item in maps]
+        # Half of what torch's numbers take: a group holds the maps of many pictures.
+        return [item.numpy().astype(np.int32) for item in maps]
 
     def agreement(self, ours: Array, theirs: Array) -> float:
         return float(np.mean(ours == theirs))

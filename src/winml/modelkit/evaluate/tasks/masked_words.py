@@ -33,8 +33,10 @@ class _MaskedWordJudge(Judge):
             UsageError: it is several tokens.
         """
         word = str(sample["label"])
-        # Vocabularies of byte pairs know a word inside a text with the space before it.
-        for spelled in (word, f" {word}"):
+        # Vocabularies of byte pairs know a word after a space by another token than one without.
+        before, _, _ = str(sample["text"]).partition(self.tokenizer.mask_token)
+        spellings = (f" {word}", word) if before[-1:].isspace() else (word, f" {word}")
+        for spelled in spellings:
             tokens = self.tokenizer(spelled, add_special_tokens=False)["input_ids"]
             if len(tokens) == 1:
                 return int(tokens[0])

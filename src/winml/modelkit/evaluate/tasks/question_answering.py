@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from winml.modelkit.evaluate.metrics.texts import EXACT_MATCH, OVERLAP_F1
 from winml.modelkit.evaluate.preprocessing import Batch, Row
-from winml.modelkit.evaluate.tasks.task import Judge, JudgeContext, Outputs, Sample, TaskDefinition, named_output
+from winml.modelkit.evaluate.tasks.task import (
+    Judge,
+    JudgeContext,
+    Outputs,
+    Sample,
+    TaskDefinition,
+    named_output,
+    refuse_slow_tokenizer,
+)
 
 __all__ = ["QUESTION_ANSWERING"]
 
@@ -83,6 +91,7 @@ def _answer_texts(cell: Any) -> list[str]:
 
 
 def _judge(context: JudgeContext) -> _AnswerJudge:
+    refuse_slow_tokenizer(context, "places in the context")
     return _AnswerJudge(any(not _answer_texts(cell) for cell in context.values("answers")))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,15 +32,33 @@ Array = NDArray[Any]
 ALIKE = 0.01
 """Largest difference of two cosines that counts as agreement. Chosen: far below the steps of human scores (0.05 of the
 range in STS-B), far above rounding of float16 (1e-3)."""
-_MODULES, _POOLING = "modules.json", "config.json"
+_MODULES, _CONFIG = "modules.json", "config.json"
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Specified by sentence-transformers: what a pooling may be; embeddings of several are joined in this order."""
+
+
+@dataclass(frozen=True)
+class _Pooling:
+    """How the states of the tokens become one embedding."""
+
+    modes: tuple[str, ...]
+    problem: str = ""
+    """What of it this package does not do; counts where the graph does not give embeddings itself."""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _SimilarityJudge(Judge):
     """A prediction is the cosine of the embeddings of both texts."""
 
-    pooling: str
-    """``mean``, ``cls`` or ``max``: how the states of the tokens become one."""
+    pooling: _Pooling
     tokenizer: Any
     notes: tuple[str, ...] = ()
 
@@ -59,17 +78,26 @@ class _SimilarityJudge(Judge):
             ) from None
 
     def answers(self, outputs: Outputs, batch: Batch) -> list[Array]:
-        """Return the embedding of each text: float64[size]."""
+        """Return the embedding of each text: float64[size].
+
+        Raises:
+            UsageError: sentence-transformers makes it in a way that is not known here.
+        """
         if "sentence_embedding" in outputs:
             return list(outputs["sentence_embedding"].astype(np.float64))
+        if self.pooling.problem:
+            raise UsageError(
+                f"{_MODULES} beside the model {self.pooling.problem}: embeddings would not be its own",
+                hint="Give an ONNX file whose output is sentence_embedding, or another model.",
+            )
         states = named_output(outputs, "last_hidden_state").astype(np.float64)
         mask = token_masks(batch, self.tokenizer)
         return [self._pooled(*pair) for pair in zip(states, mask, strict=True)]
 
     def _pooled(self, states: Array, mask: Array) -> Array:
-        states = states[mask]
-        pooled: Array = states[0] if self.pooling == "cls" else getattr(states, self.pooling)(axis=0)
-        return pooled
+        """Return the embedding of ``[tokens, size]`` states, of which the mask says ``[tokens]`` which are text."""
+        weights = np.flatnonzero(mask) + 1.0
+        return np.concatenate([_pooled(states[mask], weights, mode) for mode in self.pooling.modes])
 
     def prediction(self, answers: Sequence[Array], sample: Sample) -> float:  # noqa: ARG002  # texts are read
         left, right = answers
@@ -79,21 +107,47 @@ class _SimilarityJudge(Judge):
         return float(abs(ours - theirs) <= ALIKE)
 
 
-def _pooling(folder: Path) -> tuple[str, tuple[str, ...]]:
+def _pooled(states: Array, places: Array, mode: str) -> Array:
+    """Return one embedding of the states of a text, whose tokens stand at some places, counted from 1."""
+    if mode in {"cls", "lasttoken"}:
+        state: Array = states[0 if mode == "cls" else -1]
+        return state
+    if mode == "max":
+        largest: Array = states.max(axis=0)
+        return largest
+    weights = places if mode == "weightedmean" else np.ones(len(states))
+    total: Array = weights @ states
+    return total / (math.sqrt(len(states)) if mode == "mean_sqrt_len" else weights.sum())
+
+
+def _pooling(folder: Path) -> _Pooling:
     """Return the pooling that sentence-transformers wrote beside the model, else the usual one, which is told."""
     modules = _read(folder / _MODULES)
-    entries = modules if isinstance(modules, list) else []
-    for entry in entries:
-        place = entry.get("path") if isinstance(entry, Mapping) else None
-        said = (
-            _read(folder / str(place) / _POOLING) if place and str(entry.get("type", "")).endswith("Pooling") else None
-        )
-        if isinstance(said, Mapping):
-            for key, name in (("pooling_mode_cls_token", "cls"), ("pooling_mode_max_tokens", "max")):
-                if said.get(key):
-                    return name, ()
-            return "mean", ()
-    return "mean", ("No file of sentence-transformers says how tokens become one embedding: their mean is taken.",)
+    entries = [entry for entry in modules if isinstance(entry, Mapping)] if isinstance(modules, list) else []
+    kinds = [str(entry.get("type", "")).rpartition(".")[2] for entry in entries]
+    if "Pooling" not in kinds:
+        told = "No file of sentence-transformers says how tokens become one embedding: their mean is taken."
+        return _Pooling(("mean",), _other_modules(kinds), (told,))
+    said = _read(folder / str(entries[kinds.index("Pooling")].get("path")) / _CONFIG)
+    modes, problem = _modes(said if isinstance(said, Mapping) else {})
+    return _Pooling(modes, problem or _other_modules(kinds))
+
+
+def _other_modules(kinds: Sequence[str]) -> str:
+    """Return what modules beside the encoder and its pooling change; the length of an embedding changes no cosine."""
+    others = [kind for kind in kinds if kind not in {"Transformer", "Pooling", "Normalize", "Dropout"}]
+    return f"has the module{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""
+
+
+def _modes(said: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+    """Return the poolings that a file says, and what is not known of them."""
+    by_name = said.get("pooling_mode")
+    names = [by_name] if isinstance(by_name, str) else list(by_name) if isinstance(by_name, (list, tuple)) else []
+    chosen = [str(name) for name in names]
+    chosen += [_MODES.get(key, key) for key, value in said.items() if key.startswith("pooling_mode_") and value is True]
+    if unknown := [name for name in chosen if name not in _MODES.values()]:
+        return ("mean",), f"has the pooling {', '.join(unknown)}"
+    return tuple(mode for mode in _MODES.values() if mode in chosen) or ("mean",), ""
 
 
 def _read(path: Path) -> Any:
@@ -104,8 +158,8 @@ def _read(path: Path) -> Any:
 
 
 def _judge(context: JudgeContext) -> _SimilarityJudge:
-    pooling, notes = _pooling(context.folder)
-    return _SimilarityJudge(pooling, context.processor("tokenizer"), notes)
+    pooling = _pooling(context.folder)
+    return _SimilarityJudge(pooling, context.processor("tokenizer"), pooling.notes)
 
 
 FEATURE_EXTRACTION = TaskDefinition(

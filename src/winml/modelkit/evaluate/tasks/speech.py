@@ -19,6 +19,9 @@ class _SpeechJudge(Judge):
     """A prediction is the text of the likeliest token of each frame."""
 
     tokenizer: Any
+    notes: tuple[str, ...] = (
+        "Texts are compared as they are: another case and other punctuation than those of the references are errors.",
+    )
 
     def reference(self, sample: Sample) -> str:
         return str(sample["reference"])

@@ -14,13 +14,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from winml.modelkit.errors import InputError
+from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.data_sets import DataSet
 from winml.modelkit.evaluate.metrics.metric import Metric
 from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor
 from winml.modelkit.evaluate.processors import ProcessorKind, open_processor
 
-__all__ = ["Judge", "JudgeContext", "Outputs", "Sample", "TaskDefinition", "named_output", "token_masks"]
+__all__ = [
+    "Judge",
+    "JudgeContext",
+    "Outputs",
+    "Sample",
+    "TaskDefinition",
+    "named_output",
+    "refuse_slow_tokenizer",
+    "token_masks",
+]
 
 Array = NDArray[Any]
 Outputs = Mapping[str, Array]
@@ -133,6 +142,25 @@ def named_output(outputs: Outputs, *names: str) -> Array:
         f"the model answers {', '.join(outputs)}; the task needs {' or '.join(names)}",
         hint="Give --task, or export the model again for this task.",
     )
+
+
+def refuse_slow_tokenizer(context: JudgeContext, needed: str) -> None:
+    """Refuse a tokenizer that does not say where in the text its tokens stand.
+
+    Args:
+        context: Of the model.
+        needed: What its answers are of, for the message.
+
+    Raises:
+        UsageError: it is none of the tokenizers library.
+    """
+    tokenizer = context.processor("tokenizer")
+    if not getattr(tokenizer, "is_fast", False):
+        raise UsageError(
+            f"the tokenizer of the checkpoint ({type(tokenizer).__name__}) does not say where in the text its tokens "
+            f"stand, and the model answers by {needed}",
+            hint="Put a tokenizer.json beside the model: a fast tokenizer.",
+        )
 
 
 def token_masks(batch: Batch, tokenizer: Any) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -141,7 +142,9 @@ def prepared_data(model: JudgedModel, options: EvaluationOptions, stack: ExitSta
     task = task_definition(model.task)
     metrics = chosen_metrics(task, options.metrics and (*options.metrics, *limited_metrics(options)))
     refuse_missing_libraries(metrics)
-    request = DataSetRequest(options.dataset, options.split, options.columns, options.samples, options.seed)
+    request = DataSetRequest(
+        options.dataset, split=options.split, columns=options.columns, samples=options.samples, seed=options.seed
+    )
     data_set = stack.enter_context(open_data_set(request))
     columns = match_columns(data_set, task.roles, optional=task.optional_roles)
     preprocessor = Preprocessor.of(model.folder, joined_inputs([model.side]))
@@ -180,6 +183,7 @@ def _metric_results(metrics: Sequence[Metric], scores: Scores, seed: int) -> tup
                 None if theirs is None else theirs.value,
                 None if theirs is None else padded[1],
                 None if theirs is None else padded[2],
+                metric.resamples,
             )
         )
     return tuple(results)
@@ -200,6 +204,7 @@ def _evaluation(
         *baseline_notes,
         *data_set.notes,
         *prepared.judge.notes,
+        *(f"{item.name} is larger than a number can say; JSON has null." for item in metrics if math.isinf(item.value)),
         *(_sentence(note) for note in (*prepared.preprocessor.notes, data_set.unreadable_note) if note),
     )
     return Evaluation(
@@ -213,13 +218,13 @@ def _evaluation(
             available=len(data_set),
             unreadable=tuple((item.name, item.reason) for item in data_set.unreadable.values()),
         ),
-        model=_side_result(model.side, scores, prepared.judge, 0),
+        model=_side_result(model.side, scores, 0),
         metrics=metrics,
         batch_size=prepared.batch_size,
         seed=options.seed,
         tool_version=__version__,
         onnxruntime_version=onnxruntime_version(),
-        baseline=None if baseline is None else _side_result(baseline, scores, prepared.judge, 1),
+        baseline=None if baseline is None else _side_result(baseline, scores, 1),
         agreement=agreement,
         agreement_words=prepared.task.agreement_words,
         differing=tuple(number for number, share in enumerate(agreements) if share < 1),
@@ -233,6 +238,6 @@ def _sentence(note: str) -> str:
     return f"{note[0].upper()}{note[1:].removesuffix('.')}."
 
 
-def _side_result(side: Side, scores: Scores, judge: Judge, number: int) -> EvaluatedSide:
-    latency = summarize(scores.latencies_ms(number, judge.fed_per_sample))
+def _side_result(side: Side, scores: Scores, number: int) -> EvaluatedSide:
+    latency = summarize(scores.latencies_ms(number))
     return EvaluatedSide(side.name, side.kind, latency, side.provider)

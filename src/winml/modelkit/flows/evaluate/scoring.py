@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from winml.modelkit.errors import InputError
+from winml.modelkit.evaluate.media import Recording
 from winml.modelkit.evaluate.metrics.metric import Measured, Metric
-from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor
+from winml.modelkit.evaluate.preprocessing import Batch, Preprocessor, Row
 from winml.modelkit.evaluate.tasks.task import Judge, Sample
 from winml.modelkit.flows.evaluate.sides import Side
 
@@ -34,8 +36,12 @@ class _SideScores:
     answers: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
     """Of samples that are not done yet: number → what it says of each row that was fed."""
     kept: list[Any] = field(default_factory=list)
-    run_ms: list[float] = field(default_factory=list)
-    """Of each run: milliseconds for one row."""
+    sample_ms: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """Number → milliseconds: its share of each run it was in."""
+    first: set[int] = field(default_factory=set)
+    """Samples in the first run, which sets things up."""
+    prepared: dict[Any, Any] = field(default_factory=dict)
+    """What metrics share; see :class:`~winml.modelkit.evaluate.metrics.metric.Metric`."""
 
 
 @dataclass
@@ -49,12 +55,16 @@ class Scores:
 
     def measured(self, metric: Metric) -> tuple[Measured, ...]:
         """Return a metric of each side."""
-        return tuple(metric.measure(side.kept, self.references) for side in self.sides)
+        return tuple(metric.measured(side.kept, self.references, side.prepared) for side in self.sides)
 
-    def latencies_ms(self, side: int, rows_per_sample: int) -> list[float]:
-        """Return milliseconds a sample of each run, without the first run, which sets things up, if there are more."""
-        times = self.sides[side].run_ms
-        return [value * rows_per_sample for value in (times[1:] or times)]
+    def latencies_ms(self, side: int) -> list[float]:
+        """Return milliseconds of each sample, without those of the first run, which sets things up, if there are more.
+
+        A sample that is read in several rows, such as windows over a long context, takes the time of all of them.
+        """
+        told = self.sides[side]
+        later = [milliseconds for number, milliseconds in told.sample_ms.items() if number not in told.first]
+        return later or list(told.sample_ms.values())
 
 
 def score_samples(
@@ -89,7 +99,7 @@ def score_samples(
             yield sample
 
     batches = preprocessor.batches(judge.fed(remembered()), batch_size)
-    for group in _grouped(batches):
+    for group in _grouped(batches, len(sides)):
         for side, told in zip(sides, scores.sides, strict=True):
             for batch in group:
                 _run(side, batch, judge, told)
@@ -103,13 +113,13 @@ def score_samples(
     return scores
 
 
-def _grouped(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
+def _grouped(batches: Iterable[Batch], sides: int) -> Iterator[list[Batch]]:
     """Yield batches in groups that are small in number and in memory."""
     group: list[Batch] = []
     held = 0
     for batch in batches:
         group.append(batch)
-        held += _held_bytes(batch)
+        held += _held_bytes(batch, sides)
         if len(group) == GROUP or held >= GROUP_BYTES:
             yield group
             group, held = [], 0
@@ -117,26 +127,54 @@ def _grouped(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         yield group
 
 
-def _held_bytes(batch: Batch) -> int:
-    """Return what a batch takes: its arrays, and its pictures as they were opened, with four bytes a pixel."""
-    sizes = (row.image_size for row in batch.rows if row.image_size is not None)
-    return sum(array.nbytes for array in batch.feeds.values()) + sum(4 * height * width for height, width in sizes)
+def _held_bytes(batch: Batch, sides: int) -> int:
+    """Return what is held of a batch: its arrays, pictures and recordings as they were opened, and maps of classes."""
+    samples = {row.number: row for row in batch.rows}.values()
+    return sum(array.nbytes for array in batch.feeds.values()) + sum(_sample_bytes(row, sides) for row in samples)
+
+
+def _sample_bytes(row: Row, sides: int) -> int:
+    held = sum(value.samples.nbytes for value in row.sample.values() if isinstance(value, Recording))
+    if row.image_size is None:
+        return held
+    height, width = row.image_size
+    # The picture, and where there is a mask that and the map of classes of each side: four bytes a pixel.
+    maps = 2 + sides if "mask" in row.sample else 1
+    return held + 4 * height * width * maps
 
 
 def _run(side: Side, batch: Batch, judge: Judge, told: _SideScores) -> None:
     started = time.perf_counter()
     outputs = side.run(batch.feeds)
-    told.run_ms.append((time.perf_counter() - started) * 1000 / len(batch.rows))
+    row_ms = (time.perf_counter() - started) * 1000 / len(batch.rows)
+    numbers = [row.number // judge.fed_per_sample for row in batch.rows]
+    if not told.sample_ms:
+        told.first.update(numbers)
+    for number in numbers:
+        told.sample_ms[number] += row_ms
     answers = judge.answers({name: batch.trimmed(array) for name, array in outputs.items()}, batch)
     for row, answer in zip(batch.rows, answers, strict=True):
         told.answers[row.number // judge.fed_per_sample].append(answer)
+
+
+def _reference(judge: Judge, sample: Sample, number: int) -> Any:
+    """Return what is right for a sample.
+
+    Raises:
+        UsageError: it is a label that the model does not have.
+        InputError: the sample is damaged; names it.
+    """
+    try:
+        return judge.reference(sample)
+    except InputError as error:
+        raise InputError(f"sample {number}, counted from 0: {error.message}", hint=error.hint) from error
 
 
 def _finish(scores: Scores, judge: Judge, waiting: dict[int, Sample], *, before: int) -> None:
     """Make predictions of the samples before one of a number, and forget what is not needed of them."""
     for number in sorted(number for number in waiting if number < before):
         sample = waiting.pop(number)
-        reference = judge.reference(sample)
+        reference = _reference(judge, sample, number)
         predictions = [judge.prediction(side.answers.pop(number), sample) for side in scores.sides]
         scores.references.append(reference)
         for side, prediction in zip(scores.sides, predictions, strict=True):

@@ -153,11 +153,11 @@ class Calibration:
             return None
         request = DataSetRequest(
             data,
-            self.options.split,
-            self.options.columns,
-            self.options.samples,
-            MOST_SAMPLES,
-            self.seed,
+            split=self.options.split,
+            columns=self.options.columns,
+            samples=self.options.samples,
+            most=MOST_SAMPLES,
+            seed=self.seed,
             option=OPTION,
         )
         return SampleFeeds(TextFile(request) if kind == "texts" else open_data_set(request), self.model_folder)
