@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import resampled
 from winml.modelkit.evaluate.processors import ProcessorKind, kinds_for, open_processor, position_count
-from winml.modelkit.runtime.graph_inputs import GraphInput, array_words
+from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, empty_state_sizes
 
 __all__ = ["LONGEST_TEXT", "Batch", "Preprocessor", "Row"]
 
@@ -32,6 +32,8 @@ LONGEST_TEXT = 512
 take."""
 _STRIDE = 128
 """Tokens that two windows over a long context share. Chosen: that of transformers' pipeline for answering questions."""
+_GROWING = frozenset({"key", "value", "indexer"})
+"""Kinds of states of a cache that hold one entry for every token."""
 _FAILURES = (ValueError, TypeError, LookupError, RuntimeError)
 """What processors raise for values they cannot use."""
 
@@ -228,8 +230,15 @@ class Preprocessor:
     def _batch(self, arrays: Mapping[str, Array], rows: Sequence[Row], places: range) -> Batch:
         """Return the arrays of some rows as the graph takes them, filled up to its batch size."""
         taken = [*places, *[places[-1]] * ((self.fixed_batch or 0) - len(places))]
+        if "input_ids" in arrays:
+            # Of decoders: each text begins at its first token.
+            mask = np.asarray(arrays.get("attention_mask", np.ones_like(arrays["input_ids"])))
+            arrays = {"position_ids": (mask.cumsum(axis=1) - 1).clip(0), **arrays}
         feeds: dict[str, Array] = {}
         for item in self._inputs.values():
+            if item.cache is not None and "input_ids" in arrays:
+                feeds[item.name] = self._empty_state(item, len(taken))
+                continue
             if item.name not in arrays:
                 makers = " and ".join(f"the {kind}" for kind in self.kinds)
                 raise UsageError(
@@ -245,6 +254,22 @@ class Preprocessor:
                 )
             feeds[item.name] = array
         return Batch(feeds, tuple(rows[place] for place in places))
+
+    def _empty_state(self, item: GraphInput, rows: int) -> Array:
+        """Return a state of a cache before the first token of a text.
+
+        Raises:
+            UsageError: the graph does not read a text at once, with nothing before it.
+        """
+        sizes = empty_state_sizes(item, self._shape("input_ids")[0], rows)
+        reads_one = self._fixed_size("input_ids", 1) == 1
+        if reads_one or (item.cache in _GROWING and all(sizes)):
+            told = "reads one token in each run" if reads_one else f"takes {item.name} {item.words}"
+            raise UsageError(
+                f"{self._option}: texts are read at once, with nothing before them; the graph {told}",
+                hint="Export the model with --no-cache, or with the sizes of tokens and cache left open.",
+            )
+        return np.zeros(sizes, _numpy_dtype(item.dtype))
 
     def _shape(self, name: str) -> tuple[int | str | None, ...]:
         return self._inputs[name].shape if name in self._inputs else ()
