@@ -231,13 +231,11 @@ class Preprocessor:
         """Return the arrays of some rows as the graph takes them, filled up to its batch size."""
         taken = [*places, *[places[-1]] * ((self.fixed_batch or 0) - len(places))]
         if "input_ids" in arrays:
-            # Of decoders: each text begins at its first token.
-            mask = np.asarray(arrays.get("attention_mask", np.ones_like(arrays["input_ids"])))
-            arrays = {"position_ids": (mask.cumsum(axis=1) - 1).clip(0), **arrays}
+            arrays = {"position_ids": _positions(arrays), **arrays}
         feeds: dict[str, Array] = {}
         for item in self._inputs.values():
             if item.cache is not None and "input_ids" in arrays:
-                feeds[item.name] = self._empty_state(item, len(taken))
+                feeds[item.name] = _empty_state(item, self._shape("input_ids"), len(taken), self._option)
                 continue
             if item.name not in arrays:
                 makers = " and ".join(f"the {kind}" for kind in self.kinds)
@@ -255,22 +253,6 @@ class Preprocessor:
             feeds[item.name] = array
         return Batch(feeds, tuple(rows[place] for place in places))
 
-    def _empty_state(self, item: GraphInput, rows: int) -> Array:
-        """Return a state of a cache before the first token of a text.
-
-        Raises:
-            UsageError: the graph does not read a text at once, with nothing before it.
-        """
-        sizes = empty_state_sizes(item, self._shape("input_ids")[0], rows)
-        reads_one = self._fixed_size("input_ids", 1) == 1
-        if reads_one or (item.cache in _GROWING and all(sizes)):
-            told = "reads one token in each run" if reads_one else f"takes {item.name} {item.words}"
-            raise UsageError(
-                f"{self._option}: texts are read at once, with nothing before them; the graph {told}",
-                hint="Export the model with --no-cache, or with the sizes of tokens and cache left open.",
-            )
-        return np.zeros(sizes, _numpy_dtype(item.dtype))
-
     def _shape(self, name: str) -> tuple[int | str | None, ...]:
         return self._inputs[name].shape if name in self._inputs else ()
 
@@ -279,6 +261,36 @@ class Preprocessor:
         shape = self._shape(name)
         size = shape[axis] if -len(shape) <= axis < len(shape) else None
         return size if isinstance(size, int) else None
+
+
+def _positions(arrays: Mapping[str, Array]) -> Array:
+    """Return the position of each token in its text: int64[rows, length], counted without padding."""
+    mask = np.asarray(arrays.get("attention_mask", np.ones_like(arrays["input_ids"])))
+    positions: Array = (mask.cumsum(axis=1) - 1).clip(0)
+    return positions
+
+
+def _empty_state(item: GraphInput, tokens: Sequence[int | str | None], rows: int, option: str) -> Array:
+    """Return a state of a cache before the first token of a text.
+
+    Args:
+        item: The input that takes it.
+        tokens: Sizes of the tokens in the graph.
+        rows: Size of the batch.
+        option: What named the data, for messages.
+
+    Raises:
+        UsageError: the graph does not read a text at once, with nothing before it.
+    """
+    sizes = empty_state_sizes(item, tokens[0], rows)
+    reads_one = tokens[1] == 1
+    if reads_one or (item.cache in _GROWING and all(sizes)):
+        told = "reads one token in each run" if reads_one else f"takes {item.name} {item.words}"
+        raise UsageError(
+            f"{option}: texts are read at once, with nothing before them; the graph {told}",
+            hint="Export the model with --no-cache, or with the sizes of tokens and cache left open.",
+        )
+    return np.zeros(sizes, _numpy_dtype(item.dtype))
 
 
 def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], dict[str, Any]]:
