@@ -233,7 +233,7 @@ class Preprocessor:
         if "input_ids" in arrays:
             arrays = {"position_ids": _positions(arrays), **arrays}
         feeds: dict[str, Array] = {}
-        for item in self._inputs.values():
+        for item in sorted(self._inputs.values(), key=lambda item: item.cache is None):
             if item.cache is not None and "input_ids" in arrays:
                 feeds[item.name] = _empty_state(item, self._shape("input_ids"), len(taken), self._option)
                 continue
