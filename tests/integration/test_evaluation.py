@@ -242,7 +242,7 @@ def test_perplexity_is_the_exponential_of_the_loss(tmp_path: Path) -> None:
     # The same samples, for the verbs that compare and calibrate.
     compared = compare_models(folder, path, data_set=DataSetRequest(data, samples=2))
     assert max(output.fidelity.relative_error for output in compared.outputs) < 1e-4
-    options = {"mode": "qdq", "calibration_data": data, "samples": 4}
+    options: dict[str, Any] = {"mode": "qdq", "calibration_data": data, "samples": 4}
     quantized = quantize_onnx(path, tmp_path / "int8.onnx", verify=False, **options)
     assert quantized.as_record()["calibration"]["samples"] == 4
 
