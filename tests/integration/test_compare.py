@@ -133,7 +133,7 @@ def test_overflow_of_float16_is_found_in_its_module(exported: Path, tmp_path: Pa
 
 def test_nothing_is_found_where_nothing_was_planted(exported: Path) -> None:
     """Rounding is no error of a module, nor is what fewer bits do to all of them."""
-    for kind in ("plain", "optimized", "quantized"):
+    for kind in ("optimized", "quantized"):
         result = compared(exported / "plain.onnx", exported / f"{kind}.onnx")
         assert result.first_divergence is None, kind
         assert result.modules is not None
@@ -152,8 +152,6 @@ def test_file_is_compared_with_the_pytorch_model(exported: Path, tmp_path: Path)
 
     module = planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
     assert found(compared(request, tmp_path / "wrong.onnx")) == module
-    # The other way round, it is the PyTorch model that is said to be wrong there.
-    assert found(compared(tmp_path / "wrong.onnx", request)) == module
 
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)

@@ -24,7 +24,9 @@ import transformers
 from PIL import Image
 
 from judged_checkpoints import WORDS, export_open, pipeline_of, save_images, save_judged, sentences, text_tokenizer
+from winml.modelkit import compare_models, quantize_onnx
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.evaluate.data_sets import DataSetRequest
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.flows.evaluate.evaluate import evaluate
 from winml.modelkit.flows.evaluate.judged_models import Subject
@@ -260,11 +262,23 @@ def test_perplexity_is_the_exponential_of_the_loss(tmp_path: Path) -> None:
         tokens += ids.numel() - 1
     (tmp_path / "d.txt").write_text("\n".join(texts))
 
-    result = judged(export_open(folder, "text-generation"), tmp_path / "d.txt")
+    path, data = export_open(folder, "text-generation"), str(tmp_path / "d.txt")
+    result = judged(path, tmp_path / "d.txt")
 
     assert result.metric("perplexity").value == pytest.approx(np.exp(losses / tokens), rel=1e-3)
     assert result.agreement is not None
     assert result.agreement >= EQUAL
+    assert not any("--no-cache" in note for note in result.notes), "nobody asked for it"
+
+    alone = judged_checkpoint(folder, tmp_path / "d.txt", "text-generation-with-past")
+    assert alone.metric("perplexity").value == pytest.approx(np.exp(losses / tokens), rel=1e-3)
+
+    # The same samples, for the verbs that compare and calibrate.
+    compared = compare_models(folder, path, data_set=DataSetRequest(data, samples=2))
+    assert max(output.fidelity.relative_error for output in compared.outputs) < 1e-4
+    options: dict[str, Any] = {"mode": "qdq", "calibration_data": data, "samples": 4}
+    quantized = quantize_onnx(path, tmp_path / "int8.onnx", verify=False, **options)
+    assert quantized.as_record()["calibration"]["samples"] == 4
 
 
 def test_answers_are_the_best_spans_of_all_windows(tmp_path: Path) -> None:

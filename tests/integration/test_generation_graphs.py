@@ -184,6 +184,7 @@ def test_every_node_is_tagged_and_generation_was_compared(decoder: Decoder) -> N
     assert text.as_record() == part.verification.as_record()["generation"]
 
 
+@pytest.mark.parametrize("decoder", ["llama"], indirect=True)
 def test_scores_of_another_model_are_refused_at_the_step_that_differs(decoder: Decoder) -> None:
     """What PyTorch generates with other weights is not what the graph generates."""
     loaded = load_model(ModelRequest(str(decoder.folder)))

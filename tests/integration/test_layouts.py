@@ -78,9 +78,7 @@ console.log(JSON.stringify((await extract(text)).tolist()));
 
 def read_with(layout: str, program: str, *arguments: str | Path) -> Any:
     """Run a program of a reader; what it prints last is JSON."""
-    place = os.environ.get(READERS[layout])
-    if not place:
-        pytest.skip(f"no reader of {layout} is installed here ({READERS[layout]} is not set)")
+    place = os.environ[READERS[layout]]
     if layout == "transformers.js":
         command, folder = [shutil.which("node") or "node", "--input-type=module", "-e", program, "--"], Path(place)
     else:
@@ -90,6 +88,14 @@ def read_with(layout: str, program: str, *arguments: str | Path) -> Any:
     )
     assert 0 == done.returncode, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def needs_reader(layout: str) -> pytest.MarkDecorator:
+    """Skip a test before anything is built, where there is nobody to read it."""
+    variable = READERS[layout]
+    return pytest.mark.skipif(
+        not os.environ.get(variable), reason=f"no reader of {layout} is installed here ({variable} is not set)"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +126,7 @@ def laid_out(model: Path, folder: Path, layout: str, *options: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("layout", READERS)
+@pytest.mark.parametrize("layout", [pytest.param(layout, marks=needs_reader(layout)) for layout in READERS])
 def test_reader_of_a_layout_writes_what_pytorch_writes(
     built: Path, expected: list[int], tmp_path: Path, layout: str
 ) -> None:
@@ -129,20 +135,37 @@ def test_reader_of_a_layout_writes_what_pytorch_writes(
     assert expected == read_with(layout, PROGRAMS[layout], folder, PROMPT, str(NEW_TOKENS))
 
 
-def test_layout_of_an_encoder_is_one_line(tmp_path: Path) -> None:
-    """Rows of any number and length, since nobody asked for sizes; card and licence of the checkpoint come along."""
-    bert = save_checkpoint("bert", tmp_path / "bert")
-    save_tokenizer(bert)
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a small encoder, with what publishers put beside it."""
+    folder = save_checkpoint("bert", tmp_path_factory.mktemp("bert") / "checkpoint", num_hidden_layers=1)
+    save_tokenizer(folder)
     for name in ("README.md", "LICENSE.txt", "notes.txt"):
-        (bert / name).write_text(name, encoding="utf-8")
-    folder = laid_out(bert, tmp_path / "folder", "transformers.js", "--no-verify")
+        (folder / name).write_text(name, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(bert: Path) -> Path:
+    """It in the layout of transformers.js."""
+    return laid_out(bert, bert.parent / "folder", "transformers.js", "--no-verify")
+
+
+def test_layout_of_an_encoder_is_one_line(encoder: Path) -> None:
+    """Rows of any number and length, since nobody asked for sizes; card and licence of the checkpoint come along."""
+    folder = encoder
     model = onnx.load(folder / "onnx" / "model.onnx", load_external_data=False)
     shapes = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
     assert [["batch", "sequence"]] * len(shapes) == list(shapes.values())
     names = {path.name for path in folder.iterdir()}
     assert {"README.md", "LICENSE.txt", "config.json", "tokenizer.json"} <= names
     assert "notes.txt" not in names
-    vectors = np.array(read_with("transformers.js", VECTORS, folder, PROMPT))
+
+
+@needs_reader("transformers.js")
+def test_reader_of_an_encoder_answers_as_pytorch(bert: Path, encoder: Path) -> None:
+    """The folder as it is, in a pipeline."""
+    vectors = np.array(read_with("transformers.js", VECTORS, encoder, PROMPT))
     tokens = AutoTokenizer.from_pretrained(bert)(PROMPT, return_tensors="pt")
     reference = AutoModel.from_pretrained(bert)(tokens["input_ids"]).last_hidden_state.detach().numpy()
     np.testing.assert_allclose(vectors, reference, rtol=0, atol=1e-5)
@@ -187,15 +210,13 @@ def test_name_of_a_model_bears_its_precision(built: Path, tmp_path: Path) -> Non
     assert "has no name for precision w8a16" in outcome.err
 
 
-def test_what_a_reader_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_what_a_reader_does_not_know_is_refused(bert: Path, tmp_path: Path) -> None:
     """A state that is no key and value, and a task without a class; the folder is left as it was."""
     model = counting_graph(tmp_path / "counting.onnx")
     outcome = run_here("build", "-m", model, "-o", tmp_path / "a", "--layout", "genai")
     assert 2 == outcome.code
     assert "onnxruntime-genai has no type for" in outcome.err
     task = ("--task", "next-sentence-prediction", "--no-verify", "--random-weights")
-    outcome = run_here(
-        "build", "-m", save_checkpoint("bert", tmp_path / "bert"), "-o", tmp_path / "b", "--layout", "optimum", *task
-    )
+    outcome = run_here("build", "-m", bert, "-o", tmp_path / "b", "--layout", "optimum", *task)
     assert 2 == outcome.code
     assert "has no class for task next-sentence-prediction" in outcome.err

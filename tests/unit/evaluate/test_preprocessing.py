@@ -68,6 +68,26 @@ def test_last_batch_of_a_fixed_size_is_filled_up(folder: Path) -> None:
         texts_of(folder, inputs, [{"text": "the"}], 3)
 
 
+def test_decoder_begins_each_text_with_an_empty_cache(folder: Path) -> None:
+    """Positions count the tokens of the text; keys and values have no tokens, other states are zeros."""
+    rest = [
+        GraphInput("position_ids", "int64", ("b", "s")),
+        GraphInput("past_key_values.0.key", "float16", ("b", 2, "past", 4), cache="key"),
+        GraphInput("past_conv.1", "float32", ("b", 3), cache="conv"),
+    ]
+    tokens = [GraphInput("input_ids", "int64", ("b", "s")), GraphInput("attention_mask", "int64", ("b", "past + s"))]
+    (batch,) = texts_of(folder, [*tokens, *rest], [{"text": "the dog"}, {"text": "a"}], 2)
+    assert [[0, 1, 2, 3], [0, 1, 2, 2]] == batch.feeds["position_ids"].tolist()
+    key = batch.feeds["past_key_values.0.key"]
+    assert ((2, 2, 0, 4), np.float16) == (key.shape, key.dtype)
+    assert [[0.0] * 3] * 2 == batch.feeds["past_conv.1"].tolist()
+    with pytest.raises(UsageError, match="the graph reads one token in each run"):
+        texts_of(folder, [GraphInput("input_ids", "int64", ("b", 1)), rest[2]], [{"text": "the dog"}])
+    kept = GraphInput("past_key_values.0.key", "float32", ("b", 2, 7, 4), cache="key")
+    with pytest.raises(UsageError, match=r"the graph takes past_key_values.0.key float32\[b, 2, 7, 4\]"):
+        texts_of(folder, [*tokens, kept], [{"text": "the dog"}])
+
+
 def test_long_context_is_read_in_windows(folder: Path) -> None:
     """Each is a row of the sample, which says which tokens are the context's."""
     samples = [{"question": "who", "context": "the dog saw a red ball"}, {"question": "who", "context": "a dog"}]
@@ -110,8 +130,8 @@ def test_recordings_have_the_rate_of_the_model(folder: Path) -> None:
 
 def test_what_a_graph_takes_besides_is_named(folder: Path) -> None:
     """An input that nothing gives, no known input at all, and a value that is no text."""
-    with pytest.raises(UsageError, match=r"the graph takes position_ids int64\[1, s\], which the tokenizer does not"):
-        texts_of(folder, [*text_inputs(1, "s"), GraphInput("position_ids", "int64", (1, "s"))], [{"text": "a"}])
+    with pytest.raises(UsageError, match=r"the graph takes head_mask int64\[1, s\], which the tokenizer does not"):
+        texts_of(folder, [*text_inputs(1, "s"), GraphInput("head_mask", "int64", (1, "s"))], [{"text": "a"}])
     with pytest.raises(UsageError, match=r"the graph takes x float32\[4\]"):
         Preprocessor.of(folder, [GraphInput("x", "float32", (4,))])
     with pytest.raises(UsageError, match="text is to be a text, and a sample has int"):

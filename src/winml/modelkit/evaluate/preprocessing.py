@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import resampled
 from winml.modelkit.evaluate.processors import ProcessorKind, kinds_for, open_processor, position_count, sentence_length
-from winml.modelkit.runtime.graph_inputs import GraphInput, array_words
+from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, empty_state_sizes
 
 __all__ = ["LONGEST_TEXT", "Batch", "Preprocessor", "Row"]
 
@@ -33,6 +33,8 @@ take."""
 _STRIDE = 128
 """Tokens that two windows over a long context share. Chosen: that of transformers' pipeline for answering questions."""
 _ONE_AT_A_TIME = "pictures of other sizes are run one at a time, since the graph takes no mask beside them"
+_GROWING = frozenset({"key", "value", "indexer"})
+"""Kinds of states of a cache that hold one entry for every token."""
 _FAILURES = (ValueError, TypeError, LookupError, RuntimeError)
 """What processors raise for values they cannot use."""
 
@@ -258,8 +260,13 @@ class Preprocessor:
     def _batch(self, arrays: Mapping[str, Array], rows: Sequence[Row], places: range) -> Batch:
         """Return the arrays of some rows as the graph takes them, filled up to its batch size."""
         taken = [*places, *[places[-1]] * ((self.fixed_batch or 0) - len(places))]
+        if "input_ids" in arrays:
+            arrays = {"position_ids": _positions(arrays), **arrays}
         feeds: dict[str, Array] = {}
-        for item in self._inputs.values():
+        for item in sorted(self._inputs.values(), key=lambda item: item.cache is None):
+            if item.cache is not None and "input_ids" in arrays:
+                feeds[item.name] = _empty_state(item, self._shape("input_ids"), len(taken), self._option)
+                continue
             if item.name not in arrays:
                 makers = " and ".join(f"the {kind}" for kind in self.kinds)
                 raise UsageError(
@@ -284,6 +291,36 @@ class Preprocessor:
         shape = self._shape(name)
         size = shape[axis] if -len(shape) <= axis < len(shape) else None
         return size if isinstance(size, int) else None
+
+
+def _positions(arrays: Mapping[str, Array]) -> Array:
+    """Return the position of each token in its text: int64[rows, length], counted without padding."""
+    mask = np.asarray(arrays.get("attention_mask", np.ones_like(arrays["input_ids"])))
+    positions: Array = (mask.cumsum(axis=1) - 1).clip(0)
+    return positions
+
+
+def _empty_state(item: GraphInput, tokens: Sequence[int | str | None], rows: int, option: str) -> Array:
+    """Return a state of a cache before the first token of a text.
+
+    Args:
+        item: The input that takes it.
+        tokens: Sizes of the tokens in the graph.
+        rows: Size of the batch.
+        option: What named the data, for messages.
+
+    Raises:
+        UsageError: the graph does not read a text at once, with nothing before it.
+    """
+    sizes = empty_state_sizes(item, tokens[0], rows)
+    reads_one = tokens[1] == 1
+    if reads_one or (item.cache in _GROWING and all(sizes)):
+        told = "reads one token in each run" if reads_one else f"takes {item.name} {item.words}"
+        raise UsageError(
+            f"{option}: texts are read at once, with nothing before them; the graph {told}",
+            hint="Export the model with --no-cache, or with the sizes of tokens and cache left open.",
+        )
+    return np.zeros(sizes, _numpy_dtype(item.dtype))
 
 
 def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], dict[str, Any]]:

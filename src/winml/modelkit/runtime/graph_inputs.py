@@ -30,8 +30,10 @@ __all__ = [
     "GraphInput",
     "Sizes",
     "array_words",
+    "batch_axis",
     "batch_of",
     "draw_feeds",
+    "empty_state_sizes",
     "graph_inputs",
     "load_feeds",
     "settle_sizes",
@@ -46,6 +48,8 @@ Size = int | str | None
 _ELEMENT_TYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's words that are not numpy's."""
 
+_PAST = "past_key_values."
+"""Specified: how optimum, transformers.js and onnxruntime-genai begin the names of caches."""
 _DRAWN = frozenset({*DTYPES, "uint64", "uint32", "uint16"})
 """Element types random values are drawn for."""
 
@@ -65,6 +69,8 @@ class GraphInput:
     """Runs of values that each entry of the first axis begins with, where the file says."""
     sums: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     """Name in the shape → the sizes whose sum it is, where the file says."""
+    cache: str | None = None
+    """Kind of the state of a cache it takes, such as ``key``, ``value`` or ``recurrent``; None for any other input."""
 
     @property
     def keys(self) -> tuple[int | str, ...]:
@@ -112,7 +118,7 @@ def _dtype_of(array: Array) -> str:
 def graph_inputs(session: Session) -> tuple[GraphInput, ...]:
     """Return the inputs of an open graph, in order."""
     told = session.metadata.get(INPUTS_KEY, "")
-    ranges, beginnings, sums = _value_ranges(told), _first_values(told), _sums(told)
+    ranges, beginnings, sums, caches = _value_ranges(told), _first_values(told), _sums(told), _cache_kinds(told)
     return tuple(
         GraphInput(
             name,
@@ -121,6 +127,7 @@ def graph_inputs(session: Session) -> tuple[GraphInput, ...]:
             ranges.get(name),
             beginnings.get(name, ()),
             sums.get(name, {}),
+            caches.get(name) or (name.rpartition(".")[2] if name.startswith(_PAST) else None),
         )
         for name, words in session.inputs.items()
     )
@@ -180,6 +187,34 @@ def _sums(text: str) -> dict[str, dict[str, tuple[int | str, ...]]]:
         }
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def _cache_kinds(text: str) -> dict[str, str]:
+    """Read which inputs take states of a cache; a statement that is damaged states none."""
+    try:
+        records = json.loads(text) if text else []
+        return {record["name"]: str(record["cache"]["kind"]) for record in records if record.get("cache")}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def empty_state_sizes(item: GraphInput, batch: Size, rows: int) -> tuple[int, ...]:
+    """Return the sizes of a state of a cache before the first token: what is open and not the batch is empty.
+
+    Args:
+        item: The input that takes it.
+        batch: First size of the tokens in the graph, a name where it is open.
+        rows: Size of the batch.
+    """
+    axis = batch_axis(item, batch)
+    return tuple(
+        size if isinstance(size, int) else rows if place == axis else 0 for place, size in enumerate(item.shape)
+    )
+
+
+def batch_axis(item: GraphInput, batch: Size) -> int:
+    """Return which axis of a state of a cache is that of the batch; see :func:`empty_state_sizes`."""
+    return item.shape.index(batch) if isinstance(batch, str) and batch in item.shape else 0
 
 
 def sizes_by_key(inputs: Sequence[GraphInput], requested: Mapping[str, int]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.file_names import GENAI_CONFIG_NAME, TOKENIZER_CONFIG_NAME, built_part_name
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.quantize.precisions import FLOAT32
@@ -151,12 +151,14 @@ def refuse_task(layout: Layout, task: str | None, *, is_described: bool = True) 
         is_described: Whether the file says what it is for; of one that does not, the task is not known.
 
     Raises:
-        UsageError: names the task and those that are known.
+        TaskError: names the task and those that are known.
     """
     if layout.tasks is None or task in layout.tasks or not is_described:
         return
     what = f"task {task}" if task is not None else "a model without a task"
-    raise UsageError(
+    known = tuple(sorted(layout.tasks))
+    raise TaskError(
         f"--layout {layout.name}: {layout.readers} has no class for {what}",
-        hint=f"It knows {', '.join(sorted(layout.tasks))}. Leave --layout out, or name another --task.",
+        hint=f"It knows {', '.join(known)}. Leave --layout out, or name another --task.",
+        candidates=known,
     )

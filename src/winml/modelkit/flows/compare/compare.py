@@ -239,7 +239,12 @@ def _draws(session: Session, options: CompareOptions, folder: Path | None) -> li
 def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) -> list[Values]:
     """Return what two PyTorch models are fed: the values of a file, the examples that were given, or random ones."""
     run = options.run
-    inputs = tuple(GraphInput(spec.name, spec.dtype, spec.shape, spec.value_range) for spec in part.inputs)
+    inputs = tuple(
+        GraphInput(
+            spec.name, spec.dtype, spec.shape, spec.value_range, cache=None if spec.cache is None else spec.cache.kind
+        )
+        for spec in part.inputs
+    )
     if options.data_set is not None and folder is not None:
         return data_set_values(inputs, run.sizes, options.data_set, folder)
     if run.input_data is not None:

@@ -6,17 +6,20 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.evaluate.model_config import open_config
 from winml.modelkit.evaluate.processors import processor_files
 from winml.modelkit.flows.evaluate.sides import Side, open_onnx_side, opened_torch_side
-from winml.modelkit.load.checkpoints.task import canonical_task
+from winml.modelkit.load.checkpoints.task import WITH_PAST, canonical_task, canonical_word
 from winml.modelkit.load.exported_source import exported_from
 from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.runtime.opened_model import RunOptions
+
+if TYPE_CHECKING:
+    from winml.modelkit.load.parts import LoadedModel
 
 __all__ = ["JudgedModel", "Subject", "opened_baseline", "opened_model"]
 
@@ -112,7 +115,7 @@ def _checkpoint_folder(request: ModelRequest) -> Path | None:
 def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> JudgedModel:
     from winml.modelkit.load.model import load_model
 
-    loaded = load_model(replace(request, task=task or request.task))
+    loaded = load_model(_without_cache(request, task or request.task))
     info = loaded.info
     if info.task is None:
         raise TaskError(f"{request.model} does not say what it is for", hint="Give a checkpoint of transformers.")
@@ -120,7 +123,19 @@ def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> J
     folder = beside.parent if beside is not None else Path(request.model)
     side = stack.enter_context(opened_torch_side(loaded, None, shown=request.model))
     note = "The model is a checkpoint: PyTorch runs it, and nothing is exported."
-    return JudgedModel(side, info.task, str(info.task_rule), folder, open_config(folder), None, (note, *loaded.notes))
+    return JudgedModel(side, info.task, str(info.task_rule), folder, open_config(folder), None, (note, *_notes(loaded)))
+
+
+def _without_cache(request: ModelRequest, task: str | None) -> ModelRequest:
+    """Return what is loaded in PyTorch: each text is read at once, with nothing before it."""
+    return replace(request, task=task and canonical_word(task).removesuffix(WITH_PAST), cache=False)
+
+
+def _notes(loaded: LoadedModel) -> tuple[str, ...]:
+    """Return what is to be said of a model, but for the cache, which nobody asked about."""
+    from winml.modelkit.load.caches.decision import NO_CACHE_ASKED
+
+    return tuple(note for note in loaded.notes if note != NO_CACHE_ASKED)
 
 
 def opened_baseline(subject: Subject, model: JudgedModel, stack: ExitStack) -> tuple[Side | None, tuple[str, ...]]:
@@ -164,6 +179,6 @@ def _torch_baseline(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    loaded = load_model(replace(request, task=request.task or model.task))
+    loaded = load_model(_without_cache(request, request.task or model.task))
     side = opened_torch_side(loaded, model.side.inputs, shown=f"pytorch ({request.model})")
-    return stack.enter_context(side), loaded.notes
+    return stack.enter_context(side), _notes(loaded)

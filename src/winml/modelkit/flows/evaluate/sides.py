@@ -125,7 +125,8 @@ def opened_torch_side(loaded: Any, inputs: Sequence[GraphInput] | None, *, shown
 
     Args:
         loaded: What :func:`~winml.modelkit.load.model.load_model` returned.
-        inputs: What the other side is fed; None: the model's own inputs, with all sizes open.
+        inputs: What the other side is fed, of which a cache is left out; None: the model's own inputs, with all sizes
+            open.
         shown: The model, for people.
 
     Raises:
@@ -139,7 +140,7 @@ def opened_torch_side(loaded: Any, inputs: Sequence[GraphInput] | None, *, shown
         used = own
     else:
         # A graph may do without an input that the model takes; then the model does without it, too.
-        used = {item.name: own.get(item.name, item) for item in inputs}
+        used = {item.name: own.get(item.name, item) for item in inputs if item.cache is None}
     # As fast as PyTorch is by itself.
     prepared = prepared_for_export(
         part.model,
@@ -176,7 +177,7 @@ def _joined(first: GraphInput, second: GraphInput, shown: str) -> GraphInput:
             hint="Give a --baseline with the same sizes, or with open ones.",
         )
     shape = tuple(left if isinstance(left, int) else right for left, right in pairs)
-    return GraphInput(first.name, first.dtype, shape, first.value_range, first.first_values)
+    return replace(first, shape=shape)
 
 
 def _numpy_dtype(name: str) -> Any:

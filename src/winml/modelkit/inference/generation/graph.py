@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.metadata_keys import PART_KEY
-from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
+from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, batch_axis, empty_state_sizes, graph_inputs
 from winml.modelkit.runtime.sessions import Session, state_of_zeros, state_rows
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ class DecoderGraph:
         sequence = self._by_name[TOKENS].shape[1]
         self.length = sequence if isinstance(sequence, int) else None
         self.last_cache: GraphCache | None = None
-        self.batch_axes = {name: self._batch_axis(self._by_name[name]) for name in self.states}
+        batch = self._by_name[TOKENS].shape[0]
+        self.batch_axes = {name: batch_axis(self._by_name[name], batch) for name in self.states}
 
     @property
     def has_cache(self) -> bool:
@@ -140,10 +141,9 @@ class DecoderGraph:
         Args:
             rows: Size of the batch.
         """
-        values = {
-            name: state_of_zeros(self._first_sizes(self._by_name[name], rows), self._by_name[name].dtype)
-            for name in self.states
-        }
+        batch = self._by_name[TOKENS].shape[0]
+        states = [self._by_name[name] for name in self.states]
+        values = {item.name: state_of_zeros(empty_state_sizes(item, batch, rows), item.dtype) for item in states}
         return GraphCache(self, values, 0)
 
     def run(
@@ -231,17 +231,6 @@ class DecoderGraph:
                 hint="Give that many rows and tokens, or build the model with these sizes left open.",
             )
         return array
-
-    def _first_sizes(self, item: GraphInput, rows: int) -> tuple[int, ...]:
-        """Return the sizes of a state before the first token: what is open and not the batch is empty."""
-        axis = self._batch_axis(item)
-        return tuple(
-            size if isinstance(size, int) else rows if place == axis else 0 for place, size in enumerate(item.shape)
-        )
-
-    def _batch_axis(self, item: GraphInput) -> int:
-        batch = self._by_name[TOKENS].shape[0]
-        return item.shape.index(batch) if isinstance(batch, str) and batch in item.shape else 0
 
     def _refuse_foreign_cache(self, cache: object, rows: int) -> None:
         if cache is None:

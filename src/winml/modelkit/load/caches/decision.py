@@ -30,11 +30,13 @@ from winml.modelkit.load.inputs.dynamic_axes import open_axes
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["CACHED_TASKS", "cached_keywords", "decision_with_cache"]
+__all__ = ["CACHED_TASKS", "NO_CACHE_ASKED", "cached_keywords", "decision_with_cache"]
 
 CACHED_TASKS = ("text-generation",)
 """Tasks whose graphs take a cache, where the model keeps one."""
 
+NO_CACHE_ASKED = "The graph takes no cache, as --no-cache asks: every run reads all tokens."
+"""What is noted of a request without one."""
 _LAST_ONLY = "logits_to_keep"
 """Parameter of a forward: of how many of the last tokens scores are computed."""
 
@@ -59,8 +61,8 @@ def decision_with_cache(
         return InputDecision(())
     if not request.cache or (described is not None and not any(spec.cache for spec in described)):
         _refuse_logits(request, "the graph takes no cache")
-        asked = "as --no-cache asks" if not request.cache else f"{request.specs_origin} describes none"
-        return InputDecision((), (f"The graph takes no cache, {asked}: every run reads all tokens.",))
+        described_none = f"The graph takes no cache, {request.specs_origin} describes none: every run reads all tokens."
+        return InputDecision((), (described_none if request.cache else NO_CACHE_ASKED,))
     plain = decide_inputs(
         model,
         checkpoint.config,
