@@ -110,6 +110,8 @@ def quantization_sensitivity(
     kept = _kept(source, options, sensitivity, (calibration, judge))
     clock = StepClock((_READING, _REFERENCE, _MODULES, *([_SEARCH] if target else [])), on_step)
     with contextlib.ExitStack() as stack:
+        if calibration is not None:
+            stack.callback(calibration.close)
         with clock.step(_READING) as step:
             graph = stack.enter_context(float_graph(source, options))
             plan, parts = _planned_parts(graph, source, options, sensitivity)
