@@ -18,7 +18,9 @@ from winml.modelkit.builds.build_model import build_hf_model
 from winml.modelkit.builds.judged_models import form_judge
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.options import EvaluationOptions
+from winml.modelkit.evaluate.preprocessing import Preprocessor
 from winml.modelkit.file_names import EVALUATION_NAME
+from winml.modelkit.runtime.sessions import Session
 
 
 @pytest.fixture(scope="module")
@@ -164,14 +166,18 @@ def test_threads_of_torch_are_as_before_and_options_are_given_once() -> None:
         evaluate_model(MODEL, options=EvaluationOptions(dataset="texts.csv"), samples=2)
 
 
-def test_digests_of_files_of_one_name_are_all_kept(tmp_path: Path) -> None:
-    """What a judge depends on is every file of a folder, whatever subfolder it lies in."""
+def test_judge_of_forms_reads_samples_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays are made for the first form only; what a judge depends on is every file of a folder, by its path."""
     for name in ("a", "b"):
         (tmp_path / "data" / name).mkdir(parents=True)
         shutil.copy("texts.csv", tmp_path / "data" / name / "texts.csv")
     options = EvaluationOptions(dataset=str(tmp_path / "data"), samples=4)
     with form_judge(Path(MODEL), options, ("accuracy", 0.5)) as judge:
         assert ["a/texts.csv", "b/texts.csv"] == sorted(judge.request["content"])
+        first = judge.scores(Session(MODEL))
+        monkeypatch.delattr(Preprocessor, "_prepared")
+        assert first == judge.scores(Session(MODEL))
+        assert first["accuracy"] > 0.5
 
 
 def test_empty_data_is_refused(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_folder_of_values_is_run_file_by_file(tmp_path: Path) -> None:
     assert (2, "file") == (result.draws, result.input_source)
     assert np.isclose(np.sqrt(0.5), result.worst.fidelity.relative_error)
     assert "Outputs of one side only: d, c, b, a." in result.notes
-    with pytest.raises(UsageError, match="the folder has no .npz file"):
+    with pytest.raises(UsageError, match=r"the folder has no \.npz file"):
         compare_by_name(reference, reference, run=RunOptions("r", input_data=tmp_path))
 
 

@@ -175,6 +175,7 @@ def form_judge(model: Path, options: EvaluationOptions, target: tuple[str, float
     from winml.modelkit.evaluate.tasks.table import chosen_metrics, task_definition
     from winml.modelkit.flows.evaluate.evaluate import prepared_data
     from winml.modelkit.flows.evaluate.judged_models import Subject, opened_model
+    from winml.modelkit.flows.evaluate.kept_batches import KeptBatches
     from winml.modelkit.flows.evaluate.sides import OnnxSide
     from winml.modelkit.flows.quantize.measured_forms import file_digest
     from winml.modelkit.flows.quantize.quantized_forms import FormJudge
@@ -188,6 +189,7 @@ def form_judge(model: Path, options: EvaluationOptions, target: tuple[str, float
         metrics = chosen_metrics(task_definition(task), (name,), "--target")
         asked = options.model_copy(update={"metrics": (name,)})
         prepared = prepared_data(judged, asked, stack)
+        prepared = replace(prepared, preprocessor=KeptBatches.keeping(prepared.preprocessor))
         del judged  # its session holds the weights, and only forms are run
 
         def judge(session: Session) -> dict[str, float]:
