@@ -180,6 +180,7 @@ def _measure(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dic
             for names in group:
                 if names[0] in left and "float" in str(left[names[0]].dtype):
                     sums.setdefault(names, FidelitySum(names[1])).add(left[names[0]], right[names[1]])
+            del left, right  # before the next draw is recorded
         count = max(1, int(len(group) * GROUP_BYTES / max(held, 1)))
     return {names: total.of_value() for names, total in sums.items()}
 
