@@ -160,7 +160,7 @@ def test_baseline_of_other_labels_or_tokens_is_refused(folder: Path, tmp_path: P
 def test_threads_of_torch_are_as_before_and_options_are_given_once() -> None:
     """The number asked for is that of the evaluation; options and their fields are not mixed."""
     before = torch.get_num_threads()
-    evaluate_model(MODEL, "texts.csv", threads=before + 1, samples=2)
+    evaluate_model(MODEL, "texts.csv", threads=before + 1, samples=2, metrics=["accuracy"])
     assert before == torch.get_num_threads()
     with pytest.raises(UsageError, match="options= and samples both say"):
         evaluate_model(MODEL, options=EvaluationOptions(dataset="texts.csv"), samples=2)
