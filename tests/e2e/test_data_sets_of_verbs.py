@@ -169,6 +169,7 @@ def test_words_about_a_data_set_that_is_none_are_refused() -> None:
         ((*quantize, "--columns", "text=a", "--calibration-data", "one.npz"), "which holds arrays by input"),
         ((*compare, "--split", "test"), "--split has no meaning without --dataset"),
         ((*compare, "--dataset", "pictures", "--input-data", "one.npz"), "Give one of the two"),
+        ((*compare, "--samples", "5", "--input-data", "one.npz"), "--samples 5: --input-data one.npz has values"),
         (
             (*compare, "--dataset", "sentences.parquet", "-o", "sentences.parquet", "--overwrite"),
             "which must stay as it is",

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
+import torch
 
 from e2e.in_process import run_here
 from judged_checkpoints import export_open, pipeline_of, save_images, save_judged, sentences, text_tokenizer
 from winml.modelkit import evaluate_model
 from winml.modelkit.builds.build_model import build_hf_model
+from winml.modelkit.builds.judged_models import form_judge
+from winml.modelkit.errors import UsageError
+from winml.modelkit.evaluate.options import EvaluationOptions
+from winml.modelkit.evaluate.preprocessing import Preprocessor
 from winml.modelkit.file_names import EVALUATION_NAME
+from winml.modelkit.runtime.sessions import Session
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +135,51 @@ def test_wrong_request_is_refused(arguments: tuple[str, ...], problem: str) -> N
     assert problem in done.err
 
 
+def test_baseline_of_other_labels_or_tokens_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Both are fed by one tokenizer and read with one list of labels, so a baseline has to have the same."""
+    turned = tmp_path / "turned"
+    shutil.copytree(folder / "model", turned, ignore=shutil.ignore_patterns("onnx"))
+    config = json.loads((turned / "config.json").read_text(encoding="utf-8"))
+    original = config["id2label"]
+    config["id2label"] = {"0": "good", "1": "bad"}
+    (turned / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(UsageError, match="its labels are 0 good, 1 bad, and those of the model 0 bad, 1 good"):
+        evaluate_model(MODEL, "texts.csv", baseline=str(turned))
+
+    config["id2label"] = original
+    (turned / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tokens = json.loads((turned / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokens["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (turned / "tokenizer.json").write_text(json.dumps(tokens), encoding="utf-8")
+    with pytest.raises(UsageError, match="2 of them not as the model's"):
+        evaluate_model(MODEL, "texts.csv", baseline=str(turned))
+
+
+def test_threads_of_torch_are_as_before_and_options_are_given_once() -> None:
+    """The number asked for is that of the evaluation; options and their fields are not mixed."""
+    before = torch.get_num_threads()
+    evaluate_model(MODEL, "texts.csv", threads=before + 1, samples=2, metrics=["accuracy"])
+    assert before == torch.get_num_threads()
+    with pytest.raises(UsageError, match="options= and samples both say"):
+        evaluate_model(MODEL, options=EvaluationOptions(dataset="texts.csv"), samples=2)
+
+
+def test_judge_of_forms_reads_samples_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays are made for the first form only; what a judge depends on is every file of a folder, by its path."""
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        shutil.copy("texts.csv", tmp_path / "data" / name / "texts.csv")
+    options = EvaluationOptions(dataset=str(tmp_path / "data"), samples=4)
+    with form_judge(Path(MODEL), options, ("accuracy", 0.5)) as judge:
+        assert ["a/texts.csv", "b/texts.csv"] == sorted(judge.request["content"])
+        first = judge.scores(Session(MODEL))
+        monkeypatch.delattr(Preprocessor, "_prepared")
+        assert first == judge.scores(Session(MODEL))
+        assert first["accuracy"] > 0.5
+
+
 def test_empty_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("text,label\n")
 
@@ -186,6 +238,7 @@ def test_modules_stay_in_float_until_a_metric_is_reached(tmp_path: Path) -> None
         (("--target", "wer=0.1", "--dataset", "texts.csv"), "--target wer: is not a metric of text-classification"),
         (("--target", "accuracy=0.9"), "no metric is called 'accuracy'"),
         (("--dataset", "texts.csv"), "nothing says what is to be reached on it"),
+        (("--target", "accuracy=0.9", "--dataset", "texts.csv", "-o", "texts.csv", "--overwrite"), "texts.csv"),
     ):
         refused = run_here(*asked, *arguments)
         assert refused.code == 2

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from winml.modelkit.compare.fidelity import MOST_DB, measure_fidelity, value_fidelity
+from winml.modelkit.compare.fidelity import MOST_DB, FidelitySum, measure_fidelity, value_fidelity
 from winml.modelkit.compare.words import comparison_words
 
 Array = np.ndarray[Any, Any]
@@ -127,3 +127,16 @@ def test_output_that_is_missing_is_named() -> None:
     """A graph of fewer bits has the outputs of its reference."""
     info = measure_fidelity([{"y": SIGNAL, "z": SIGNAL}], [{"y": SIGNAL}], 10.0)
     assert ("z", "is missing", False) == (info.worst.name, info.worst.problem, info.is_verified)
+
+
+def test_sum_over_draws_is_that_of_all_values_together() -> None:
+    """Draws of other lengths add up to what one draw of all of them gives; a problem of one draw is that of all."""
+    expected = np.float32([1, -2, 3, 4, 5])
+    actual = np.float32([1, -2.5, 3, 4.25, 5])
+    total = FidelitySum("y")
+    for part in (slice(0, 2), slice(2, 5)):
+        total.add(expected[part], actual[part])
+    assert total.of_value() == value_fidelity("y", [expected], [actual])
+    total.add(expected, actual[:2])
+    total.add(expected, actual)
+    assert "shape [2] instead of [5]" == total.of_answer().problem

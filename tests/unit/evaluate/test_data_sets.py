@@ -20,6 +20,7 @@ from house.sources import REPOSITORY
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.columns import ROLE_COLUMNS, match_columns, parse_columns
 from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, open_data_set
+from winml.modelkit.evaluate.data_sources import find_source
 from winml.modelkit.evaluate.media import Recording, resampled
 
 TEXTS = ["the first", "the second", "a third", "and the last"]
@@ -196,6 +197,16 @@ def test_data_that_cannot_be_read_is_refused(
     with pytest.raises(error, match=words) as caught:
         open_data_set(DataSetRequest(str(tmp_path / name), option="--calibration-data"))
     assert str(caught.value).startswith(f"--calibration-data {tmp_path / name}: ")
+
+
+@pytest.mark.parametrize(
+    "text", ["C:\\data\\reviews.csv", "C:reviews", "data\\reviews", "owner/name:a/b", "name:b.csv"]
+)
+def test_path_with_an_error_in_it_is_no_name_of_the_hub(text: str) -> None:
+    """A letter of a drive, a backslash and a file name are of a path; a configuration is a plain word."""
+    with pytest.raises(UsageError, match="no such file or folder"):
+        find_source(text)
+    assert ("hub", "glue", "stsb") == ((found := find_source("glue:stsb")).kind, found.name, found.config)
 
 
 def test_reading_leaves_no_file(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from unit.quantize.qdq_graphs import tagged_graph
 from winml.modelkit.errors import InputError, OutputExistsError, QuantizeError, UsageError, VerificationError
+from winml.modelkit.evaluate.data_sets import DataSet
 from winml.modelkit.flows.quantize.calibration_data import calibration_of
 from winml.modelkit.flows.quantize.quantize import quantize_onnx
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
@@ -229,6 +230,18 @@ def test_texts_without_a_tokenizer_or_a_column_are_refused(text_model: Path) -> 
     (other / "b.txt").write_text("the dog\n", encoding="utf-8")
     with pytest.raises(UsageError, match="none lies beside the model"):
         _quantize(lonely, calibration_data=str(other / "b.txt"))
+
+
+def test_data_set_is_closed_when_the_work_is_done(
+    text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left open of a table that the ranges were measured on."""
+    (tmp_path / "texts.json").write_text('{"text": "the dog"}\n', encoding="utf-8")
+    closed: list[DataSet] = []
+    close = DataSet.close
+    monkeypatch.setattr(DataSet, "close", lambda data: (closed.append(data), close(data)))
+    _quantize(text_model, calibration_data=str(tmp_path / "texts.json"))
+    assert ["texts.json"] == [data.name for data in closed]
 
 
 def test_files_that_ranges_depend_on_are_those_that_are_read(text_model: Path, folder: Path) -> None:

@@ -117,6 +117,23 @@ def test_sizes_that_cannot_be_both_are_refused(tmp_path: Path) -> None:
         compare_by_name(one, other)
 
 
+def test_folder_of_values_is_run_file_by_file(tmp_path: Path) -> None:
+    """Each file is one draw; outputs of one side only are told in the order of the file."""
+    reference = _saved(tmp_path / "reference.onnx", "y = Abs (x)")
+    more = "m (float[4, 8] x) => (float[4, 8] y, float[4, 8] d, float[4, 8] c, float[4, 8] b, float[4, 8] a)"
+    ir.save(parse(f"{more} {{ y = Relu (x) d = Neg (x) c = Neg (x) b = Neg (x) a = Neg (x) }}"), tmp_path / "more.onnx")
+    (tmp_path / "values").mkdir()
+    for number, sign in enumerate((1, -1)):
+        np.savez(tmp_path / "values" / f"{number}.npz", x=np.full((4, 8), sign, np.float32))
+    run = RunOptions("more.onnx", input_data=tmp_path / "values")
+    result = compare_by_name(reference, tmp_path / "more.onnx", run=run)
+    assert (2, "file") == (result.draws, result.input_source)
+    assert np.isclose(np.sqrt(0.5), result.worst.fidelity.relative_error)
+    assert "Outputs of one side only: d, c, b, a." in result.notes
+    with pytest.raises(UsageError, match=r"the folder has no \.npz file"):
+        compare_by_name(reference, reference, run=RunOptions("r", input_data=tmp_path))
+
+
 def test_values_of_a_file_are_named_as_the_candidate_names_them(tmp_path: Path) -> None:
     """A name that is missing is told, with those the graph takes."""
     model = _saved(tmp_path / "model.onnx", "y = Abs (x)")

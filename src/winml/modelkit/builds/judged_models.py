@@ -45,7 +45,7 @@ def evaluate_model(
     Args:
         model: ONNX file, folder of a build, or a checkpoint, which PyTorch runs.
         dataset: File or folder; or ``name``, ``owner/name`` or ``owner/name:config`` at the Hub.
-        options: All that is asked for; None: as ``dataset`` and ``flags`` say.
+        options: All that is asked for, in place of ``dataset`` and fields among ``flags``; None: as these say.
         on_step: Called when a step starts and when it ends.
         progress: Called with the number of samples that are done, and their share.
         **flags: Fields of :class:`~winml.modelkit.evaluate.options.EvaluationOptions`, such as ``metrics`` and ``min``;
@@ -61,7 +61,7 @@ def evaluate_model(
         InputError: a file is missing or damaged.
         StageError: a model cannot be loaded, or refuses a sample.
     """
-    from winml.modelkit.errors import ConfigError
+    from winml.modelkit.errors import ConfigError, UsageError
     from winml.modelkit.flows.evaluate.evaluate import evaluate
     from winml.modelkit.runtime.opened_model import RunOptions
 
@@ -73,6 +73,11 @@ def evaluate_model(
     run = RunOptions(name, **{key: flags.pop(key) for key in _RUN_OPTIONS if key in flags})
     load = {key: flags.pop(key) for key in _LOAD_OPTIONS if key in flags}
     given = {"dataset": os.fspath(dataset)} if dataset is not None else {}
+    if options is not None and (both := [*given, *flags]):
+        raise UsageError(
+            f"{_NAME}: options= and {both[0]} both say what is asked for",
+            hint=f"Give one of them, or options.model_copy(update={{{both[0]!r}: …}}).",
+        )
     asked = options or parse_options(EvaluationOptions, {**given, **flags}, _NAME)
     return evaluate(named_subject(name, asked, run, **load), asked, on_step=on_step, progress=progress)
 
@@ -170,6 +175,7 @@ def form_judge(model: Path, options: EvaluationOptions, target: tuple[str, float
     from winml.modelkit.evaluate.tasks.table import chosen_metrics, task_definition
     from winml.modelkit.flows.evaluate.evaluate import prepared_data
     from winml.modelkit.flows.evaluate.judged_models import Subject, opened_model
+    from winml.modelkit.flows.evaluate.kept_batches import KeptBatches
     from winml.modelkit.flows.evaluate.sides import OnnxSide
     from winml.modelkit.flows.quantize.measured_forms import file_digest
     from winml.modelkit.flows.quantize.quantized_forms import FormJudge
@@ -179,14 +185,19 @@ def form_judge(model: Path, options: EvaluationOptions, target: tuple[str, float
     name, value = target
     with ExitStack() as stack:
         judged = opened_model(Subject(model, RunOptions(str(model))), options.task, stack)
-        metrics = chosen_metrics(task_definition(judged.task), (name,), "--target")
+        task = judged.task
+        metrics = chosen_metrics(task_definition(task), (name,), "--target")
         asked = options.model_copy(update={"metrics": (name,)})
         prepared = prepared_data(judged, asked, stack)
+        prepared = replace(prepared, preprocessor=KeptBatches.keeping(prepared.preprocessor))
+        del judged  # its session holds the weights, and only forms are run
 
         def judge(session: Session) -> dict[str, float]:
             scores = prepared.scores([OnnxSide(session, session.name, "cpu")])
             return {metric.name: scores.measured(metric)[0].value for metric in metrics}
 
-        digests = {path.name: file_digest(path) for path in source_files(find_source(options.dataset))}
-        request = {**asked.model_dump(mode="json"), "content": digests, "task": judged.task}
+        source = find_source(options.dataset)
+        root = source.folder or Path()
+        digests = {path.relative_to(root).as_posix(): file_digest(path) for path in source_files(source)}
+        request = {**asked.model_dump(mode="json"), "content": digests, "task": task}
         yield FormJudge(MetricTarget(name, value, metrics[0].is_higher_better), judge, request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,7 +64,7 @@ def requested_samples(options: dict[str, Any], most: int) -> DataSetRequest | No
     return request
 
 
-def data_set_files(options: dict[str, Any]) -> list[Path]:
+def data_set_files(options: Mapping[str, Any]) -> list[Path]:
     """Return the files on this disk of the data set that ``--dataset`` names; nothing may be written over them."""
     from winml.modelkit.evaluate.data_sources import find_source, source_files
 

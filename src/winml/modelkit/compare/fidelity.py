@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FidelityInfo", "OutputFidelity", "answer_fidelity", "measure_fidelity", "value_fidelity"]
+__all__ = ["FidelityInfo", "FidelitySum", "OutputFidelity", "answer_fidelity", "measure_fidelity", "value_fidelity"]
 
 Array = NDArray[Any]
 
@@ -126,10 +126,10 @@ def answer_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Arr
     Inside a graph, a value that is infinite everywhere may be a mask. An output of which nothing can be compared has a
     problem: equal NaN prove nothing.
     """
-    numbers = [values for values in reference if values.size and values.dtype.kind not in _TEXT]
-    if numbers and not any(np.isfinite(values).any() for values in numbers):
-        return _incomparable(name, "the reference has no finite value")
-    return value_fidelity(name, reference, answers)
+    total = FidelitySum(name)
+    for expected, actual in zip(reference, answers, strict=True):
+        total.add(expected, actual)
+    return total.of_answer()
 
 
 def value_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Array]) -> OutputFidelity:
@@ -140,16 +140,76 @@ def value_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Arra
         reference: The value in each draw, as it should be.
         answers: The value in each draw, as it is.
     """
-    if any(_is_symbol(values.dtype) for values in reference):
-        return _symbol_fidelity(name, reference, answers)
-    signal = noise = other = product = largest = 0.0
+    total = FidelitySum(name)
     for expected, actual in zip(reference, answers, strict=True):
+        total.add(expected, actual)
+    return total.of_value()
+
+
+class FidelitySum:
+    """How near one value is to its reference, added up draw by draw, so that no draw is kept."""
+
+    def __init__(self, name: str) -> None:
+        """Begin with no draw.
+
+        Args:
+            name: Of the value.
+        """
+        self._name = name
+        self._problem = ""
+        self._signal = self._noise = self._other = self._product = self._largest = 0.0
+        self._symbols = self._equal = 0
+        self._has_symbols = self._has_numbers = self._has_finite = False
+
+    def add(self, expected: Array, actual: Array) -> None:
+        """Add one draw.
+
+        Args:
+            expected: The value as it should be.
+            actual: The value as it is.
+        """
+        if expected.size and expected.dtype.kind not in _TEXT:
+            self._has_numbers = True
+            self._has_finite = self._has_finite or bool(np.isfinite(expected).any())
+        if self._problem:
+            return
         if expected.shape != actual.shape:
-            return _incomparable(name, f"shape {list(actual.shape)} instead of {list(expected.shape)}")
-        if expected.dtype.kind in _TEXT:
-            if not np.array_equal(expected, actual):
-                return _incomparable(name, "other texts")
-            continue
+            self._problem = f"shape {list(actual.shape)} instead of {list(expected.shape)}"
+        elif _is_symbol(expected.dtype):
+            self._add_symbols(expected, actual)
+        elif expected.dtype.kind in _TEXT:
+            self._problem = "" if np.array_equal(expected, actual) else "other texts"
+        else:
+            self._add_amounts(expected, actual)
+
+    def of_value(self) -> OutputFidelity:
+        """Return how near the value is over all draws; see :func:`value_fidelity`."""
+        if self._problem:
+            return _incomparable(self._name, self._problem)
+        if self._has_symbols:
+            # Each is a one-hot vector, so that another symbol is off by the square root of 2.
+            share = self._equal / self._symbols if self._symbols else 1.0
+            relative = math.sqrt(2 * (1 - share))
+            return OutputFidelity(self._name, _decibels(relative), share, relative, self._largest, equal_share=share)
+        signal, noise, other = self._signal, self._noise, self._other
+        relative = math.sqrt(noise / signal) if signal else (0.0 if not noise else math.inf)
+        cosine = self._product / math.sqrt(signal * other) if signal and other else float(signal == other)
+        return OutputFidelity(self._name, _decibels(relative), cosine, relative, self._largest)
+
+    def of_answer(self) -> OutputFidelity:
+        """Return how near the output is over all draws; see :func:`answer_fidelity`."""
+        if self._has_numbers and not self._has_finite:
+            return _incomparable(self._name, "the reference has no finite value")
+        return self.of_value()
+
+    def _add_symbols(self, expected: Array, actual: Array) -> None:
+        self._has_symbols = True
+        self._symbols += expected.size
+        self._equal += int(np.count_nonzero(expected == actual))
+        difference = np.abs(expected.astype(np.float64) - actual.astype(np.float64))
+        self._largest = max(self._largest, float(difference.max(initial=0.0)))
+
+    def _add_amounts(self, expected: Array, actual: Array) -> None:
         left, right = expected.astype(np.float64).ravel(), actual.astype(np.float64).ravel()
         finite = np.isfinite(left)
         are_all_finite = bool(finite.all() and np.isfinite(right).all())
@@ -157,17 +217,15 @@ def value_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Arra
             # NaN equals NaN here, and an infinity the same infinity: they are part of the answer.
             are_same = np.array_equal(left[~finite], right[~finite], equal_nan=True)
             if not are_same or not np.isfinite(right[finite]).all():
-                return _incomparable(name, _place_words(left, right, expected.shape))
+                self._problem = _place_words(left, right, expected.shape)
+                return
             left, right = left[finite], right[finite]
         difference = right - left
-        signal += _dot(left, left)
-        other += _dot(right, right)
-        noise += _dot(difference, difference)
-        product += _dot(left, right)
-        largest = max(largest, float(np.abs(difference).max(initial=0.0)))
-    relative = math.sqrt(noise / signal) if signal else (0.0 if not noise else math.inf)
-    cosine = product / math.sqrt(signal * other) if signal and other else float(signal == other)
-    return OutputFidelity(name, _decibels(relative), cosine, relative, largest)
+        self._signal += _dot(left, left)
+        self._other += _dot(right, right)
+        self._noise += _dot(difference, difference)
+        self._product += _dot(left, right)
+        self._largest = max(self._largest, float(np.abs(difference).max(initial=0.0)))
 
 
 def _dot(left: Array, right: Array) -> float:
@@ -189,22 +247,6 @@ def _place_words(expected: Array, actual: Array, shape: tuple[int, ...]) -> str:
 
 def _is_symbol(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "b" or (dtype.kind in "iu" and dtype.itemsize >= SYMBOL_BYTES)
-
-
-def _symbol_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Array]) -> OutputFidelity:
-    """Compare symbols: each is a one-hot vector, so that another symbol is off by the square root of 2."""
-    count = equal = 0
-    largest = 0.0
-    for expected, actual in zip(reference, answers, strict=True):
-        if expected.shape != actual.shape:
-            return _incomparable(name, f"shape {list(actual.shape)} instead of {list(expected.shape)}")
-        count += expected.size
-        equal += int(np.count_nonzero(expected == actual))
-        difference = np.abs(expected.astype(np.float64) - actual.astype(np.float64))
-        largest = max(largest, float(difference.max(initial=0.0)))
-    share = equal / count if count else 1.0
-    relative = math.sqrt(2 * (1 - share))
-    return OutputFidelity(name, _decibels(relative), share, relative, largest, equal_share=share)
 
 
 def _incomparable(name: str, problem: str) -> OutputFidelity:

@@ -45,6 +45,8 @@ _DESCRIPTIONS = frozenset({"config.json", "dataset_info.json", "dataset_infos.js
 """Files about a data set, with endings of data."""
 _HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]*\w")
 """Specified: names of repositories of the Hub, ``name`` or ``owner/name``."""
+_DRIVE = re.compile(r"[A-Za-z]:")
+"""How a path with the letter of a drive begins."""
 DATA_SET_FORMS = (
     "Give a .csv, .json, .jsonl, .parquet, .arrow or .txt file, a folder of them, of images or of recordings, one "
     "that save_to_disk wrote, or the name of a data set of the Hub."
@@ -85,9 +87,10 @@ def find_source(text: str | os.PathLike[str], option: str = "--dataset") -> Data
     if given and path.exists():
         return DataSource(_kind_of(path, option), path, path.absolute().name)
     name, _, config = given.partition(":")
-    suffix = Path(name).suffix.lower()
+    suffix = Path(given).suffix.lower()
     is_file_name = suffix in _TABLE_SUFFIXES or suffix in IMAGE_SUFFIXES | AUDIO_SUFFIXES | {".npz", ".zip"}
-    if is_file_name or not _HUB_NAME.fullmatch(name) or name.startswith("."):
+    is_path = bool(_DRIVE.match(given)) or "\\" in given or "/" in config
+    if is_file_name or is_path or not _HUB_NAME.fullmatch(name) or name.startswith("."):
         raise UsageError(f"{option} {given}: no such file or folder", hint=DATA_SET_FORMS)
     return DataSource("hub", None, name, config or None)
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from winml.modelkit.cli._answers import json_text, refuse_outputs, show_result, write_files
+from winml.modelkit.cli._data_sets import data_set_files
+from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
 from winml.modelkit.cli._measuring import live_progress
 from winml.modelkit.cli._options import NonEmptyPath
 from winml.modelkit.cli._progress import show_step
@@ -35,8 +37,6 @@ FILES = ("output", "report", "exclude_list")
 _ONLY_SENSITIVITY = ("depth", "module", "input_data", "target", "dataset", "exclude_list", "report", "jobs")
 _NEVER_SENSITIVITY = {"external_data": None, "verify": True, "min_sqnr_db": None}
 """Options about a file to write or to compare, and their defaults."""
-NOT_MET = 3
-"""Specified: exit code of a valid negative answer."""
 
 
 def sensitivity_options(command: _F) -> _F:
@@ -98,7 +98,7 @@ def check_sensitivity(options: Mapping[str, Any]) -> None:
             "two of --output, --report and --exclude-list name one file", hint="Give each a file of its own."
         )
     read = [Path(options[name]) for name in ("input_data", "calibration_data") if options[name]]
-    refuse_outputs(outputs, [model, *read], overwrite=options["overwrite"])
+    refuse_outputs(outputs, [model, *read, *data_set_files(options)], overwrite=options["overwrite"])
     if outputs:
         from winml.modelkit.graph.files.output_files import refuse_inputs
         from winml.modelkit.graph.files.output_paths import files_of_model
@@ -214,7 +214,7 @@ def show_sensitivity(requested: QuantizeOptions, options: Mapping[str, Any]) -> 
         tell(
             f"--target {options['target']} was not met: with fewer modules quantized, nothing would be left to quantize"
         )
-        click.get_current_context().exit(NOT_MET)
+        click.get_current_context().exit(NEGATIVE_ANSWER)
 
 
 def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) -> list[Path]:

@@ -19,6 +19,7 @@ from winml.modelkit.cli._build_configs import (
 )
 from winml.modelkit.cli._endings import Interrupted
 from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
 from winml.modelkit.cli._options import (
     NonEmptyPath,
     dynamic_options,
@@ -55,10 +56,6 @@ Examples:
 
 SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 """Option that leaves a stage out → section of the config."""
-
-
-NOT_GOOD_ENOUGH = 3
-"""Specified: exit code of a valid negative answer; the result of the build misses a limit of its eval section."""
 
 
 @click.command(name="build", cls=WinMLCommand, epilog=EPILOG)
@@ -122,7 +119,7 @@ def command(context: click.Context, /, **options: Any) -> None:
         raise Interrupted(ending) from None
     _show_result(result, options)
     if result.evaluation is not None and not result.evaluation.is_good_enough:
-        context.exit(NOT_GOOD_ENOUGH)
+        context.exit(NEGATIVE_ANSWER)
 
 
 def _plan_build(context: click.Context, options: dict[str, Any]) -> tuple[BuildPlan, dict[str, str]]:

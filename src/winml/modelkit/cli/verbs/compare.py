@@ -10,6 +10,7 @@ import click
 from winml.modelkit.cli._answers import json_text, refuse_outputs, show_result, write_files
 from winml.modelkit.cli._data_sets import columns_option, data_set_files, requested_samples, split_option
 from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
 from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
@@ -38,8 +39,6 @@ FILES = ("output", "report", "node_data")
 """Options that name a file to write."""
 MOST_SAMPLES = 8
 """Samples of a data set where no number is given. Chosen: as many as a quantized file is compared on."""
-TOO_FAR = 3
-"""Specified: exit code for the answer "no"; an output is farther off than was asked for."""
 
 
 @click.command(name="compare", cls=WinMLCommand, epilog=EPILOG)
@@ -47,7 +46,7 @@ TOO_FAR = 3
 @click.argument("candidate")
 @click.option("--by-module", is_flag=True, help="Compare every module, and name the first whose error is its own.")
 @click.option("--threshold", type=click.FloatRange(min=0), help="Largest relative error of an output; else exit 3.")
-@click.option("--input-data", metavar="FILE", help="Values for the inputs: an .npz file with an array for each.")
+@click.option("--input-data", metavar="FILE", help="Values for the inputs: an .npz file, or a folder of them.")
 @click.option(
     "--shape-config",
     metavar="JSON",
@@ -109,7 +108,7 @@ def command(**options: Any) -> None:
     )
     _show(result, written, options)
     if not result.is_within:
-        click.get_current_context().exit(TOO_FAR)
+        click.get_current_context().exit(NEGATIVE_ANSWER)
 
 
 def _show(result: ModelComparison, written: list[Path], options: dict[str, Any]) -> None:
@@ -126,6 +125,7 @@ def _show(result: ModelComparison, written: list[Path], options: dict[str, Any])
 def _refuse_early(options: dict[str, Any]) -> tuple[Path | ModelRequest, Path | ModelRequest]:
     """Return what is compared; refuse what options and paths show to be wrong, before heavy imports."""
     from winml.modelkit.builds.compared_models import found_side
+    from winml.modelkit.flows.compare.given_values import value_files
 
     for name in ("report", "node_data"):
         if options[name] and not options["by_module"]:
@@ -139,13 +139,18 @@ def _refuse_early(options: dict[str, Any]) -> tuple[Path | ModelRequest, Path | 
     _names(options["names"])
     if requested_samples(options, MOST_SAMPLES) is not None and options["input_data"] is not None:
         raise UsageError("--dataset and --input-data both give values", hint="Give one of the two.")
+    if options["input_data"] and options["samples"] is not None:
+        raise UsageError(
+            f"--samples {options['samples']}: --input-data {options['input_data']} has values",
+            hint="Give one of the two; of a folder, every .npz file is read.",
+        )
+    given = value_files(Path(options["input_data"])) if options["input_data"] else data_set_files(options)
     sizes_by_name({**options, "batch_size": None})
     outputs = [options[name] for name in FILES if options[name]]
     if len({path.absolute() for path in outputs}) < len(outputs):
         raise UsageError("two of --output, --report and --node-data name one file", hint="Give each a file of its own.")
     if outputs:
         read = [side for side in (reference, candidate) if isinstance(side, Path)]
-        given = [Path(options["input_data"])] if options["input_data"] else data_set_files(options)
         refuse_outputs(outputs, [*read, *given], overwrite=options["overwrite"])
     return reference, candidate
 

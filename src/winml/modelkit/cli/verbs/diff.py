@@ -10,6 +10,7 @@ import click
 
 from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs
 from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, verbose_option
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ Examples:
   winml diff old.onnx new.onnx --format markdown > comment.md
   winml diff old.onnx new.onnx --exit-zero -o changes.json
 """
-
-DIFFERENT = 3
-"""Specified: exit code for the answer "no"; the files are not the same."""
 
 
 @click.command(name="diff", cls=WinMLCommand, epilog=EPILOG)
@@ -61,7 +59,7 @@ def command(**options: Any) -> None:
         _write(diff, options["output"], overwrite=options["overwrite"])
     _show(diff, options)
     if not (diff.is_same or options["exit_zero"]):
-        click.get_current_context().exit(DIFFERENT)
+        click.get_current_context().exit(NEGATIVE_ANSWER)
 
 
 def _refuse_early(options: dict[str, Any]) -> tuple[Path, Path]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._answers import refuse_outputs, show_answer
+from winml.modelkit.cli._data_sets import columns_option, data_set_files, split_option
 from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
 from winml.modelkit.cli._measuring import live_progress, parse_ep_options, provider_options, refuse_unknown_ep
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, model_option, source_options
 from winml.modelkit.cli._progress import show_step
@@ -30,16 +32,13 @@ Examples:
   winml eval -m ./checkpoint --dataset reviews.csv --min f1=0.9
 """
 
-NOT_GOOD_ENOUGH = 3
-"""Specified: exit code for the answer "no"; a limit is not met."""
-
 
 @click.command(name="eval", cls=WinMLCommand, epilog=EPILOG)
 @click.argument("target", required=False, metavar="[MODEL]")
 @model_option(required=False, help="ONNX file, folder of a build, or a checkpoint, which PyTorch runs; or as argument.")
 @click.option("--dataset", required=True, metavar="PATH|NAME", help="File, folder, or NAME[:CONFIG] at the Hub.")
-@click.option("--split", metavar="NAME", help="Split to read; else validation, test, train, or the only one.")
-@click.option("--columns", multiple=True, metavar="ROLE=COLUMN", help="Which column is what; repeatable.")
+@split_option
+@columns_option
 @click.option("--samples", type=click.IntRange(min=1), help="Samples to draw; else all.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Samples in one run; else what fits the task.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draw and the intervals.")
@@ -86,7 +85,7 @@ def command(**options: Any) -> None:
         result = evaluate(subject, asked, on_step=None if options["quiet"] else show_step, progress=progress)
     show_answer(result.as_record(), options, lambda console: print_evaluation(result, console))
     if not result.is_good_enough:
-        click.get_current_context().exit(NOT_GOOD_ENOUGH)
+        click.get_current_context().exit(NEGATIVE_ANSWER)
 
 
 def _refuse_early(options: dict[str, Any]) -> tuple[str, EvaluationOptions]:
@@ -117,7 +116,7 @@ def _refuse_early(options: dict[str, Any]) -> tuple[str, EvaluationOptions]:
     baseline = named_baseline(asked.baseline)
     read = [*model.files_read(), *([baseline] if isinstance(baseline, Path) else [])]
     if options["output"] is not None:
-        refuse_outputs([options["output"]], [*read, *_data_files(asked.dataset)], overwrite=options["overwrite"])
+        refuse_outputs([options["output"]], [*read, *data_set_files(options)], overwrite=options["overwrite"])
     return name, asked
 
 
@@ -156,9 +155,3 @@ def _asked(options: dict[str, Any]) -> EvaluationOptions:
 
         check_limits(task_definition(canonical_task(asked.task)), asked)
     return asked
-
-
-def _data_files(dataset: str) -> list[Path]:
-    from winml.modelkit.evaluate.data_sources import find_source, source_files
-
-    return list(source_files(find_source(dataset)))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.data_sets import DataSetRequest
 from winml.modelkit.flows.compare.data_set_values import data_set_values, folder_of_processors
+from winml.modelkit.flows.compare.given_values import value_files
 from winml.modelkit.flows.compare.refusals import (
     fixed_sizes,
     refuse_no_module,
@@ -232,8 +233,10 @@ def _renamed(feeds: Mapping[str, Array], names: Mapping[str, str]) -> dict[str, 
 def _draws(session: Session, options: CompareOptions, folder: Path | None) -> list[Values]:
     if options.data_set is not None and folder is not None:
         return data_set_values(graph_inputs(session), options.run.sizes, options.data_set, folder)
-    count = 1 if options.run.input_data is not None else options.draws
-    return [values_for(session, replace(options.run, seed=options.run.seed + number)) for number in range(count)]
+    run = options.run
+    if run.input_data is not None:
+        return [values_for(session, replace(run, input_data=file)) for file in value_files(run.input_data)]
+    return [values_for(session, replace(run, seed=run.seed + number)) for number in range(options.draws)]
 
 
 def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) -> list[Values]:
@@ -248,7 +251,7 @@ def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) 
     if options.data_set is not None and folder is not None:
         return data_set_values(inputs, run.sizes, options.data_set, folder)
     if run.input_data is not None:
-        return [Values(inputs, load_feeds(run.input_data, inputs), file=run.input_data)]
+        return [Values(inputs, load_feeds(file, inputs), file=file) for file in value_files(run.input_data)]
     sizes = {**part.trace_sizes, **run.sizes}
     draws = [make_feeds(part.inputs, run.seed + number, sizes=sizes) for number in range(options.draws)]
     if part.example is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.evaluate.model_config import open_config
 from winml.modelkit.evaluate.processors import processor_files
+from winml.modelkit.flows.evaluate.baseline_match import refuse_other_labels, refuse_other_vocabulary
 from winml.modelkit.flows.evaluate.sides import Side, open_onnx_side, opened_torch_side
 from winml.modelkit.load.checkpoints.task import WITH_PAST, canonical_task, canonical_word
 from winml.modelkit.load.exported_source import exported_from
@@ -156,13 +157,23 @@ def opened_baseline(subject: Subject, model: JudgedModel, stack: ExitStack) -> t
         return None, ()
     baseline: Path | ModelRequest | None = subject.baseline or model.source
     if isinstance(baseline, Path):
+        _refuse_other(model, baseline.parent, str(baseline))
         return open_onnx_side(baseline, replace(subject.run, shown=str(baseline))), ()
     if baseline is None:
         if subject.has_baseline is None:
             return None, ("There is no baseline: the checkpoint that the file was exported from is not on this disk.",)
         assert isinstance(subject.model, Path)
         baseline = exported_from(_metadata(model.side), subject.run.shown, hint=_HINT)
+    if (folder := _checkpoint_folder(baseline)) is not None:
+        _refuse_other(model, folder, str(baseline.model))
     return _torch_baseline(baseline, model, subject.run.threads, stack)
+
+
+def _refuse_other(model: JudgedModel, folder: Path, shown: str) -> None:
+    """Refuse a baseline of other labels or another vocabulary, as far as its folder tells."""
+    if folder.absolute() != model.folder.absolute():
+        refuse_other_labels(model.task, model.config, folder, shown)
+        refuse_other_vocabulary([item.name for item in model.side.inputs], model.folder, folder, shown)
 
 
 def _metadata(side: Side) -> dict[str, str]:
@@ -178,6 +189,7 @@ def _torch_baseline(
     from winml.modelkit.load.model import load_model
 
     if threads is not None:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(threads)
     loaded = load_model(_without_cache(request, request.task or model.task))
     side = opened_torch_side(loaded, model.side.inputs, shown=f"pytorch ({request.model})")

@@ -126,6 +126,12 @@ class Calibration:
             "method": self.method,
         }
 
+    def close(self) -> None:
+        """Remove temporary files of a data set; no sample can be read after."""
+        feeds = self.__dict__.get("_sample_feeds")  # opened only where it was asked for
+        if feeds is not None and isinstance(feeds.data_set, DataSet):
+            feeds.data_set.close()
+
     def measure(self, model: ir.Model, names: Sequence[str]) -> Ranges:
         """Return the ranges of values of a model; see :func:`~winml.modelkit.quantize.calibration.measure_ranges`."""
         return measure_ranges(model, names, self.read_samples, self.method)

@@ -119,7 +119,11 @@ def quantize_file(
     if calibration is not None:
         refuse_missing_data(calibration)
     work = Quantization(task.source, options, sizes or {}, calibration)
-    done = transform_file(task, work, on_step)
+    try:
+        done = transform_file(task, work, on_step)
+    finally:
+        if calibration is not None:
+            calibration.close()
     return QuantizedFile(
         source=task.source,
         model_path=done.model_path,

@@ -109,7 +109,7 @@ def quantization_sensitivity(
     calibration = _calibration(source, options, sensitivity)
     kept = _kept(source, options, sensitivity, (calibration, judge))
     clock = StepClock((_READING, _REFERENCE, _MODULES, *([_SEARCH] if target else [])), on_step)
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, contextlib.closing(calibration) if calibration else contextlib.nullcontext():
         with clock.step(_READING) as step:
             graph = stack.enter_context(float_graph(source, options))
             plan, parts = _planned_parts(graph, source, options, sensitivity)

@@ -19,7 +19,7 @@ from winml.modelkit.results.model_comparison import ComparedModule
 from winml.modelkit.runtime.available_memory import available_bytes
 from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
-from winml.modelkit.verify.by_module.sides import Array, SidePair
+from winml.modelkit.verify.by_module.sides import GROUP_BYTES, Array, SidePair
 from winml.modelkit.verify.by_module.unchanged_modules import unchanged_modules
 from winml.modelkit.verify.by_module.value_matching import MatchedBoundary, match_files, match_with_torch
 from winml.modelkit.words import size_words
@@ -93,10 +93,13 @@ def _reason_against(reference: Path | PreparedPart, candidate: Path) -> str:
     else:
         # The weights are loaded once more where the model was traced without them.
         needed = (1 if reference.part.with_weights is None else 2) * sum(file.stat().st_size for file in files)
+    needed += GROUP_BYTES
     available = available_bytes()
     if available is None or needed <= available:
         return ""
-    return f"both models beside each other take {size_words(needed)}, and {size_words(available)} are available"
+    return (
+        f"both models and a group of their values take {size_words(needed)}, and {size_words(available)} are available"
+    )
 
 
 def _as_arrays(values: Mapping[str, Any]) -> dict[str, Array]:

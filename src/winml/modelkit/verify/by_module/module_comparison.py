@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from winml.modelkit.compare.divergence import ModuleErrors, first_divergence, own_error
-from winml.modelkit.compare.fidelity import OutputFidelity, value_fidelity
+from winml.modelkit.compare.fidelity import FidelitySum, OutputFidelity
 from winml.modelkit.hierarchy import address
 from winml.modelkit.results.model_comparison import ComparedModule
-from winml.modelkit.verify.by_module.sides import NamesOfBoth, SidePair
+from winml.modelkit.verify.by_module.sides import GROUP_BYTES, NamesOfBoth, SidePair
 from winml.modelkit.verify.by_module.value_matching import MatchedBoundary
 
 __all__ = ["TOLERANCE", "ModuleComparison", "compare_modules"]
 
-GROUP_BYTES = 256_000_000
-"""Values recorded at a time. Chosen: small beside a model, large enough that few groups are needed."""
 FIRST_GROUP = 16
 """Values recorded in the first group, where nobody knows their sizes yet."""
 TOLERANCE = 1e-3
@@ -168,19 +166,35 @@ def _error_of(fidelity: OutputFidelity) -> float:
 
 def _measure(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dict[NamesOfBoth, OutputFidelity]:
     """Return how near each value is, recording groups of them on both sides."""
-    measured: dict[NamesOfBoth, OutputFidelity] = {}
+    sums: dict[NamesOfBoth, FidelitySum] = {}
     waiting = list(dict.fromkeys(taps))
-    sizes = pair.value_bytes(waiting)
-    most = max((known for known in sizes if known is not None), default=0)
-    size = FIRST_GROUP if None in sizes else max(1, GROUP_BYTES // max(most, 1))
+    sizes = dict(zip(waiting, pair.value_bytes(waiting), strict=True))
+    count = FIRST_GROUP
     end = time.monotonic() + seconds
     while waiting and time.monotonic() < end:
-        group, waiting = waiting[:size], waiting[size:]
-        recorded = list(pair.recorded(group))
-        for names in group:
-            pairs = [(left[names[0]], right[names[1]]) for left, right in recorded if names[0] in left]
-            if pairs and "float" in str(pairs[0][0].dtype):
-                measured[names] = value_fidelity(names[1], *map(list, zip(*pairs, strict=True)))
-        held = sum(array.nbytes for left, right in recorded for array in (*left.values(), *right.values()))
-        size = max(1, int(len(group) * GROUP_BYTES / max(held, 1)))
-    return measured
+        length = _group_length([sizes[names] for names in waiting], count)
+        group, waiting = waiting[:length], waiting[length:]
+        held = 0
+        for left, right in pair.recorded(group):
+            held = max(held, sum(array.nbytes for array in (*left.values(), *right.values())))
+            for names in group:
+                if names[0] in left and "float" in str(left[names[0]].dtype):
+                    sums.setdefault(names, FidelitySum(names[1])).add(left[names[0]], right[names[1]])
+            del left, right  # before the next draw is recorded
+        count = max(1, int(len(group) * GROUP_BYTES / max(held, 1)))
+    return {names: total.of_value() for names, total in sums.items()}
+
+
+def _group_length(sizes: Sequence[int | None], count: int) -> int:
+    """Return how many values are recorded together.
+
+    Args:
+        sizes: Bytes of each value that is left; None where nobody knows.
+        count: Values that go together where a size is not known.
+    """
+    held = 0
+    for number, size in enumerate(sizes):
+        held += GROUP_BYTES // count if size is None else size
+        if number and held > GROUP_BYTES:
+            return number
+    return len(sizes)

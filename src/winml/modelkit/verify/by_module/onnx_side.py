@@ -25,7 +25,7 @@ from winml.modelkit.quantize.planning import QUANTIZED_OPERATORS
 from winml.modelkit.runtime.graph_inputs import graph_inputs
 from winml.modelkit.runtime.recording import open_with_outputs
 from winml.modelkit.runtime.sessions import Session
-from winml.modelkit.verify.by_module.sides import Array, CallKey, Feeds, ModuleBoundary
+from winml.modelkit.verify.by_module.sides import GROUP_BYTES, Array, CallKey, Feeds, ModuleBoundary
 
 __all__ = ["OnnxSide"]
 
@@ -65,6 +65,8 @@ class OnnxSide:
         self.tree: OnnxTree | None = None
         self.is_rounded = False
         self._session: Session | None = None
+        self._tapped: frozenset[str] = frozenset()
+        self._shapes: dict[str, tuple[int | str | None, ...]] = {}
         self.structure = read_structure(path)
         self._declared = [value.name for value in self.structure.graph.output]
         if by_module:
@@ -95,25 +97,25 @@ class OnnxSide:
     def session(self, tapped: Sequence[str] = ()) -> Session:
         """Return the session, opened the first time with these values as further outputs.
 
+        ONNX Runtime holds every output until a run ends. Where these are too many to be held, each group of values has
+        a session of its own, and there is one session at a time.
+
         Raises:
             StageError: ONNX Runtime cannot load the file.
         """
-        if self._session is None:
-            self._session = open_with_outputs(self.path, [name for name in tapped if name not in self._declared])
-        return self._session
+        return self._opened(tapped) if self._session is None else self._session
 
     def value_bytes(self, names: Sequence[str], feeds: Feeds) -> Sequence[int | None]:
         """Return how large inner values are, counted in float32; None where a shape is not known before a run."""
-        session = self.session()
         known = {
             size: length
-            for key, shape in session.input_shapes.items()
+            for key, shape in self.session().input_shapes.items()
             for size, length in zip(shape, feeds[key].shape, strict=True)
             if isinstance(size, str)
         }
 
         def size_of(name: str) -> int | None:
-            shape = session.output_shapes.get(name, (None,))
+            shape = self._shapes.get(name, (None,))
             sizes = [known.get(size) if isinstance(size, str) else size for size in shape]
             return None if None in sizes else FLOAT_BYTES * math.prod(size for size in sizes if size is not None)
 
@@ -121,11 +123,32 @@ class OnnxSide:
 
     def outputs(self, feeds: Feeds) -> dict[str, Array]:
         """Run the model, and return what it answers."""
-        return self.session().run(feeds, self._declared)
+        session = self.session() if self._holds_little(feeds) else self._opened(())
+        return session.run(feeds, self._declared)
 
     def values(self, feeds: Feeds, names: Sequence[str]) -> dict[str, Array]:
         """Run the model, and return inner values by name."""
-        return self.session().run(feeds, list(names)) if names else {}
+        if not names:
+            return {}
+        wanted = frozenset(names).difference(self._declared)
+        is_ready = wanted == self._tapped or (wanted < self._tapped and self._holds_little(feeds))
+        session = self.session() if is_ready else self._opened(names)
+        return session.run(feeds, list(names))
+
+    def _holds_little(self, feeds: Feeds) -> bool:
+        """Say whether a run of the open session holds no more of inner values than one side may."""
+        self.session()
+        sizes = self.value_bytes(sorted(self._tapped), feeds)
+        return None not in sizes and 2 * sum(size for size in sizes if size is not None) <= GROUP_BYTES
+
+    def _opened(self, tapped: Sequence[str]) -> Session:
+        """Open a session that returns these values as well, in place of the one that is open."""
+        names = [name for name in dict.fromkeys(tapped) if name not in self._declared]
+        self._session = None  # two would hold the weights twice
+        self._session = open_with_outputs(self.path, names)
+        self._tapped = frozenset(names)
+        self._shapes.update(self._session.output_shapes)
+        return self._session
 
     def node_tags(self) -> dict[str, str]:
         """Return the tag of every node that has a name, by that name."""

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from winml.modelkit.compare.fidelity import answer_fidelity
+from winml.modelkit.compare.fidelity import FidelitySum
 from winml.modelkit.errors import UsageError
 from winml.modelkit.hierarchy.module_identity import ModuleIdentity
 from winml.modelkit.results.model_comparison import ComparedOutput
 
-__all__ = ["Array", "CallKey", "Feeds", "ModuleBoundary", "NamesOfBoth", "Side", "SidePair"]
+__all__ = ["GROUP_BYTES", "Array", "CallKey", "Feeds", "ModuleBoundary", "NamesOfBoth", "Side", "SidePair"]
 
 Array = NDArray[Any]
 Feeds = Mapping[str, Array]
@@ -22,6 +22,8 @@ CallKey = tuple[str, int]
 """Tag of a module and number of its call, from 1."""
 NamesOfBoth = tuple[str, str]
 """Name of a value in the reference and in the candidate."""
+GROUP_BYTES = 256_000_000
+"""Values recorded at a time, of both sides. Chosen: small beside a model, large enough that few groups are needed."""
 
 
 @dataclass(frozen=True)
@@ -86,30 +88,41 @@ class SidePair:
         Raises:
             UsageError: they have no output in common.
         """
-        expected = [self.reference.outputs(self.reference_feeds(feeds)) for feeds in self.draws]
-        answers = [self.candidate.outputs(self.candidate_feeds(feeds)) for feeds in self.draws]
-        names = {name: self.names.get(name, name) for name in expected[0]}
-        common = {name: other for name, other in names.items() if other in answers[0]}
+        compared: dict[str, _RunningOutput] = {}
+        missing: tuple[str, ...] = ()
+        for feeds in self.draws:
+            expected = self.reference.outputs(self.reference_feeds(feeds))
+            answers = self.candidate.outputs(self.candidate_feeds(feeds))
+            if not compared:
+                common, missing = self._common_names(expected, answers)
+                compared = {name: _RunningOutput(name, other) for name, other in common.items()}
+            for name, output in compared.items():
+                output.add(expected[name], answers[output.other])
+        return tuple(output.result() for output in compared.values()), missing
+
+    def _common_names(
+        self, expected: Mapping[str, Array], answers: Mapping[str, Array]
+    ) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Return name in the reference → name in the candidate, and the outputs of one side only, in their order."""
+        names = {name: self.names.get(name, name) for name in expected}
+        common = {name: other for name, other in names.items() if other in answers}
         if not common:
             raise UsageError(
-                f"no output is on both sides: {self.reference.shown} answers {', '.join(expected[0])}, "
-                f"{self.candidate.shown} {', '.join(answers[0])}",
+                f"no output is on both sides: {self.reference.shown} answers {', '.join(expected)}, "
+                f"{self.candidate.shown} {', '.join(answers)}",
                 hint="Say which is which with --map reference=candidate.",
             )
-        missing = [*(name for name in names if name not in common), *(set(answers[0]) - set(common.values()))]
-        outputs = tuple(
-            _compared_output(name, [draw[name] for draw in expected], [draw[other] for draw in answers])
-            for name, other in common.items()
-        )
-        return outputs, tuple(missing)
+        theirs = set(common.values())
+        missing = [*(name for name in names if name not in common), *(name for name in answers if name not in theirs)]
+        return common, tuple(missing)
 
     def value_bytes(self, taps: Sequence[NamesOfBoth]) -> list[int | None]:
-        """Return what recording each value takes on both sides, for all draws; None where that is not known."""
-        feeds = self.draws[0]
+        """Return what recording each value takes on both sides, in one draw; None where that is not known."""
+        feeds = max(self.draws, key=lambda draw: sum(array.nbytes for array in draw.values()))
         left = self.reference.value_bytes([name for name, _ in taps], self.reference_feeds(feeds))
         right = self.candidate.value_bytes([name for _, name in taps], self.candidate_feeds(feeds))
         known = (one if one is not None else other for one, other in zip(left, right, strict=True))
-        return [None if size is None else 2 * len(self.draws) * size for size in known]
+        return [None if size is None else 2 * size for size in known]
 
     def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
         """Run both on each draw, and yield the inner values of a group, by their names on each side."""
@@ -150,10 +163,26 @@ def _float_type(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def _compared_output(name: str, expected: Sequence[Array], answers: Sequence[Array]) -> ComparedOutput:
-    fidelity = answer_fidelity(name, expected, answers)
-    is_scores = "logits" in name and expected[0].ndim >= 2 and expected[0].shape[-1] > 1
-    if fidelity.problem or not is_scores:
-        return ComparedOutput(fidelity)
-    agreeing = [np.mean(left.argmax(-1) == right.argmax(-1)) for left, right in zip(expected, answers, strict=True)]
-    return ComparedOutput(fidelity, float(np.mean(agreeing)))
+class _RunningOutput:
+    """How near one output is, added up draw by draw."""
+
+    def __init__(self, name: str, other: str) -> None:
+        """Begin with no draw; the output is called ``other`` in the candidate."""
+        self.other = other
+        self._has_scores = "logits" in name
+        self._sum = FidelitySum(name)
+        self._agreeing: list[float] = []
+
+    def add(self, expected: Array, actual: Array) -> None:
+        """Add one draw."""
+        self._sum.add(expected, actual)
+        self._has_scores = self._has_scores and expected.ndim >= 2 and expected.shape[-1] > 1
+        if self._has_scores and expected.shape == actual.shape:
+            self._agreeing.append(float(np.mean(expected.argmax(-1) == actual.argmax(-1))))
+
+    def result(self) -> ComparedOutput:
+        """Return how near it is over all draws."""
+        fidelity = self._sum.of_answer()
+        if fidelity.problem or not self._has_scores:
+            return ComparedOutput(fidelity)
+        return ComparedOutput(fidelity, float(np.mean(self._agreeing)))
