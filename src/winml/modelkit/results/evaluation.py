@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.metrics.metric import CONFIDENCE, RESAMPLES, Interval
 from winml.modelkit.measure.statistics import Summary
 from winml.modelkit.progress import StepTiming
@@ -122,6 +123,11 @@ class EvaluatedData:
     unreadable: tuple[tuple[str, str], ...] = ()
     """Name and reason of each picture or recording that does not open."""
 
+    @property
+    def words(self) -> str:
+        """How many samples, for people."""
+        return f"{self.samples} {'sample' if self.samples == 1 else 'samples'}"
+
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
         return {
@@ -168,9 +174,11 @@ class Evaluation:
         """Return a metric by name.
 
         Raises:
-            KeyError: it was not measured.
+            UsageError: it was not measured.
         """
         found = {item.name: item for item in self.metrics}
+        if name not in found:
+            raise UsageError(f"metric {name!r} was not measured", hint=f"Measured were: {', '.join(found)}.")
         return found[name]
 
     def as_record(self) -> dict[str, Any]:
@@ -208,7 +216,7 @@ def evaluation_words(result: Evaluation) -> str:
     beside = "" if first.baseline is None else f" (baseline {first.baseline:.4f})"
     missed = [f"{limit.metric} {limit.value:.4f}, limit {limit.limit:g}" for limit in result.limits if not limit.is_met]
     verdict = f"; not good enough: {', '.join(missed)}" if missed else ""
-    return f"{first.name} {first.value:.4f}{beside} on {result.data.samples} samples of {result.data.name}{verdict}"
+    return f"{first.name} {first.value:.4f}{beside} on {result.data.words} of {result.data.name}{verdict}"
 
 
 def _number(value: float) -> float | None:

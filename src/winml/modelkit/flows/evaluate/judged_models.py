@@ -141,13 +141,24 @@ def opened_baseline(subject: Subject, model: JudgedModel, stack: ExitStack) -> t
         return None, ()
     baseline: Path | ModelRequest | None = subject.baseline or model.source
     if isinstance(baseline, Path):
-        return open_onnx_side(baseline, replace(subject.run, shown=str(baseline))), ()
+        side = open_onnx_side(baseline, replace(subject.run, shown=str(baseline)))
+        _refuse_other_task(side, model)
+        return side, ()
     if baseline is None:
         if subject.has_baseline is None:
             return None, ("There is no baseline: the checkpoint that the file was exported from is not on this disk.",)
         assert isinstance(subject.model, Path)
         baseline = exported_from(_metadata(model.side), subject.run.shown, hint=_HINT)
     return _torch_baseline(baseline, model, subject.run.threads, stack)
+
+
+def _refuse_other_task(baseline: Side, model: JudgedModel) -> None:
+    said, own = _task_of(_metadata(baseline)), _task_of(_metadata(model.side))
+    if said is not None and said != own and canonical_task(said) != model.task:
+        raise UsageError(
+            f"--baseline {baseline.name}: is a model for {said}, and {model.side.name} is judged for {model.task}",
+            hint="Name a baseline of the same task, or --baseline none.",
+        )
 
 
 def _metadata(side: Side) -> dict[str, str]:
