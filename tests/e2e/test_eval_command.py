@@ -197,6 +197,10 @@ def test_modules_stay_in_float_until_a_metric_is_reached(tmp_path: Path) -> None
     assert found["scores"]["accuracy"] >= 0.93
     assert all(trial["is_met"] == (trial["scores"]["accuracy"] >= 0.93) for trial in found["trials"])
     assert json.loads(rules.read_text(encoding="utf-8")) == found["rules"]
+    wrong = ("--columns", "label=wrong", "--dataset", "texts.csv", "--samples", "40", "--target", "accuracy=0.99")
+    unmet = run_here(*asked[:4], "--precision", "int8", "--depth", "1", *wrong, *sizes, "-q")
+    assert unmet.code == 3, unmet.err
+    assert "--target accuracy=0.99 was not met: the float model itself reaches 0." in unmet.err
     for arguments, problem in (
         (("--target", "wer=0.1", "--dataset", "texts.csv"), "--target wer: is not a metric of text-classification"),
         (("--target", "accuracy=0.9"), "no metric is called 'accuracy'"),

@@ -43,8 +43,8 @@ def compare_models(
         How near the outputs are and, by module, where the models part.
 
     Raises:
-        UsageError: an unknown field, inputs or outputs do not match, values do not fit, no module is on both sides, or a model answers
-            otherwise each time.
+        UsageError: an unknown field, inputs or outputs do not match, values do not fit, no module is on both sides, or
+            a model answers otherwise each time.
         InputError: a file is damaged.
         StageError: one of them cannot be run.
     """

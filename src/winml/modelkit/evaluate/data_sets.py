@@ -236,22 +236,9 @@ def _is_one_class(folder: Path) -> bool:
 
 
 _SPLIT_FOLDERS = frozenset(
-    (
-        "train",
-        "training",
-        "validation",
-        "valid",
-        "val",
-        "dev",
-        "test",
-        "testing",
-        "eval",
-        "evaluation",
-        "images",
-        "data",
-    )
+    ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
 )
-"""Specified: names of folders that datasets takes for splits; and those that say nothing of what lies in them."""
+"""Specified: names of folders that datasets takes for splits."""
 
 
 def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datasets.Dataset]:

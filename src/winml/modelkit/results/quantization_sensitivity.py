@@ -327,11 +327,7 @@ class QuantizationSensitivity:
             "seed": self.seed,
             "float": {
                 "size_bytes": self.float_bytes,
-                **(
-                    {"scores": {name: round(value, 6) for name, value in self.float_scores.items()}}
-                    if self.float_scores
-                    else {}
-                ),
+                **({"scores": dict(self.float_scores)} if self.float_scores else {}),
             },
             "quantized": {
                 **self.whole.numbers(),

@@ -113,7 +113,8 @@ class Calibration:
     @property
     def words(self) -> str:
         """The data, for people."""
-        return f"{self.count} {'sample' if self.count == 1 else 'samples'} of {self._name if self.has_data else 'random values'}, {self.method}"
+        words = "sample" if self.count == 1 else "samples"
+        return f"{self.count} {words} of {self._name if self.has_data else 'random values'}, {self.method}"
 
     def as_record(self) -> dict[str, Any]:
         """Return what the ranges come from, JSON-ready."""

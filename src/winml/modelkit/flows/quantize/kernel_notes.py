@@ -27,7 +27,7 @@ def kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[s
         signed_weights: Whether weights became signed integers.
     """
     if "dynamic" in modes:
-        yield "ONNX Runtime joins integer products with what is around them when it opens the file: winml optimize gains no time."
+        yield "ONNX Runtime fuses integer products when it opens the file: winml optimize before gains no time."
     if _INTEGER_MODES.isdisjoint(modes):
         return
     has_dot_products = has_integer_dot_products()
