@@ -97,12 +97,23 @@ def test_build_judges_its_result_and_keeps_what_it_found(folder: Path, tmp_path:
 
     result = build_hf_model(folder / "model", tmp_path / "b", config=config)
     record = json.loads((tmp_path / "b" / EVALUATION_NAME).read_text(encoding="utf-8"))
-    missed = json.dumps({**config, "eval": {**section, "baseline": "none", "max_drop": {}, "min": {"f1": 1.1}}})
+    hard = {**section, "baseline": "none", "columns": {"label": "wrong"}, "samples": 40, "min": {"f1": 1}}
+    missed = json.dumps({**config, "eval": hard})
     again = run_here("build", "-m", folder / "model", "-o", tmp_path / "b", "-c", missed)
     build_hf_model(folder / "model", tmp_path / "b", config={**config, "eval": None})
 
     assert again.code == 3
-    assert "not good enough: f1 1.0000, limit 1.1" in again.out
+    assert "not good enough: f1 0." in again.out
+    for wrong, problem in (
+        ({"metrics": ["wer"]}, "eval.metrics wer: is not a metric of text-classification"),
+        ({"baseline": "none", "max_drop": {"f1": 0.1}}, "eval.max_drop f1=0.1 compares with a baseline"),
+        ({"min": {"accuracy": 90}}, "eval.min accuracy=90: accuracy is at most 1"),
+    ):
+        asked = {"loader": {"task": "text-classification"}, "eval": {**section, **wrong}}
+        (tmp_path / "c.json").write_text(json.dumps(asked), encoding="utf-8")
+        checked = run_here("config", "--check", tmp_path / "c.json")
+        assert checked.code == 2
+        assert problem in checked.err
     assert result.evaluation is not None
     assert result.evaluation.is_good_enough
     assert result.as_record()["evaluation"] == record
@@ -118,6 +129,8 @@ def test_build_judges_its_result_and_keeps_what_it_found(folder: Path, tmp_path:
         (("--min", "accuracy"), "--min 'accuracy': it is not METRIC=NUMBER"),
         (("--max", "accuracy=0.5"), "--max accuracy=0.5: of accuracy, more is better"),
         (("--baseline", "none", "--max-drop", "f1=0.1"), "--max-drop f1=0.1 compares with a baseline, and there is"),
+        (("--task", "text-classification", "--min", "accuracy=90"), "--min accuracy=90: accuracy is at most 1"),
+        (("--max-drop", "f1=-0.01"), "--max-drop f1=-0.01: is less than zero"),
         (("--baseline", "nowhere.onnx"), "nowhere.onnx: no such file"),
         (("--columns", "label=stars"), "has no column 'stars', which --columns says is label"),
         (("--task", "token-classification"), "no column for tokens; its columns: review, label, wrong"),
@@ -215,7 +228,7 @@ def test_pictures_that_do_not_open_are_counted_and_named(tmp_path: Path) -> None
     result = evaluate_model(model, tmp_path / "pictures", metrics=["accuracy"])
 
     assert result.data.samples == 5
-    assert [name for name, _ in result.data.unreadable] == ["1.png"]
+    assert [name for name, _ in result.data.unreadable] == ["dark/1.png"]
     assert any("1 of 6 samples" in note for note in result.notes)
 
 
@@ -225,15 +238,21 @@ def test_modules_stay_in_float_until_a_metric_is_reached(tmp_path: Path) -> None
     asked = ("quantize", "-m", MODEL, "--sensitivity", "--precision", "int4", "--depth", "3", "--samples", "24", "-q")
     sizes = ("--shape-config", '{"sequence": 32}')
     done = run_here(
-        *asked, *sizes, "--target", "accuracy=0.93", "--dataset", "texts.csv", "--exclude-list", rules, "-o", output
-    )
+        *asked, *sizes, "--target", "accuracy=0.93", "--dataset", "texts.csv", "--exclude-list", rules, "-o", output,
+        "--report", tmp_path / "page.html",
+    )  # fmt: skip
     assert done.code == 0, done.err
+    assert "accuracy" in (tmp_path / "page.html").read_text(encoding="utf-8")
     found = json.loads(output.read_text(encoding="utf-8"))["exclude_list"]
 
     assert found["target"] == {"metric": "accuracy", "value": 0.93}
     assert found["scores"]["accuracy"] >= 0.93
     assert all(trial["is_met"] == (trial["scores"]["accuracy"] >= 0.93) for trial in found["trials"])
     assert json.loads(rules.read_text(encoding="utf-8")) == found["rules"]
+    wrong = ("--columns", "label=wrong", "--dataset", "texts.csv", "--samples", "40", "--target", "accuracy=0.99")
+    unmet = run_here(*asked[:4], "--precision", "int8", "--depth", "1", *wrong, *sizes, "-q")
+    assert unmet.code == 3, unmet.err
+    assert "--target accuracy=0.99 was not met: the float model itself reaches 0." in unmet.err
     for arguments, problem in (
         (("--target", "wer=0.1", "--dataset", "texts.csv"), "--target wer: is not a metric of text-classification"),
         (("--target", "accuracy=0.9"), "no metric is called 'accuracy'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,13 @@ def test_pictures_are_opened_and_their_folders_are_labels(opened: Any) -> None:
     assert data_set.unreadable_note is None
 
 
+def test_label_of_pictures_in_one_folder_is_its_name(tmp_path: Path) -> None:
+    _save_pictures(tmp_path / "p")
+    shutil.rmtree(tmp_path / "p" / "dog")
+    with open_data_set(DataSetRequest(str(tmp_path / "p"))) as data_set:
+        assert data_set.features["label"].names == ["cat"]
+
+
 def test_recordings_are_opened_with_what_the_folder_says_of_them(opened: Any) -> None:
     """Channels are mixed; metadata gives the other columns; folders are splits."""
     data_set = opened("sounds")
@@ -155,7 +163,7 @@ def test_pictures_that_do_not_open_are_counted_and_named(tmp_path: Path) -> None
     files[3].write_bytes(b"no picture")
     with open_data_set(DataSetRequest(str(tmp_path / "p"))) as data_set:
         assert 2 == len(list(data_set.rows()))
-        assert "2 of 4 samples of p do not open and are left out: 10.png, 200.png" == data_set.unreadable_note
+        assert "2 of 4 samples of p do not open and are left out: cat/10.png, dog/200.png" == data_set.unreadable_note
     for file in files:
         file.write_bytes(b"")
     with (
@@ -172,7 +180,7 @@ def test_table_may_name_files_of_pictures(tmp_path: Path) -> None:
     with open_data_set(DataSetRequest(str(tmp_path / "list.csv"), columns={"image": "path"})) as data_set:
         (row,) = data_set.rows(match_columns(data_set, ("image",)))
         assert (8, 6) == row["image"].size
-        assert "1 of 2 samples of list.csv does not open and is left out: gone.png" == data_set.unreadable_note
+        assert "1 of 2 samples of list.csv does not open and is left out: p/cat/gone.png" == data_set.unreadable_note
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,22 @@ def test_texts_go_through_the_tokenizer_beside_the_model(text_model: Path, name:
     assert f"2 samples of {name}, minmax" == result.calibration.words
 
 
+def test_rows_without_a_text_are_left_out_and_counted(text_model: Path) -> None:
+    texts = text_model.with_name("c.csv")
+    texts.write_text("label,text\n1,the dog\n2,\n3,saw a\n", encoding="utf-8")
+    result = _quantize(text_model, calibration_data=str(texts))
+    assert result.calibration is not None
+    assert "2 samples of c.csv, minmax" == result.calibration.words
+    assert any("1 of 3 rows of c.csv has no text and is left out" in note for note in result.notes)
+
+
+def test_values_that_the_model_refuses_are_named(text_model: Path) -> None:
+    data = text_model.with_name("far.npz")
+    np.savez(data, input_ids=np.full((1, 3), 99))
+    with pytest.raises(QuantizeError, match=r"--calibration-data far\.npz: the model does not run on it"):
+        _quantize(text_model, calibration_data=str(data))
+
+
 def test_texts_without_a_tokenizer_or_a_column_are_refused(text_model: Path) -> None:
     """The message says what is missing."""
     texts = text_model.with_name("b.csv")

@@ -14,8 +14,10 @@ from rich.console import Console
 
 from graphs import parse
 from winml.modelkit import compare_models as compare_by_name
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import ConfigError, MeasureError, UsageError
 from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
+from winml.modelkit.flows.perf.whole_model import PerfOptions, measure_model
+from winml.modelkit.measure.latency import LatencyOptions
 from winml.modelkit.report.model_comparison import print_comparison
 from winml.modelkit.results.model_comparison import ModelComparison
 from winml.modelkit.runtime.opened_model import RunOptions
@@ -27,6 +29,24 @@ def _compared(folder: Path, reference: str, candidate: str, declared: str) -> Mo
         ir.save(parse(f"m (float[4, 8] x) => ({declared}) {{ {body} }}"), folder / name)
     options = CompareOptions(RunOptions("candidate.onnx"))
     return compare_models(folder / "reference.onnx", folder / "candidate.onnx", options)
+
+
+POSITIONS = """n = Constant <value_ints = [64, 4]> () p = ConstantOfShape (n) s = Shape <start = 0, end = 1> (x)
+    z = Constant <value_ints = [0]> () t = Slice (p, z, s) y = Add (x, t)"""
+
+
+def test_sizes_nobody_gave_are_ones_the_model_runs_at(tmp_path: Path) -> None:
+    """A table of 64 positions refuses the usual 128 tokens; what a user asks for is not changed."""
+    path = tmp_path / "m.onnx"
+    ir.save(parse(f"m (float[sequence, 4] x) => (float[sequence, 4] y) {{ {POSITIONS} }}"), path)
+    compared = compare_by_name(path, path)
+    assert any("sequence 64" in note for note in compared.notes)
+    assert measure_model(path, PerfOptions(RunOptions("m.onnx"), LatencyOptions(2, warmup=0))).latency.first_run_ms > 0
+    with pytest.raises(MeasureError) as failed:
+        compare_by_name(path, path, run=RunOptions("m.onnx", {"sequence": 128}))
+    assert "--shape-config" in failed.value.hint
+    with pytest.raises(ConfigError, match="foo"):
+        compare_by_name(path, path, foo=1)
 
 
 def test_labels_are_compared_by_the_share_of_equal_ones(tmp_path: Path) -> None:

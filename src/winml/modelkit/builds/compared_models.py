@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.found_models import onnx_file
+from winml.modelkit.errors import ConfigError
 from winml.modelkit.load.request import ModelRequest, resolve_source
+from winml.modelkit.options import unknown_key_message
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,13 +43,17 @@ def compare_models(
         How near the outputs are and, by module, where the models part.
 
     Raises:
-        UsageError: inputs or outputs do not match, values do not fit, no module is on both sides, or a model answers
-            otherwise each time.
+        UsageError: an unknown field, inputs or outputs do not match, values do not fit, no module is on both sides, or
+            a model answers otherwise each time.
         InputError: a file is damaged.
         StageError: one of them cannot be run.
     """
     from winml.modelkit.flows.compare import compare as flow
 
+    known = [field.name for field in fields(flow.CompareOptions)]
+    for name in changes:
+        if name not in known:
+            raise ConfigError(unknown_key_message(name, known, "compare_models"))
     asked = replace(options or flow.CompareOptions(), **changes)
     return flow.compare_models(_side(reference), _side(candidate), asked, inputs=inputs)
 

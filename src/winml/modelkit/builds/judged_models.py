@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.compared_models import found_side
+from winml.modelkit.errors import told_as
 from winml.modelkit.evaluate.data_sources import find_source, source_files
 from winml.modelkit.evaluate.options import NO_BASELINE, PYTORCH, EvaluationOptions
 from winml.modelkit.load.load_options import declared_options
@@ -24,7 +25,15 @@ if TYPE_CHECKING:
     from winml.modelkit.runtime.opened_model import RunOptions
     from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["evaluate_build", "evaluate_model", "form_judge", "named_baseline", "named_subject", "refuse_missing_judges"]
+__all__ = [
+    "evaluate_build",
+    "evaluate_model",
+    "form_judge",
+    "named_baseline",
+    "named_subject",
+    "refuse_missing_judges",
+    "refuse_unfit_limits",
+]
 
 _NAME = "evaluate_model"
 _RUN_OPTIONS = ("ep", "device", "ep_options", "threads")
@@ -126,6 +135,35 @@ def refuse_missing_judges(options: EvaluationOptions) -> None:
     named_baseline(options.baseline)
 
 
+def refuse_unfit_limits(options: EvaluationOptions, task: str | None) -> None:
+    """Refuse metrics and limits that the task does not have, and drops from a baseline that is none.
+
+    Args:
+        options: The ``eval`` section.
+        task: The task of the model, where a config says it.
+
+    Raises:
+        UsageError: names the entry of the section.
+    """
+    from winml.modelkit.evaluate.tasks.table import task_definition
+    from winml.modelkit.flows.evaluate.limits import check_limits, refuse_limits_without_baseline
+    from winml.modelkit.load.checkpoints.task import canonical_task
+
+    with told_as(_ENTRIES):
+        if options.baseline == NO_BASELINE:
+            refuse_limits_without_baseline(options, None)
+        if (named := options.task or task) is not None:
+            check_limits(task_definition(canonical_task(named)), options)
+
+
+_ENTRIES = {
+    "--metric": "eval.metrics", "--min": "eval.min", "--max": "eval.max", "--max-drop": "eval.max_drop",
+    "--baseline": "eval.baseline", "--dataset": "eval.dataset", "--columns": "eval.columns", "--split": "eval.split",
+    "--samples": "eval.samples", "--task": "eval.task",
+}  # fmt: skip
+"""Option of the command → entry of the section."""
+
+
 def evaluate_build(
     model: Path,
     options: EvaluationOptions,
@@ -156,7 +194,8 @@ def evaluate_build(
         read = {option.name: getattr(request, option.name) for option in declared_options()}
         baseline = ModelRequest(model=request.model, **read)
     subject = Subject(model, RunOptions(model.name), baseline, _has_baseline(options))
-    return evaluate(subject, options, on_step=on_step)
+    with told_as(_ENTRIES):
+        return evaluate(subject, options, on_step=on_step)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
-from winml.modelkit.builds.judged_models import refuse_missing_judges
+from winml.modelkit.builds.judged_models import refuse_missing_judges, refuse_unfit_limits
 from winml.modelkit.builds.quantization import quantize_options
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
 from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
@@ -81,6 +81,7 @@ def plan_build(
         _refuse_quantization(quantize_options(config.quant))
     if config.eval is not None:
         refuse_missing_judges(config.eval)
+        refuse_unfit_limits(config.eval, request.task)
     if is_onnx_path(request.model):
         path = named_path(request.model.strip())
         if not path.is_file():

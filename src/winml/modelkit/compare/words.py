@@ -18,7 +18,7 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
     if not fidelity.has_signal:
         return "inconclusive: the source answers nothing but zeros, NaN or infinity"
     worst = fidelity.worst
-    where = f"for {worst.name} over {fidelity.draws} draws"
+    where = f"for {worst.name} over {fidelity.draws} {'draw' if fidelity.draws == 1 else 'draws'}"
     return f"{nearness_words(worst)} {where} (least accepted {fidelity.least_sqnr_db:g} dB)"
 
 

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -213,6 +214,8 @@ def _read_splits(request: DataSetRequest, source: DataSource, resources: ExitSta
                 arguments["sep"] = "\t"
         else:
             arguments = {"path": str(source.path), "name": request.config}
+            if source.kind == "images" and _is_one_class(source.path):
+                arguments["drop_labels"] = False  # datasets takes the name of a single folder for no label
         return _prepared(datasets.load_dataset_builder(**arguments, cache_dir=str(cache)))
     except (OSError, ValueError, LookupError, TypeError, ImportError, datasets.exceptions.DatasetsError) as error:
         raise InputError(
@@ -222,6 +225,21 @@ def _read_splits(request: DataSetRequest, source: DataSource, resources: ExitSta
 
 
 _KIND_WORDS = {"saved": "a folder that save_to_disk wrote", "images": "a folder of images"}
+
+
+def _is_one_class(folder: Path) -> bool:
+    """Say whether all pictures lie in one folder, whose name is their label and not that of a split."""
+    pictures = {path.parent for path in folder.glob("**/*.*") if path.is_file() and not path.name.startswith(".")}
+    if any(folder.glob("**/metadata.*")) or len(pictures) != 1:
+        return False
+    parts = pictures.pop().relative_to(folder).parts
+    return len(parts) in (1, 2) and parts[-1].lower() not in _SPLIT_FOLDERS
+
+
+_SPLIT_FOLDERS = frozenset(
+    ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
+)
+"""Specified: names of folders that datasets takes for splits."""
 
 
 def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datasets.Dataset]:

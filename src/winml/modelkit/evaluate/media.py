@@ -146,4 +146,6 @@ def _source_of(cell: Any, folder: Path | None, place: str) -> tuple[Any, str]:
         return io.BytesIO(content), Path(path).name if path else place
     if not isinstance(path, (str, Path)):
         return None, place
-    return (folder or Path()) / path, Path(path).name
+    found = (folder or Path()) / path
+    is_below = folder is not None and found.is_relative_to(folder)
+    return found, found.relative_to(folder).as_posix() if folder is not None and is_below else found.name

@@ -78,6 +78,10 @@ def parse_limits(texts: Iterable[str], option: str) -> dict[str, float]:
             raise UsageError(
                 f"{option} {text!r}: it is not METRIC=NUMBER", hint=f"Write it like {option} accuracy=0.9."
             )
+        if option == "--max-drop" and value < 0:
+            raise UsageError(
+                f"{option} {text}: is less than zero", hint="Write by how much worse it may be, such as 0.01."
+            )
         if limits.setdefault(name, value) != value:
             raise UsageError(
                 f"{option}: {name} is to be both {limits[name]:g} and {value:g}", hint="Give it one value."

@@ -11,7 +11,6 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from winml.modelkit.errors import InputError, UsageError
@@ -32,8 +31,6 @@ class TextFile:
 
     split = "train"
     notes: tuple[str, ...] = ()
-    unreadable: Mapping[int, Unreadable] = MappingProxyType({})
-    unreadable_note: str | None = None
 
     def __init__(self, request: DataSetRequest) -> None:
         """Take a file; it is read when rows are.
@@ -43,6 +40,7 @@ class TextFile:
             InputError: the file is damaged.
         """
         self.request = request
+        self.unreadable: dict[int, Unreadable] = {}
         self.path = Path(request.source)
         self.name = self.path.absolute().name
         if request.split not in (None, self.split):
@@ -67,13 +65,30 @@ class TextFile:
         return self.request.samples or min(self.request.most or self._there, self._there)
 
     def rows(self, roles: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield the rows by role: role → column.
+        """Yield the rows by role: role → column; those without a text are left out, and counted.
 
         Raises:
-            InputError: the file is damaged.
+            InputError: the file is damaged, or no row has a text.
         """
-        rows = itertools.islice(self._all_rows(), len(self))
-        yield from ({role: row.get(column) for role, column in roles.items()} for row in rows)
+        count = 0
+        for number, row in enumerate(itertools.islice(self._all_rows(), len(self))):
+            cells = {role: row.get(column) for role, column in roles.items()}
+            if any(cell is None or (isinstance(cell, str) and not cell.strip()) for cell in cells.values()):
+                self.unreadable[number] = Unreadable(f"row {number}", "holds no text")
+                continue
+            count += 1
+            yield cells
+        if self.unreadable and not count:
+            columns = ", ".join(roles.values())
+            raise InputError(f"{self.request.words}: no row has a text in {columns}", hint=_HINT)
+
+    @property
+    def unreadable_note(self) -> str | None:
+        """What to say of the rows that were left out; None where all of them have texts."""
+        if not self.unreadable:
+            return None
+        verbs = "has no text and is" if len(self.unreadable) == 1 else "have no text and are"
+        return f"{len(self.unreadable)} of {len(self)} rows of {self.name} {verbs} left out"
 
     @functools.cached_property
     def _there(self) -> int:

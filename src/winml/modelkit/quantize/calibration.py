@@ -28,7 +28,7 @@ from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["Ranges", "SampleReader", "measure_ranges"]
+__all__ = ["OBSERVED_NAME", "Ranges", "SampleReader", "measure_ranges"]
 
 Array = NDArray[Any]
 Ranges = Mapping[str, tuple[float, float]]
@@ -49,6 +49,8 @@ PERCENTILE = 99.999
 """Share of the values inside of the range, in percent. Specified: ONNX Runtime's default."""
 
 _MARK = "/calibration/"
+OBSERVED_NAME = "calibrated.onnx"
+"""Temporary file of the graph that tells of its values; messages of ONNX Runtime name it."""
 """Between the name of a value and that of what is computed of it."""
 _REDUCTIONS = {"min": "ReduceMin", "max": "ReduceMax", "sum": "ReduceSum"}
 """The sum is there for NaN, which comparisons may pass over."""
@@ -71,7 +73,7 @@ def measure_ranges(
         WriteError: the temporary file cannot be written.
     """
     with temporary_folder() as folder:
-        observed = _ObservedFile(model, names, folder / "calibrated.onnx", with_sizes=method != "minmax")
+        observed = _ObservedFile(model, names, folder / OBSERVED_NAME, with_sizes=method != "minmax")
         extremes = _Extremes(names, with_sizes=method != "minmax")
         session = observed.reductions()
         inputs = graph_inputs(session)

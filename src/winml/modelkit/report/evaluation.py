@@ -30,7 +30,7 @@ def _summary_rows(result: Evaluation) -> Iterator[tuple[str, str]]:
     yield "task", f"{result.task} ({result.task_rule})"
     data = result.data
     columns = ", ".join(f"{role} is {column}" if role != column else role for role, column in data.columns.items())
-    yield "data", f"{data.name}, split {data.split}: {data.samples} samples, {result.batch_size} in a run ({columns})"
+    yield "data", f"{data.name}, split {data.split}: {data.words}, {result.batch_size} in a run ({columns})"
     if result.baseline is not None:
         yield "baseline", _side_words(result.baseline)
 

@@ -9,7 +9,7 @@ from typing import Any
 from winml.modelkit.hierarchy import address
 from winml.modelkit.report.module_page import ModulePage, Section, chart_html, chart_text, nearest_parent, render_page
 from winml.modelkit.report.quantization_sensitivity import form_words, latency_words
-from winml.modelkit.results.quantization_sensitivity import ModuleSensitivity, QuantizationSensitivity
+from winml.modelkit.results.quantization_sensitivity import ExcludeList, ModuleSensitivity, QuantizationSensitivity
 from winml.modelkit.words import size_words
 
 __all__ = ["sensitivity_page"]
@@ -38,7 +38,9 @@ def sensitivity_page(result: QuantizationSensitivity) -> str:
         rules = [(selector, precision) for selector, precision in listed.rules.items()]
         columns = (("selector", False), ("precision", False))
         sections.append(Section("rules", f"What stays in float for {listed.target.words}", columns, rules))
-        sections.append(Section("trials", "Every measurement on the way", TRIAL_COLUMNS, list(_trials(result))))
+        judged = tuple((name, True) for name in listed.form.scores)
+        columns = (*TRIAL_COLUMNS[:-1], *judged, TRIAL_COLUMNS[-1])
+        sections.append(Section("trials", "Every measurement on the way", columns, list(_trials(listed))))
     return render_page(
         ModulePage(
             title=Path(result.model).name,
@@ -92,11 +94,12 @@ def _row(module: ModuleSensitivity) -> tuple[Any, ...]:
     )
 
 
-def _trials(result: QuantizationSensitivity) -> Iterator[tuple[Any, ...]]:
-    assert result.exclude_list is not None
-    for trial in result.exclude_list.trials:
+def _trials(listed: ExcludeList) -> Iterator[tuple[Any, ...]]:
+    for trial in listed.trials:
         numbers = trial.form.numbers()
-        yield (trial.changed, trial.excluded, *numbers.values(), "met" if trial.is_met else "not met")
+        near = (numbers[name] for name in ("sqnr_db", "cosine", "relative_error"))
+        scores = (trial.form.scores.get(name) for name in listed.form.scores)
+        yield (trial.changed, trial.excluded, *near, *scores, "met" if trial.is_met else "not met")
 
 
 def _icicle_chart(modules: Sequence[ModuleSensitivity]) -> str:

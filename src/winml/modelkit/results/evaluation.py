@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.metrics.metric import CONFIDENCE, RESAMPLES, Interval
 from winml.modelkit.measure.statistics import Summary
 from winml.modelkit.progress import StepTiming
@@ -131,6 +132,11 @@ class EvaluatedData:
     unreadable: tuple[tuple[str, str], ...] = ()
     """Name and reason of each picture or recording that does not open."""
 
+    @property
+    def words(self) -> str:
+        """How many samples, for people."""
+        return f"{self.samples} {'sample' if self.samples == 1 else 'samples'}"
+
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
         return {
@@ -177,9 +183,11 @@ class Evaluation:
         """Return a metric by name.
 
         Raises:
-            KeyError: it was not measured.
+            UsageError: it was not measured.
         """
         found = {item.name: item for item in self.metrics}
+        if name not in found:
+            raise UsageError(f"metric {name!r} was not measured", hint=f"Measured were: {', '.join(found)}.")
         return found[name]
 
     def as_record(self) -> dict[str, Any]:
@@ -225,7 +233,7 @@ def evaluation_words(result: Evaluation) -> str:
     ]
     verdict = f"; not good enough: {', '.join(missed)}" if missed else ""
     found = f"{first.name} {number_words(first.value)}{beside}"
-    return f"{found} on {result.data.samples} samples of {result.data.name}{verdict}"
+    return f"{found} on {result.data.words} of {result.data.name}{verdict}"
 
 
 def number_words(value: float) -> str:

@@ -292,6 +292,19 @@ class QuantizationSensitivity:
     cost: SensitivityCost
     steps: tuple[StepTiming, ...]
     notes: tuple[str, ...] = field(default=())
+    float_scores: Mapping[str, float] = field(default_factory=dict)
+    """Metric → value of the float model, where a target of the task was not met."""
+
+    @property
+    def unmet_words(self) -> str:
+        """Why the target was not met; empty where it was, or there is none."""
+        if (listed := self.exclude_list) is None or listed.is_met:
+            return ""
+        target = listed.target
+        value = self.float_scores.get(target.metric)
+        if value is not None and not target.is_met(MeasuredForm(None, 0, 0, scores=self.float_scores)):
+            return f"the float model itself reaches {value:.4g}"
+        return "with fewer modules quantized, nothing would be left to quantize"
 
     @property
     def measured(self) -> tuple[ModuleSensitivity, ...]:
@@ -312,7 +325,10 @@ class QuantizationSensitivity:
             "input_source": self.input_source,
             "input_shapes": {name: list(shape) for name, shape in self.input_shapes.items()},
             "seed": self.seed,
-            "float": {"size_bytes": self.float_bytes},
+            "float": {
+                "size_bytes": self.float_bytes,
+                **({"scores": dict(self.float_scores)} if self.float_scores else {}),
+            },
             "quantized": {
                 **self.whole.numbers(),
                 "problem": self.whole.problem or None,

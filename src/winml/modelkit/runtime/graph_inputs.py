@@ -100,6 +100,8 @@ class Sizes:
     by_name: Mapping[str, int]
     notes: tuple[str, ...] = ()
     """What was chosen because nobody said, one sentence each."""
+    chosen: Mapping[str, int] = field(default_factory=dict)
+    """Those that nobody gave."""
 
 
 def array_words(array: Array) -> str:
@@ -261,7 +263,7 @@ def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, 
     by_name |= _summed({**by_name, **chosen}, sums)
     words = ", ".join(f"{name} {size}" for name, size in chosen.items())
     notes = (f"sizes chosen because none was given: {words} (--shape-config sets them)",) if chosen else ()
-    return Sizes({**by_name, **chosen}, notes)
+    return Sizes({**by_name, **chosen}, notes, chosen)
 
 
 def _all_sums(inputs: Iterable[GraphInput]) -> dict[str, tuple[int | str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ __all__ = [
     "refusals_explained",
     "refuse_dynamic_inputs",
     "values_for",
+    "with_fitting_sizes",
 ]
 
 
@@ -39,6 +40,8 @@ class RunOptions:
     """The model as the user wrote it."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes of its open dimensions, by name."""
+    fitting_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that the model was found to run at, for those that nobody gave; see :func:`with_fitting_sizes`."""
     batch_size: int | None = None
     input_data: Path | None = None
     """Values in place of random ones."""
@@ -143,14 +146,50 @@ def values_for(session: Session, options: RunOptions) -> Values:
     """
     inputs = graph_inputs(session)
     if options.input_data is None:
-        sizes = settle_sizes(inputs, options.sizes, batch_size=options.batch_size)
-        return Values(inputs, draw_feeds(inputs, sizes.by_name, options.seed), sizes.notes)
+        found = {name: size for name, size in options.fitting_sizes.items() if name not in options.sizes}
+        sizes = settle_sizes(inputs, {**found, **options.sizes}, batch_size=options.batch_size)
+        words = ", ".join(f"{name} {size}" for name, size in found.items())
+        note = f"sizes chosen because none was given, and the model runs at no larger ones that were tried: {words}"
+        notes = (*sizes.notes, *([f"{note} (--shape-config sets them)"] if found else []))
+        return Values(inputs, draw_feeds(inputs, sizes.by_name, options.seed), notes)
     if options.sizes or options.batch_size is not None:
         option = "--shape-config" if options.sizes else "--batch-size"
         raise UsageError(
             f"{option}: --input-data {options.input_data} has values, and their sizes", hint="Give one of the two."
         )
     return Values(inputs, load_feeds(options.input_data, inputs), file=options.input_data)
+
+
+def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
+    """Return options with sizes that the model runs at, where it refuses those chosen because nobody gave any.
+
+    They are halved until it runs: a table of positions ends somewhere, and no graph declares where. The same options
+    come back where the model runs, where nothing was chosen, and where no size helps.
+
+    Raises:
+        UsageError: sizes do not fit the inputs of the graph, or no values can be drawn.
+    """
+    if options.input_data is not None:
+        return options
+    inputs = graph_inputs(session)
+    settled = settle_sizes(inputs, options.sizes, batch_size=options.batch_size)
+    sizes, is_first = dict(settled.chosen), True
+    while sizes:
+        feeds = draw_feeds(inputs, {**settled.by_name, **sizes}, options.seed)
+        try:
+            session.run(feeds)
+        except StageError:
+            smaller = {name: size // 2 if size > SMALLEST_HALVED else size for name, size in sizes.items()}
+            if smaller == sizes:
+                break
+            sizes, is_first = smaller, False
+        else:
+            return options if is_first else replace(options, fitting_sizes=sizes)
+    return options
+
+
+SMALLEST_HALVED = 4
+"""Chosen: sizes up to this, such as those of a batch or of channels, are no limits of tables."""
 
 
 def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[GraphInput, ...], options: RunOptions) -> None:

@@ -211,9 +211,7 @@ def show_sensitivity(requested: QuantizeOptions, options: Mapping[str, Any]) -> 
         measured.unlink(missing_ok=True)  # the answer is written
     _show(result, written, options)
     if result.exclude_list is not None and not result.exclude_list.is_met:
-        tell(
-            f"--target {options['target']} was not met: with fewer modules quantized, nothing would be left to quantize"
-        )
+        tell(f"--target {options['target']} was not met: {result.unmet_words}")
         click.get_current_context().exit(NEGATIVE_ANSWER)
 
 

@@ -114,6 +114,10 @@ def _check_config(place: str) -> None:
 
     value, source = parse_json(sys.stdin.read(), "stdin") if place == STDIN else read_json(place, "--check")
     config, notes = parse_build_config(value, source)
+    if config.eval is not None:
+        from winml.modelkit.builds.judged_models import refuse_unfit_limits
+
+        refuse_unfit_limits(config.eval, config.loader.task if config.loader is not None else None)
     for note in notes:
         tell(f"note: {note}")
     skipped = [name for name in SECTIONS if getattr(config, name) is None]

@@ -12,6 +12,7 @@ from winml.modelkit.cli._answers import json_text, print_json, refuse_outputs
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
 from winml.modelkit.cli._options import NonEmptyPath, debug_option, verbose_option
+from winml.modelkit.errors import ModelPathError
 
 if TYPE_CHECKING:
     from winml.modelkit.results.structure_diff import StructureDiff
@@ -66,6 +67,12 @@ def _refuse_early(options: dict[str, Any]) -> tuple[Path, Path]:
     """Return the files to compare; refuse what paths show to be wrong, before anything is read."""
     from winml.modelkit.builds.found_models import onnx_file
 
+    for name in ("before", "after"):
+        if options[name].is_dir() and not any(options[name].glob("**/*.onnx")):
+            raise ModelPathError(
+                f"{options[name]}: is a folder without an ONNX file",
+                hint="Give an ONNX file or the folder of a build; a checkpoint is exported first.",
+            )
     # The folder of a build means its model; what is no model at all is said by who reads it.
     before, after = (onnx_file(str(options[name])) or options[name] for name in ("before", "after"))
     output: Path | None = options["output"]

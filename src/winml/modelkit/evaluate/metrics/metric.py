@@ -132,6 +132,8 @@ def intervals(measured: Sequence[tuple[Measured, Measured | None]], samples: int
         For each metric the interval of the model and, where there is a baseline, that of the baseline and of the
         difference, model minus baseline. Empty for a metric that too few resamples define.
     """
+    if samples < 2:
+        return [[] for _ in measured]  # one sample says nothing of how far chance moves a value
     values: list[list[Array]] = [[] for _ in measured]
     for resamples in _draws(samples, seed):
         for kept, (model, baseline) in zip(values, measured, strict=True):

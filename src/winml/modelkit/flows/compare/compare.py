@@ -6,7 +6,7 @@ Each is an ONNX file, a PyTorch model that is loaded, or a live module.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -28,7 +28,7 @@ from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.model_comparison import ModelComparison
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs, load_feeds
-from winml.modelkit.runtime.opened_model import RunOptions, Values, values_for
+from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for, with_fitting_sizes
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.verify.by_module.module_comparison import TOLERANCE, compare_modules
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
@@ -105,7 +105,8 @@ def compare_models(
         folder = folder_of_processors((candidate, reference), options.data_set) if options.data_set else None
         values, notes = _drawn_values(left, right, options, folder)
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
-        result = _whole(pair, values[0], notes, options)
+        with refusals_explained(values[0]) if options.data_set is None else nullcontext():
+            result = _whole(pair, values[0], notes, options)
         if options.by_module:
             result = _by_module(result, pair, matched if matched is not None else _match_with_torch(pair), options)
         return result
@@ -236,6 +237,7 @@ def _draws(session: Session, options: CompareOptions, folder: Path | None) -> li
     run = options.run
     if run.input_data is not None:
         return [values_for(session, replace(run, input_data=file)) for file in value_files(run.input_data)]
+    run = with_fitting_sizes(session, run)
     return [values_for(session, replace(run, seed=run.seed + number)) for number in range(options.draws)]
 
 

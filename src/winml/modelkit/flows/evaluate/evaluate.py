@@ -112,7 +112,7 @@ def evaluate(
         check_limits(task, options)
         with clock.step(_DATA) as step:
             prepared = prepared_data(model, options, stack)
-            step.summary = f"{len(prepared.data_set)} samples"
+            step.summary = f"{(count := len(prepared.data_set))} {'sample' if count == 1 else 'samples'}"
         with clock.step(_BASELINE) as step:
             baseline, baseline_notes = opened_baseline(subject, model, stack)
             step.summary = baseline.name if baseline is not None else "none"

@@ -157,8 +157,10 @@ def opened_baseline(subject: Subject, model: JudgedModel, stack: ExitStack) -> t
         return None, ()
     baseline: Path | ModelRequest | None = subject.baseline or model.source
     if isinstance(baseline, Path):
+        side = open_onnx_side(baseline, replace(subject.run, shown=str(baseline)))
+        _refuse_other_task(side, model)
         _refuse_other(model, baseline.parent, str(baseline))
-        return open_onnx_side(baseline, replace(subject.run, shown=str(baseline))), ()
+        return side, ()
     if baseline is None:
         if subject.has_baseline is None:
             return None, ("There is no baseline: the checkpoint that the file was exported from is not on this disk.",)
@@ -174,6 +176,15 @@ def _refuse_other(model: JudgedModel, folder: Path, shown: str) -> None:
     if folder.absolute() != model.folder.absolute():
         refuse_other_labels(model.task, model.config, folder, shown)
         refuse_other_vocabulary([item.name for item in model.side.inputs], model.folder, folder, shown)
+
+
+def _refuse_other_task(baseline: Side, model: JudgedModel) -> None:
+    said, own = _task_of(_metadata(baseline)), _task_of(_metadata(model.side))
+    if said is not None and said != own and canonical_task(said) != model.task:
+        raise UsageError(
+            f"--baseline {baseline.name}: is a model for {said}, and {model.side.name} is judged for {model.task}",
+            hint="Name a baseline of the same task, or --baseline none.",
+        )
 
 
 def _metadata(side: Side) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.options import AGREEMENT, EvaluationOptions
@@ -18,7 +18,7 @@ def check_limits(task: TaskDefinition, options: EvaluationOptions) -> None:
     """Refuse metrics and limits that the task does not have.
 
     Raises:
-        UsageError: a metric is not of the task, or its limit is on the wrong side.
+        UsageError: a metric is not of the task, or its limit is on the wrong side, or nothing can reach it.
     """
     chosen_metrics(task, options.metrics)
     directions = {metric.name: metric.is_higher_better for metric in task.metrics}
@@ -31,6 +31,22 @@ def check_limits(task: TaskDefinition, options: EvaluationOptions) -> None:
             raise UsageError(
                 f"{option} {wrong[0]}={limits[wrong[0]]:g}: of {wrong[0]}, {words} is better",
                 hint=f"Write {other} {wrong[0]}={limits[wrong[0]]:g}.",
+            )
+        _refuse_unreachable(option, limits)
+
+
+def _refuse_unreachable(option: str, limits: Mapping[str, float]) -> None:
+    """Refuse shares above one, which nothing reaches, and a drop below zero."""
+    for name, value in limits.items():
+        # Every metric of which more is better is a share, or a correlation.
+        if option == "--min" and value > 1:
+            raise UsageError(
+                f"{option} {name}={value:g}: {name} is at most 1",
+                hint=f"Write it as a share: {option} {name}={value / 100:g}." if value <= 100 else "Give a share.",
+            )
+        if option == "--max-drop" and value < 0:
+            raise UsageError(
+                f"{option} {name}={value:g}: is less than zero", hint="Write by how much worse it may be, such as 0.01."
             )
 
 

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import MeasureError, UsageError
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.measure.latency import LatencyOptions, Run, measure_alternating, measure_latency
 from winml.modelkit.results.perf_result import BaselineResult, MemoryUse, PerfResult, perf_result
 from winml.modelkit.runtime.graph_inputs import array_words, graph_inputs
 from winml.modelkit.runtime.memory import resident_bytes
-from winml.modelkit.runtime.opened_model import PreparedModel, RunOptions, open_model, prepared_model
+from winml.modelkit.runtime.opened_model import (
+    PreparedModel,
+    RunOptions,
+    open_model,
+    prepared_model,
+    with_fitting_sizes,
+)
 
 __all__ = ["Baseline", "PerfOptions", "measure_model"]
 
@@ -63,6 +69,24 @@ def measure_model(
         InputError: the file is damaged.
         StageError: ONNX Runtime cannot load or run the model.
     """
+    try:
+        return _measured(path, options, progress, tell)
+    except MeasureError:
+        # Found only where it is needed, so that the first run is the first.
+        session = open_model(path, options.run, options.run.choose_provider()).session
+        fitting = with_fitting_sizes(session, options.run)
+        del session
+        if fitting is options.run:
+            raise
+        return _measured(path, replace(options, run=fitting), progress, tell)
+
+
+def _measured(
+    path: Path,
+    options: PerfOptions,
+    progress: Callable[[int, float], None] | None,
+    tell: Callable[[str], None] | None,
+) -> PerfResult:
     provider = options.run.choose_provider()
     with prepared_model(path, options.run, provider) as prepared:
         before = resident_bytes()

@@ -16,7 +16,7 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import QuantizeError, StageError, UsageError
 from winml.modelkit.evaluate.data_sets import DataSet, DataSetRequest, open_data_set
 from winml.modelkit.evaluate.processors import processor_files
 from winml.modelkit.evaluate.samples import SampleFeeds
@@ -29,7 +29,7 @@ from winml.modelkit.flows.quantize.calibration_files import (
     npz_files,
     refuse_missing_files,
 )
-from winml.modelkit.quantize.calibration import Ranges, measure_ranges
+from winml.modelkit.quantize.calibration import OBSERVED_NAME, Ranges, measure_ranges
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, load_feeds, settle_sizes
@@ -113,7 +113,8 @@ class Calibration:
     @property
     def words(self) -> str:
         """The data, for people."""
-        return f"{self.count} samples of {self._name if self.has_data else 'random values'}, {self.method}"
+        words = "sample" if self.count == 1 else "samples"
+        return f"{self.count} {words} of {self._name if self.has_data else 'random values'}, {self.method}"
 
     def as_record(self) -> dict[str, Any]:
         """Return what the ranges come from, JSON-ready."""
@@ -134,7 +135,14 @@ class Calibration:
 
     def measure(self, model: ir.Model, names: Sequence[str]) -> Ranges:
         """Return the ranges of values of a model; see :func:`~winml.modelkit.quantize.calibration.measure_ranges`."""
-        return measure_ranges(model, names, self.read_samples, self.method)
+        try:
+            return measure_ranges(model, names, self.read_samples, self.method)
+        except StageError as error:
+            if type(error) is not StageError or not self.has_data:
+                raise
+            reason = error.message.partition(f"{OBSERVED_NAME}: ")[2] or error.message
+            hint = "Give values that the model takes: its own code or config says which."
+            raise QuantizeError(f"{OPTION} {self._name}: the model does not run on it: {reason}", hint=hint) from error
 
     def read_samples(self, inputs: Sequence[GraphInput]) -> Iterator[dict[str, Array]]:
         """Yield one array per input for each sample.

@@ -205,6 +205,12 @@ class QuantizedForms:
         worst = measure_fidelity(self._samples.answers, answers, 0.0).worst
         return MeasuredForm(worst, result.quantized, size, worst.problem, scores)
 
+    def float_scores(self) -> dict[str, float]:
+        """Return how well the float graph does the task; nothing without a judge."""
+        if self.judge is None:
+            return {}
+        return dict(self.judge.scores(Session(self._graph.path, threads=self._threads, name="the float graph")))
+
     def timed(self, options: QuantizeOptions, timing: LatencyOptions) -> TimedForm:
         """Time a form in alternation with the float graph, on the first set of values.
 

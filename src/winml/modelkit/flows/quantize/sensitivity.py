@@ -421,6 +421,7 @@ def _result(
         float_bytes=weight_bytes(study.graph.model),
         exclude_list=found[0],
         latency=found[1],
+        float_scores=study.forms.float_scores() if found[0] is not None and not found[0].is_met else {},
         cost=replace(study.forms.cost, resumed=study.kept.resumed),
         steps=told[1],
         notes=told[2],
