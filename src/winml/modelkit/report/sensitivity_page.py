@@ -36,8 +36,8 @@ def sensitivity_page(result: QuantizationSensitivity) -> str:
     if result.exclude_list is not None:
         listed = result.exclude_list
         rules = [(selector, precision) for selector, precision in listed.rules.items()]
-        columns = (("selector", False), ("precision", False))
-        sections.append(Section("rules", f"What stays in float for {listed.target.words}", columns, rules))
+        rule_columns = (("selector", False), ("precision", False))
+        sections.append(Section("rules", f"What stays in float for {listed.target.words}", rule_columns, rules))
         judged = tuple((name, True) for name in listed.form.scores)
         columns = (*TRIAL_COLUMNS[:-1], *judged, TRIAL_COLUMNS[-1])
         sections.append(Section("trials", "Every measurement on the way", columns, list(_trials(listed))))

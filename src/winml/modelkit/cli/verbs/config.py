@@ -117,7 +117,7 @@ def _check_config(place: str) -> None:
     if config.eval is not None:
         from winml.modelkit.builds.judged_models import refuse_unfit_limits
 
-        refuse_unfit_limits(config.eval, config.loader.task if config.loader is not None else None)
+        refuse_unfit_limits(config.eval, getattr(config.loader, "task", None))
     for note in notes:
         tell(f"note: {note}")
     skipped = [name for name in SECTIONS if getattr(config, name) is None]
