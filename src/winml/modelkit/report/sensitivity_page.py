@@ -39,8 +39,8 @@ def sensitivity_page(result: QuantizationSensitivity) -> str:
         rule_columns = (("selector", False), ("precision", False))
         sections.append(Section("rules", f"What stays in float for {listed.target.words}", rule_columns, rules))
         judged = tuple((name, True) for name in listed.form.scores)
-        columns = (*TRIAL_COLUMNS[:-1], *judged, TRIAL_COLUMNS[-1])
-        sections.append(Section("trials", "Every measurement on the way", columns, list(_trials(listed))))
+        measured = (*TRIAL_COLUMNS[:-1], *judged, TRIAL_COLUMNS[-1])
+        sections.append(Section("trials", "Every measurement on the way", measured, list(_trials(listed))))
     return render_page(
         ModulePage(
             title=Path(result.model).name,

@@ -117,7 +117,8 @@ def _check_config(place: str) -> None:
     if config.eval is not None:
         from winml.modelkit.builds.judged_models import refuse_unfit_limits
 
-        refuse_unfit_limits(config.eval, getattr(config.loader, "task", None))
+        loader = config.loader.model_dump() if config.loader is not None else {}
+        refuse_unfit_limits(config.eval, loader.get("task"))
     for note in notes:
         tell(f"note: {note}")
     skipped = [name for name in SECTIONS if getattr(config, name) is None]

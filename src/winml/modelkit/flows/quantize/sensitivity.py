@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -252,6 +252,8 @@ class _Study:
     parts: tuple[ModulePart, ...]
     forms: QuantizedForms
     kept: MeasuredForms
+    float_scores: Mapping[str, float] = field(default_factory=dict)
+    """How well the float graph does the task, where a target was not met."""
 
     @property
     def planned(self) -> frozenset[str]:
@@ -312,6 +314,7 @@ class _Study:
         A list that does not meet its target is not timed, nor is a whole that does not run.
         """
         if not listed.is_met:
+            self.float_scores = self.forms.float_scores()
             return listed, None
         rules = self.options.model_copy(update={"per_module": dict(listed.rules)})
         whole = self.forms.timed(self.options, timing) if self.whole.runs else None
@@ -421,7 +424,7 @@ def _result(
         float_bytes=weight_bytes(study.graph.model),
         exclude_list=found[0],
         latency=found[1],
-        float_scores=study.forms.float_scores() if found[0] is not None and not found[0].is_met else {},
+        float_scores=study.float_scores,
         cost=replace(study.forms.cost, resumed=study.kept.resumed),
         steps=told[1],
         notes=told[2],
