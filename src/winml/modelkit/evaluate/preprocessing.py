@@ -274,13 +274,7 @@ class Preprocessor:
                     f"{'do' if len(self.kinds) > 1 else 'does'} not give",
                     hint="Give .npz files with one array per input.",
                 )
-            array = np.asarray(arrays[item.name])[taken].astype(_numpy_dtype(item.dtype))
-            if not item.takes_sizes(array.shape):
-                raise UsageError(
-                    f"{self._option}: the graph takes {item.name} {item.words}, the samples are {array_words(array)}",
-                    hint="Export with these sizes, or give .npz files with one array per input.",
-                )
-            feeds[item.name] = array
+            feeds[item.name] = _fitting(item, np.asarray(arrays[item.name])[taken], self._option)
         return Batch(feeds, tuple(rows[place] for place in places))
 
     def _shape(self, name: str) -> tuple[int | str | None, ...]:
@@ -291,6 +285,20 @@ class Preprocessor:
         shape = self._shape(name)
         size = shape[axis] if -len(shape) <= axis < len(shape) else None
         return size if isinstance(size, int) else None
+
+
+def _fitting(item: GraphInput, array: Array, option: str) -> Array:
+    """Return an array in the type of the input that takes it.
+
+    Raises:
+        UsageError: it has other sizes.
+    """
+    if not item.takes_sizes(array.shape):
+        raise UsageError(
+            f"{option}: the graph takes {item.name} {item.words}, the samples are {array_words(array)}",
+            hint="Export with these sizes, or give .npz files with one array per input.",
+        )
+    return array.astype(_numpy_dtype(item.dtype))
 
 
 def _positions(arrays: Mapping[str, Array]) -> Array:
