@@ -22,7 +22,7 @@ from winml.modelkit.runtime.feeds import make_feeds
 
 def observe_checkpoint(folder: Path) -> tuple[torch.nn.Module, ForwardOracle]:
     """Run the model of a checkpoint once under the oracle."""
-    loaded = load_model(ModelRequest(str(folder)))
+    loaded = load_model(ModelRequest(str(folder), cache=False))
     feeds = {name: torch.from_numpy(value) for name, value in make_feeds(loaded.only_part.inputs, seed=1).items()}
     return loaded.model, observe(loaded.model, **feeds, **loaded.only_part.forward_kwargs)
 
@@ -31,7 +31,7 @@ def observe_checkpoint(folder: Path) -> tuple[torch.nn.Module, ForwardOracle]:
 def test_export_architecture_is_verified_and_tagged_as_it_ran(architecture: str, tmp_path: Path) -> None:
     """The file equals PyTorch on two draws, and its tags equal what hooks saw, node by node."""
     folder = save_checkpoint(architecture, tmp_path / "checkpoint")
-    result = HTPExporter().export_checkpoint(ModelRequest(str(folder)), tmp_path / "model.onnx", with_report=True)
+    result = HTPExporter().export_checkpoint(ModelRequest(str(folder), cache=False), tmp_path / "model.onnx", with_report=True)
 
     assert result.verification is not None
     assert result.verification.is_verified
