@@ -31,7 +31,9 @@ def observe_checkpoint(folder: Path) -> tuple[torch.nn.Module, ForwardOracle]:
 def test_export_architecture_is_verified_and_tagged_as_it_ran(architecture: str, tmp_path: Path) -> None:
     """The file equals PyTorch on two draws, and its tags equal what hooks saw, node by node."""
     folder = save_checkpoint(architecture, tmp_path / "checkpoint")
-    result = HTPExporter().export_checkpoint(ModelRequest(str(folder), cache=False), tmp_path / "model.onnx", with_report=True)
+    result = HTPExporter().export_checkpoint(
+        ModelRequest(str(folder), cache=False), tmp_path / "model.onnx", with_report=True
+    )
 
     assert result.verification is not None
     assert result.verification.is_verified
