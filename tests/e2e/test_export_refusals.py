@@ -66,7 +66,7 @@ OPTIONS = {
     "unknown task": (("--task", "text-clasification"), ("text-clasification", "Did you mean 'text-classification'")),
     "task of no likeness": (("--task", "xyzzy"), ("xyzzy", "unknown task", "fill-mask", "image-classification")),
     "zero batch": (("--batch-size", "0"), ("--batch-size", "0 is not in the range", "--help")),
-    "misspelled option": (("--batchsize", "2"), ("--batchsize", "Did you mean '--batch-size'")),
+    "misspelled option": (("--batchsize", "2"), ("--batchsize", "Did you mean", "'--batch-size'")),
     "no class after all": (("--torch-module", ""), ("'--torch-module'", "the text is empty", "--help")),
     "a word beside classes": (("--torch-module", "Linear,all"), ("--torch-module Linear,all", "'all' stands alone")),
     "no inputs after all": (("--input-specs", " "), ("'--input-specs'", "the text is empty", "--help")),

@@ -22,7 +22,7 @@ NEW_TOKENS = 8
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small llama whose heads and layers are of sizes the operators take."""
-    return save_decoder(tmp_path_factory.mktemp("llama"), head_dim=16)
+    return save_decoder(tmp_path_factory.mktemp("llama"), num_hidden_layers=1, head_dim=16)
 
 
 def _operators(folder: Path) -> Counter[str]:
