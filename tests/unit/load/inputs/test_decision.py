@@ -49,6 +49,7 @@ EXPECTED: dict[str, dict[str, tuple[int, ...]]] = {
     "convnext": {"pixel_values": (1, 3, 64, 64)},
     "mobilenet_v2": {"pixel_values": (1, 3, 64, 64)},
     "segformer": {"pixel_values": (1, 3, 32, 32)},
+    "yolos": {"pixel_values": (1, 3, 32, 32)},
     "clip": {**SEQUENCE, "pixel_values": (1, 3, 32, 32)},
     "wav2vec2": {"input_values": (1, 16000)},
 }
