@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from onnxruntime.quantization.quant_utils import get_qmin_qmax_for_qType, quantize_data
+from packaging.version import Version
 
 from winml.modelkit.quantize.integer_weights import PIECE_ELEMENTS, IntegerRange, measure_scales, quantized_tensor
 
@@ -24,6 +26,9 @@ def weight(dtype: str = "float32", shape: tuple[int, ...] = (6, 5)) -> np.ndarra
     return values.astype(dtype)
 
 
+@pytest.mark.skipif(
+    Version(onnxruntime.__version__) < Version("1.31"), reason="earlier versions of ONNX Runtime round scales otherwise"
+)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("integer", [INT8, UINT8])

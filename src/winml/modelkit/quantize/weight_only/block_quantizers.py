@@ -79,7 +79,11 @@ def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
         )
     config = DefaultWeightOnlyQuantConfig(block_size=form.block_size, is_symmetric=form.is_symmetric, bits=form.bits)
     packed, scales, zero_points = DefaultWeightOnlyQuantizer(config).qbits_block_quant(matrix)
-    return Blocks(packed, scales, None if form.is_symmetric else zero_points)
+    # Earlier versions of ONNX Runtime answer flat arrays.
+    width = len(packed)
+    return Blocks(
+        packed, scales.reshape(width, -1), None if form.is_symmetric else np.asarray(zero_points).reshape(width, -1)
+    )
 
 
 def _half_quadratic(matrix: Array, form: BlockForm) -> Blocks:
