@@ -8,9 +8,9 @@ from typing import Any
 from winml.modelkit.errors import InputError, first_line
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 
-__all__ = ["open_config"]
+__all__ = ["UNREADABLE", "open_config"]
 
-_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError)
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError)
 """What transformers raises for files that are missing, damaged, or need code of their own or another package."""
 
 
@@ -26,7 +26,7 @@ def open_config(folder: Path) -> Any:
 
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise InputError(
             f"{folder / CHECKPOINT_CONFIG_NAME} cannot be read: {first_line(error)}", hint="Mend or replace it."
         ) from error

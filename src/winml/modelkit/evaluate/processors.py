@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import INSTALL_HINT
+from winml.modelkit.evaluate.model_config import UNREADABLE
 
 __all__ = ["ProcessorKind", "kinds_for", "open_processor", "position_count", "processor_files", "sentence_length"]
 
@@ -23,8 +24,6 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 """A tokenizer has at least one of them."""
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """An image processor or feature extractor has one of them."""
-_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError)
-"""What transformers raises for files that are missing, damaged, or need code of their own or another package."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def open_processor(kind: ProcessorKind, folder: Path, option: str) -> Any:
         return getattr(transformers, about.class_name).from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise InputError(
             f"the {kind} in {folder} cannot be read: {' '.join(str(error).split())}", hint="Mend or replace its files."
         ) from error

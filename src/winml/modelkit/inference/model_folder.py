@@ -8,15 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winml.modelkit.evaluate.model_config import UNREADABLE
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 __all__ = ["config_beside", "pad_token_beside"]
-
-_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError)
-"""What transformers raises for files that are missing, damaged, or need code of their own or another package."""
 
 
 def config_beside(model: Path) -> PretrainedConfig | None:
@@ -29,7 +27,7 @@ def config_beside(model: Path) -> PretrainedConfig | None:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             model.parent, local_files_only=True, trust_remote_code=False
         )
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
     return config
 
@@ -43,7 +41,7 @@ def pad_token_beside(model: Path, config: PretrainedConfig | None) -> int | None
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model.parent, local_files_only=True, trust_remote_code=False)
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
     token: int | None = tokenizer.pad_token_id
     return token

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.optimize.graph_matching import (
-    constant_number,
+    behind_nan_guard,
     has_one_use,
     is_operator,
     only_user,
@@ -104,7 +104,7 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     scores = softmax.inputs[0]
     if scores is None or rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return None
-    probabilities, is_guarded = _behind_nan_guard(softmax.outputs[0])
+    probabilities, is_guarded = behind_nan_guard(softmax.outputs[0])
     head_join = _match_head_join(probabilities)
     scaled_scores = _match_scores(scores)
     if head_join is None or scaled_scores is None:
@@ -120,19 +120,6 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     if not _fits_scores(mask, product.outputs[0]) or not _joins_all_heads(output, value):
         return None
     return _Attention(query, key, value, scale * query.scale * key.scale, mask, is_guarded, output)
-
-
-def _behind_nan_guard(value: ir.Value) -> tuple[ir.Value, bool]:
-    """Return the output of ``Where(IsNaN(x), 0, x)`` and True, or the value itself and False where there is none."""
-    users = list(value.consumers())
-    nan = next((user for user in users if is_operator(user, "IsNaN")), None)
-    where = next((user for user in users if is_operator(user, "Where")), None)
-    if len(users) != 2 or nan is None or where is None or value.is_graph_output():
-        return value, False
-    is_zero = constant_number(where.inputs[1]) == 0.0
-    if where.inputs[0] is nan.outputs[0] and where.inputs[2] is value and is_zero and has_one_use(nan.outputs[0]):
-        return where.outputs[0], True
-    return value, False
 
 
 def _match_head_join(probabilities: ir.Value) -> tuple[ir.Node, ir.Node] | None:

@@ -10,6 +10,7 @@ from winml.modelkit.hierarchy.tagging import Source, read_tag, write_tag
 from winml.modelkit.metadata_keys import MODULES_KEY
 
 __all__ = [
+    "behind_nan_guard",
     "constant_number",
     "constant_numbers",
     "has_one_use",
@@ -122,3 +123,16 @@ def tag_like(node: ir.Node, original: ir.Node, source: Source) -> None:
     node.metadata_props.update(original.metadata_props)
     node.metadata_props.pop(MODULES_KEY, None)
     write_tag(node, replace(tag, source=source))
+
+
+def behind_nan_guard(value: ir.Value) -> tuple[ir.Value, bool]:
+    """Return the output of ``Where(IsNaN(x), 0, x)`` and True, or the value itself and False where there is none."""
+    users = list(value.consumers())
+    nan = next((user for user in users if is_operator(user, "IsNaN")), None)
+    where = next((user for user in users if is_operator(user, "Where")), None)
+    if len(users) != 2 or nan is None or where is None or value.is_graph_output():
+        return value, False
+    is_zero = constant_number(where.inputs[1]) == 0.0
+    if where.inputs[0] is nan.outputs[0] and where.inputs[2] is value and is_zero and has_one_use(nan.outputs[0]):
+        return where.outputs[0], True
+    return value, False

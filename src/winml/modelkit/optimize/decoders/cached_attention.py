@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from winml.modelkit.optimize.decoders.rotations import TO_HEADS
 from winml.modelkit.optimize.graph_matching import (
+    behind_nan_guard,
     constant_number,
     constant_numbers,
     has_one_use,
@@ -75,7 +76,7 @@ def match_cached_attention(softmax: ir.Node) -> CachedAttention | None:
     scores = softmax.inputs[0]
     if scores is None or rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return None
-    probabilities, is_guarded = _behind_nan_guard(softmax.outputs[0])
+    probabilities, is_guarded = behind_nan_guard(softmax.outputs[0])
     joined = _match_head_join(probabilities)
     parts = _match_scores(scores)
     if joined is None or parts is None:
@@ -110,19 +111,6 @@ def hidden_size_of(value: ir.Value) -> tuple[ir.Value, int] | None:
         return None
     width = _size_of(source, 2)
     return (source, width) if width is not None else None
-
-
-def _behind_nan_guard(value: ir.Value) -> tuple[ir.Value, bool]:
-    """Return the output of ``Where(IsNaN(x), 0, x)`` and True, or the value itself and False where there is none."""
-    users = list(value.consumers())
-    nan = next((user for user in users if is_operator(user, "IsNaN")), None)
-    where = next((user for user in users if is_operator(user, "Where")), None)
-    if len(users) != 2 or nan is None or where is None or value.is_graph_output():
-        return value, False
-    is_zero = constant_number(where.inputs[1]) == 0.0
-    if where.inputs[0] is nan.outputs[0] and where.inputs[2] is value and is_zero and has_one_use(nan.outputs[0]):
-        return where.outputs[0], True
-    return value, False
 
 
 def _match_head_join(probabilities: ir.Value) -> tuple[ir.Node, ir.Value | None, ir.Node] | None:
