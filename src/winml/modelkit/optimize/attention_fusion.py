@@ -58,7 +58,7 @@ class _Attention:
     is_guarded: bool
     """Whether rows that are NaN, since every position is masked, are set to zero."""
     zeroed: ir.Value | None
-    """Which rows are set to zero behind the product with the values, of shape [batch, 1, sequence, 1]; None for none."""
+    """Rows to set to zero behind the product with the values, of shape [batch, 1, sequence, 1]; None for none."""
     output: ir.Node
     """The reshape that joins the heads."""
 
@@ -135,7 +135,11 @@ def _match_head_join(probabilities: ir.Value) -> tuple[ir.Node, ir.Value | None,
     user, zeroed = only_user(context.outputs[0]), None
     if user is not None and is_operator(user, "Where"):
         zeroed = user.inputs[0]
-        if user.inputs[2] is not context.outputs[0] or constant_number(user.inputs[1]) != 0.0 or not _is_of_rows(zeroed):
+        if (
+            user.inputs[2] is not context.outputs[0]
+            or constant_number(user.inputs[1]) != 0.0
+            or not _is_of_rows(zeroed)
+        ):
             return None
         user = only_user(user.outputs[0])
     if user is not None and is_operator(user, "Reshape") and same_shape(user.outputs[0], context.outputs[0]):

@@ -13,7 +13,17 @@ import onnx_ir as ir
 
 from winml.modelkit.normalize.sizes.expressions import ONE, ZERO, Size, constant, product, symbol
 
-__all__ = ["KnownSizes", "Shape", "broadcast", "is_standard", "learn_sizes", "names_of_inputs", "reduced_axes", "slice_ranges", "takes_all"]
+__all__ = [
+    "KnownSizes",
+    "Shape",
+    "broadcast",
+    "is_standard",
+    "learn_sizes",
+    "names_of_inputs",
+    "reduced_axes",
+    "slice_ranges",
+    "takes_all",
+]
 
 Shape = tuple[Size, ...]
 _PartialShape = tuple["Size | None", ...]
@@ -326,8 +336,7 @@ def slice_ranges(known: KnownSizes, node: ir.Node) -> dict[int, tuple[Size, Size
     if steps is None or not len(starts) == len(ends) == len(axes) == len(steps):
         return None
     return {
-        axis % len(shape): (start, end, step)
-        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
+        axis % len(shape): (start, end, step) for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
     }
 
 
@@ -487,9 +496,7 @@ def _content_of_quotient(known: KnownSizes, node: ir.Node) -> _Content | None:
     return _elementwise(known, node, lambda left, right: left.divided_by(right))
 
 
-def _elementwise(
-    known: KnownSizes, node: ir.Node, compute: Callable[[Size, Size], Size | None]
-) -> _Content | None:
+def _elementwise(known: KnownSizes, node: ir.Node, compute: Callable[[Size, Size], Size | None]) -> _Content | None:
     left, right = known.content(node.inputs[0]), known.content(node.inputs[1])
     if left is None or right is None or (len(left) != len(right) and 1 not in (len(left), len(right))):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,14 +55,13 @@ class SizeSimplificationPass(ir.passes.InPlacePass):
         """Simplify the main graph."""
         known = learn_sizes(model.graph)
         grids = Grids(known)
-        work = _Simplification(
-            model.graph, known, grids, Uniforms(known, grids), _possibly_empty(model.graph, known)
-        )
+        work = _Simplification(model.graph, known, grids, Uniforms(known, grids), _possibly_empty(model.graph, known))
         changed = False
         for node in list(model.graph):
             work.grids.learn(node)
             work.uniforms.learn(node)
-            changed |= any([rule(work, node) for rule in _RULES if node.graph is not None])
+            for rule in _RULES:
+                changed |= rule(work, node)
         changed |= _state_shapes(model.graph, known)
         return ir.passes.PassResult(model, changed)
 
