@@ -220,8 +220,8 @@ _ENTRIES = (
         "attention_fusion", "replace the operators of an attention by one", "full", "winml",
         providers=_CPU_CUDA_DML, makes=("com.microsoft:MultiHeadAttention",),
     ),
-    # Only when enabled by name. Of three axes, products and additions become Gemm between two reshapes, and the graph is
-    # longer; ONNX Runtime does it by itself when it opens a file. OpenVINO drops the activation of a FusedGemm.
+    # Only when enabled by name. Products of three axes and additions become Gemm between two reshapes, and the graph is
+    # longer; ONNX Runtime does that by itself when it opens a file. OpenVINO drops the activation of a FusedGemm.
     Capability(
         "matmul_add_fusion", "replace a matrix product and the addition after it by one Gemm", None, _ORT,
         transformers=("MatMulAddFusion",), makes=("Gemm", "com.microsoft:FusedGemm"),
