@@ -39,7 +39,7 @@ def test_full_level_fuses_and_says_what_and_where(workplace: Workplace) -> None:
     assert {"gelu_fusion": 2, "attention_fusion": 2, "skip_layer_norm_fusion": 5} == {
         name: record["fired"][name] for name in ("gelu_fusion", "attention_fusion", "skip_layer_norm_fusion")
     }
-    assert record["fired"]["matmul_add_fusion"] > 0
+    assert record["fired"]["skip_layer_norm_fusion"] > 0
     assert record["after"]["nodes"] < record["before"]["nodes"]
     assert (100.0, True) == (record["coverage"]["percent"], record["verification"]["is_verified"])
     assert 0 == record["normalizations"]

@@ -115,12 +115,6 @@ CASES = (
         near_miss="m (float[2, 3] x) => (float[3, 2] y) { a = Relu (x) y = Transpose <perm = [1, 0]> (a) }",
     ),
     CapabilityCase(
-        "matmul_add_fusion",
-        _matmul_graph("a = MatMul (x, w1) y = Add (a, w2)"),
-        "Gemm",
-        near_miss=_matmul_graph("a = MatMul (x, w1) b = Add (a, w2) y = Mul (a, b)"),
-    ),
-    CapabilityCase(
         "gemm_sum_fusion",
         _matmul_graph("a = Gemm (x, w1) y = Sum (a, z)", ", float[2, 4] z"),
         "Gemm",
@@ -242,12 +236,6 @@ CASES = (
         "{ a = Transpose <perm = [1, 0, 2]> (z) b = Relu (a) y = MatMul (x, b) }",
     ),
     CapabilityCase(
-        "gemm_activation_fusion",
-        _matmul_graph("a = Gemm (x, w1, w2) y = Relu (a)"),
-        "com.microsoft:FusedGemm",
-        near_miss=_matmul_graph("a = Gemm (x, w1, w2) y = Sin (a)"),
-    ),
-    CapabilityCase(
         "conv_activation_fusion",
         _conv_graph("a = Conv (x, w1, w2) y = Relu (a)"),
         "com.microsoft:FusedConv",
@@ -259,6 +247,18 @@ CASES = (
         _dynamic_quantized("Mul (f, t)"),
         "com.microsoft:DynamicQuantizeMatMul",
         near_miss=_dynamic_quantized("Add (f, t)"),
+    ),
+    CapabilityCase(
+        "matmul_add_fusion",
+        _matmul_graph("a = MatMul (x, w1) y = Add (a, w2)"),
+        "Gemm",
+        near_miss=_matmul_graph("a = MatMul (x, w1) b = Add (a, w2) y = Mul (a, b)"),
+    ),
+    CapabilityCase(
+        "gemm_activation_fusion",
+        _matmul_graph("a = Gemm (x, w1, w2) y = Relu (a)"),
+        "com.microsoft:FusedGemm",
+        near_miss=_matmul_graph("a = Gemm (x, w1, w2) y = Sin (a)"),
     ),
     CapabilityCase(
         "gelu_approximation",

@@ -76,6 +76,43 @@ def test_guarded_attention_becomes_one_operator_with_the_same_numbers(masked_row
     assert (actual[1, 2] == 0).all() == masked_row
 
 
+def _model_with_zeroed_rows(condition: str = "") -> ir.Model:
+    """Return an attention as the dynamo exporter writes it, with the shape of the condition on rows."""
+    return parse(
+        f"""m (float[2, 5, 12] q, float[2, 7, 12] k, float[2, 7, 12] v, float[2, 1, 5, 7] mask) => (float[2, 5, 12] y)
+        <float s = {{0.7}}, float zero = {{0}}, float low = {{-1e30}}, int64[4] heads = {{2, -1, 3, 4}},
+         int64[3] flat = {{2, 5, 12}}, float[2, 3, 5, 4] q1, float[2, 7, 3, 4] ks, float[2, 5, 3, 4] qs,
+         float[2, 7, 3, 4] vs, float[2, 3, 5, 7] a, float[2, 3, 5, 7] b, float[2, 3, 5, 7] p, float[2, 3, 5, 4] d,
+         float[2, 3, 5, 4] c, float[2, 5, 3, 4] o, bool{condition or "[2, 1, 5, 1]"} out, float[2, 5, 12] y>
+        {{ qs = Reshape (q, heads) qt = Transpose <perm = [0, 2, 1, 3]> (qs) q1 = Mul (qt, s)
+          ks = Reshape (k, heads) kt = Transpose <perm = [0, 2, 3, 1]> (ks) k1 = Mul (kt, s)
+          vs = Reshape (v, heads) vt = Transpose <perm = [0, 2, 1, 3]> (vs)
+          a = MatMul (q1, k1) b = Add (a, mask) p = Softmax <axis = -1> (b) d = MatMul (p, vt)
+          rows = ReduceMax <keepdims = 1, axes = [-1]> (mask) out = Less (rows, low) c = Where (out, zero, d)
+          o = Transpose <perm = [0, 2, 1, 3]> (c) y = Reshape (o, flat) }}"""
+    )
+
+
+def test_rows_that_are_zeroed_behind_the_product_are_zeroed_behind_the_operator() -> None:
+    """As the dynamo exporter writes it; a row whose positions are all masked is zero before and after."""
+    feeds = _attention_feeds(masked_row=True)
+    # The lowest number in place of minus infinity, as that exporter has it.
+    feeds["mask"] = np.maximum(feeds["mask"], np.float32(-3.4e38))
+    expected = _run_model(_model_with_zeroed_rows(), feeds)
+    fused = _fuse_attention(_model_with_zeroed_rows())
+    assert Counter(["MultiHeadAttention", "ReduceMax", "Less", "Reshape", "Where"]) == Counter(operators(fused))
+    actual = _run_model(fused, feeds)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    assert (actual[1, 2] == 0).all()
+    assert all(tags(fused))
+
+
+def test_rows_that_are_zeroed_by_head_stay() -> None:
+    """Behind the operator heads are joined, so a condition that differs between them has no place."""
+    model = _model_with_zeroed_rows("[2, 3, 5, 1]")
+    assert "MultiHeadAttention" not in operators(_fuse_attention(model))
+
+
 def test_unguarded_unmasked_attention_with_keys_transposed_in_two_steps_is_fused() -> None:
     """Without mask and guard, nothing but the operator is left; a scale behind the product counts too."""
     variant = {

@@ -13,10 +13,12 @@ from winml.modelkit.errors import NormalizeError
 from winml.modelkit.graph.stage import DeclaredPass, StageResult, run_passes
 from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
 from winml.modelkit.normalize.constant_folding import ConstantFoldingPass
+from winml.modelkit.normalize.gelu_ordering import GeluOrderingPass
 from winml.modelkit.normalize.identity_removal import IdentityRemovalPass
 from winml.modelkit.normalize.node_naming import UniqueNodeNamesPass, ValueNamesPass
 from winml.modelkit.normalize.padding_separation import PaddingSeparationPass
 from winml.modelkit.normalize.shape_inference import InferredShapesPass
+from winml.modelkit.normalize.sizes.simplification import SizeSimplificationPass
 from winml.modelkit.normalize.unused_removal import UnusedInitializerRemovalPass
 from winml.modelkit.normalize.weight_transposition import WeightTranspositionPass
 from winml.modelkit.options import Options
@@ -32,7 +34,7 @@ class NormalizeOptions(Options):
     """What normalizing may do."""
 
     fold_constants: bool = True
-    """Compute what depends on constants only, and store weights the way round they are used."""
+    """Compute what depends on constants or known sizes only, and store weights the way round they are used."""
 
 
 def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -> StageResult:  # noqa: B008 - frozen
@@ -71,6 +73,8 @@ def _ordered_passes(options: NormalizeOptions) -> tuple[DeclaredPass, ...]:
         DeclaredPass(WeightTranspositionPass(), "keeps"),
         DeclaredPass(ConstantFoldingPass(), "merges"),
     )
+    # It makes nodes identities, which are removed before anything reads a pattern.
+    simplification = (DeclaredPass(SizeSimplificationPass(), "keeps"), DeclaredPass(IdentityRemovalPass(), "keeps"))
     return (
         # First: what follows finds values again by name.
         DeclaredPass(ValueNamesPass(), "keeps"),
@@ -78,6 +82,8 @@ def _ordered_passes(options: NormalizeOptions) -> tuple[DeclaredPass, ...]:
         # After folding, which leaves what it computed as Constant nodes, and no-ops as identities.
         DeclaredPass(common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0), "keeps"),
         DeclaredPass(IdentityRemovalPass(), "keeps"),
+        *(simplification if options.fold_constants else ()),
+        DeclaredPass(GeluOrderingPass(), "keeps"),
         # Where nothing stands between a padding and its reader any more.
         DeclaredPass(PaddingSeparationPass(), "keeps"),
         # After all that takes uses away.

@@ -13,7 +13,7 @@ from winml.modelkit.metadata_keys import NORMALIZED_KEY
 
 __all__ = ["is_normalized", "stamp"]
 
-NORMALIZER_VERSION = 3
+NORMALIZER_VERSION = 4
 """Counts up when the plain form changes, so that graphs in an older one are normalized again."""
 
 

@@ -8,12 +8,14 @@ Runtime's and onnxscript's own attention fusions match older forms and find none
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.optimize.graph_matching import (
     behind_nan_guard,
+    constant_number,
     has_one_use,
     is_operator,
     only_user,
@@ -54,7 +56,9 @@ class _Attention:
     scale: float
     mask: ir.Value | None
     is_guarded: bool
-    """Whether rows in which every position is masked are set to zero."""
+    """Whether rows that are NaN, since every position is masked, are set to zero."""
+    zeroed: ir.Value | None
+    """Rows to set to zero behind the product with the values, of shape [batch, 1, sequence, 1]; None for none."""
     output: ir.Node
     """The reshape that joins the heads."""
 
@@ -67,7 +71,7 @@ class AttentionFusionPass(ir.passes.InPlacePass):
         q → Reshape → Transpose → Mul ┐
         k → Reshape → Transpose → Mul ┴ MatMul → Add(mask) → Softmax → [zero where NaN] ┐       q ┐
         v → Reshape → Transpose ────────────────────────────────────────────────────── MatMul   k ┼ MultiHeadAttention
-                                                           → Transpose → Reshape → y            v ┘ → [zero where NaN]
+                        → [zero where fully masked] → Transpose → Reshape → y            v ┘ → [zero where …]
 
     Must not fire when:
         1. scores, probabilities or the unjoined heads are used elsewhere, or are outputs of the graph;
@@ -75,7 +79,8 @@ class AttentionFusionPass(ir.passes.InPlacePass):
            of heads;
         3. the mask's last two dimensions are not known to equal those of the scores: the operator does not broadcast
            them;
-        4. values are not float32: ONNX Runtime's CPU provider has no other kernel.
+        4. which rows are set to zero behind the product differs by head;
+        5. values are not float32: ONNX Runtime's CPU provider has no other kernel.
 
     Tags: creates. The pipeline carries them: the new node stands for all nodes it replaced.
 
@@ -107,10 +112,10 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     probabilities, is_guarded = behind_nan_guard(softmax.outputs[0])
     head_join = _match_head_join(probabilities)
     scaled_scores = _match_scores(scores)
-    if head_join is None or scaled_scores is None:
+    if head_join is None or scaled_scores is None or (is_guarded and head_join[1] is not None):
         return None
     product, mask, scale = scaled_scores
-    context, output = head_join
+    context, zeroed, output = head_join
     query, key = _match_heads(product.inputs[0], _TO_HEADS), _match_keys(product.inputs[1])
     value = _match_heads(context.inputs[1], _TO_HEADS)
     if query is None or key is None or value is None or value.scale != 1.0:
@@ -119,21 +124,37 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
         return None
     if not _fits_scores(mask, product.outputs[0]) or not _joins_all_heads(output, value):
         return None
-    return _Attention(query, key, value, scale * query.scale * key.scale, mask, is_guarded, output)
+    return _Attention(query, key, value, scale * query.scale * key.scale, mask, is_guarded, zeroed, output)
 
 
-def _match_head_join(probabilities: ir.Value) -> tuple[ir.Node, ir.Node] | None:
-    """Return the product with the values, and the reshape after it that joins the heads."""
+def _match_head_join(probabilities: ir.Value) -> tuple[ir.Node, ir.Value | None, ir.Node] | None:
+    """Return the product with the values, the rows of it that are set to zero, and the reshape that joins the heads."""
     context = only_user(probabilities)
     if context is None or not is_operator(context, "MatMul") or context.inputs[0] is not probabilities:
         return None
-    user = only_user(context.outputs[0])
+    user, zeroed = only_user(context.outputs[0]), None
+    if user is not None and is_operator(user, "Where"):
+        zeroed = user.inputs[0]
+        if (
+            user.inputs[2] is not context.outputs[0]
+            or constant_number(user.inputs[1]) != 0.0
+            or not _is_of_rows(zeroed)
+        ):
+            return None
+        user = only_user(user.outputs[0])
     if user is not None and is_operator(user, "Reshape") and same_shape(user.outputs[0], context.outputs[0]):
         user = only_user(user.outputs[0])
     if user is None or not is_operator(user, "Transpose") or permutation_of(user) != _TO_HEADS:
         return None
     output = only_user(user.outputs[0])
-    return (context, output) if output is not None and is_operator(output, "Reshape") else None
+    return (context, zeroed, output) if output is not None and is_operator(output, "Reshape") else None
+
+
+def _is_of_rows(condition: ir.Value | None) -> bool:
+    """Say whether a condition is the same for all heads and all of a row (case 4)."""
+    if condition is None or condition.shape is None or rank_of(condition) != 4:
+        return False
+    return condition.shape[1] == 1 and condition.shape[3] == 1
 
 
 def _match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | None:
@@ -230,20 +251,45 @@ def _replace_attention(match: _Attention) -> None:
         name=f"{scope}/MultiHeadAttention",
     )
     new_nodes = [attention]
-    if match.is_guarded:
-        nan = ir.node("IsNaN", [attention.outputs[0]], name=f"{scope}/MultiHeadAttention_IsNaN")
-        zero = ir.node("Constant", [], {"value": ir.tensor(np.float32(0))}, name=f"{scope}/MultiHeadAttention_Constant")
-        chosen = [nan.outputs[0], zero.outputs[0], attention.outputs[0]]
-        new_nodes += [nan, zero, ir.node("Where", chosen, name=f"{scope}/MultiHeadAttention_Where")]
     old_output = output_node.outputs[0]
-    for node in new_nodes:
-        node.outputs[0].type, node.outputs[0].shape = old_output.type, old_output.shape
-        node.outputs[0].name = f"{node.name}_output"
     if match.is_guarded:
-        nan.outputs[0].type = ir.TensorType(ir.DataType.BOOL)
-        zero.outputs[0].shape = ir.Shape(())
+        new_nodes += _zeroed_where_nan(attention.outputs[0], scope)
+    elif match.zeroed is not None:
+        new_nodes += _zeroed_rows(match.zeroed, attention.outputs[0], scope)
+    for node in new_nodes:
+        value = node.outputs[0]
+        # Of the others type and shape are told where they are made.
+        if value.type is None:
+            value.type, value.shape = old_output.type, old_output.shape
+        value.name = f"{node.name}_output"
     graph.insert_after(output_node, new_nodes)
     result = new_nodes[-1].outputs[0]
     is_output, name = old_output.is_graph_output(), old_output.name
     old_output.replace_all_uses_with(result, replace_graph_outputs=is_output)
     result.name, old_output.name = name, f"{name}_match_head_join"
+
+
+def _zeroed_where_nan(value: ir.Value, scope: str) -> list[ir.Node]:
+    nan = ir.node("IsNaN", [value], name=f"{scope}/MultiHeadAttention_IsNaN")
+    nan.outputs[0].type = ir.TensorType(ir.DataType.BOOL)
+    zero = _constant(np.float32(0), f"{scope}/MultiHeadAttention_Constant")
+    chosen = [nan.outputs[0], zero.outputs[0], value]
+    return [nan, zero, ir.node("Where", chosen, name=f"{scope}/MultiHeadAttention_Where")]
+
+
+def _zeroed_rows(condition: ir.Value, value: ir.Value, scope: str) -> list[ir.Node]:
+    """Return nodes that set rows of [batch, sequence, hidden] to zero by a condition [batch, 1, sequence, 1]."""
+    # Without the axis of the heads.
+    shape = _constant(np.array([0, -1, 1], dtype=np.int64), f"{scope}/MultiHeadAttention_Shape")
+    rows = ir.node("Reshape", [condition, shape.outputs[0]], name=f"{scope}/MultiHeadAttention_Reshape")
+    rows.outputs[0].type = ir.TensorType(ir.DataType.BOOL)
+    zero = _constant(np.float32(0), f"{scope}/MultiHeadAttention_Constant")
+    chosen = [rows.outputs[0], zero.outputs[0], value]
+    return [shape, rows, zero, ir.node("Where", chosen, name=f"{scope}/MultiHeadAttention_Where")]
+
+
+def _constant(number: np.generic | np.ndarray[Any, Any], name: str) -> ir.Node:
+    tensor = ir.tensor(number)
+    node = ir.node("Constant", [], {"value": tensor}, name=name)
+    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)
+    return node
