@@ -291,5 +291,5 @@ def _zeroed_rows(condition: ir.Value, value: ir.Value, scope: str) -> list[ir.No
 def _constant(number: np.generic | np.ndarray[Any, Any], name: str) -> ir.Node:
     tensor = ir.tensor(number)
     node = ir.node("Constant", [], {"value": tensor}, name=name)
-    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)
+    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
     return node

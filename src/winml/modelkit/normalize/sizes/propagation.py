@@ -91,10 +91,10 @@ def learn_sizes(graph: ir.Graph) -> KnownSizes:
     for value in (*graph.inputs, *graph.initializers.values()):
         _take_stated(known, value, names)
     for node in graph:
-        for value in node.inputs:
+        for read in node.inputs:
             # Of a graph around this one, or an initializer that is none of the graph's.
-            if value is not None and value not in known.shapes:
-                _take_stated(known, value, names)
+            if read is not None and read not in known.shapes:
+                _take_stated(known, read, names)
         _learn(known, node, names)
     return known
 
@@ -268,8 +268,7 @@ def _axes(known: KnownSizes, node: ir.Node) -> list[int] | None:
     if len(node.inputs) > 1:
         return known.numbers(node.inputs[1])
     # An attribute before opset 13.
-    axes = node.attributes.get_ints("axes")
-    return None if axes is None else list(axes)
+    return list(node.attributes.get_ints("axes", ())) or None
 
 
 def _of_reshape(known: KnownSizes, node: ir.Node) -> _PartialShape | None:

@@ -340,7 +340,7 @@ def _covers(target: Shape | None, shape: Shape) -> bool:
 
 def _simplify_gather(work: _Simplification, node: ir.Node) -> bool:
     """Make a Gather of all elements in order a reshape."""
-    if not is_standard(node, "Gather") or node.attributes.get_int("axis", 0) or node.inputs[0] is None:
+    if not is_standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0 or node.inputs[0] is None:
         return False
     data, indices = work.known.shape(node.inputs[0]), work.known.shape(node.inputs[1])
     grid = work.grids.grid(node.inputs[1])
@@ -352,7 +352,7 @@ def _simplify_gather(work: _Simplification, node: ir.Node) -> bool:
 
 def _simplify_gather_nd(work: _Simplification, node: ir.Node) -> bool:
     """Make a GatherND of all elements in order a reshape."""
-    if not is_standard(node, "GatherND") or node.attributes.get_int("batch_dims", 0) or node.inputs[0] is None:
+    if not is_standard(node, "GatherND") or node.attributes.get_int("batch_dims", 0) != 0 or node.inputs[0] is None:
         return False
     joined = node.inputs[1].producer() if node.inputs[1] is not None else None
     data, indices = work.known.shape(node.inputs[0]), work.known.shape(node.inputs[1])

@@ -33,7 +33,7 @@ class Uniforms:
 
     known: KnownSizes
     grids: Grids
-    numbers: dict[ir.Value, np.generic | None] = field(default_factory=dict)
+    numbers: dict[ir.Value, Any] = field(default_factory=dict)
     """Value → its number; None where a constant was found to hold several."""
 
     def learn(self, node: ir.Node) -> None:
@@ -52,7 +52,7 @@ class Uniforms:
             self.numbers[value] = _number_of(value.const_value)
         return self.numbers.get(value)
 
-    def _number_made(self, node: ir.Node) -> np.generic | None:
+    def _number_made(self, node: ir.Node) -> Any:
         if self.grids.is_always_true(node):
             return np.bool_(True)
         if not node.inputs:
@@ -67,7 +67,7 @@ class Uniforms:
             return self._sum(node, numbers[0])
         return None
 
-    def _sum(self, node: ir.Node, number: np.generic) -> np.generic | None:
+    def _sum(self, node: ir.Node, number: Any) -> Any:
         shape, axes = self.known.shape(node.inputs[0]), reduced_axes(self.known, node)
         if shape is None or axes is None:
             return None
@@ -75,11 +75,11 @@ class Uniforms:
         return None if count is None else np.asarray(number * count)[()]
 
 
-def _number_of(tensor: ir.TensorProtocol) -> np.generic | None:
+def _number_of(tensor: ir.TensorProtocol) -> Any:
     # Parameters are left alone, such as a bias of zeros: they are fractions, and several.
     is_read = tensor.dtype in _READ or (tensor.dtype in _READ_ALONE and tensor.size == 1)
     if not is_read or not 0 < tensor.size <= _MOST_READ:
         return None
     elements = tensor.numpy().reshape(-1)
-    number: np.generic = elements[0]
+    number = elements[0]
     return number if bool((elements == number).all()) else None
