@@ -130,7 +130,7 @@ def test_shared_weight_is_stored_once() -> None:
 
 @pytest.mark.parametrize("batch", ["2", "N"])
 def test_bias_behind_a_product_is_an_integer_that_a_kernel_adds(batch: str, tmp_path: Path) -> None:
-    """Fixed sizes let ONNX Runtime make one Gemm of product and sum, which has an integer kernel for such a bias only."""
+    """At fixed sizes ONNX Runtime makes one Gemm of product and sum; its integer kernel takes such a bias only."""
     body = f"""m (float[{batch}, 3, 4] x) => (float[{batch}, 3, 4] y) {{
         h = MatMul (x, w1) a = Add (wb, h) r = Sigmoid (a) i = MatMul (r, w2) b = Add (i, wb) y = Sigmoid (b) }}"""
     tags = ("/M/Up", "/M/Up", "/M", "/M/Down", "/M/Down", "/M")

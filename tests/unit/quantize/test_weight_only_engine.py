@@ -160,7 +160,7 @@ def test_weight_read_in_slabs_is_the_same(
 @pytest.mark.parametrize(("bits", "block_size", "depth"), [(4, 32, 96), (4, 16, 4096), (8, 64, 192)])
 @pytest.mark.parametrize("is_symmetric", [False, True])
 def test_rounded_blocks_are_those_of_onnxruntime(bits: int, block_size: int, depth: int, is_symmetric: bool) -> None:
-    """Bit for bit, in either memory order: zeros, one sign only, equal ends, halves, and values without a normal scale."""
+    """Bit for bit, in either memory order: zeros, one sign only, equal ends, halves, subnormal scales."""
     matrix = np.random.default_rng(6).standard_normal((depth, 12)).astype(np.float32)
     matrix[:, 0], matrix[:, 1], matrix[:, 2] = 0, np.abs(matrix[:, 1]), -np.abs(matrix[:, 2])
     matrix[:, 3] = np.where(np.arange(depth) % 2, 1, -1)

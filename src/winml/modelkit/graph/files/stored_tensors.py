@@ -24,8 +24,8 @@ __all__ = ["StoredTensor", "StoredValues"]
 PIECE_ELEMENTS = 1 << 20
 """Values read, cast and written at a time. Chosen: a few MB; larger pieces save no time."""
 STRIP = 8
-"""Columns of the copy, which are rows of the file, transposed at a time. Measured, 4096 × 2048 in bfloat16: 7 ms; 26 ms in
-squares of 64, 56 ms all at once, which numpy does column by column."""
+"""Columns of the copy, which are rows of the file, transposed at a time. Measured, 4096 × 2048 in bfloat16: 7 ms; 26 ms
+in squares of 64, 56 ms all at once, which numpy does column by column."""
 
 Array = NDArray[Any]
 

@@ -85,7 +85,9 @@ class PackedWeight:
                         parts[name] = np.empty(self._shapes[name], values.dtype)
                     step = parts[name].shape[1] / self._blocks[1] if name == _ZERO_POINTS else 1
                     first = round(start // self.form.block_size * step) if by_depth else start
-                    place = np.s_[:, first : first + values.shape[1]] if by_depth else np.s_[first : first + len(values)]
+                    place = (
+                        np.s_[:, first : first + values.shape[1]] if by_depth else np.s_[first : first + len(values)]
+                    )
                     parts[name][place] = values
         return self._finished(parts)
 
