@@ -100,7 +100,7 @@ from optimum.onnxruntime import ORTQuantizer
 from optimum.onnxruntime.configuration import AutoQuantizationConfig
 source, target = Path(sys.argv[1]), Path(sys.argv[2])
 work = target.with_suffix("")
-quantizer = ORTQuantizer(source.parent, [source])
+quantizer = ORTQuantizer(source)
 config = AutoQuantizationConfig.avx512_vnni(is_static=False, per_channel=True)
 quantizer.quantize(save_dir=work, quantization_config=config, file_suffix="")
 (work / source.name).replace(target)

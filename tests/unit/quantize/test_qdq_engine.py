@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 
 from unit.quantize.qdq_graphs import quantized, tagged_graph
@@ -123,6 +126,36 @@ def test_shared_weight_is_stored_once() -> None:
     stored = [name for name in result.model.graph.initializers if name.endswith("_quantized")]
     assert ["w1_quantized"] == stored
     assert "/M/Pair" == _tags(result.model)["w1_DequantizeLinear"]
+
+
+@pytest.mark.parametrize("batch", ["2", "N"])
+def test_bias_behind_a_product_is_an_integer_that_a_kernel_adds(batch: str, tmp_path: Path) -> None:
+    """At fixed sizes ONNX Runtime makes one Gemm of product and sum; its integer kernel takes such a bias only."""
+    body = f"""m (float[{batch}, 3, 4] x) => (float[{batch}, 3, 4] y) {{
+        h = MatMul (x, w1) a = Add (wb, h) r = Sigmoid (a) i = MatMul (r, w2) b = Add (i, wb) y = Sigmoid (b) }}"""
+    tags = ("/M/Up", "/M/Up", "/M", "/M/Down", "/M/Down", "/M")
+    model = tagged_graph(body, tags, {**MLP_WEIGHTS, "wb": (4,)})
+    x = np.random.default_rng(4).standard_normal((2, 3, 4)).astype(np.float32)
+    expected = _run(model, {"x": x}, optimize=False)
+    result = quantized(model, [{"x": x}])
+    biases = [node for node in result.model.graph if node.inputs[0] and node.inputs[0].dtype == ir.DataType.INT32]
+    assert ["/M/Up", "/M/Down"] == [_tags(result.model)[node.name or ""] for node in biases]
+    assert "wb" not in result.model.graph.initializers
+    assert _sqnr_db(expected, _run(result.model, {"x": x})) > 35
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(ir.to_proto(result.model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    operators = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    kernel = "QGemm" if batch == "2" else "MatMulIntegerToFloat"
+    assert (2, 0) == (operators.count(kernel), operators.count("Gemm") + operators.count("MatMul"))
+
+
+def test_bias_of_an_excluded_sum_stays_as_it_is() -> None:
+    """The sum belongs to another module than the product, and that module keeps its numbers."""
+    body = "m (float[2, 3, 4] x) => (float[2, 3, 4] y) { h = MatMul (x, w1) y = Add (h, wb) }"
+    model = tagged_graph(body, ("/M/Up", "/M/Kept"), {"w1": (4, 4), "wb": (4,)})
+    x = np.ones((2, 3, 4), np.float32)
+    assert "wb" in quantized(model, [{"x": x}], exclude=("Kept",)).model.graph.initializers
 
 
 def test_output_of_the_graph_keeps_its_name() -> None:

@@ -7,13 +7,18 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
 
 from blocked_graphs import floats, sqnr_db, task_for, weighted
 from graphs import operators, tags
+from winml.modelkit.errors import QuantizeError
+from winml.modelkit.graph.files import writing
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.quantize.weight_only import weight_matrices
+from winml.modelkit.quantize.weight_only.block_quantizers import BlockForm, quantize_blocks
 from winml.modelkit.quantize.weight_only.engine import quantize_weights
+from winml.modelkit.quantize.weight_only.packed_weights import PackedWeight
 
 PRODUCT = "m (float[2,64] x) => (float[2,48] y) <float[1] w = {0}> { y = MatMul (x, w) }"
 GEMM = """m (float[2,64] x) => (float[2,48] y) <float[1] w = {0}, float[1] wb = {0}> {
@@ -150,3 +155,51 @@ def test_weight_read_in_slabs_is_the_same(
         expected = whole.graph.initializers[part.name or ""].const_value
         assert expected is not None
         assert expected.tobytes() == part.tobytes()
+
+
+@pytest.mark.parametrize(("bits", "block_size", "depth"), [(4, 32, 96), (4, 16, 4096), (8, 64, 192)])
+@pytest.mark.parametrize("is_symmetric", [False, True])
+def test_rounded_blocks_are_those_of_onnxruntime(bits: int, block_size: int, depth: int, is_symmetric: bool) -> None:
+    """Bit for bit, in either memory order: zeros, one sign only, equal ends, halves, subnormal scales."""
+    matrix = np.random.default_rng(6).standard_normal((depth, 12)).astype(np.float32)
+    matrix[:, 0], matrix[:, 1], matrix[:, 2] = 0, np.abs(matrix[:, 1]), -np.abs(matrix[:, 2])
+    matrix[:, 3] = np.where(np.arange(depth) % 2, 1, -1)
+    matrix[:, 4] = np.round(matrix[:, 4] * 4) / 8
+    matrix[:, 5] *= 1e-40
+    config = DefaultWeightOnlyQuantConfig(block_size=block_size, is_symmetric=is_symmetric, bits=bits)
+    packed, scales, zero_points = DefaultWeightOnlyQuantizer(config).qbits_block_quant(matrix)
+    form = BlockForm(bits, block_size, is_symmetric=is_symmetric, algorithm="rtn")
+    for ordered in (matrix, np.asfortranarray(matrix)):
+        blocks = quantize_blocks(ordered, form)
+        assert packed.tobytes() == blocks.packed.tobytes()
+        assert scales.tobytes() == blocks.scales.tobytes()
+        assert (b"" if is_symmetric else zero_points.tobytes()) == (
+            b"" if blocks.zero_points is None else blocks.zero_points.tobytes()
+        )
+
+
+def test_weights_written_side_by_side_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, scales and zero points of a weight go to threads of their own; the file is that of one thread."""
+    shapes = {f"w{number}": (256, 192) for number in range(6)}
+    body = "".join(f"y{number} = MatMul (x, w{number}) " for number in range(6))
+    outputs = ", ".join(f"float[N, 192] y{number}" for number in range(6))
+    declared = ", ".join(f"float[1] {name} = {{0}}" for name in shapes)
+    model = weighted(f"m (float[N, 256] x) => ({outputs}) <{declared}> {{ {body} }}", **shapes)
+    computed = []
+    compute = PackedWeight.compute
+    monkeypatch.setattr(PackedWeight, "compute", lambda weight: computed.append(weight) or compute(weight))
+    _, data = write_model(quantize_weights(model, task_for(model, "int4")), tmp_path / "two.onnx", external=True)
+    assert 6 == len(computed) == len(set(computed))
+    monkeypatch.setattr(writing, "WRITING_THREADS", 1)
+    _, alone = write_model(quantize_weights(model, task_for(model, "int4")), tmp_path / "one.onnx", external=True)
+    assert alone.read_bytes() == data.read_bytes()
+
+
+def test_nan_is_refused_by_a_thread_that_writes(tmp_path: Path) -> None:
+    """The error is the one that names the module."""
+    model = weighted(PRODUCT, w=(128, 192))
+    array = model.graph.initializers["w"].const_value.numpy().copy()  # type: ignore[union-attr]
+    array[5, 7] = np.nan
+    model.graph.initializers["w"].const_value = ir.tensor(array, name="w")
+    with pytest.raises(QuantizeError, match="weight w has values that are NaN"):
+        write_model(quantize_weights(model, task_for(model, "int4")), tmp_path / "model.onnx", external=True)

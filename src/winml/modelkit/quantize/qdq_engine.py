@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +26,7 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.quantize.engine_task import EngineTask
 from winml.modelkit.quantize.integer_tensors import quantize_bias, scale_of_range
 from winml.modelkit.quantize.integer_weights import IntegerRange, WeightScales, measure_scales, quantized_tensor
-from winml.modelkit.quantize.qdq_placement import QuantizedValue, weight_operand
+from winml.modelkit.quantize.qdq_placement import QuantizedValue, bias_addition, weight_operand
 
 __all__ = ["quantize_statically"]
 
@@ -54,6 +54,17 @@ class _Usage(Protocol):
     def node(self) -> ir.Node: ...
     @property
     def idx(self) -> int: ...
+
+
+class _Bias(NamedTuple):
+    """What is added to each output channel of a layer."""
+
+    reader: ir.Node
+    """The layer itself, or the Add behind it."""
+    index: int
+    """Position among the inputs of the reader."""
+    values: Array
+    """float32, one dimension."""
 
 
 def quantize_statically(model: ir.Model, task: EngineTask) -> ir.Model:
@@ -151,13 +162,13 @@ class _Rewriting:
         assert weight is not None  # it is what weight_operand found
         axis = _channel_axis(node, operand) if self._task.is_per_channel else None
         input_scale = self._scales[data_name][0].const_value
-        bias = _constant_bias(node)
-        least = None if bias is None or input_scale is None else _least_scale(bias, input_scale.numpy(), axis)
+        bias = _constant_bias(node, self._task)
+        least = None if bias is None or input_scale is None else _least_scale(bias.values, input_scale.numpy(), axis)
         dequantized, integers = self._dequantized_weight(weight, axis, node, least)
         node.replace_input_with(operand, dequantized)
         self._record(node, "operator")
-        if bias is not None and input_scale is not None and integers.scales.size in (1, bias.size):
-            self._quantize_bias(node, bias, input_scale.numpy() * integers.scales)
+        if bias is not None and input_scale is not None and integers.scales.size in (1, bias.values.size):
+            self._quantize_bias(bias, input_scale.numpy() * integers.scales)
 
     def _dequantized_weight(
         self, weight: ir.Value, axis: int | None, node: ir.Node, least: Array | None
@@ -219,21 +230,22 @@ class _Rewriting:
             self._initializer(f"{weight.name}_zero_point", integers.zero_points),
         )
 
-    def _quantize_bias(self, node: ir.Node, bias: Array, scale: Array) -> None:
-        value = node.inputs[2]
-        assert value is not None  # it is what bias was read from
+    def _quantize_bias(self, bias: _Bias, scale: Array) -> None:
+        value = bias.reader.inputs[bias.index]
+        assert value is not None  # it is what the bias was read from
         name = value.name or ""
         axis = 0 if scale.size > 1 else None
         scale = scale.astype(np.float32).reshape(-1 if scale.size > 1 else ())
         inputs = [
-            self._initializer(f"{name}_quantized", quantize_bias(bias, scale)),
+            self._initializer(f"{name}_quantized", quantize_bias(bias.values, scale)),
             self._initializer(f"{name}_scale", scale),
             self._initializer(f"{name}_zero_point", np.zeros(scale.shape, np.int32)),
         ]
-        dequantize = self._node("DequantizeLinear", inputs, name, read_tag(node), "weight", axis=axis)
+        dequantize = self._node("DequantizeLinear", inputs, name, read_tag(bias.reader), "weight", axis=axis)
         dequantize.outputs[0].shape, dequantize.outputs[0].type = value.shape, value.type
-        self._graph.insert_before(node, [dequantize])
-        node.replace_input_with(2, dequantize.outputs[0])
+        self._graph.insert_before(bias.reader, [dequantize])
+        bias.reader.replace_input_with(bias.index, dequantize.outputs[0])
+        _remove_unused(self._graph, [value])
 
     def _node(
         self, operator: str, inputs: Sequence[ir.Value], name: str, tag: NodeTag | None, kind: str,
@@ -365,17 +377,23 @@ def _channel_axis(node: ir.Node, operand: int) -> int | None:
     return 1
 
 
-def _constant_bias(node: ir.Node) -> Array | None:
-    """Return the bias that a layer adds, where it is constant and added as it is."""
-    if node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3 or node.inputs[2] is None:
+def _constant_bias(node: ir.Node, task: EngineTask) -> _Bias | None:
+    """Return the bias of a layer, its own or that of the Add behind it, where it is constant and added as it is."""
+    reader, index = node, 2
+    if node.op_type == "MatMul":
+        addition = bias_addition(node)
+        if addition is None or addition[0].name not in task.placement.companions:
+            return None
+        reader, index = addition
+    elif node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3:
         return None
-    value = node.inputs[2]
-    tensor = value.const_value if value.is_initializer() and not value.is_graph_input() else None
+    value = reader.inputs[index]
+    tensor = value.const_value if value is not None and value.is_initializer() and not value.is_graph_input() else None
     if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 1:
         return None
     if node.attributes.get_float("beta", 1.0) != 1.0 or node.attributes.get_float("alpha", 1.0) != 1.0:
         return None
-    return np.asarray(tensor.numpy())
+    return _Bias(reader, index, np.asarray(tensor.numpy()))
 
 
 def _least_scale(bias: Array, input_scale: Array, axis: int | None) -> Array:

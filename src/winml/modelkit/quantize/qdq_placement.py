@@ -15,7 +15,14 @@ import onnx_ir as ir
 
 from winml.modelkit.graph.transposed_weights import transposed_weight
 
-__all__ = ["ONE_BY_ONE", "QdqPlacement", "QuantizedValue", "place_quantized_values", "weight_operand"]
+__all__ = [
+    "ONE_BY_ONE",
+    "QdqPlacement",
+    "QuantizedValue",
+    "bias_addition",
+    "place_quantized_values",
+    "weight_operand",
+]
 
 WITH_QUANTIZED_OUTPUT = frozenset({"Conv", "ConvTranspose"})
 """Layers whose output is quantized as well. Specified: ONNX Runtime has integer kernels for a convolution only if its
@@ -85,6 +92,26 @@ _WEIGHT_OPERANDS = {"MatMul": (0, 1), "Gemm": (1,), "Conv": (1,), "ConvTranspose
 """Inputs that can be the weight of a layer, by operator."""
 
 
+def bias_addition(product: ir.Node) -> tuple[ir.Node, int] | None:
+    """Return the Add of a constant to each column of a product, which alone reads it, and the constant's index.
+
+    ONNX Runtime makes one Gemm of both where sizes are fixed, before it looks for integer kernels; that has one only if
+    the bias is an integer as well.
+    """
+    weight = product.inputs[1] if product.op_type == "MatMul" and weight_operand(product) == 1 else None
+    uses = list(product.outputs[0].uses())
+    if weight is None or weight.shape is None or len(uses) != 1 or product.outputs[0].is_graph_output():
+        return None
+    addition, index = uses[0].node, 1 - uses[0].idx
+    if addition.op_type != "Add" or addition.domain or addition.graph is not product.graph:
+        return None
+    bias = addition.inputs[index]
+    if bias is None or not bias.is_initializer() or bias.is_graph_input() or bias.const_value is None:
+        return None
+    is_vector = bias.const_value.dtype == ir.DataType.FLOAT and len(bias.const_value.shape) == 1
+    return (addition, index) if is_vector and bias.const_value.shape[0] == weight.shape[-1] else None
+
+
 class _Placing:
     def __init__(self, chosen: frozenset[str], allowed: frozenset[str]) -> None:
         self._chosen = chosen
@@ -119,6 +146,9 @@ class _Placing:
         if data is None or data.is_initializer():
             return
         self._read[data].add(node.name or "")
+        addition = bias_addition(node)
+        if addition is not None and addition[0].name in self._allowed:
+            self._companions.add(addition[0].name or "")
         if node.op_type in WITH_QUANTIZED_OUTPUT:
             self._make(node)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,8 +23,9 @@ __all__ = ["StoredTensor", "StoredValues"]
 
 PIECE_ELEMENTS = 1 << 20
 """Values read, cast and written at a time. Chosen: a few MB; larger pieces save no time."""
-TILE = 64
-"""Rows and columns transposed at a time. Measured: 0.4 of numpy's time without tiles, as tiles stay in the cache."""
+STRIP = 8
+"""Columns of the copy, which are rows of the file, transposed at a time. Measured, 4096 × 2048 in bfloat16: 7 ms; 26 ms
+in squares of 64, 56 ms all at once, which numpy does column by column."""
 
 Array = NDArray[Any]
 
@@ -52,7 +54,19 @@ class StoredValues:
         Raises:
             CheckpointError: the file became shorter.
         """
-        return next(self.pieces(max(self.size, 1)), np.empty(0, self.dtype.numpy())).reshape(self.shape)
+        return self.part(0, self.size).reshape(self.shape)
+
+    def part(self, start: int, count: int) -> Array:
+        """Return ``count`` values from the one at ``start`` on in a new flat array.
+
+        Raises:
+            CheckpointError: the file became shorter.
+        """
+        values: Array = np.empty(count, self.dtype.numpy())
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset + start * values.itemsize)
+            self._fill(values, file)
+        return values
 
     def copy_to(self, file: BinaryIO) -> None:
         """Write the bytes of all values to ``file``; the operating system copies them where it can.
@@ -71,17 +85,20 @@ class StoredValues:
         Raises:
             CheckpointError: the file became shorter.
         """
-        with self.path.open("rb") as file:
+        with self.path.open("rb", buffering=0) as file:
             file.seek(self.offset)
             for start in range(0, self.size, elements):
                 piece: Array = np.empty(min(elements, self.size - start), self.dtype.numpy())
-                view = piece.view(np.uint8).data
-                while view:
-                    count = file.readinto(view)
-                    if not count:
-                        raise self._too_short()
-                    view = view[count:]
+                self._fill(piece, file)
                 yield piece
+
+    def _fill(self, values: Array, file: RawIOBase) -> None:
+        view = values.view(np.uint8).data
+        while view:
+            count = file.readinto(view)
+            if not count:
+                raise self._too_short()
+            view = view[count:]
 
     def _too_short(self) -> CheckpointError:
         return CheckpointError(
@@ -156,9 +173,8 @@ class StoredTensor(ir.LazyTensor):
 
     def _transposed_pieces(self, permutation: Sequence[int]) -> Iterator[Array]:
         values = self.stored.read().transpose(permutation)
-        rows = max(1, PIECE_ELEMENTS // max(1, math.prod(values.shape[1:])))
-        # Whole tiles, where a piece holds more than one.
-        rows = -(-rows // TILE) * TILE
+        # At least a cache line of each row of the file.
+        rows = max(64, PIECE_ELEMENTS // max(1, math.prod(values.shape[1:])))
         for start in range(0, values.shape[0], rows):
             yield _contiguous_copy(values[start : start + rows])
 
@@ -173,8 +189,10 @@ def _contiguous_copy(values: Array) -> Array:
     if values.ndim != 2:
         return np.ascontiguousarray(values)
     copy = np.empty_like(values, order="C")
-    for row in range(0, values.shape[0], TILE):
-        for column in range(0, values.shape[1], TILE):
-            tile = np.s_[row : row + TILE, column : column + TILE]
-            copy[tile] = values[tile]
+    # As plain integers: numpy copies those of a type it does not know itself, such as bfloat16, one by one.
+    plain = np.dtype(f"u{values.itemsize}") if values.itemsize <= 8 else values.dtype
+    source, target = values.view(plain), copy.view(plain)
+    for column in range(0, values.shape[1], STRIP):
+        strip = np.s_[:, column : column + STRIP]
+        target[strip] = source[strip]
     return copy

@@ -1,7 +1,8 @@
 """Writes a graph to a file without a second copy of its weights in memory.
 
-Weights are read one at a time while they are written: peak memory is the graph plus the largest tensor. Why weights
-travel by reference: docs/decisions/0006-weights-as-cargo.md. Temporary names are made by ``output_files``.
+Weights are read while they are written, one at a time, or two into a data file: peak memory is the graph plus the
+largest tensors. Why weights travel by reference: docs/decisions/0006-weights-as-cargo.md. Temporary names are made by
+``output_files``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ ALIGNMENT_BYTES = 65_536
 multiple of every page size."""
 ALIGNED_BYTES = 100 * ALIGNMENT_BYTES
 """Tensors from this size on are aligned. Chosen: the gaps take less than 1 % of the file."""
+
+WRITING_THREADS = 2
+"""Tensors of a data file are computed and written side by side. Chosen: more hold more weights in memory, and two keep
+the disk busy."""
+IN_FLIGHT_BYTES = 256_000_000
+"""Tensors in memory at a time; a larger one goes alone beside others of this sum. Chosen: most weights are smaller."""
 
 _PLACEHOLDER = "streamed"
 
@@ -98,7 +105,15 @@ def _own_cause(error: BaseException) -> WinMLError | None:
 
 def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
     unfinished = unfinished_data_path(path)
-    ir.save(model, path, external_data=unfinished.name, alignment=ALIGNMENT_BYTES, align_threshold=ALIGNED_BYTES)
+    ir.save(
+        model,
+        path,
+        external_data=unfinished.name,
+        max_workers=WRITING_THREADS,
+        max_in_flight_bytes=IN_FLIGHT_BYTES,
+        alignment=ALIGNMENT_BYTES,
+        align_threshold=ALIGNED_BYTES,
+    )
     if not unfinished.exists() or not unfinished.stat().st_size:
         unfinished.unlink(missing_ok=True)
         return (path,)  # no tensor was large enough to be outside

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from winml.modelkit.quantize.options import Algorithm
+from winml.modelkit.quantize.weight_only.nearest_steps import round_to_nearest_steps
 
 __all__ = ["BlockForm", "Blocks", "quantize_blocks"]
 
@@ -67,11 +68,21 @@ class Blocks(NamedTuple):
 
 
 def quantize_blocks(matrix: Array, form: BlockForm) -> Blocks:
-    """Quantize a float32 matrix of depth × width."""
-    return _ALGORITHMS[form.algorithm](matrix, form)
+    """Quantize a float32 matrix of depth × width, in any memory order."""
+    if form.algorithm == "rtn" and matrix.shape[0] % form.block_size == 0:
+        return _round_whole_blocks(matrix, form)
+    return _ALGORITHMS[form.algorithm](np.ascontiguousarray(matrix), form)
+
+
+def _round_whole_blocks(matrix: Array, form: BlockForm) -> Blocks:
+    rounded = round_to_nearest_steps(matrix, form.bits, form.block_size, is_symmetric=form.is_symmetric)
+    # ONNX Runtime fills the byte of an odd number of blocks with the middle, and here bytes are the same.
+    zero_points = _packed_zero_points(rounded.zero_points, form, unused=2 ** (form.bits - 1))
+    return Blocks(rounded.packed, rounded.scales, None if form.is_symmetric else zero_points)
 
 
 def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
+    """Round with ONNX Runtime's own function, which pads the last block."""
     with _logging_left_alone():
         from onnxruntime.quantization.matmul_nbits_quantizer import (
             DefaultWeightOnlyQuantConfig,
@@ -131,11 +142,17 @@ def _arrays(product: onnx.NodeProto, initializers: Iterable[onnx.TensorProto]) -
     return [arrays[name] for name in product.input[1:]]
 
 
-def _packed_zero_points(zero_points: Array, form: BlockForm) -> Array:
-    """Return whole zero points of width × blocks with those of a channel in as few bytes as hold them."""
+def _packed_zero_points(zero_points: Array, form: BlockForm, unused: int = 0) -> Array:
+    """Return whole zero points of width × blocks with those of a channel in as few bytes as hold them.
+
+    Args:
+        zero_points: One in a byte.
+        form: How many a byte holds.
+        unused: What stands where an odd number of blocks leaves half a byte.
+    """
     if form.values_per_byte == 1:
         return zero_points
-    even = np.pad(zero_points, ((0, 0), (0, zero_points.shape[1] % 2)))
+    even = np.pad(zero_points, ((0, 0), (0, zero_points.shape[1] % 2)), constant_values=unused)
     packed: Array = even[:, ::2] | even[:, 1::2] << 4
     return packed
 

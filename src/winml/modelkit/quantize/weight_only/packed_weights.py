@@ -1,12 +1,16 @@
 """Weights that are quantized when they are written, one at a time.
 
 The parts of a quantized weight come from one computation: values, scales and zero points stand together in the list of
-initializers and are written in its order. Only the weight whose turn it is stays in memory.
+initializers and are written in its order. Only the weights whose turn it is stay in memory.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,35 +19,43 @@ from numpy.typing import NDArray
 
 from winml.modelkit.quantize.weight_checks import WeightUse
 from winml.modelkit.quantize.weight_only.block_quantizers import BlockForm, Blocks, quantize_blocks
-from winml.modelkit.quantize.weight_only.weight_matrices import WeightMatrix
+from winml.modelkit.quantize.weight_only.weight_matrices import Slab, WeightMatrix
 
 __all__ = ["PackedWeight", "PackingDesk"]
 
 Array = NDArray[Any]
 
+QUANTIZING_THREADS = min(4, os.cpu_count() or 1)
+"""Chosen: each holds a slab, and more do not outrun one that writes."""
+HELD_WEIGHTS = 2
+"""Chosen: while the last part of a weight is written, the next one is quantized."""
+
 _PACKED, _SCALES, _ZERO_POINTS = "packed", "scales", "zero_points"
 
 
 class PackingDesk:
-    """Holds the parts of the weight that was quantized last, until each was read once."""
+    """Holds the parts of the weights that were quantized last, until each was read once.
+
+    Threads may write several weights; one is quantized at a time, by all of them.
+    """
 
     def __init__(self) -> None:
         """Hold nothing."""
-        self._owner: PackedWeight | None = None
-        self._parts: dict[str, Array] = {}
-        self.computations = 0
-        """How often a weight was quantized so far."""
+        self._held: dict[PackedWeight, dict[str, Array]] = {}
+        self._lock = threading.Lock()
 
     def take(self, weight: PackedWeight, part: str) -> Array:
-        """Return a part of a weight; it is quantized now unless it was the last one and the part was not read yet."""
-        if self._owner is not weight or part not in self._parts:
-            self._parts = {}
-            self._owner, self._parts = weight, weight.compute()
-            self.computations += 1
-        values = self._parts.pop(part)
-        if not self._parts:
-            self._owner = None
-        return values
+        """Return a part of a weight; it is quantized now unless it was a late one and the part was not read yet."""
+        with self._lock:
+            if part not in self._held.get(weight, {}):
+                self._held.pop(weight, None)
+                while len(self._held) >= HELD_WEIGHTS:
+                    del self._held[next(iter(self._held))]
+                self._held[weight] = weight.compute()
+            values = self._held[weight].pop(part)
+            if not self._held[weight]:
+                del self._held[weight]
+            return values
 
 
 class PackedWeight:
@@ -60,22 +72,29 @@ class PackedWeight:
         Raises:
             QuantizeError: a value of the weight is NaN or infinite.
         """
-        parts: dict[str, Array] = {}
-        multiple = self.form.block_size * self.form.values_per_byte
         by_depth = self.matrix.is_read_by_depth
-        for slab in self.matrix.slabs(multiple if by_depth else 1):
-            self._use.refuse_non_finite(slab.values)
-            blocks = quantize_blocks(slab.values, self.form)
-            if blocks.scales.shape == self._blocks:
-                return self._finished(_by_name(blocks))  # the only slab
-            for name, values in _by_name(blocks).items():
-                if name not in parts:
-                    parts[name] = np.empty(self._shapes[name], values.dtype)
-                step = parts[name].shape[1] / self._blocks[1] if name == _ZERO_POINTS else 1
-                start = round(slab.start // self.form.block_size * step) if by_depth else slab.start
-                place = np.s_[:, start : start + values.shape[1]] if by_depth else np.s_[start : start + len(values)]
-                parts[name][place] = values
+        slabs = self.matrix.slabs(self.form.block_size * self.form.values_per_byte if by_depth else 1)
+        if len(slabs) == 1:
+            return self._finished(_by_name(self._quantized(slabs[0])[1]))
+        parts: dict[str, Array] = {}
+        # What searches for scales warns and logs, which is not for threads.
+        with ThreadPoolExecutor(QUANTIZING_THREADS if self.form.algorithm == "rtn" else 1) as threads:
+            for start, blocks in threads.map(self._quantized, slabs):
+                for name, values in _by_name(blocks).items():
+                    if name not in parts:
+                        parts[name] = np.empty(self._shapes[name], values.dtype)
+                    step = parts[name].shape[1] / self._blocks[1] if name == _ZERO_POINTS else 1
+                    first = round(start // self.form.block_size * step) if by_depth else start
+                    place = (
+                        np.s_[:, first : first + values.shape[1]] if by_depth else np.s_[first : first + len(values)]
+                    )
+                    parts[name][place] = values
         return self._finished(parts)
+
+    def _quantized(self, read: Callable[[], Slab]) -> tuple[int, Blocks]:
+        slab = read()
+        self._use.refuse_non_finite(slab.values)
+        return slab.start, quantize_blocks(slab.values, self.form)
 
     def tensors(self) -> tuple[ir.TensorProtocol, ...]:
         """Return values, scales and, where the form has them, zero points, named after the weight."""

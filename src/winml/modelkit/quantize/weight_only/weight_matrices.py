@@ -7,8 +7,9 @@ memory map grows with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +23,8 @@ __all__ = ["Slab", "WeightMatrix", "values_in_file"]
 
 Array = NDArray[Any]
 
-SLAB_ELEMENTS = 1 << 23
-"""Chosen: 32 MB of float32 at a time; larger slabs save no time."""
+SLAB_ELEMENTS = 1 << 21
+"""Chosen: 8 MB of float32 at a time in each thread; larger slabs save no time."""
 
 
 class Slab(NamedTuple):
@@ -32,7 +33,7 @@ class Slab(NamedTuple):
     start: int
     """The first of them."""
     values: Array
-    """The slab as it is multiplied from the left: depth × width, float32."""
+    """The slab as it is multiplied from the left: depth × width, float32, in the memory order it is stored in."""
 
 
 @dataclass(frozen=True)
@@ -64,24 +65,30 @@ class WeightMatrix:
         stored = _stored_order(self.tensor)
         return self.is_transposed if stored is not None and stored.is_transposed else not self.is_transposed
 
-    def slabs(self, multiple: int) -> Iterator[Slab]:
-        """Yield the matrix in order.
+    def slabs(self, multiple: int) -> list[Callable[[], Slab]]:
+        """Return what reads the slabs of the matrix, in order; each may be called in a thread of its own.
 
         Args:
             multiple: Rows of each slab but the last are a multiple of it.
         """
         stored = _stored_order(self.tensor)
         if stored is None:
-            whole = self.tensor.numpy().reshape(self._rows_and_columns).astype(np.float32, copy=False)
-            yield Slab(0, np.ascontiguousarray(whole.T if self.is_transposed else whole))
-            return
+            return [self._whole]
         by_depth = self.is_read_by_depth
         rows, columns = (self.depth, self.width) if by_depth else (self.width, self.depth)
         at_once = max(1, SLAB_ELEMENTS // max(1, columns) // multiple) * multiple
-        for number, piece in enumerate(stored.values.pieces(at_once * columns)):
-            values = piece.reshape(-1, columns).astype(np.float32, copy=False)
-            yield Slab(number * at_once, values if by_depth else np.ascontiguousarray(values.T))
-        assert rows * columns == stored.values.size
+
+        def read(start: int) -> Slab:
+            count = min(at_once, rows - start)
+            values = stored.values.part(start * columns, count * columns).reshape(count, columns)
+            values = values.astype(np.float32, copy=False)
+            return Slab(start, values if by_depth else values.T)
+
+        return [partial(read, start) for start in range(0, rows, at_once)]
+
+    def _whole(self) -> Slab:
+        whole = self.tensor.numpy().reshape(self._rows_and_columns).astype(np.float32, copy=False)
+        return Slab(0, whole.T if self.is_transposed else whole)
 
 
 class _StoredOrder(NamedTuple):
