@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from generating import PROMPT, build_decoder, save_decoder
 from winml.modelkit import WinMLModelForCausalLM
 from winml.modelkit.errors import UsageError
 
+REPOSITORY = Path(__file__).parents[2]
 TEXTS = [PROMPT, "a node runs on the graph and it had text"]
 
 
@@ -239,3 +241,54 @@ def test_perf_measures_prompts_and_steps(built: Path, plain: Path) -> None:
     assert (2, True) == (refused.code, "has no cache" in refused.err)
     both = run_here("perf", built, "--generation", "--by-module")
     assert (2, True) == (both.code, "--by-module has no meaning with --generation" in both.err)
+
+
+def test_perf_by_module_shows_prompt_and_step_apart(built: Path, tmp_path: Path) -> None:
+    """As JSON, as a page with a chart for each, and as a trace with a process for each."""
+    page, trace, nodes = tmp_path / "time.html", tmp_path / "trace.json", tmp_path / "nodes.json"
+    files = ("--report", page, "--trace", trace, "--node-data", nodes)
+    outcome = run_here("perf", built, "--by-module", "--iterations", "2", *files, "-f", "json")
+    assert 0 == outcome.code, outcome.err
+    record = json.loads(outcome.out)
+    runs = {name: record[name]["benchmark_info"]["decoding"] for name in ("prompt", "step")}
+    assert {"prompt": {"tokens": 63, "cached": 0}, "step": {"tokens": 1, "cached": 63}} == runs
+    shapes = {name: record[name]["model_info"]["measured_shapes"] for name in runs}
+    assert [[1, 63], [1, 1]] == [shapes[name]["input_ids"] for name in runs]
+    assert [[1, 2, 0, 8], [1, 2, 63, 8]] == [shapes[name]["past_key_values.0.key"] for name in runs]
+    for name in runs:
+        by_module = record[name]["by_module"]
+        assert ("LlamaForCausalLM", 0) == (by_module["tree"][0]["class"], by_module["unattributed_share"])
+        assert by_module["kernel_ms"] == pytest.approx(by_module["tree"][0]["total_ms"])
+    text = page.read_text(encoding="utf-8")
+    assert ["a prompt of 63 tokens", "1 token after 63"] == re.findall(r"<h3>(.*?)</h3>", text)
+    assert {1, 2} == {event["pid"] for event in json.loads(trace.read_bytes())["traceEvents"]}
+    assert nodes.is_file()
+
+
+def test_perf_by_module_prints_what_the_guide_shows(built: Path) -> None:
+    """The same columns and modules; times depend on the machine."""
+    guide = (REPOSITORY / "docs" / "guide" / "perf.md").read_text(encoding="utf-8")
+    shown = guide.partition("### Of a decoder")[2].partition("    module  ")[2].partition("          …")[0].splitlines()
+    outcome = run_here("perf", built, "--by-module", "--iterations", "2", "--shape-config", '{"sequence": 32}')
+    assert 0 == outcome.code, outcome.err
+    table = outcome.out.partition("\nmodule  ")[2].splitlines()
+    assert shown[0].split() == table[0].split()
+    modules = [line.split()[0] for line in shown[1:]]
+    assert 10 == len(modules)
+    assert modules == [line.split()[0] for line in table[1:11]]
+    classes = run_here("perf", built, "--by-module", "--iterations", "2", "--group", "class", "--top", "2")
+    assert 0 == classes.code, classes.err
+    assert "operators of its own in a step" in classes.out
+
+
+def test_perf_of_a_decoder_measures_a_step(built: Path) -> None:
+    """One number by itself; longer ones than the model has positions for are refused, and both sizes are one run."""
+    outcome = run_here("perf", built, "--iterations", "2", "--warmup", "1")
+    assert 0 == outcome.code, outcome.err
+    assert "decodes     1 token after 63" in outcome.out
+    assert "--generation measures prompts and steps of several lengths" in outcome.out
+    refused = run_here("perf", built, "--by-module", "--shape-config", '{"past_sequence": 64}')
+    assert (2, True) == (refused.code, "the model has 64 positions" in refused.err)
+    sizes = '{"sequence": 3, "past_sequence": 4}'
+    one = run_here("perf", built, "--by-module", "--iterations", "2", "--shape-config", sizes, "-f", "json")
+    assert [1, 7] == json.loads(one.out)["model_info"]["measured_shapes"]["attention_mask"]
