@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -18,6 +20,11 @@ from e2e.in_process import run_here
 from generating import PROMPT, build_decoder, save_decoder
 from winml.modelkit import WinMLModelForCausalLM
 from winml.modelkit.errors import UsageError
+from winml.modelkit.flows.compare.decoding_step import at_step
+from winml.modelkit.runtime.decoder_inputs import DecoderRun, decoder_feeds
+from winml.modelkit.runtime.graph_inputs import graph_inputs
+from winml.modelkit.verify.by_module.onnx_side import OnnxSide
+from winml.modelkit.verify.by_module.sides import SidePair
 
 REPOSITORY = Path(__file__).parents[2]
 TEXTS = [PROMPT, "a node runs on the graph and it had text"]
@@ -292,3 +299,41 @@ def test_perf_of_a_decoder_measures_a_step(built: Path) -> None:
     sizes = '{"sequence": 3, "past_sequence": 4}'
     one = run_here("perf", built, "--by-module", "--iterations", "2", "--shape-config", sizes, "-f", "json")
     assert [1, 7] == json.loads(one.out)["model_info"]["measured_shapes"]["attention_mask"]
+
+
+def test_step_of_a_comparison_is_that_of_the_reference(built: Path, reference: Any) -> None:
+    """The token that PyTorch writes there, after as many in the cache as it has read."""
+    side = OnnxSide(built / "model.onnx", by_module=False)
+    inputs = graph_inputs(side.session())
+    prompt, _ = decoder_feeds(inputs, DecoderRun(6, 0), {}, batch_size=2, seed=3)
+    (feeds,) = at_step(SidePair(side, side, [prompt]), 5).draws
+    tokens = torch.from_numpy(prompt["input_ids"])
+    written = reference.generate(tokens, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert written[:, 10].tolist() == feeds["input_ids"][:, 0].tolist()
+    assert [(2, 2, 10, 8), (2, 11), [[10], [10]]] == [
+        feeds["past_key_values.1.value"].shape,
+        feeds["attention_mask"].shape,
+        feeds["position_ids"].tolist(),
+    ]
+
+
+def test_compare_names_the_first_wrong_module_at_a_step(built: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """A file with one weight of another size, against the checkpoint; steps beyond the positions are refused."""
+    model = onnx.load(built / "model.onnx")
+    weight = next(tensor for tensor in model.graph.initializer if "layers.1.mlp.up_proj" in tensor.name)
+    values = onnx.numpy_helper.to_array(weight) * np.float32(1.1)
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    onnx.save(model, tmp_path / "wrong.onnx")
+    arguments = ("compare", checkpoint, tmp_path / "wrong.onnx", "--by-module")
+    outcome = run_here(*arguments, "--step", "4", "-f", "json")
+    assert 0 == outcome.code, outcome.err
+    record = json.loads(outcome.out)
+    assert (4, "model.layers.1.mlp") == (record["step"], record["first_divergence"]["module"])
+    refused = run_here(*arguments, "--step", "60", "--shape-config", '{"sequence": 5}')
+    assert (2, True) == (refused.code, "the text has 65, and the model has 64 positions" in refused.err)
+
+
+def test_compare_at_a_step_needs_a_cache(plain: Path) -> None:
+    """A graph without one has no steps."""
+    outcome = run_here("compare", plain, plain, "--step", "2")
+    assert (2, True) == (outcome.code, "--step 2: the model has no cache" in outcome.err)

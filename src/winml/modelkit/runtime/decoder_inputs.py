@@ -1,10 +1,11 @@
 """Which sizes and values does one run of a decoder with a cache take: a prompt, or a step after it?
 
-Knows names and sizes of inputs only; runs nothing, and chooses no token.
+Knows names and sizes of inputs, and which output becomes which of them; runs nothing, and chooses no token.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.metadata_keys import PART_KEY
 from winml.modelkit.runtime.default_sizes import TOKENS
 from winml.modelkit.runtime.graph_inputs import GraphInput, described_inputs, draw_feeds, settle_sizes, sizes_by_key
+from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["DecoderRun", "decoder_feeds", "decoder_run", "decoder_tokens", "inputs_of_file"]
+__all__ = [
+    "DecoderRun",
+    "decoder_feeds",
+    "decoder_run",
+    "decoder_tokens",
+    "inputs_of_file",
+    "next_feeds",
+    "prompt_before",
+    "state_feeds",
+]
 
 _TOKEN_INPUTS = ("input_ids", "inputs_embeds", "decoder_input_ids")
 _MASK, _POSITIONS = "attention_mask", "position_ids"
 """Specified: what transformers, optimum and onnxruntime-genai call the inputs of a decoder that are no state."""
+_LOGITS = "logits"
+_PROMPT = 16
+"""Chosen: tokens of a prompt before the step that is compared."""
+_PAST, _PRESENT = "past_key_values.", "present."
+"""Specified: how the same tools begin the names of caches."""
 _GROWING = ("key", "value")
 """Kinds of states that hold something of each token."""
 
@@ -164,6 +181,67 @@ def decoder_feeds(
     return feeds, sizes.notes
 
 
+def prompt_before(inputs: Sequence[GraphInput], requested: Mapping[str, int], steps: int) -> DecoderRun:
+    """Return the prompt after which a decoder is to make so many steps.
+
+    Args:
+        inputs: The inputs of the graph.
+        requested: Sizes the user gave, as for ``settle_sizes``.
+        steps: Steps after it.
+
+    Raises:
+        UsageError: the graph is no decoder with a cache that takes any number of tokens, or has too few positions.
+    """
+    axes = _open_axes(inputs)
+    if axes is None:
+        raise UsageError(
+            f"--step {steps}: the model has no cache, or takes a fixed number of tokens",
+            hint="Compare a decoder that was exported with its cache and open sizes.",
+        )
+    given = sizes_by_key(inputs, requested)
+    positions = next((item.value_range for item in inputs if item.name == _POSITIONS), None)
+    room = _PROMPT + steps if positions is None else int(positions[1]) + 1
+    tokens = given.get(axes.tokens, max(min(_PROMPT, room - steps), 1))
+    if tokens + steps > room and positions is not None:
+        raise UsageError(
+            f"--step {steps}: after a prompt of {tokens} tokens the text has {tokens + steps}, and the model has "
+            f"{room} positions",
+            hint=f"Give a step of {max(room - tokens, 0)} or less.",
+        )
+    return DecoderRun(tokens, 0)
+
+
+def next_feeds(
+    feeds: Mapping[str, NDArray[Any]], answer: Mapping[str, NDArray[Any]], states: Mapping[str, str]
+) -> dict[str, NDArray[Any]]:
+    """Return what the next step is fed: the token with the largest score, and what the run before it remembers.
+
+    Args:
+        feeds: What the run before was fed, one array for each input.
+        answer: What it answered.
+        states: Input → output that is its next value.
+    """
+    token = answer[_LOGITS][:, -1].argmax(-1)[:, None]
+    following = dict(feeds)
+    for name, array in feeds.items():
+        if name in states:
+            following[name] = answer[states[name]]
+        elif name == _POSITIONS:
+            following[name] = array[..., -1:] + 1
+        elif name == _MASK:
+            # Of the tokens of a run alone, where states hold what came before.
+            is_whole = array.shape[1] != feeds[_TOKEN_INPUTS[0]].shape[1] or _holds_tokens(feeds, states)
+            last = np.ones_like(array[:, -1:])
+            following[name] = np.concatenate([array, last], axis=1) if is_whole else last
+        elif array.shape == feeds[_TOKEN_INPUTS[0]].shape:
+            following[name] = (token if name == _TOKEN_INPUTS[0] else np.zeros_like(token)).astype(array.dtype)
+    return following
+
+
+def _holds_tokens(feeds: Mapping[str, NDArray[Any]], states: Mapping[str, str]) -> bool:
+    return any(name.startswith(_PAST) for name in feeds if name in states)
+
+
 def _open_axes(inputs: Sequence[GraphInput]) -> _Axes | None:
     """Return the names of tokens and cache; None where the graph is no decoder with a cache that takes any of them."""
     states = [item for item in inputs if item.cache is not None]
@@ -180,3 +258,33 @@ def _open_axes(inputs: Sequence[GraphInput]) -> _Axes | None:
     mask = next((item.shape[1] for item in inputs if item.name == _MASK and len(item.shape) > 1), None)
     is_own = isinstance(mask, str) and mask not in (tokens, *past)
     return _Axes(tokens, past, mask if is_own and isinstance(mask, str) else None)
+
+
+def state_feeds(session: Session) -> dict[str, str]:
+    """Return which outputs of a graph become inputs of its next run: input → output, in the order of the inputs.
+
+    Raises:
+        InputError: a cache goes in and does not come out.
+    """
+    feeds = _described_feeds(session) or _named_feeds(session)
+    for name, output in feeds.items():
+        if output not in session.outputs:
+            raise InputError(
+                f"{session.name} takes the cache {name!r} and does not give {output!r}, its next value",
+                hint="Export it with the cache as inputs and outputs.",
+            )
+    return feeds
+
+
+def _described_feeds(session: Session) -> dict[str, str]:
+    """Return what the file says; empty where it says nothing, or is damaged."""
+    try:
+        record = json.loads(session.metadata.get(PART_KEY) or "{}")
+        own = {feed["input"]: feed["output"] for feed in record.get("feeds", ()) if feed["part"] == record["name"]}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {name: own[name] for name in session.inputs if name in own}
+
+
+def _named_feeds(session: Session) -> dict[str, str]:
+    return {name: _PRESENT + name.removeprefix(_PAST) for name in session.inputs if name.startswith(_PAST)}
