@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -17,7 +20,13 @@ from e2e.in_process import run_here
 from generating import PROMPT, build_decoder, save_decoder
 from winml.modelkit import WinMLModelForCausalLM
 from winml.modelkit.errors import UsageError
+from winml.modelkit.flows.compare.decoding_step import at_step
+from winml.modelkit.runtime.decoder_inputs import DecoderRun, decoder_feeds
+from winml.modelkit.runtime.graph_inputs import graph_inputs
+from winml.modelkit.verify.by_module.onnx_side import OnnxSide
+from winml.modelkit.verify.by_module.sides import SidePair
 
+REPOSITORY = Path(__file__).parents[2]
 TEXTS = [PROMPT, "a node runs on the graph and it had text"]
 
 
@@ -239,3 +248,92 @@ def test_perf_measures_prompts_and_steps(built: Path, plain: Path) -> None:
     assert (2, True) == (refused.code, "has no cache" in refused.err)
     both = run_here("perf", built, "--generation", "--by-module")
     assert (2, True) == (both.code, "--by-module has no meaning with --generation" in both.err)
+
+
+def test_perf_by_module_shows_prompt_and_step_apart(built: Path, tmp_path: Path) -> None:
+    """As JSON, as a page with a chart for each, and as a trace with a process for each."""
+    page, trace, nodes = tmp_path / "time.html", tmp_path / "trace.json", tmp_path / "nodes.json"
+    files = ("--report", page, "--trace", trace, "--node-data", nodes)
+    outcome = run_here("perf", built, "--by-module", "--iterations", "2", *files, "-f", "json")
+    assert 0 == outcome.code, outcome.err
+    record = json.loads(outcome.out)
+    runs = {name: record[name]["benchmark_info"]["decoding"] for name in ("prompt", "step")}
+    assert {"prompt": {"tokens": 63, "cached": 0}, "step": {"tokens": 1, "cached": 63}} == runs
+    shapes = {name: record[name]["model_info"]["measured_shapes"] for name in runs}
+    assert [[1, 63], [1, 1]] == [shapes[name]["input_ids"] for name in runs]
+    assert [[1, 2, 0, 8], [1, 2, 63, 8]] == [shapes[name]["past_key_values.0.key"] for name in runs]
+    for name in runs:
+        by_module = record[name]["by_module"]
+        assert ("LlamaForCausalLM", 0) == (by_module["tree"][0]["class"], by_module["unattributed_share"])
+        assert by_module["kernel_ms"] == pytest.approx(by_module["tree"][0]["total_ms"])
+    text = page.read_text(encoding="utf-8")
+    assert ["a prompt of 63 tokens", "1 token after 63"] == re.findall(r"<h3>(.*?)</h3>", text)
+    assert {1, 2} == {event["pid"] for event in json.loads(trace.read_bytes())["traceEvents"]}
+    assert nodes.is_file()
+
+
+def test_perf_by_module_prints_what_the_guide_shows(built: Path) -> None:
+    """The same columns and modules; times depend on the machine."""
+    guide = (REPOSITORY / "docs" / "guide" / "perf.md").read_text(encoding="utf-8")
+    shown = guide.partition("### Of a decoder")[2].partition("    module  ")[2].partition("          …")[0].splitlines()
+    outcome = run_here("perf", built, "--by-module", "--iterations", "2", "--shape-config", '{"sequence": 32}')
+    assert 0 == outcome.code, outcome.err
+    table = outcome.out.partition("\nmodule  ")[2].splitlines()
+    assert shown[0].split() == table[0].split()
+    modules = [line.split()[0] for line in shown[1:]]
+    assert 10 == len(modules)
+    assert modules == [line.split()[0] for line in table[1:11]]
+    classes = run_here("perf", built, "--by-module", "--iterations", "2", "--group", "class", "--top", "2")
+    assert 0 == classes.code, classes.err
+    assert "operators of its own in a step" in classes.out
+
+
+def test_perf_of_a_decoder_measures_a_step(built: Path) -> None:
+    """One number by itself; longer ones than the model has positions for are refused, and both sizes are one run."""
+    outcome = run_here("perf", built, "--iterations", "2", "--warmup", "1")
+    assert 0 == outcome.code, outcome.err
+    assert "decodes     1 token after 63" in outcome.out
+    assert "--generation measures prompts and steps of several lengths" in outcome.out
+    refused = run_here("perf", built, "--by-module", "--shape-config", '{"past_sequence": 64}')
+    assert (2, True) == (refused.code, "the model has 64 positions" in refused.err)
+    sizes = '{"sequence": 3, "past_sequence": 4}'
+    one = run_here("perf", built, "--by-module", "--iterations", "2", "--shape-config", sizes, "-f", "json")
+    assert [1, 7] == json.loads(one.out)["model_info"]["measured_shapes"]["attention_mask"]
+
+
+def test_step_of_a_comparison_is_that_of_the_reference(built: Path, reference: Any) -> None:
+    """The token that PyTorch writes there, after as many in the cache as it has read."""
+    side = OnnxSide(built / "model.onnx", by_module=False)
+    inputs = graph_inputs(side.session())
+    prompt, _ = decoder_feeds(inputs, DecoderRun(6, 0), {}, batch_size=2, seed=3)
+    (feeds,) = at_step(SidePair(side, side, [prompt]), 5).draws
+    tokens = torch.from_numpy(prompt["input_ids"])
+    written = reference.generate(tokens, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert written[:, 10].tolist() == feeds["input_ids"][:, 0].tolist()
+    assert [(2, 2, 10, 8), (2, 11), [[10], [10]]] == [
+        feeds["past_key_values.1.value"].shape,
+        feeds["attention_mask"].shape,
+        feeds["position_ids"].tolist(),
+    ]
+
+
+def test_compare_names_the_first_wrong_module_at_a_step(built: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """A file with one weight of another size, against the checkpoint; steps beyond the positions are refused."""
+    model = onnx.load(built / "model.onnx")
+    weight = next(tensor for tensor in model.graph.initializer if "layers.1.mlp.up_proj" in tensor.name)
+    values = onnx.numpy_helper.to_array(weight) * np.float32(1.1)
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    onnx.save(model, tmp_path / "wrong.onnx")
+    arguments = ("compare", checkpoint, tmp_path / "wrong.onnx", "--by-module")
+    outcome = run_here(*arguments, "--step", "4", "-f", "json")
+    assert 0 == outcome.code, outcome.err
+    record = json.loads(outcome.out)
+    assert (4, "model.layers.1.mlp") == (record["step"], record["first_divergence"]["module"])
+    refused = run_here(*arguments, "--step", "60", "--shape-config", '{"sequence": 5}')
+    assert (2, True) == (refused.code, "the text has 65, and the model has 64 positions" in refused.err)
+
+
+def test_compare_at_a_step_needs_a_cache(plain: Path) -> None:
+    """A graph without one has no steps."""
+    outcome = run_here("compare", plain, plain, "--step", "2")
+    assert (2, True) == (outcome.code, "--step 2: the model has no cache" in outcome.err)

@@ -66,6 +66,17 @@ const all = await model.generate({ ...tokens, max_new_tokens: Number(count), do_
 console.log(JSON.stringify(all.tolist()[0].slice(tokens.input_ids.dims[1]).map(Number)));
 """,
 }
+FETCHED = """
+import { ModelRegistry, env } from '@huggingface/transformers';
+env.allowRemoteModels = false;
+env.localModelPath = '';
+console.log(JSON.stringify(await ModelRegistry.get_model_files(process.argv.at(-1), { dtype: 'fp32' })));
+"""
+SENTENCE_VECTORS = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+print(json.dumps(SentenceTransformer(sys.argv[1], backend="onnx", device="cpu").encode(sys.argv[2:]).tolist()))
+"""
 VECTORS = """
 import { pipeline, env } from '@huggingface/transformers';
 env.allowRemoteModels = false;
@@ -169,6 +180,62 @@ def test_reader_of_an_encoder_answers_as_pytorch(bert: Path, encoder: Path) -> N
     tokens = AutoTokenizer.from_pretrained(bert)(PROMPT, return_tensors="pt")
     reference = AutoModel.from_pretrained(bert)(tokens["input_ids"]).last_hidden_state.detach().numpy()
     np.testing.assert_allclose(vectors, reference, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@needs_reader("optimum")
+def test_sentence_transformers_opens_a_folder_of_optimum(minilm_folder: Path, tmp_path: Path) -> None:
+    """One line with open sizes, real weights, and its own pooling: vectors as PyTorch's."""
+    from sentence_transformers import SentenceTransformer
+
+    folder = laid_out(minilm_folder, tmp_path / "folder", "optimum", "--no-verify")
+    texts = ["a short row", "a somewhat longer sentence about nothing in particular"]
+    vectors = np.array(read_with("optimum", SENTENCE_VECTORS, folder, *texts))
+    expected = SentenceTransformer(str(minilm_folder), device="cpu").encode(texts)
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def with_data(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The decoder in the layout of transformers.js, with its weights in a file of their own."""
+    source = tmp_path_factory.mktemp("outside")
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(built / name, source / name)
+    model = onnx.load(built / "model.onnx")
+    onnx.save(model, source / "model.onnx", save_as_external_data=True, location="weights", size_threshold=256)
+    # As it is: written anew, weights as few as these go inside.
+    return laid_out(source / "model.onnx", source / "folder", "transformers.js", "--no-optimize")
+
+
+def test_weights_outside_are_named_as_a_browser_fetches_them(with_data: Path, built: Path, tmp_path: Path) -> None:
+    """It knows no folder: the config counts the files. What stood in the config stays; the weights are the same."""
+    config = json.loads((with_data / "config.json").read_bytes())
+    assert {"use_external_data_format": {"model.onnx": 1}} == config.pop("transformers.js_config")
+    assert json.loads((built / "config.json").read_bytes()) == config
+    manifest = read_manifest((with_data / "build_manifest.json").read_bytes())
+    assert ["onnx/model.onnx", "onnx/model.onnx_data"] == [file.name for file in manifest.model]
+    expected = {
+        tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(built / "model.onnx").graph.initializer
+    }
+    placed = onnx.load(with_data / "onnx" / "model.onnx").graph.initializer
+    assert all(np.array_equal(expected[tensor.name], onnx.numpy_helper.to_array(tensor)) for tensor in placed)
+    before = (with_data / "onnx" / "model.onnx_data").stat().st_mtime_ns
+    laid_out(with_data.parent / "model.onnx", with_data, "transformers.js", "--no-optimize")
+    assert before == (with_data / "onnx" / "model.onnx_data").stat().st_mtime_ns
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "model.onnx_data").write_text("mine")
+    outcome = run_here("build", "-m", with_data.parent / "model.onnx", "-o", tmp_path, "--layout", "transformers.js")
+    assert 2 == outcome.code
+    assert "exists already, and no build wrote it" in outcome.err
+
+
+@needs_reader("transformers.js")
+def test_reader_fetches_weights_outside(with_data: Path, expected: list[int]) -> None:
+    """It asks for the files that are there, and writes what PyTorch writes."""
+    fetched = read_with("transformers.js", FETCHED, with_data)
+    assert ["onnx/model.onnx", "onnx/model.onnx_data"] == [name for name in fetched if name.startswith("onnx/")]
+    written = read_with("transformers.js", PROGRAMS["transformers.js"], with_data, PROMPT, str(NEW_TOKENS))
+    assert expected == written
 
 
 def test_layout_is_part_of_the_build(built: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ __all__ = [
     "is_data_of",
     "is_plain_name",
     "measured_path",
+    "numbered_data_path",
     "optimized_path",
     "part_path",
     "report_path",
@@ -92,6 +93,15 @@ def unfinished_data_path(model: Path) -> Path:
     return model.with_name(f"{model.name}.data")
 
 
+def numbered_data_path(model: Path, number: int) -> Path:
+    """Return where weights of a model go for readers that look for them by name.
+
+    >>> numbered_data_path(Path("model.onnx"), 0).name, numbered_data_path(Path("model.onnx"), 1).name
+    ('model.onnx_data', 'model.onnx_data_1')
+    """
+    return model.with_name(f"{model.name}_data{f'_{number}' if number else ''}")
+
+
 def optimized_path(model: Path) -> Path:
     """Return where a model goes that was optimized outside of a build: ``<stem>_opt.onnx`` beside it."""
     return model.with_name(f"{model.stem}{OPTIMIZED_SUFFIX}{model.suffix}")
@@ -105,12 +115,12 @@ def measured_path(answer: Path) -> Path:
 def is_data_of(model: str, name: str) -> bool:
     """Say whether a file has the name of weights of a model.
 
-    Earlier versions wrote ``<name>.onnx.data``, as other tools do; some write ``<name>.onnx_data``.
+    Earlier versions wrote ``<name>.onnx.data``, as other tools do; some write ``<name>.onnx_data``, and ``_data_1``.
 
     >>> is_data_of("model.onnx", "model.onnx.0123456789ab.data"), is_data_of("model.onnx", "other.onnx.data")
     (True, False)
     """
-    return re.fullmatch(rf"{re.escape(model)}((\.[0-9a-f]{{{DATA_DIGITS}}})?\.|_)data", name) is not None
+    return re.fullmatch(rf"{re.escape(model)}((\.[0-9a-f]{{{DATA_DIGITS}}})?\.data|_data(_\d+)?)", name) is not None
 
 
 def sidecar_path(model: Path) -> Path:

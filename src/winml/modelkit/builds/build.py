@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,6 +24,7 @@ from winml.modelkit.builds.handover import handed_over_stages
 from winml.modelkit.builds.identity import ModelIdentity, identify_model, identify_onnx
 from winml.modelkit.builds.judged_models import evaluate_build
 from winml.modelkit.builds.layouts.folder_layout import FolderLayout
+from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.model_sidecar import has_sidecar, model_sidecar
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner
@@ -37,7 +38,7 @@ from winml.modelkit.file_names import (
     sidecar_path,
 )
 from winml.modelkit.graph.files.output_files import OutputFiles
-from winml.modelkit.graph.files.placing import external_files, place_copy
+from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.results.build_manifest import BuildManifest, FileRecord, PartRecord, StageRecord
 from winml.modelkit.results.build_result import BuildResult
@@ -282,27 +283,26 @@ class _Build:
         """Give the last result of each part its name, and write the config as resolved; return the files by part."""
         folder = self._job.folder.path
         kept = {part.name: self._kept_model(part) for part in self._parts}
+        names: dict[str, tuple[str, ...]] = {}
         with OutputFiles() as files:
             for part in self._parts:
-                assert part.current is not None  # an export ran, or the model was an ONNX file
-                if kept[part.name]:
+                if (model := kept[part.name]) is not None:
+                    names[part.name] = tuple(file.name for file in model.files)
                     continue
                 path = folder / self._layout.model_name(part)
-                # A stage's result is ours and stays beside it; the model a build starts from is neither.
-                is_ours = bool(part.current_files)
-                shares = is_ours and path.parent == folder  # a model names data files of its own folder only
-                place_copy(part.current, files.reserve(path), share_data=shares, may_link=is_ours)
+                names[part.name] = self._layout.place(part, folder, files)
                 text, note = model_sidecar(part, folder, path.name)
                 if text is not None:
                     files.reserve(sidecar_path(path)).write_text(text, encoding="utf-8")
                 self._job.folder.notes += [note] if note else []
+            self._claim_data(names.values())
             self._companions.reserve(files)
             # Whatever is put in place next is known to be ours, even after a kill.
             self._job.folder.save(self._make_manifest("unfinished", {}))
             config = files.reserve(folder / BUILD_CONFIG_NAME)
             text = json.dumps(self._resolved_config(), indent=2, ensure_ascii=False) + "\n"
             config.write_text(text, encoding="utf-8")
-            for name, text in self._layout.written(self._parts).items():
+            for name, text in self._layout.written(self._parts, names).items():
                 files.reserve(folder / name).write_text(text, encoding="utf-8")
             written = {path.relative_to(folder.absolute()).as_posix() for path in files.commit()}
         self._companions.settle(files)
@@ -311,6 +311,12 @@ class _Build:
             path = folder / self._layout.model_name(part)
             placed[part.name] = kept[part.name] or self._placed_model(path, written)
         return placed
+
+    def _claim_data(self, placed: Iterable[tuple[str, ...]]) -> None:
+        """Let data be ours whose names are not made of its content, and may be somebody's."""
+        if find_layout(self._job.plan.config.layout).numbers_data:
+            folder = self._job.folder
+            folder.claim([name for _, *data in placed for name in data if name not in folder.owned_names()])
 
     def _placed_model(self, path: Path, written: Collection[str]) -> _PlacedModel:
         sidecar = sidecar_path(path)
@@ -325,6 +331,7 @@ class _Build:
             return None
         is_same = earlier.last_files == part.current_files and self._earlier.input == self._input_record()
         is_same = is_same and earlier.model[0].name == self._layout.model_name(part)
+        is_same = is_same and self._layout.names_data_of([file.name for file in earlier.model])
         if not is_same or any(record.status == "run" for record in part.records):
             return None
         kept = _PlacedModel(earlier.model, earlier.sidecar)

@@ -24,6 +24,7 @@ from winml.modelkit.file_names import (
     ONLY_PART,
     OPTIMIZED_NAME,
     QUANTIZED_NAME,
+    numbered_data_path,
     part_path,
     sidecar_path,
 )
@@ -431,10 +432,12 @@ def names_of(
         parts: The parts of the model.
         config: Says how the folder is laid out; None: as builds are without a layout.
 
-    Data files are called after their content, so theirs are nobody else's.
+    Data files are called after their content, so theirs are nobody else's; where readers look for them by name, the
+    first is among these.
     """
     of_several = len(parts) > 1
-    models, sidecars = [], []
+    layout = find_layout(None if config is None else config.layout)
+    models, data, sidecars = list[Path](), list[Path](), list[Path]()
     for part in parts:
         for stage in stages:
             models.append(part_path(Path(stage.file), part, of_several=of_several))
@@ -442,8 +445,9 @@ def names_of(
                 sidecars.append(sidecar_path(models[-1]))
         models.append(Path(built_name(part, of_several=of_several, config=config)))
         sidecars.append(sidecar_path(models[-1]))
-    written = find_layout(config.layout).written if config is not None else ()
-    return (*(path.as_posix() for path in (*models, *sidecars)), *written, BUILD_CONFIG_NAME)
+        if layout.numbers_data:
+            data.append(numbered_data_path(models[-1], 0))
+    return (*(path.as_posix() for path in (*models, *data, *sidecars)), *layout.written, BUILD_CONFIG_NAME)
 
 
 def built_name(part: str, *, of_several: bool, config: WinMLBuildConfig | None) -> str:

@@ -19,10 +19,11 @@ from winml.modelkit.builds.open_sizes import build_with_open_sizes
 from winml.modelkit.errors import InputError, TaskError, UsageError
 from winml.modelkit.inference.built_model import WinMLModel, described_model
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
-from winml.modelkit.inference.generation.graph import DecoderGraph, state_feeds
+from winml.modelkit.inference.generation.graph import DecoderGraph
 from winml.modelkit.inference.model_folder import config_beside, pad_token_beside
 from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
 from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.runtime.decoder_inputs import state_feeds
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig

@@ -12,7 +12,7 @@ from typing import Any
 
 from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ModuleProfile
-from winml.modelkit.results.profiled_modules import ProfiledModules
+from winml.modelkit.results.profiled_modules import ProfiledDecoder, ProfiledModules
 from winml.modelkit.runtime.kernel_times import KernelTime
 from winml.modelkit.words import json_printable
 
@@ -23,9 +23,18 @@ _PROCESS, _THREAD = 1, 1
 Event = dict[str, Any]
 
 
-def chrome_trace_json(profiled: ProfiledModules) -> str:
-    """Return the trace of a profiled model as JSON text."""
-    return json_printable(json.dumps(chrome_trace_record(profiled.profile), ensure_ascii=False))
+def chrome_trace_json(profiled: ProfiledModules | ProfiledDecoder) -> str:
+    """Return the trace of a profiled model as JSON text; prompt and step of a decoder are two processes in it."""
+    if isinstance(profiled, ProfiledModules):
+        record = chrome_trace_record(profiled.profile)
+    else:
+        events: list[Event] = []
+        for process, (name, phase) in enumerate(profiled.phases.items(), _PROCESS):
+            title = {"name": "process_name", "ph": "M", "pid": process, "tid": _THREAD, "args": {"name": name}}
+            own = chrome_trace_record(phase.profile)["traceEvents"]
+            events += [title, *({**event, "pid": process} for event in own)]
+        record = {"traceEvents": events, "displayTimeUnit": "ms"}
+    return json_printable(json.dumps(record, ensure_ascii=False))
 
 
 def chrome_trace_record(profile: ModuleProfile) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from winml.modelkit.results.model_comparison import ModelComparison
-from winml.modelkit.results.profiled_modules import ProfiledModules
+from winml.modelkit.results.profiled_modules import ProfiledDecoder, ProfiledModules
 from winml.modelkit.words import json_printable
 
 __all__ = ["comparison_node_data", "node_data_json", "node_data_record", "profile_node_data"]
@@ -21,9 +21,10 @@ UNNAMED_GRAPH = "<main>"
 """Specified: the ONNX adapter's name of a graph without a name."""
 
 
-def profile_node_data(profiled: ProfiledModules) -> str:
-    """Return the node data of a profiled model as JSON text: milliseconds."""
-    return node_data_json(profiled.graph_name, profiled.node_ms)
+def profile_node_data(profiled: ProfiledModules | ProfiledDecoder) -> str:
+    """Return the node data of a profiled model as JSON text: milliseconds; of a decoder those of a step."""
+    shown = profiled if isinstance(profiled, ProfiledModules) else profiled.step
+    return node_data_json(shown.graph_name, shown.node_ms)
 
 
 def comparison_node_data(result: ModelComparison) -> str:

@@ -28,8 +28,10 @@ __all__ = [
     "Section",
     "chart_html",
     "chart_text",
+    "icicle_chart",
     "module_page",
     "nearest_parent",
+    "profile_facts",
     "profile_page",
     "render_page",
 ]
@@ -94,14 +96,18 @@ def render_page(page: ModulePage) -> str:
 
 def profile_page(profiled: ProfiledModules) -> str:
     """Return the page of a profiled model, with the facts of the measurement under its title."""
+    return module_page(profiled.profile, title=Path(profiled.result.model).name, facts=profile_facts(profiled))
+
+
+def profile_facts(profiled: ProfiledModules) -> dict[str, str]:
+    """Return what stands under the title of a profiled model, besides its times."""
     result = profiled.result
-    facts = {
+    return {
         "runs on": f"{result.provider.provider.name}, ONNX Runtime {result.onnxruntime_version}",
         "inputs": ", ".join(f"{name} {list(shape)}" for name, shape in result.measured_shapes.items()),
         "modules from": profiled.tree_source,
         "made by": f"winml {result.tool_version}",
     }
-    return module_page(profiled.profile, title=Path(result.model).name, facts=facts)
 
 
 def module_page(profile: ModuleProfile, *, title: str, facts: Mapping[str, str]) -> str:
@@ -131,7 +137,7 @@ def module_page(profile: ModuleProfile, *, title: str, facts: Mapping[str, str])
         introduction=f"{introduction}{len(profile.run_ms)} runs.",
         facts=[*facts.items(), *_time_sums(profile)],
         chart_heading="Where the time goes",
-        chart=_icicle_chart(profile),
+        chart=icicle_chart(profile),
         sections=sections,
     )
     return render_page(page)
@@ -173,8 +179,13 @@ def _time_sums(profile: ModuleProfile) -> Iterator[tuple[str, str]]:
     yield "unattributed", f"{profile.unattributed_ms:.3f} ms ({profile.unattributed_share:.2%} of kernel time)"
 
 
-def _icicle_chart(profile: ModuleProfile) -> str:
-    """Return the icicle chart: one box per module, as wide as its time; the part without children is its self time."""
+def icicle_chart(profile: ModuleProfile, *, with_library: bool = True) -> str:
+    """Return the icicle chart: one box per module, as wide as its time; the part without children is its self time.
+
+    Args:
+        profile: The measured times.
+        with_library: Whether the chart library goes with it, which a page needs once.
+    """
     import plotly.graph_objects as charts
 
     modules = list(profile.modules())
@@ -202,15 +213,15 @@ def _icicle_chart(profile: ModuleProfile) -> str:
             sort=False,
         )
     )
-    return chart_html(figure, levels=_tree_depth(profile.roots))
+    return chart_html(figure, levels=_tree_depth(profile.roots), with_library=with_library)
 
 
-def chart_html(figure: Figure, *, levels: int) -> str:
+def chart_html(figure: Figure, *, levels: int, with_library: bool = True) -> str:
     """Return an icicle chart as HTML, as high as the levels of its tree ask for."""
     from plotly.io import to_html
 
     figure.update_layout(margin={"t": 10, "l": 0, "r": 0, "b": 0}, height=max(320, 60 * levels))
-    html: str = to_html(figure, include_plotlyjs=True, full_html=False, config={"displaylogo": False})
+    html: str = to_html(figure, include_plotlyjs=with_library, full_html=False, config={"displaylogo": False})
     return html
 
 

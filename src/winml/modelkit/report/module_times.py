@@ -13,7 +13,7 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.measure.module_profile import ClassTime, ModuleProfile, ModuleTime
 from winml.modelkit.report.terminal import TextTable, print_rows
 
-__all__ = ["fused_words", "print_module_times"]
+__all__ = ["fused_words", "operator_words", "print_module_times", "time_cells"]
 
 SHOWN_OPERATORS = 3
 """Operators shown per module. Chosen: they fit on one line."""
@@ -71,9 +71,9 @@ def _module_table(
         segment = module.path or module.tag if is_flat else module.tag.rpartition(address.SEPARATOR)[2]
         table.add(
             "  " * level + segment,
-            *_time_cells(module.total_ms, module.self_ms, profile.kernel_ms),
+            *time_cells(module.total_ms, module.self_ms, profile.kernel_ms),
             f"{module.kernels:g}",
-            _operator_words(module.operators, module.self_ms) + fused_words(module),
+            operator_words(module.operators, module.self_ms) + fused_words(module),
         )
     return table
 
@@ -94,9 +94,9 @@ def _class_table(profile: ModuleProfile, top: int | None) -> TextTable:
     for entry in classes:
         table.add(
             entry.class_name,
-            *_time_cells(entry.total_ms, entry.self_ms, profile.kernel_ms),
+            *time_cells(entry.total_ms, entry.self_ms, profile.kernel_ms),
             f"{entry.kernels:g}",
-            _operator_words(entry.operators, entry.self_ms),
+            operator_words(entry.operators, entry.self_ms),
             str(entry.instances),
         )
     return table
@@ -107,12 +107,14 @@ def _empty_table(*columns: str) -> TextTable:
     return TextTable(columns, numbers=frozenset(index for index, name in enumerate(columns) if name not in texts))
 
 
-def _time_cells(total_ms: float, self_ms: float, kernel_ms: float) -> tuple[str, str, str]:
+def time_cells(total_ms: float, self_ms: float, kernel_ms: float) -> tuple[str, str, str]:
+    """Return total time, share of the kernel time and own time, as shown."""
     share = total_ms / kernel_ms if kernel_ms else 0.0
     return f"{total_ms:.3f}", f"{share:.1%}", f"{self_ms:.3f}"
 
 
-def _operator_words(operators: Mapping[str, float], self_ms: float) -> str:
+def operator_words(operators: Mapping[str, float], self_ms: float) -> str:
+    """Return the operators that take the most time, with their shares: ``MatMul 85%, Mul 15%``."""
     operator_shares = [
         f"{name} {milliseconds / self_ms:.0%}" for name, milliseconds in operators.items() if self_ms and milliseconds
     ]

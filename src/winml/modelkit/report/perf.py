@@ -13,7 +13,7 @@ from winml.modelkit.report.terminal import TextTable, label, print_rows
 from winml.modelkit.results.perf_result import PerfResult
 from winml.modelkit.words import size_words
 
-__all__ = ["COLUMNS", "print_perf", "ratio_words", "time_words"]
+__all__ = ["COLUMNS", "print_perf", "provider_words", "ratio_words", "time_words"]
 
 COLUMNS = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
 
@@ -30,15 +30,15 @@ def print_perf(result: PerfResult, console: Console) -> None:
 
 def _summary_rows(result: PerfResult) -> Iterator[tuple[str, str]]:
     yield "model", result.model
-    provider = f"{result.provider.provider.name} on {result.provider.device}"
-    threads = f", {result.threads} thread{'' if result.threads == 1 else 's'}" if result.threads else ""
-    yield "runs on", f"{provider}{threads} (ONNX Runtime {result.onnxruntime_version})"
+    yield "runs on", provider_words(result)
     dtypes = {item.name: item.dtype for item in result.inputs}
     shapes = ", ".join(
         f"{name} {dtypes[name]}[{', '.join(map(str, shape))}]" for name, shape in result.measured_shapes.items()
     )
     yield "inputs", f"{shapes or 'none'} ({'from the file' if result.input_source == 'file' else 'random values'})"
     yield "runs", f"{len(result.latency.samples_ms)} counted, after {result.options.warmup} to warm up"
+    if result.decoding is not None:
+        yield "decodes", result.decoding.words
     yield "batch", f"{result.batch_size}, says {result.batch_source}"
     yield (
         "session",
@@ -54,6 +54,13 @@ def _summary_rows(result: PerfResult) -> Iterator[tuple[str, str]]:
     }
     yield "memory", ", ".join(f"{name} {size_words(size)}" for name, size in memory_sizes.items())
     yield from (("note", note) for note in result.notes)
+
+
+def provider_words(result: PerfResult) -> str:
+    """Return where a model ran."""
+    provider = f"{result.provider.provider.name} on {result.provider.device}"
+    threads = f", {result.threads} thread{'' if result.threads == 1 else 's'}" if result.threads else ""
+    return f"{provider}{threads} (ONNX Runtime {result.onnxruntime_version})"
 
 
 def _latency_table(result: PerfResult) -> TextTable:

@@ -75,6 +75,8 @@ class ModelComparison:
     """Position in ``modules`` of the first whose error is its own."""
     tolerance: float = 0.0
     """Relative error of a module that counts as rounding."""
+    step: int | None = None
+    """Token of a text at which decoders were compared; None: not at one."""
     notes: tuple[str, ...] = ()
     graph_name: str = ""
     """Name of the graph in the file of the candidate; empty where it is no file, or was not read by module."""
@@ -119,6 +121,7 @@ class ModelComparison:
             "candidate": self.candidate,
             "draws": self.draws,
             "input_source": self.input_source,
+            "step": self.step,
             "threshold": self.threshold,
             "is_within": self.is_within,
             "outputs": [output.as_record() for output in self.outputs],

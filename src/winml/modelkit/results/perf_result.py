@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.measure.latency import LatencyOptions, LatencyResult
 from winml.modelkit.measure.statistics import Ratio
+from winml.modelkit.runtime.decoder_inputs import DecoderRun
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.graph_inputs import GraphInput, batch_of
 from winml.modelkit.runtime.memory import peak_bytes, resident_bytes
@@ -90,6 +91,8 @@ class PerfResult:
     latency: LatencyResult
     memory: MemoryUse
     baseline: BaselineResult | None = None
+    decoding: DecoderRun | None = None
+    """Which run of a decoder with a cache was measured; None: another model, or the user gave all sizes."""
     notes: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further top-level entries of the JSON, from other measurements of the same model."""
@@ -141,6 +144,7 @@ class PerfResult:
             "input_source": self.input_source,
             "batch_size": self.batch_size,
             "batch_source": self.batch_source,
+            "decoding": None if self.decoding is None else dict(vars(self.decoding)),
             "session_creation_ms": round(self.session_creation_ms, 3),
             "first_run_ms": round(self.latency.first_run_ms, 6),
             "notes": list(self.notes),
@@ -198,6 +202,7 @@ def perf_result(
         latency=latency,
         memory=memory,
         baseline=baseline,
+        decoding=run_options.decoding,
         notes=(
             *values.notes,
             *_output_notes(outputs),

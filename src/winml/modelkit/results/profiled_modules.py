@@ -1,4 +1,4 @@
-"""The time of every module of one model, measured in a profiled session: the record of ``winml perf --by-module``."""
+"""The time of every module of a model, measured in profiled sessions: the records of ``winml perf --by-module``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from winml.modelkit.hierarchy.carry.carrying import CarryReport
 from winml.modelkit.measure.module_profile import ModuleProfile, ModuleTime
-from winml.modelkit.results.perf_result import PerfResult
+from winml.modelkit.results.perf_result import SCHEMA_VERSION, PerfResult
 
-__all__ = ["ProfiledModules", "module_times_record"]
+__all__ = ["ProfiledDecoder", "ProfiledModules", "module_times_record"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,28 @@ class ProfiledModules:
         times = module_times_record(self.profile, depth=depth)
         carried = {"tree_source": self.tree_source, "nodes_by_way": dict(self.carried.by_way)}
         return {**self.result.as_record(), "by_module": {**times, **carried}}
+
+
+@dataclass(frozen=True)
+class ProfiledDecoder:
+    """The times of a decoder with a cache: of a prompt, and of a step after it."""
+
+    prompt: ProfiledModules
+    step: ProfiledModules
+
+    @property
+    def phases(self) -> Mapping[str, ProfiledModules]:
+        """Both, by name."""
+        return {"prompt": self.prompt, "step": self.step}
+
+    def as_record(self, depth: int | None = None) -> dict[str, Any]:
+        """Return the JSON of ``winml perf --by-module`` of a decoder: that of any model, for each of the two.
+
+        Args:
+            depth: Levels of the module trees to list. None: all.
+        """
+        records = {name: profiled.as_record(depth) for name, profiled in self.phases.items()}
+        return {"schema_version": SCHEMA_VERSION, **records}
 
 
 def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> dict[str, Any]:

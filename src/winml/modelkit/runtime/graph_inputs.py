@@ -32,6 +32,7 @@ __all__ = [
     "array_words",
     "batch_axis",
     "batch_of",
+    "described_inputs",
     "draw_feeds",
     "empty_state_sizes",
     "graph_inputs",
@@ -119,19 +120,32 @@ def _dtype_of(array: Array) -> str:
 
 def graph_inputs(session: Session) -> tuple[GraphInput, ...]:
     """Return the inputs of an open graph, in order."""
-    told = session.metadata.get(INPUTS_KEY, "")
+    return described_inputs(session.inputs, session.input_shapes, session.metadata)
+
+
+def described_inputs(
+    types: Mapping[str, str], shapes: Mapping[str, Sequence[Size]], metadata: Mapping[str, str]
+) -> tuple[GraphInput, ...]:
+    """Return the inputs of a graph.
+
+    Args:
+        types: Input → type as ONNX Runtime writes it, in order.
+        shapes: Input → sizes.
+        metadata: That of the file.
+    """
+    told = metadata.get(INPUTS_KEY, "")
     ranges, beginnings, sums, caches = _value_ranges(told), _first_values(told), _sums(told), _cache_kinds(told)
     return tuple(
         GraphInput(
             name,
             _element_type(words),
-            _open_sizes(session.input_shapes[name]),
+            _open_sizes(shapes[name]),
             ranges.get(name),
             beginnings.get(name, ()),
             sums.get(name, {}),
             caches.get(name) or (name.rpartition(".")[2] if name.startswith(_PAST) else None),
         )
-        for name, words in session.inputs.items()
+        for name, words in types.items()
     )
 
 
@@ -325,7 +339,9 @@ def _default_size(name: str, inputs: Sequence[GraphInput], names: Sequence[str])
     )
 
 
-def draw_feeds(inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
+def draw_feeds(
+    inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int, *, with_padding: bool = True
+) -> dict[str, Array]:
     """Draw one array per input, by the rules of :func:`~winml.modelkit.runtime.feeds.make_feeds`.
 
     Sizes that are sums of others are taken as that, whatever ``sizes`` says of them.
@@ -351,7 +367,7 @@ def draw_feeds(inputs: Sequence[GraphInput], sizes: Mapping[str, int], seed: int
         )
         for item in inputs
     ]
-    return make_feeds(specs, seed, sizes=with_sums(inputs, sizes))
+    return make_feeds(specs, seed, sizes=with_sums(inputs, sizes), with_padding=with_padding)
 
 
 def load_feeds(path: Path, inputs: Sequence[GraphInput], option: str = "--input-data") -> dict[str, Array]:

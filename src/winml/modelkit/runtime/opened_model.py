@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import MeasureError, StageError, UsageError
+from winml.modelkit.runtime.decoder_inputs import DecoderRun, decoder_feeds
 from winml.modelkit.runtime.devices import ChosenProvider, choose_provider
 from winml.modelkit.runtime.execution_providers import Device
 from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_inputs, load_feeds, settle_sizes
 from winml.modelkit.runtime.memory import resident_bytes
 from winml.modelkit.runtime.sessions import PreparedRun, Session
+
+_T = TypeVar("_T")
 
 __all__ = [
     "OpenedModel",
@@ -27,6 +30,7 @@ __all__ = [
     "prepared_model",
     "refusals_explained",
     "refuse_dynamic_inputs",
+    "run_at_fitting_sizes",
     "values_for",
     "with_fitting_sizes",
 ]
@@ -41,8 +45,10 @@ class RunOptions:
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes of its open dimensions, by name."""
     fitting_sizes: Mapping[str, int] = field(default_factory=dict)
-    """Sizes that the model was found to run at, for those that nobody gave; see :func:`with_fitting_sizes`."""
+    """Sizes that the model was found to run at, for those that nobody gave; see :func:`run_at_fitting_sizes`."""
     batch_size: int | None = None
+    decoding: DecoderRun | None = None
+    """The run of a decoder with a cache that is measured; None: the sizes above are all there is to say."""
     input_data: Path | None = None
     """Values in place of random ones."""
     seed: int = 0
@@ -145,6 +151,11 @@ def values_for(session: Session, options: RunOptions) -> Values:
         InputError: the user's file is damaged.
     """
     inputs = graph_inputs(session)
+    if options.decoding is not None:
+        feeds, notes = decoder_feeds(
+            inputs, options.decoding, options.sizes, batch_size=options.batch_size, seed=options.seed
+        )
+        return Values(inputs, feeds, notes)
     if options.input_data is None:
         found = {name: size for name, size in options.fitting_sizes.items() if name not in options.sizes}
         sizes = settle_sizes(inputs, {**found, **options.sizes}, batch_size=options.batch_size)
@@ -160,6 +171,30 @@ def values_for(session: Session, options: RunOptions) -> Values:
     return Values(inputs, load_feeds(options.input_data, inputs), file=options.input_data)
 
 
+def run_at_fitting_sizes(path: Path, options: RunOptions, work: Callable[[RunOptions], _T]) -> _T:
+    """Return what work with a model returns; where it does not run at sizes nobody gave, at those it runs at.
+
+    They are found only where they are needed, so that the first run is the first.
+
+    Args:
+        path: The ONNX file.
+        options: How it is run.
+        work: Opens the file and runs it with the options it is given.
+
+    Raises:
+        WinMLError: whatever the work raises.
+    """
+    try:
+        return work(options)
+    except MeasureError:
+        session = open_model(path, options, options.choose_provider()).session
+        fitting = with_fitting_sizes(session, options)
+        del session
+        if fitting is options:
+            raise
+        return work(fitting)
+
+
 def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
     """Return options with sizes that the model runs at, where it refuses those chosen because nobody gave any.
 
@@ -172,6 +207,8 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
     if options.input_data is not None:
         return options
     inputs = graph_inputs(session)
+    if options.decoding is not None:
+        return _with_fitting_run(session, options)
     settled = settle_sizes(inputs, options.sizes, batch_size=options.batch_size)
     sizes, is_first = dict(settled.chosen), True
     while sizes:
@@ -186,6 +223,25 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
         else:
             return options if is_first else replace(options, fitting_sizes=sizes)
     return options
+
+
+def _with_fitting_run(session: Session, options: RunOptions) -> RunOptions:
+    """Return options with a run of a decoder that is short enough."""
+    tried = options
+    while tried.decoding is not None and not _runs(session, tried):
+        shorter = tried.decoding.halved()
+        if shorter == tried.decoding:
+            return options
+        tried = replace(tried, decoding=shorter)
+    return tried
+
+
+def _runs(session: Session, options: RunOptions) -> bool:
+    try:
+        session.run(values_for(session, options).feeds)
+    except StageError:
+        return False
+    return True
 
 
 SMALLEST_HALVED = 4

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from winml.modelkit.builds.identity import ModelIdentity
+from winml.modelkit.builds.layouts.browser_config import config_naming_data
 from winml.modelkit.builds.layouts.layout import PLAIN, find_layout, refuse_models
 from winml.modelkit.builds.layouts.older_readers import rewritten_companions
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import BuiltPart
 from winml.modelkit.builds.stages import built_name
-from winml.modelkit.file_names import GENAI_CONFIG_NAME
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENAI_CONFIG_NAME, numbered_data_path
+from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.load.checkpoints.companion_files import companion_files
 
 __all__ = ["FolderLayout"]
@@ -34,7 +36,8 @@ class FolderLayout:
         self._layout = find_layout(plan.config.layout)
         self._sources = self._found_sources(identity)
         self._rewritten = rewritten_companions(self._layout, self._sources)
-        self.copied = {name: source for name, source in self._sources.items() if name not in self._rewritten}
+        self._config = self._sources.get(CHECKPOINT_CONFIG_NAME) if self._layout.numbers_data else None
+        self.copied = {name: source for name, source in self._sources.items() if name not in self.written_names}
 
     def _found_sources(self, identity: ModelIdentity) -> dict[str, Path]:
         if not self._plan.with_companions:
@@ -47,7 +50,9 @@ class FolderLayout:
     @property
     def written_names(self) -> tuple[str, ...]:
         """What is written for the readers, besides the models."""
-        return (GENAI_CONFIG_NAME,) if self._is_described else tuple(self._rewritten)
+        if self._is_described:
+            return (GENAI_CONFIG_NAME,)
+        return (*self._rewritten, *([] if self._config is None else [CHECKPOINT_CONFIG_NAME]))
 
     @property
     def _is_described(self) -> bool:
@@ -56,6 +61,40 @@ class FolderLayout:
     def model_name(self, part: BuiltPart) -> str:
         """Return the name of a finished part in the folder, ``/`` between parts."""
         return built_name(part.name, of_several=part.of_several, config=self._plan.config)
+
+    def place(self, part: BuiltPart, folder: Path, files: OutputFiles) -> tuple[str, ...]:
+        """Write a finished part under its name, to be put in place with other files.
+
+        Args:
+            part: The part.
+            folder: The folder of the build.
+            files: Where it is written to.
+
+        Returns:
+            The names of the files in the folder, the model first; without data that the part shares with its stages.
+        """
+        from winml.modelkit.graph.files.numbered_data import place_numbered  # imports onnx
+        from winml.modelkit.graph.files.placing import place_copy
+
+        assert part.current is not None  # an export ran, or the model was an ONNX file
+        path = folder / self.model_name(part)
+        staged = files.reserve(path)
+        # A stage's result is ours and stays beside it; the model a build starts from is neither.
+        is_ours = bool(part.current_files)
+        if self._layout.numbers_data:
+            made = place_numbered(part.current, staged, may_link=is_ours)
+            for data in made[1:]:
+                files.reserve(path.with_name(data.name))  # replaces that of an earlier build, which has the same name
+        else:
+            shares = is_ours and path.parent == folder  # a model names data files of its own folder only
+            made = place_copy(part.current, staged, share_data=shares, may_link=is_ours)
+        return tuple(path.with_name(file.name).relative_to(folder).as_posix() for file in made)
+
+    def names_data_of(self, names: Sequence[str]) -> bool:
+        """Say whether files are called as the readers look for them, the model first."""
+        model, data = Path(names[0]), names[1:]
+        expected = [numbered_data_path(model, number).as_posix() for number in range(len(data))]
+        return not self._layout.numbers_data or list(data) == expected
 
     def refuse(self, parts: Sequence[BuiltPart]) -> None:
         """Refuse graphs that the readers do not know, before anything else is done with them.
@@ -66,15 +105,22 @@ class FolderLayout:
         models = [part.current for part in parts if part.current is not None]
         if self._layout is not PLAIN and models:
             refuse_models(self._layout, models)
-            self.written(parts)
+            self.written(parts, {})
 
-    def written(self, parts: Sequence[BuiltPart]) -> dict[str, str]:
+    def written(self, parts: Sequence[BuiltPart], placed: Mapping[str, Iterable[str]]) -> dict[str, str]:
         """Return what is written for the readers: name → text.
+
+        Args:
+            parts: The finished parts.
+            placed: Part → names of its files in the folder, the model first.
 
         Raises:
             UsageError: the readers have no type for the graph.
             InputError: a config is damaged.
         """
+        if self._config is not None:
+            counts = {Path(model).name: len(data) for model, *data in placed.values()}
+            return {**self._rewritten, CHECKPOINT_CONFIG_NAME: config_naming_data(self._config, counts)}
         if not self._is_described:
             return self._rewritten
         from winml.modelkit.builds.layouts.genai import genai_config_text  # imports onnx

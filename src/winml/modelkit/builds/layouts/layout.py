@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from winml.modelkit.errors import TaskError, UsageError
-from winml.modelkit.file_names import GENAI_CONFIG_NAME, TOKENIZER_CONFIG_NAME, built_part_name
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENAI_CONFIG_NAME, TOKENIZER_CONFIG_NAME, built_part_name
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.quantize.precisions import FLOAT32
 
@@ -38,6 +38,8 @@ class Layout:
     """Names of the files that are written for it, where they differ from those of the checkpoint."""
     with_card: bool = True
     """Whether licence and card of the checkpoint come along."""
+    numbers_data: bool = False
+    """Whether readers look for weights outside by name: ``<model>_data``, ``<model>_data_1`` and so on."""
 
 
 _ONE_ANSWER = frozenset(
@@ -54,7 +56,7 @@ _ONE_ANSWER = frozenset(
 """Specified: tasks of optimum's ``ORTModelFor…`` classes and of transformers.js' pipelines and ``AutoModelFor…``."""
 
 _JS_SUFFIXES: Mapping[str, str] = {
-    FLOAT32: "", "fp16": "_fp16", "int8": "_quantized", "uint8": "_uint8", "int4": "_q4", "bf16": "_bf16",
+    FLOAT32: "", "fp16": "_fp16", "int8": "_quantized", "uint8": "_uint8", "int4": "_q4",
 }  # fmt: skip
 """Specified: ``DEFAULT_DTYPE_SUFFIX_MAPPING`` of transformers.js; the others of ours have no name there."""
 
@@ -106,6 +108,8 @@ LAYOUTS: Mapping[str, Layout] = {
             _js_name,
             readers="transformers.js",
             tasks=_ONE_ANSWER,
+            written=(CHECKPOINT_CONFIG_NAME,),
+            numbers_data=True,
         ),
     )
 }

@@ -19,7 +19,7 @@ from winml.modelkit.errors import UsageError
 if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import FoundModel
     from winml.modelkit.measure.latency import LatencyOptions
-    from winml.modelkit.results.profiled_modules import ProfiledModules
+    from winml.modelkit.results.profiled_modules import ProfiledDecoder, ProfiledModules
     from winml.modelkit.runtime.opened_model import RunOptions
 
 __all__ = ["by_module_options", "check_by_module", "show_by_module"]
@@ -93,38 +93,53 @@ def show_by_module(
         UsageError: a file to write is what is measured, or there already.
     """
     from winml.modelkit.cli._progress import show_step
-    from winml.modelkit.flows.modules.profile import profile_modules
+    from winml.modelkit.flows.modules.profile import profile_model
 
     outputs = [options[name] for name in FILES if options[name]]
     refuse_outputs(outputs, files_read(model, options) if outputs else (), overwrite=options["overwrite"])
     with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         path = exported_path(model, None if options["quiet"] else show_step)
-        measured = profile_modules(path, run_options, latency, progress=progress)
+        measured = profile_model(path, run_options, latency, progress=progress)
         written = _write_files(measured, options)
     if options["format_"] == "json":
         print_json(measured.as_record(depth=options["depth"]))
         return
-    from winml.modelkit.report.module_times import print_module_times
-    from winml.modelkit.report.perf import print_perf
+    _print(measured, options)
     from winml.modelkit.report.terminal import console_for, print_rows
 
+    print_rows((("wrote", str(path)) for path in written), console_for(sys.stdout), width=12)
+
+
+def _print(measured: ProfiledModules | ProfiledDecoder, options: Mapping[str, Any]) -> None:
+    from winml.modelkit.report.decoder_times import print_decoder_times
+    from winml.modelkit.report.module_times import print_module_times
+    from winml.modelkit.report.perf import print_perf
+    from winml.modelkit.report.terminal import console_for
+    from winml.modelkit.results.profiled_modules import ProfiledDecoder
+
     console = console_for(sys.stdout)
+    depth, top, by_class = options["depth"], options["top"], options["group"] == "class"
+    if isinstance(measured, ProfiledDecoder):
+        print_decoder_times(measured, console, depth=depth, top=top, by_class=by_class)
+        return
     print_perf(measured.result, console)
     console.print()
-    is_grouped = options["group"] == "class"
-    print_module_times(measured.profile, console, depth=options["depth"], top=options["top"], by_class=is_grouped)
-    print_rows((("wrote", str(path)) for path in written), console, width=12)
+    print_module_times(measured.profile, console, depth=depth, top=top, by_class=by_class)
 
 
-def _write_files(measured: ProfiledModules, options: Mapping[str, Any]) -> list[Path]:
+def _write_files(measured: ProfiledModules | ProfiledDecoder, options: Mapping[str, Any]) -> list[Path]:
     from winml.modelkit.report.chrome_trace import chrome_trace_json
+    from winml.modelkit.report.decoder_times import decoder_page
     from winml.modelkit.report.model_explorer import profile_node_data
     from winml.modelkit.report.module_page import profile_page
+    from winml.modelkit.results.profiled_modules import ProfiledModules
 
     return write_files(
         {
             "output": lambda: f"{json_text(measured.as_record(depth=options['depth']))}\n",
-            "report": lambda: profile_page(measured),
+            "report": lambda: (
+                profile_page(measured) if isinstance(measured, ProfiledModules) else decoder_page(measured)
+            ),
             "node_data": lambda: profile_node_data(measured),
             "trace": lambda: chrome_trace_json(measured),
         },

@@ -33,6 +33,7 @@ Examples:
   winml compare model.onnx int8.onnx --dataset sentences.parquet --samples 32
   winml compare model.onnx int8.onnx --threshold 0.2
   winml compare ./checkpoint ./finetuned --by-module
+  winml compare ./checkpoint int4.onnx --by-module --step 8
 """
 
 FILES = ("output", "report", "node_data")
@@ -59,6 +60,12 @@ MOST_SAMPLES = 8
     "--samples",
     type=click.IntRange(min=1),
     help="Sets of random values, or samples of the data set.  [default: 1; at most 8 of a data set]",
+)
+@click.option(
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Of decoders: compare at token N of the text that REFERENCE writes greedily; 0 is the prompt.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of what is drawn.")
 @click.option("--map", "names", multiple=True, metavar="A=B", help="Input or output A of REFERENCE is B of CANDIDATE.")
@@ -93,6 +100,7 @@ def command(**options: Any) -> None:
         by_module=options["by_module"],
         threshold=options["threshold"],
         draws=options["samples"] or 1,
+        step=options["step"],
         data_set=requested_samples(options, MOST_SAMPLES),
         names=_names(options["names"]),
     )

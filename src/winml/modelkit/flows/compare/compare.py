@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.data_sets import DataSetRequest
 from winml.modelkit.flows.compare.data_set_values import data_set_values, folder_of_processors
+from winml.modelkit.flows.compare.decoding_step import at_step, step_words
 from winml.modelkit.flows.compare.given_values import value_files
 from winml.modelkit.flows.compare.refusals import (
     fixed_sizes,
@@ -26,6 +27,7 @@ from winml.modelkit.flows.compare.refusals import (
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.model_comparison import ModelComparison
+from winml.modelkit.runtime.decoder_inputs import decoder_feeds, prompt_before
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.runtime.graph_inputs import GraphInput, graph_inputs, load_feeds
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for, with_fitting_sizes
@@ -67,6 +69,9 @@ class CompareOptions:
     tolerance: float = TOLERANCE
     """Relative error of a module that counts as rounding."""
     draws: int = 1
+    step: int | None = None
+    """Token of a text at which decoders are compared: the reference writes it greedily with its own cache, and both are
+    fed what it is fed there; 0 is the prompt. None: one run on random values."""
     data_set: DataSetRequest | None = None
     """Samples that both are fed, in place of random values."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -105,6 +110,9 @@ def compare_models(
         folder = folder_of_processors((candidate, reference), options.data_set) if options.data_set else None
         values, notes = _drawn_values(left, right, options, folder)
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
+        if options.step is not None:
+            pair = at_step(pair, options.step)
+            notes = (*notes, step_words(pair, options.step))
         with refusals_explained(values[0]) if options.data_set is None else nullcontext():
             result = _whole(pair, values[0], notes, options)
         if options.by_module:
@@ -237,6 +245,8 @@ def _draws(session: Session, options: CompareOptions, folder: Path | None) -> li
     run = options.run
     if run.input_data is not None:
         return [values_for(session, replace(run, input_data=file)) for file in value_files(run.input_data)]
+    if options.step is not None:
+        run = replace(run, decoding=prompt_before(graph_inputs(session), run.sizes, options.step))
     run = with_fitting_sizes(session, run)
     return [values_for(session, replace(run, seed=run.seed + number)) for number in range(options.draws)]
 
@@ -246,7 +256,12 @@ def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) 
     run = options.run
     inputs = tuple(
         GraphInput(
-            spec.name, spec.dtype, spec.shape, spec.value_range, cache=None if spec.cache is None else spec.cache.kind
+            spec.name,
+            spec.dtype,
+            spec.shape,
+            spec.value_range,
+            sums=spec.sums or {},
+            cache=None if spec.cache is None else spec.cache.kind,
         )
         for spec in part.inputs
     )
@@ -254,6 +269,11 @@ def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) 
         return data_set_values(inputs, run.sizes, options.data_set, folder)
     if run.input_data is not None:
         return [Values(inputs, load_feeds(file, inputs), file=file) for file in value_files(run.input_data)]
+    if options.step is not None:
+        prompt = prompt_before(inputs, run.sizes, options.step)
+        seeds = [run.seed + number for number in range(options.draws)]
+        drawn = (decoder_feeds(inputs, prompt, run.sizes, batch_size=None, seed=seed) for seed in seeds)
+        return [Values(inputs, feeds, notes) for feeds, notes in drawn]
     sizes = {**part.trace_sizes, **run.sizes}
     draws = [make_feeds(part.inputs, run.seed + number, sizes=sizes) for number in range(options.draws)]
     if part.example is not None:
@@ -275,6 +295,7 @@ def _whole(pair: SidePair, values: Values, notes: tuple[str, ...], options: Comp
         input_source="data set" if options.data_set else "random" if values.file is None else "file",
         outputs=outputs,
         threshold=options.threshold,
+        step=options.step,
         tolerance=options.tolerance,
         notes=(*values.notes, *notes, *([f"Outputs of one side only: {', '.join(missing)}."] if missing else [])),
     )

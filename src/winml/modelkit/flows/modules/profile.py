@@ -1,7 +1,8 @@
-"""What does ``winml perf --by-module`` do? Profiles one session and charges the time of every kernel to its module.
+"""What does ``winml perf --by-module`` do? Profiles a session and charges the time of every kernel to its module.
 
 ONNX Runtime rewrites a graph before it runs it, so its profile names nodes no file has. The graph as executed is
-written by the same session, and ``hierarchy`` brings the tags over. Works on ONNX files alone; measures nothing else.
+written by the same session, and ``hierarchy`` brings the tags over. A decoder with a cache is profiled twice: a prompt,
+and a step after it. Works on ONNX files alone; measures nothing else.
 """
 
 from __future__ import annotations
@@ -28,12 +29,42 @@ from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
 from winml.modelkit.measure.latency import LatencyOptions, measure_latency
 from winml.modelkit.measure.module_profile import ModuleProfile, charge_modules
 from winml.modelkit.results.perf_result import MemoryUse, PerfResult, perf_result
-from winml.modelkit.results.profiled_modules import ProfiledModules
+from winml.modelkit.results.profiled_modules import ProfiledDecoder, ProfiledModules
+from winml.modelkit.runtime.decoder_inputs import DecoderRun, decoder_tokens, inputs_of_file
 from winml.modelkit.runtime.kernel_times import RunProfile, read_profile
 from winml.modelkit.runtime.memory import resident_bytes
-from winml.modelkit.runtime.opened_model import RunOptions, prepared_model
+from winml.modelkit.runtime.opened_model import RunOptions, prepared_model, run_at_fitting_sizes
 
-__all__ = ["profile_modules"]
+__all__ = ["profile_model", "profile_modules"]
+
+
+def profile_model(
+    path: Path,
+    options: RunOptions,
+    latency: LatencyOptions,
+    *,
+    progress: Callable[[int, float], None] | None = None,
+) -> ProfiledModules | ProfiledDecoder:
+    """Measure a model by module; of a decoder with a cache a prompt and a step, each in a session of its own.
+
+    Args:
+        path: The ONNX file.
+        options: How it is run. Of a decoder, what they say of the sizes of tokens or cache is the length of the prompt;
+            both sizes, or values from a file, are one run as for any model.
+        latency: How often, each.
+        progress: Called between runs with the number of counted ones and the share that is done.
+
+    Raises:
+        UsageError: as :func:`profile_modules`, or the prompt is longer than the model has positions.
+        StageError: as :func:`profile_modules`.
+    """
+    tokens = None if options.input_data is not None else decoder_tokens(inputs_of_file(path), options.sizes)
+    if tokens is None:
+        return profile_modules(path, options, latency, progress=progress)
+    prompt = profile_modules(path, replace(options, decoding=DecoderRun(tokens, 0)), latency, progress=progress)
+    assert prompt.result.decoding is not None
+    after = DecoderRun(1, prompt.result.decoding.tokens)
+    return ProfiledDecoder(prompt, profile_modules(path, replace(options, decoding=after), latency, progress=progress))
 
 
 def profile_modules(
@@ -61,7 +92,9 @@ def profile_modules(
     with temporary_folder() as folder:
         executed_path = folder / "executed.onnx"
         files = {"profile_prefix": folder / "profile", "optimized_path": executed_path}
-        result, profile_path = _profiled_run(path, options, latency, files, progress)
+        result, profile_path = run_at_fitting_sizes(
+            path, options, lambda fitting: _profiled_run(path, fitting, latency, files, progress)
+        )
         measured = read_profile(profile_path, counted_runs=len(result.latency.samples_ms))
         if not executed_path.is_file():
             raise MeasureError(

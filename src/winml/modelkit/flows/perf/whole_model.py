@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from winml.modelkit.errors import MeasureError, UsageError
+from winml.modelkit.errors import UsageError
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.measure.latency import LatencyOptions, Run, measure_alternating, measure_latency
 from winml.modelkit.results.perf_result import BaselineResult, MemoryUse, PerfResult, perf_result
+from winml.modelkit.runtime.decoder_inputs import decoder_run, inputs_of_file
 from winml.modelkit.runtime.graph_inputs import array_words, graph_inputs
 from winml.modelkit.runtime.memory import resident_bytes
 from winml.modelkit.runtime.opened_model import (
@@ -22,7 +23,7 @@ from winml.modelkit.runtime.opened_model import (
     RunOptions,
     open_model,
     prepared_model,
-    with_fitting_sizes,
+    run_at_fitting_sizes,
 )
 
 __all__ = ["Baseline", "PerfOptions", "measure_model"]
@@ -69,16 +70,16 @@ def measure_model(
         InputError: the file is damaged.
         StageError: ONNX Runtime cannot load or run the model.
     """
-    try:
-        return _measured(path, options, progress, tell)
-    except MeasureError:
-        # Found only where it is needed, so that the first run is the first.
-        session = open_model(path, options.run, options.run.choose_provider()).session
-        fitting = with_fitting_sizes(session, options.run)
-        del session
-        if fitting is options.run:
-            raise
-        return _measured(path, replace(options, run=fitting), progress, tell)
+    run = options.run
+    if run.input_data is None and run.decoding is None:
+        run = replace(run, decoding=decoder_run(inputs_of_file(path), run.sizes))
+    result = run_at_fitting_sizes(
+        path, run, lambda fitting: _measured(path, replace(options, run=fitting), progress, tell)
+    )
+    if result.decoding is None or options.run.sizes:
+        return result
+    words = f"a decoder with a cache: one run is {result.decoding.words}; --generation measures prompts and steps"
+    return replace(result, notes=(*result.notes, f"{words} of several lengths, and --by-module shows both by module"))
 
 
 def _measured(

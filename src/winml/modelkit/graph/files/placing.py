@@ -21,7 +21,17 @@ from winml.modelkit.graph.files.content_digest import content_digest
 from winml.modelkit.graph.files.external_data import check_data_file
 from winml.modelkit.graph.files.reading import read_structure
 
-__all__ = ["data_names", "external_files", "link_or_copy", "name_data", "place_copy", "place_data", "rename_locations"]
+__all__ = [
+    "data_names",
+    "external_files",
+    "external_tensors",
+    "link_or_copy",
+    "name_data",
+    "place_copy",
+    "place_data",
+    "rename_locations",
+    "stored_bytes",
+]
 
 _LOCATION, _OFFSET, _LENGTH = "location", "offset", "length"
 """Specified: keys of a tensor's external data: its file, and the bytes in it."""
@@ -35,7 +45,7 @@ def external_files(path: Path) -> tuple[Path, ...]:
         InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
     """
     files: dict[str, Path] = {}
-    for tensor in _external_tensors(read_structure(path)):
+    for tensor in external_tensors(read_structure(path)):
         entries = {entry.key: entry.value for entry in tensor.external_data}
         name = entries.get(_LOCATION, "")
         if name not in files:
@@ -157,7 +167,7 @@ def _existing_data_file(model: Path, name: str) -> Path:
 
 def _refuse_cut_off(model: Path, name: str, tensor: onnx.TensorProto, entries: Mapping[str, str]) -> None:
     """Refuse a data file that ends before a tensor does, and a place that is none."""
-    needed = _size_bytes(tensor)
+    needed = stored_bytes(tensor)
     try:
         start = int(entries.get(_OFFSET, 0))
         length = int(entries.get(_LENGTH, needed))
@@ -179,8 +189,8 @@ def _refuse_cut_off(model: Path, name: str, tensor: onnx.TensorProto, entries: M
         )
 
 
-def _size_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the bytes the values take; 0 where this version of onnx_ir does not know the type."""
+def stored_bytes(tensor: onnx.TensorProto) -> int:
+    """Return the bytes the values of a tensor take; 0 where this version of onnx_ir does not know the type."""
     try:
         bits: int = math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth
         return -(-bits // 8)
@@ -190,11 +200,11 @@ def _size_bytes(tensor: onnx.TensorProto) -> int:
 
 def _location_entries(model: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:
     """Yield the metadata entries that name data files, of every external tensor."""
-    for tensor in _external_tensors(model):
+    for tensor in external_tensors(model):
         yield from (entry for entry in tensor.external_data if entry.key == _LOCATION)
 
 
-def _external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Yield the tensors whose values are in other files, in initializers and attributes, functions included."""
     in_functions = (
         tensor for function in model.functions for node in function.node for tensor in _tensors_in_node(node)

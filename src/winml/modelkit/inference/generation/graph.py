@@ -7,7 +7,6 @@ state. Needs numpy and ONNX Runtime only. Chooses no token.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,22 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.metadata_keys import PART_KEY
+from winml.modelkit.runtime.decoder_inputs import state_feeds
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, batch_axis, empty_state_sizes, graph_inputs
 from winml.modelkit.runtime.sessions import Session, state_of_zeros, state_rows
 
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["DecoderGraph", "GraphCache", "rows_of", "state_feeds"]
+__all__ = ["DecoderGraph", "GraphCache", "rows_of"]
 
 Array = NDArray[Any]
 
 TOKENS, MASK, POSITIONS, TOKEN_TYPES = "input_ids", "attention_mask", "position_ids", "token_type_ids"
 """Specified: what transformers, optimum and onnxruntime-genai call the inputs of a decoder that are no state."""
 _LOGITS = "logits"
-_PAST, _PRESENT = "past_key_values.", "present."
-"""Specified: how the same tools begin the names of caches."""
 
 
 class GraphCache:
@@ -260,36 +257,6 @@ class DecoderGraph:
                 f"{self.name} takes {other[0]!r}, of which nothing says what a step is to feed it",
                 hint="Build the model with this version of winml, whose files say which output it takes.",
             )
-
-
-def state_feeds(session: Session) -> dict[str, str]:
-    """Return which outputs of a graph become inputs of its next run: input → output, in the order of the inputs.
-
-    Raises:
-        InputError: a cache goes in and does not come out.
-    """
-    feeds = _described_feeds(session) or _named_feeds(session)
-    for name, output in feeds.items():
-        if output not in session.outputs:
-            raise InputError(
-                f"{session.name} takes the cache {name!r} and does not give {output!r}, its next value",
-                hint="Export it with the cache as inputs and outputs.",
-            )
-    return feeds
-
-
-def _described_feeds(session: Session) -> dict[str, str]:
-    """Return what the file says; empty where it says nothing, or is damaged."""
-    try:
-        record = json.loads(session.metadata.get(PART_KEY) or "{}")
-        own = {feed["input"]: feed["output"] for feed in record.get("feeds", ()) if feed["part"] == record["name"]}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
-    return {name: own[name] for name in session.inputs if name in own}
-
-
-def _named_feeds(session: Session) -> dict[str, str]:
-    return {name: _PRESENT + name.removeprefix(_PAST) for name in session.inputs if name.startswith(_PAST)}
 
 
 def _filled(array: Array, length: int) -> Array:

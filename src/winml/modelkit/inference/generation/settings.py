@@ -142,8 +142,8 @@ class GenerationSettings:
             return self
         if not self.is_default_length:
             raise UsageError(
-                f"--max-new-tokens {self.max_new_tokens}: with the {prompt_tokens} tokens of the prompt the text may "
-                f"have {prompt_tokens + self.max_new_tokens}, and the model has {positions} positions",
+                f"--max-new-tokens {self.max_new_tokens}: with a prompt of {prompt_tokens} the text may "
+                f"have {prompt_tokens + self.max_new_tokens} tokens, and the model has {positions} positions",
                 hint=f"Ask for {room} or fewer.",
             )
         return replace(self, max_new_tokens=room)
