@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -75,13 +76,26 @@ class StoredValues:
             file.seek(self.offset)
             for start in range(0, self.size, elements):
                 piece: Array = np.empty(min(elements, self.size - start), self.dtype.numpy())
-                view = piece.view(np.uint8).data
-                while view:
-                    count = file.readinto(view)
-                    if not count:
-                        raise self._too_short()
-                    view = view[count:]
+                self._fill(piece, file)
                 yield piece
+
+    def read_into(self, values: Array) -> None:
+        """Read all values into a flat array of their type, so that no new one is needed.
+
+        Raises:
+            CheckpointError: the file became shorter.
+        """
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            self._fill(values, file)
+
+    def _fill(self, values: Array, file: BufferedReader | FileIO) -> None:
+        view = values.view(np.uint8).data
+        while view:
+            count = file.readinto(view)
+            if not count:
+                raise self._too_short()
+            view = view[count:]
 
     def _too_short(self) -> CheckpointError:
         return CheckpointError(
