@@ -24,6 +24,7 @@ _DYNAMO = "tests/unit/export/dynamo"
 _LOAD = "tests/unit/load"
 _LARGE_EXPORT = "tests/e2e/test_large_models.py::test_export_without_weights_in_memory_is_verified"
 
+_STREAMED = "tests/unit/verify/streaming/test_streamed_reference.py"
 SEAMS: dict[str, dict[str, str]] = {
     "export.dynamo.capturing": {
         "torch._subclasses.fake_tensor": f"{_DYNAMO}/test_capturing.py::"
@@ -137,6 +138,14 @@ SEAMS: dict[str, dict[str, str]] = {
         "test_value_that_the_trace_fixed_is_no_verified_file",
         "torch.utils._pytree": "tests/integration/test_input_values.py::"
         "test_value_that_the_trace_fixed_is_no_verified_file",
+    },
+    "verify.streaming.streamed_tensors": {
+        "torch.Tensor._make_wrapper_subclass": f"{_STREAMED}::test_large_matrices_answer_as_when_they_are_held",
+        "torch._C": f"{_STREAMED}::test_large_matrices_answer_as_when_they_are_held",
+        "torch.utils._pytree": f"{_STREAMED}::test_other_operations_answer_as_when_weights_are_held",
+        "._parameters": f"{_STREAMED}::test_large_matrices_answer_as_when_they_are_held",
+        "._schema": f"{_STREAMED}::test_forward_that_writes_into_a_parameter_is_refused",
+        "._to_copy": f"{_STREAMED}::test_other_operations_answer_as_when_weights_are_held",
     },
 }
 """Module → prefix of the private names it uses (``.name``: an attribute of an object) → the test that fails when they

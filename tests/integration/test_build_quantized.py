@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import onnx
+import onnx_ir as ir
 import pytest
 
 from checkpoints import save_checkpoint
@@ -166,6 +167,34 @@ def test_parts_are_each_quantized(tmp_path: Path) -> None:
         assert part.fidelity is not None
         assert part.fidelity.is_verified
         assert operators(part.model_path)["MatMulNBits"]
+
+
+def test_weights_that_stay_in_the_checkpoint_are_compared_all_the_same(bert: Path, tmp_path: Path) -> None:
+    """What dynamo traces without them is compared as a whole; manifest and notes say how."""
+    config = {"export": {"exporter": "dynamo"}}
+    result = build_hf_model(bert, tmp_path / "out", precision="int4", config=config)
+    stage = result.manifest.stage("quantize")
+    assert stage is not None
+    assert "of the whole model, weights streamed" in stage.summary
+    assert any("Compared with PyTorch" in note and "weights streamed" in note for note in result.notes)
+
+
+def test_wrong_weight_of_a_block_is_found_where_weights_are_streamed(bert: Path, tmp_path: Path) -> None:
+    """Planted between export and quantizer; the error names the module."""
+
+    def works(path: Path, model: Any) -> list[Quantization]:
+        name = next(name for name in model.graph.initializers if "layer.1.output.dense.weight" in name)
+        value = model.graph.initializers[name]
+        value.const_value = ir.tensor(-value.const_value.numpy(), name=name)
+        return [Quantization(path, QuantizeOptions(precision="int8", mode="weight-only"), {})]
+
+    # Files this small have their weights outside, in pieces of a layer or less.
+    handover = GraphHandover(works, 20.0, external_from_bytes=1000, piece_bytes=4000)
+    exporter = HTPExporter(WinMLExportConfig(exporter="dynamo"), handover=handover)
+    with pytest.raises(VerificationError, match=r"first wrong module: \S*layer.1.output") as caught:
+        exporter.export_checkpoint(ModelRequest(str(bert)), tmp_path / "few.onnx")
+    assert "weights streamed" in caught.value.message
+    assert not [*tmp_path.glob("*.onnx")]
 
 
 def _build_with_a_limit(llama: Path, folder: Path, limit: int, *more: str) -> subprocess.CompletedProcess[str]:

@@ -193,10 +193,15 @@ def test_scores_of_another_model_are_refused_at_the_step_that_differs(decoder: D
         text = generate_reference(prepared, 0)
     assert isinstance(text, GeneratedText)
 
+    read: list[int] = []
+
     def run(draw: Any) -> Mapping[str, NDArray[Any]]:
+        read.append(draw.inputs["input_ids"].shape[1])
         return decoder.session.run({name: value.numpy() for name, value in draw.inputs.items()})
 
     assert compare_generation(part, text, run, (), lambda _draw: False).stopped_after is None
+    # The prompt, single steps, the rest of the text several tokens at a time, and the second prompt.
+    assert [7, *[1] * 8, 8, 8, 7, 4] == read
     wrong = replace(text.steps[9], scores=text.steps[9].scores[:, :, ::-1])
     spoiled = GeneratedText((*text.steps[:9], wrong, *text.steps[10:]))
     with pytest.raises(VerificationError, match="at step 9, 1 tokens after 15 in the cache"):

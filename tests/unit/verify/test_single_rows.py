@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graphs import parse
-from winml.modelkit.verify.single_rows import answer_by_rows, takes_single_rows
+from winml.modelkit.verify.single_rows import feeds_by_rows, joined_rows, takes_single_rows
 
 
 class _Sums:
@@ -35,7 +35,8 @@ def test_rows_are_run_alone_only_where_several_tokens_follow_a_cache(
         "attention_mask": np.ones((rows, past + tokens), np.int64),
     }
     run = _Sums()
-    np.testing.assert_array_equal(answer_by_rows(run, feeds)["sums"], feeds["input_ids"].cumsum(-1))
+    answer = joined_rows([run(rows) for rows in feeds_by_rows(feeds)])
+    np.testing.assert_array_equal(answer["sums"], feeds["input_ids"].cumsum(-1))
     assert run.rows == runs
 
 

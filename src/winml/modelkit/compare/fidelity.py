@@ -71,6 +71,8 @@ class FidelityInfo:
     has_signal: bool
     """Whether the reference answers with something a wrong graph would get wrong: neither nothing nor only NaN."""
     draws: int
+    is_streamed: bool = False
+    """Whether the weights were read piece by piece on both sides: the whole was compared, and never in memory."""
 
     @property
     def worst(self) -> OutputFidelity:
@@ -91,6 +93,7 @@ class FidelityInfo:
             "has_signal": self.has_signal,
             "min_sqnr_db": self.least_sqnr_db,
             "draws": self.draws,
+            **({"is_streamed": True} if self.is_streamed else {}),
             "outputs": [output.as_record() for output in self.outputs],
         }
 

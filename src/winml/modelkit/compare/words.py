@@ -19,7 +19,8 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
         return "inconclusive: the source answers nothing but zeros, NaN or infinity"
     worst = fidelity.worst
     where = f"for {worst.name} over {fidelity.draws} {'draw' if fidelity.draws == 1 else 'draws'}"
-    return f"{nearness_words(worst)} {where} (least accepted {fidelity.least_sqnr_db:g} dB)"
+    streamed = ", of the whole model, weights streamed" if fidelity.is_streamed else ""
+    return f"{nearness_words(worst)} {where}{streamed} (least accepted {fidelity.least_sqnr_db:g} dB)"
 
 
 def nearness_words(output: OutputFidelity) -> str:

@@ -95,6 +95,8 @@ class ModelPart:
     parameters of ``model`` hold no values; None where they do."""
     with_weights: Callable[[], torch.nn.Module] | None = None
     """Loads the same model with the weights of this part, where ``model`` has none."""
+    with_references: Callable[[], torch.nn.Module] | None = None
+    """Loads the same model with parameters that refer to the weight files (``DeferredTensor``), in the same case."""
     feeds: tuple[PartFeed, ...] = ()
     """Which outputs become inputs of another part, or of this one in its next run."""
     cache: CacheLayout | None = None

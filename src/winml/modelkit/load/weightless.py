@@ -63,7 +63,19 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
         with local_libraries():
             return _load_weights(resolved, request, deferred=False)[0]
 
-    part = dataclasses.replace(unweighted_part(resolved), model=model, stored=stored, with_weights=with_weights)
+    def with_references() -> nn.Module:
+        with local_libraries():
+            referring = _load_weights(resolved, request, deferred=True)[0]
+        _read_buffers(referring)
+        return referring
+
+    part = dataclasses.replace(
+        unweighted_part(resolved),
+        model=model,
+        stored=stored,
+        with_weights=with_weights,
+        with_references=with_references,
+    )
     notes = (*weight_notes, *dtype_notes(model, request))
     return LoadedModel.of_one_part(model_info(resolved, request), part, notes)
 
@@ -114,6 +126,10 @@ def _take_values_out(model: nn.Module) -> None:
                 fake = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu")
             fakes[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
         module._parameters[name] = fakes[id(parameter)]
+    _read_buffers(model)
+
+
+def _read_buffers(model: nn.Module) -> None:
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if isinstance(buffer, DeferredTensor):

@@ -15,21 +15,17 @@ OUTSIDE_FACTOR = 1.25
 """Measured on 4.40 GB in a file of their own, which is mapped: 5.4 GB with all else, in PyTorch and in ONNX Runtime."""
 
 
-def refuse_verification_beyond_memory(
-    weight_bytes: int, available: int | None, *, is_smaller_in_file: bool = False
-) -> None:
+def refuse_verification_beyond_memory(weight_bytes: int, available: int | None) -> None:
     """Refuse to compare with PyTorch a model whose weights memory cannot hold.
 
     Args:
         weight_bytes: Size of the parameters in memory.
         available: Bytes of memory to be had; None where nobody knows.
-        is_smaller_in_file: Whether the file has fewer bits, so that PyTorch decides.
 
     Raises:
         ExportError: they do not fit.
     """
-    is_inside = weight_bytes < INLINE_LIMIT_BYTES and not is_smaller_in_file
-    needed = int(weight_bytes * (INSIDE_FACTOR if is_inside else OUTSIDE_FACTOR))
+    needed = int(weight_bytes * (INSIDE_FACTOR if weight_bytes < INLINE_LIMIT_BYTES else OUTSIDE_FACTOR))
     if available is not None and needed > available:
         raise ExportError(
             f"comparing with PyTorch takes about {size_words(needed)} of memory ({size_words(weight_bytes)} of "

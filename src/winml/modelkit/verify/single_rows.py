@@ -5,7 +5,7 @@ ONNX Runtime's ``GroupQueryAttention`` refuses more. Rows do not depend on each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.hierarchy.coverage import all_nodes
 
-__all__ = ["answer_by_rows", "takes_single_rows"]
+__all__ = ["feeds_by_rows", "joined_rows", "takes_single_rows"]
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -27,15 +27,19 @@ def takes_single_rows(model: ir.Model) -> bool:
     return any(node.op_type == _OPERATOR for node in all_nodes(model))
 
 
-def answer_by_rows(run: Callable[[Arrays], Arrays], feeds: Arrays) -> Arrays:
-    """Return the answers of such a graph: to all rows at once where it takes them, else row by row.
+def feeds_by_rows(feeds: Arrays) -> list[Arrays]:
+    """Return what such a graph is fed one after the other: all rows at once where it takes them, else each row.
 
     Args:
-        run: Runs the graph.
         feeds: One array for each input.
     """
     tokens, mask = feeds.get(_TOKENS), feeds.get(_MASK)
     if tokens is None or mask is None or len(tokens) < 2 or not 1 < tokens.shape[1] < mask.shape[1]:
-        return run(feeds)
-    rows = [run({name: array[row : row + 1] for name, array in feeds.items()}) for row in range(len(tokens))]
-    return {name: np.concatenate([answer[name] for answer in rows]) for name in rows[0]}
+        return [feeds]
+    return [{name: array[row : row + 1] for name, array in feeds.items()} for row in range(len(tokens))]
+
+
+def joined_rows(answers: Sequence[Arrays]) -> Arrays:
+    """Return the answers to what :func:`feeds_by_rows` returned as one."""
+    first, *others = answers
+    return {name: np.concatenate([answer[name] for answer in answers]) for name in first} if others else first

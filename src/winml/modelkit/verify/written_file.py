@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -29,8 +32,10 @@ from winml.modelkit.verify.other_values import (
     run_at_other_values,
 )
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, run_reference, with_values
-from winml.modelkit.verify.single_rows import answer_by_rows, takes_single_rows
+from winml.modelkit.verify.single_rows import feeds_by_rows, joined_rows, takes_single_rows
 from winml.modelkit.verify.stable_draws import compare_stable_draws, is_decided_by_rounding, is_decided_by_ties
+from winml.modelkit.verify.streaming.file_pieces import FilePieces
+from winml.modelkit.verify.streaming.streamed_reference import answered_streaming
 
 if TYPE_CHECKING:
     from winml.modelkit.runtime.sessions import Session
@@ -97,34 +102,59 @@ def verify_written_file(
 
 
 def measure_written_file(
-    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, least_sqnr_db: float
+    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, least_sqnr_db: float, piece_bytes: int
 ) -> FidelityInfo:
     """Measure how much of PyTorch's answers is left in a written file that computes with fewer bits.
+
+    The weights of a model that was traced without them are not loaded: both sides hold a piece of them at a time.
 
     Args:
         written: The file, and what was traced; its open dimensions are tried at other sizes.
         prepared: The part it was made from.
         inputs: Further inputs.
         least_sqnr_db: Ratio in decibels that every output has to reach.
+        piece_bytes: Size of the weights from which the file is run in pieces of so much, where they are not loaded.
 
     Raises:
         VerificationError: an output does not reach the ratio, or ONNX Runtime cannot run the file.
     """
-    traced = written.draw
-    with with_values(prepared) as weighted:
-        second = inputs.accepted(
-            lambda drawing: drawing.draw(2, with_padding=not drawing.hides(traced.inputs)),
-            lambda tensors: _answered_draw(weighted, Draw(tensors, {}, traced.sizes)),
-        )
-        others = (traced, *written.proof.draws)
-        answered = [draw if weighted is prepared else _answered_draw(weighted, draw) for draw in others]
-    draws = [*answered, second]
-    refuse_outputs_by_value((draws[0], second))
+    is_streamed = prepared.part.with_references is not None
+    draws = (_streamed_draws if is_streamed else _held_draws)(written, prepared, inputs)
+    refuse_outputs_by_value((draws[0], draws[-1]))
     file = _File(written, prepared.model)
-    answers = [file.run(draw) for draw in draws]
+    answers = file.run_in_pieces(draws, piece_bytes) if is_streamed else [file.run(draw) for draw in draws]
     fidelity = measure_fidelity([draw.reference for draw in draws], answers, least_sqnr_db)
+    fidelity = replace(fidelity, is_streamed=is_streamed)
     refuse_little_left(fidelity, "the model in PyTorch", draws[0].inputs)
     return fidelity
+
+
+def _held_draws(written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws) -> list[Draw]:
+    """Return what the model answers to all draws of an export, the last of them new, where it has its values."""
+    traced = written.draw
+    second = inputs.accepted(
+        lambda drawing: drawing.draw(2, with_padding=not drawing.hides(traced.inputs)),
+        lambda tensors: _answered_draw(prepared, Draw(tensors, {}, traced.sizes)),
+    )
+    return [traced, *written.proof.draws, second]
+
+
+def _streamed_draws(written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws) -> list[Draw]:
+    """Return the same, where its parameters have no values."""
+    traced = written.draw
+
+    def answered_alone(tensors: Mapping[str, torch.Tensor]) -> Draw:
+        return answered_streaming(prepared, [Draw(tensors, {}, traced.sizes)])[0]
+
+    def make(drawing: InputDraws) -> Mapping[str, torch.Tensor]:
+        return drawing.draw(2, with_padding=not drawing.hides(traced.inputs))
+
+    # Without values the model shows whether it takes the inputs, though not whether it answers with numbers.
+    second = inputs.accepted(make, lambda tensors: _answered_draw(prepared, Draw(tensors, {}, traced.sizes)))
+    draws = answered_streaming(prepared, [traced, *written.proof.draws, second])
+    if holds_nan(draws[-1].reference):
+        draws[-1] = inputs.accepted(make, answered_alone)
+    return draws
 
 
 def _with_reference_outputs(
@@ -252,8 +282,7 @@ class _File:
 
         if self._session is None:
             self._session = Session(self._path)
-        feeds = {name: to_numpy(value) for name, value in draw.inputs.items()}
-        return answer_by_rows(self._session.run, feeds) if self._has_single_rows else self._session.run(feeds)
+        return joined_rows([self._session.run(feeds) for feeds in self._feeds(draw)])
 
     def run(self, draw: Draw) -> Mapping[str, NDArray[Any]]:
         """Return the same.
@@ -261,8 +290,32 @@ class _File:
         Raises:
             VerificationError: ONNX Runtime cannot run it.
         """
-        try:
+        with self._failures_told():
             return self.answer(draw)
+
+    def run_in_pieces(self, draws: Sequence[Draw], piece_bytes: int) -> list[Mapping[str, NDArray[Any]]]:
+        """Return the answers to several draws, with no more weights in memory at a time than a piece has.
+
+        Raises:
+            VerificationError: ONNX Runtime cannot run it.
+        """
+        pieces = FilePieces(self._path, piece_bytes)
+        if not pieces.count:
+            return [self.run(draw) for draw in draws]
+        fed = [self._feeds(draw) for draw in draws]
+        with self._failures_told():
+            answers = iter(pieces.run([feeds for rows in fed for feeds in rows]))
+        return [joined_rows(list(islice(answers, len(rows)))) for rows in fed]
+
+    def _feeds(self, draw: Draw) -> list[Mapping[str, NDArray[Any]]]:
+        """Return what the file is fed for a draw, one after the other."""
+        feeds = {name: to_numpy(value) for name, value in draw.inputs.items()}
+        return feeds_by_rows(feeds) if self._has_single_rows else [feeds]
+
+    @contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        try:
+            yield
         except StageError as error:
             raise VerificationError(
                 f"cannot verify: {error.message.replace(str(self._path), 'the file')}",

@@ -60,11 +60,14 @@ def load_for_export(
     use = first_choice(config, weight_bytes, LARGE_HANDED_OVER_BYTES if is_handed_over else LARGE_WEIGHTS_BYTES)
     if use.name == "torchscript":
         return load_resolved(resolved, request), use
-    if config.verify:
-        refuse_verification_beyond_memory(weight_bytes, available_bytes(), is_smaller_in_file=is_handed_over)
+    # A graph that is handed over is compared without them.
+    if config.verify and not is_handed_over:
+        refuse_verification_beyond_memory(weight_bytes, available_bytes())
     loaded = load_weightless(resolved, request)
     for part in loaded.parts:
         if part.stored is not None and (refusal := _refusal_without_values(part)) is not None:
+            if config.verify:
+                refuse_verification_beyond_memory(weight_bytes, available_bytes())
             note = f"The weights were loaded: without them the model does not run ({refusal.module or 'the root'})."
             whole = load_resolved(resolved, request).only_part
             return LoadedModel.of_one_part(loaded.info, replace(whole, notes=part.notes), [note]), use

@@ -165,7 +165,8 @@ def _verify_part(
         staged, tagged_graph.model, part.inputs, tagged_graph.draw, tagged_graph.proof, tagged_graph.choices
     )
     if run.handover is not None:
-        return measure_written_file(written, prepared, run.inputs(part), run.handover.least_sqnr_db)
+        least, piece_bytes = run.handover.least_sqnr_db, run.handover.piece_bytes
+        return measure_written_file(written, prepared, run.inputs(part), least, piece_bytes)
     advice = _LEAVE_IT_TO_DYNAMO if run.config.exporter == "torchscript" else ""
     return verify_written_file(written, prepared, run.inputs(part), advice=advice)
 

@@ -92,6 +92,16 @@ class StoredValues:
                 self._fill(piece, file)
                 yield piece
 
+    def read_into(self, values: Array) -> None:
+        """Read all values into a flat array of their type, so that no new one is needed.
+
+        Raises:
+            CheckpointError: the file became shorter.
+        """
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            self._fill(values, file)
+
     def _fill(self, values: Array, file: RawIOBase) -> None:
         view = values.view(np.uint8).data
         while view:

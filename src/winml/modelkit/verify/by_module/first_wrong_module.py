@@ -91,8 +91,8 @@ def _reason_against(reference: Path | PreparedPart, candidate: Path) -> str:
         files += [reference, *external_files(reference)]
         needed = sum(file.stat().st_size for file in files)
     else:
-        # The weights are loaded once more where the model was traced without them.
-        needed = (1 if reference.part.with_weights is None else 2) * sum(file.stat().st_size for file in files)
+        # The model is there with its weights, or reads them as it goes.
+        needed = sum(file.stat().st_size for file in files)
     needed += GROUP_BYTES
     available = available_bytes()
     if available is None or needed <= available:
@@ -121,9 +121,9 @@ def _first_wrong_module(
         side.session([name for item in matched for name, _ in item.taps])
         return _first_of(SidePair(side, file, (feeds,)), file, matched, unchanged_modules(side, file))
     from winml.modelkit.verify.by_module.torch_side import TorchSide
-    from winml.modelkit.verify.reference_run import with_values
+    from winml.modelkit.verify.streaming.streamed_reference import with_streamed_values
 
-    with with_values(reference) as weighted:
+    with with_streamed_values(reference) as weighted:
         model = TorchSide(weighted, "the model in PyTorch")
         matched = match_with_torch(model.calls(feeds).counts, file)
         return _first_of(SidePair(model, file, (feeds,)), file, matched, None)

@@ -1,0 +1,1 @@
+"""How is a model compared whose weights are not to be in memory?"""

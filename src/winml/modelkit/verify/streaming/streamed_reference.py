@@ -1,0 +1,88 @@
+"""Answers of a model in PyTorch whose weights stay in the checkpoint.
+
+All inputs are answered side by side: each weight is read once for all of them, and dropped before the next is read.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from winml.modelkit.verify.other_sizes import Draw
+from winml.modelkit.verify.reference_run import PreparedPart, conditions_as_python, prepared_part, run_reference
+from winml.modelkit.verify.streaming.lock_step import Ask, run_in_lock_step
+from winml.modelkit.verify.streaming.streamed_tensors import WeightRequest, answer_requests, asking, stream_parameters
+
+__all__ = ["answered_streaming", "with_streamed_values"]
+
+
+@contextmanager
+def with_streamed_values(prepared: PreparedPart) -> Iterator[PreparedPart]:
+    """Yield the prepared part as it is where its parameters hold values, else one that reads them as it goes.
+
+    Raises:
+        CheckpointError: the weights cannot be read or are not those of the model.
+    """
+    if prepared.part.with_references is None:
+        yield prepared
+        return
+    with _streamed(prepared, 1) as parts:
+        yield parts[0]
+
+
+@contextmanager
+def _streamed(prepared: PreparedPart, count: int) -> Iterator[list[PreparedPart]]:
+    """Yield the prepared part as often as asked for, with parameters that are read when something is computed.
+
+    Each has modules of its own, since a forward may write on them; parameters are shared.
+
+    Args:
+        prepared: A part whose parameters have no values.
+        count: How many of them.
+
+    Raises:
+        CheckpointError: the weights cannot be read or are not those of the model.
+    """
+    part = prepared.part
+    assert part.with_references is not None  # the parameters have no values
+    model = part.with_references()
+    stream_parameters(model)
+    shared = {id(parameter): parameter for parameter in model.parameters()}
+    models = [model, *(copy.deepcopy(model, dict(shared)) for _ in range(count - 1))]
+    with ExitStack() as entered:
+        parts = [
+            entered.enter_context(
+                prepared_part(replace(part, model=model, stored=None, with_weights=None, with_references=None))
+            )
+            for model in models
+        ]
+        for item in parts:
+            item.forward.rename_outputs(prepared.forward.output_names)
+        yield parts
+
+
+def answered_streaming(prepared: PreparedPart, draws: Sequence[Draw]) -> list[Draw]:
+    """Return the draws with what the model answers in PyTorch.
+
+    Args:
+        prepared: A part whose parameters have no values.
+        draws: Inputs that it takes.
+
+    Raises:
+        ExportError: the model refuses one of them; names the module.
+        CheckpointError: the weights cannot be read or are not those of the model.
+    """
+
+    def answer(weighted: PreparedPart, draw: Draw, ask: Ask[WeightRequest, torch.Tensor]) -> Draw:
+        # Gradients are a matter of the thread.
+        with torch.no_grad(), asking(ask):
+            return replace(draw, reference=run_reference(weighted, draw.inputs))
+
+    with _streamed(prepared, len(draws)) as parts, conditions_as_python():
+        works = [partial(answer, weighted, draw) for weighted, draw in zip(parts, draws, strict=True)]
+        return run_in_lock_step(works, answer_requests)
