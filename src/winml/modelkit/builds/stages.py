@@ -197,7 +197,7 @@ def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, Any]:
     assert loader is not None  # the plan fills it
     assert export is not None  # an export ran
     loader = loader.model_copy(update={"task": result.model.task, "model_class": result.model.class_name})
-    if len(result.parts) == 1:
+    if result.parts[0].name == ONLY_PART:
         decided = {
             "opset_version": result.opset_produced,
             "input_tensors": result.inputs,
@@ -433,7 +433,7 @@ def names_of(
 
     Data files are called after their content, so theirs are nobody else's.
     """
-    of_several = len(parts) > 1
+    of_several = tuple(parts) != (ONLY_PART,)
     models, sidecars = [], []
     for part in parts:
         for stage in stages:

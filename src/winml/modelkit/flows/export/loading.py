@@ -66,8 +66,9 @@ def load_for_export(
     for part in loaded.parts:
         if part.stored is not None and (refusal := _refusal_without_values(part)) is not None:
             note = f"The weights were loaded: without them the model does not run ({refusal.module or 'the root'})."
-            whole = load_resolved(resolved, request).only_part
-            return LoadedModel.of_one_part(loaded.info, replace(whole, notes=part.notes), [note]), use
+            whole = load_resolved(resolved, request)
+            parts = tuple(replace(item, notes=seen.notes) for item, seen in zip(whole.parts, loaded.parts, strict=True))
+            return LoadedModel.of_parts(loaded.info, parts, loaded.model_notes, [note], wanted=loaded.wanted), use
     return loaded, use
 
 

@@ -95,7 +95,7 @@ def _write_part(
 ) -> ExportResult:
     """Write the files of a part and verify them; put everything in place after the last part."""
     part = prepared.part
-    paths = run.target.part_paths(run.loaded, part)
+    paths = run.target.part_paths(part)
     with run.clock.step("metadata and reports") as step, run.files.explained_errors():
         staged = run.files.reserve(paths.model)
         tagged_graph = _handed_over(run, tagged_graph, paths.model)
@@ -122,12 +122,12 @@ def _write_part(
             run.files.reserve(paths.report).write_text(export_report(told, told.parts[-1]), encoding="utf-8")
         if paths.sidecar:
             run.files.reserve(paths.sidecar).write_text(sidecar_json(told, told.parts[-1]), encoding="utf-8")
-        is_last = part is run.loaded.parts[-1]
+        is_last = part is run.loaded.wanted_parts[-1]
         sizes = run.files.commit(overwrite=run.target.overwrite) if is_last else run.files.written_sizes()
         if is_last:
             companions = settled_companions(companions, paths.model.parent, sources, run.files.gave_way)
             result = replace(result, companions=companions)
-            models = [run.target.part_paths(run.loaded, other).model for other in run.loaded.parts]
+            models = [run.target.part_paths(other).model for other in run.loaded.wanted_parts]
             remove_companions(paths.model.parent, {*owned} - {*sources, *(path.name for path in sizes)}, models)
     return _with_part(result, replace(exported, files=_written_files(paths, written, sizes)), run)
 
