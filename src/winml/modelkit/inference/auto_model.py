@@ -135,7 +135,7 @@ class _BuiltModel(WinMLModel):
     def _open_parts(cls, parts: Mapping[str, Path], **options: Any) -> WinMLModel:
         """Open an encoder and its decoder, as an object of this class that generates."""
         cls._refuse_other_task(parts[DECODER])
-        opened: Any = _encoded_class(cls)(parts[ENCODER], parts[DECODER], **options)
+        opened: Any = _encoded_class(cls.__name__)(parts[ENCODER], parts[DECODER], **options)
         opened.path, opened.inputs = str(parts[DECODER]), opened.graphs.inputs
         opened.task = described_model(parts[DECODER]).get("task")
         model: WinMLModel = opened
@@ -152,8 +152,9 @@ class _BuiltModel(WinMLModel):
 
 
 @functools.cache
-def _encoded_class(cls: type[_BuiltModel]) -> type[EncodedModel]:
+def _encoded_class(name: str) -> type[EncodedModel]:
     """Return the class of models of a task that are an encoder and a decoder."""
+    cls = INFERENCE_CLASSES[name]
     return type(cls.__name__, (EncodedModel, cls), {"__doc__": cls.__doc__, "__module__": cls.__module__})
 
 
