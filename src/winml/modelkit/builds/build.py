@@ -218,7 +218,7 @@ class _Build:
             records = self._runner.run(stage, None)
             skipped = self._parts[0].records if self._parts else []
             self._parts = [
-                BuiltPart(name, of_several=len(records) > 1, current=None, records=[*skipped]) for name in records
+                BuiltPart(name, of_several=name != ONLY_PART, current=None, records=[*skipped]) for name in records
             ]
             self._keep_records(records)
             self._layout.refuse(self._parts)

@@ -154,6 +154,8 @@ def cache_key(plan: BuildPlan, identity: ModelIdentity, stages: Sequence[Stage] 
 def _ordered_config(config: WinMLBuildConfig) -> dict[str, Any]:
     """Return a config as JSON values whose digest tells orders of rules apart."""
     record = config.model_dump(mode="json")
+    if record["loader"] is not None and not record["loader"]["submodel"]:
+        del record["loader"]["submodel"]
     if config.layout is None:  # without one, keys stay what they were
         del record["layout"]
     if config.quant is not None and config.quant.per_module:

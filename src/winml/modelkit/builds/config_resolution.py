@@ -6,12 +6,13 @@ Task, class and inputs are decided by ``load/resolution.py``, where an export be
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
 from winml.modelkit.builds.stages import without_idle_stages
 from winml.modelkit.export.exporter_choice import first_choice, parameter_bytes
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.load.resolution import resolve_model
+from winml.modelkit.load.resolution import ResolvedModel, resolve_model
 
 __all__ = ["resolve_build_config"]
 
@@ -46,16 +47,20 @@ def resolve_build_config(
     export = config.export
     if export is not None:
         exporter = first_choice(export, parameter_bytes(resolved.model)).name
-        decided = {
-            "input_tensors": resolved.inputs,
-            "dynamic_dimensions": resolved.dimensions,
-            "opset_version": export.opset_for(exporter),
-        }
-        export = export.model_copy(update=decided)
+        export = export.model_copy(update={"opset_version": export.opset_for(exporter), **_inputs_of(resolved)})
     notes = list(resolved.notes)
     if resolved.source.kind == "config" and not request.random_weights:
         notes.append(f"{request.model} holds no weights: an export needs --random-weights, or the checkpoint folder")
-    origins = {item.output: item.given_by for item in resolved.output_axes}
+    axes = [item for part in resolved.parts for item in part.output_axes]
+    origins = {item.output: item.given_by for item in axes}
     notes += [f"{origin}: {name} is no input; axes of outputs are not written" for name, origin in origins.items()]
     config, idle = without_idle_stages(config.model_copy(update={"loader": loader, "export": export}))
     return config, (*notes, *idle)
+
+
+def _inputs_of(resolved: ResolvedModel) -> dict[str, Any]:
+    """Return the keys that describe the inputs of one graph; those of several parts have no place in a config."""
+    if len(resolved.parts) > 1:
+        return {}
+    (part,) = resolved.parts
+    return {"input_tensors": part.inputs, "dynamic_dimensions": part.dimensions}

@@ -129,7 +129,7 @@ def request_record(request: ModelRequest) -> dict[str, Any]:
     if request.input_specs is not None:
         record["input_specs"] = [spec.model_dump(mode="json", exclude_none=True) for spec in request.input_specs]
     del record["specs_origin"]  # who said it does not count
-    return {key: value for key, value in record.items() if value is not None}
+    return {key: value for key, value in record.items() if value not in (None, ())}
 
 
 def _refuse_torch_options(request: ModelRequest) -> None:

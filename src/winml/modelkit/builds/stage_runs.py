@@ -20,7 +20,7 @@ from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, names_of
-from winml.modelkit.file_names import SIDECAR_SUFFIX, part_path
+from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX, part_path
 from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.hierarchy.coverage import measure_coverage
@@ -208,7 +208,7 @@ class StageRunner:
         Raises:
             OutputExistsError: one is there and no build wrote it.
         """
-        if len(names) > 1:
+        if tuple(names) != (ONLY_PART,):
             self._job.folder.claim(names_of(self._job.stages, names, self._job.plan.config))
 
 

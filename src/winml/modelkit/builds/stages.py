@@ -198,7 +198,7 @@ def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, Any]:
     assert loader is not None  # the plan fills it
     assert export is not None  # an export ran
     loader = loader.model_copy(update={"task": result.model.task, "model_class": result.model.class_name})
-    if len(result.parts) == 1:
+    if result.parts[0].name == ONLY_PART:
         decided = {
             "opset_version": result.opset_produced,
             "input_tensors": result.inputs,
@@ -435,7 +435,7 @@ def names_of(
     Data files are called after their content, so theirs are nobody else's; where readers look for them by name, the
     first is among these.
     """
-    of_several = len(parts) > 1
+    of_several = tuple(parts) != (ONLY_PART,)
     layout = find_layout(None if config is None else config.layout)
     models, data, sidecars = list[Path](), list[Path](), list[Path]()
     for part in parts:

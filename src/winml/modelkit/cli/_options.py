@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import click
 
@@ -77,6 +77,8 @@ def _declared_option(option: LoadOption) -> Callable[[_F], _F]:
         if option.default:
             return click.option(f"{option.flag}/--no-{option.name.replace('_', '-')}", show_default=True, **settings)
         return click.option(*names, is_flag=True, **settings)
+    if get_origin(option.annotation) is tuple:
+        return click.option(*names, multiple=True, metavar=option.metavar, help=option.help)
     if option.choices:
         settings["type"] = click.Choice(option.choices)
     elif int in (option.annotation, *get_args(option.annotation)):

@@ -6,7 +6,7 @@ Where a forward needs values, and its module tree is asked for, the model gets r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,11 @@ from torch import nn
 from winml.modelkit.errors import CheckpointError, InputError, first_line
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.exporter_choice import first_choice, parameter_bytes
-from winml.modelkit.export.preparation import FlatForward, prepared_for_export
+from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.export.weightless_outputs import output_specs_of
-from winml.modelkit.graph.dimensions import DynamicDimension
 from winml.modelkit.graph.specs import OutputTensorSpec
-from winml.modelkit.hierarchy.tracing import CallTrace, TracedModule, module_of_error, record_calls
+from winml.modelkit.hierarchy.tracing import CallTrace, TracedModule, joined_traces, module_of_error, record_calls
 from winml.modelkit.hierarchy.tree import build_tree
 from winml.modelkit.inspect.weightless import WeightlessRun, run_weightless
 from winml.modelkit.load.checkpoints.processor_classes import ProcessorClass, find_processor_classes
@@ -36,11 +35,12 @@ from winml.modelkit.load.checkpoints.weight_files import (
 )
 from winml.modelkit.load.library_access import local_libraries
 from winml.modelkit.load.model import load_resolved, model_info
+from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import ResolvedModel, resolve_checkpoint, resolve_model
-from winml.modelkit.results.inspected_model import InspectedModel, WeightsOnDisk
+from winml.modelkit.results.inspected_model import InspectedModel, InspectedPart, WeightsOnDisk
 from winml.modelkit.runtime.feeds import make_feeds
-from winml.modelkit.verify.reference_run import conditions_as_python
+from winml.modelkit.verify.reference_run import conditions_as_python, prepared_part
 from winml.modelkit.words import count_words, size_words
 
 __all__ = ["inspect_model", "list_tasks"]
@@ -65,6 +65,15 @@ class _Forward:
     notes: tuple[str, ...] = ()
 
 
+def _joined(forwards: Sequence[_Forward]) -> _Forward:
+    """Return what the forwards of all parts showed of the modules."""
+    traces = [forward.trace for forward in forwards if forward.trace is not None]
+    sources = dict.fromkeys(forward.source for forward in forwards if forward.source)
+    notes = dict.fromkeys(note for forward in forwards for note in forward.notes)
+    trace = joined_traces(traces) if len(traces) == len(forwards) else None
+    return _Forward(trace, None, " and ".join(sources), tuple(notes))
+
+
 def inspect_model(
     request: ModelRequest, *, model_type: str | None = None, hierarchy: bool = False, opset_version: int | None = None
 ) -> InspectedModel:
@@ -86,7 +95,13 @@ def inspect_model(
     resolved = resolve_model(request, model_type=model_type)
     defaults = WinMLExportConfig()
     with local_libraries() if resolved.checkpoint is not None else nullcontext():
-        forward = _run_forward(resolved, request, hierarchy=hierarchy)
+        forwards = [_run_forward(resolved, part, request, hierarchy=hierarchy) for part in resolved.parts]
+    forward = _joined(forwards)
+    parts = tuple(
+        InspectedPart(part.name, part.inputs, run.outputs)
+        for part, run in zip(resolved.parts, forwards, strict=True)
+        if not request.submodel or part.name in request.submodel
+    )
     weights, weight_notes = _stored_weights(resolved)
     type_name = _model_type(resolved)
     tree = build_tree(forward.trace) if hierarchy and forward.trace is not None else None
@@ -95,8 +110,7 @@ def inspect_model(
         tasks=tasks_and_variants_for(type_name) if type_name else {},
         inference_class=_inference_class(resolved),
         processors=_processor_classes(resolved),
-        inputs=resolved.inputs,
-        outputs=forward.outputs,
+        parts=parts,
         opset_version=opset_version or defaults.opset_for(first_choice(defaults, parameter_bytes(resolved.model)).name),
         parameters=_parameter_sizes(resolved.model),
         weights=weights,
@@ -133,42 +147,35 @@ def _processor_classes(resolved: ResolvedModel) -> tuple[ProcessorClass, ...]:
     checkpoint = resolved.checkpoint
     if checkpoint is None:
         return ()
-    names = [spec.name for spec in resolved.inputs]
+    names = [spec.name for part in resolved.parts for spec in part.inputs]
     return find_processor_classes(checkpoint.root, checkpoint.config.model_type, names)
 
 
-def _run_forward(resolved: ResolvedModel, request: ModelRequest, *, hierarchy: bool) -> _Forward:
-    """Run the model as an export would, without weights; where that fails and the tree is wanted, with random ones."""
-    names = [spec.name for spec in resolved.inputs]
-    sizes = _trace_sizes(resolved.dimensions)
-    preparation = prepared_for_export(resolved.model, names, resolved.forward_kwargs, arguments=resolved.arguments)
-    with preparation as forward, conditions_as_python():
+def _run_forward(resolved: ResolvedModel, part: ModelPart, request: ModelRequest, *, hierarchy: bool) -> _Forward:
+    """Run a part as an export would, without weights; where that fails and the tree is wanted, with random ones."""
+    with prepared_part(part) as prepared, conditions_as_python():
 
         def run_at(sizes: Mapping[str, int]) -> WeightlessRun:
-            return run_weightless(resolved.model, resolved.inputs, lambda flat: _outputs_by_name(forward, flat), sizes)
+            return run_weightless(part.model, part.inputs, lambda flat: _outputs_by_name(prepared.forward, flat), sizes)
 
-        run = run_at(sizes)
+        run = run_at(part.trace_sizes)
         if run.trace is not None:
             outputs = output_specs_of(
-                run.outputs, resolved.dimensions, lambda sizes: run_at(sizes).outputs or None, resolved.inputs
+                run.outputs, part.dimensions, lambda sizes: run_at(sizes).outputs or None, part.inputs
             )
             return _Forward(run.trace, outputs, WEIGHTLESS)
     note = f"the forward does not run without values: {run.problem}"
     if not hierarchy:
         return _Forward(None, None, "", (f"{note}; --hierarchy tries random weights",))
-    return _run_with_values(resolved, request, note)
-
-
-def _trace_sizes(dimensions: Iterable[DynamicDimension]) -> dict[str, int]:
-    return {dimension.name: dimension.example or 1 for dimension in dimensions}
+    return _run_with_values(resolved, part.name, request, note)
 
 
 def _outputs_by_name(forward: FlatForward, flat: tuple[torch.Tensor, ...]) -> Mapping[str, torch.Tensor]:
     return dict(zip(forward.output_names, flat, strict=True))
 
 
-def _run_with_values(resolved: ResolvedModel, request: ModelRequest, note: str) -> _Forward:
-    """Run the model on random values.
+def _run_with_values(resolved: ResolvedModel, name: str, request: ModelRequest, note: str) -> _Forward:
+    """Run a part on random values.
 
     Raises:
         CheckpointError: they would be too many.
@@ -181,15 +188,14 @@ def _run_with_values(resolved: ResolvedModel, request: ModelRequest, note: str) 
             f"at most {size_words(MOST_STAND_IN_BYTES)} are made",
             hint="Inspect without --hierarchy, or give a config with fewer layers: their modules are alike.",
         )
-    loaded = load_resolved(resolved, dataclasses.replace(request, random_weights=True)).only_part
-    names = [spec.name for spec in loaded.inputs]
-    preparation = prepared_for_export(loaded.model, names, loaded.forward_kwargs, arguments=loaded.arguments)
-    with preparation as forward, conditions_as_python():
-        drawn = make_feeds(loaded.inputs, request.seed, sizes=_trace_sizes(loaded.dimensions))
+    weighted = load_resolved(resolved, dataclasses.replace(request, random_weights=True))
+    loaded = next(part for part in weighted.parts if part.name == name)
+    with prepared_part(loaded) as prepared, conditions_as_python():
+        drawn = make_feeds(loaded.inputs, request.seed, sizes=loaded.trace_sizes)
         feeds = loaded.example or {name: to_torch(value) for name, value in drawn.items()}
         try:
             with record_calls(loaded.model) as trace:
-                flat = loaded.model(*(feeds[name].clone() for name in names))
+                flat = loaded.model(*(feeds[spec.name].clone() for spec in loaded.inputs))
         except Exception as error:
             path = module_of_error(error, loaded.model)
             raise InputError(
@@ -197,7 +203,7 @@ def _run_with_values(resolved: ResolvedModel, request: ModelRequest, note: str) 
                 f"{type(error).__name__}: {first_line(error)}",
                 hint="Mend the config, or give sizes it takes with --shape-config.",
             ) from error
-        outputs = output_specs_of(_outputs_by_name(forward, flat), (), lambda _sizes: None)
+        outputs = output_specs_of(_outputs_by_name(prepared.forward, flat), (), lambda _sizes: None)
     replaced = (
         f"made {count_words(sum(entry.count for entry in _parameter_sizes(loaded.model)))} random weights instead"
     )

@@ -57,6 +57,12 @@ class LoadOptions:
             "Return scores for all tokens of a run, or for the last one only; all unless asked otherwise.", "source"
         ),
     )
+    submodel: tuple[str, ...] = field(
+        default=(),
+        metadata=_declared(
+            "Only this part of a model of several, such as decoder; repeatable.", "source", metavar="PART"
+        ),
+    )
     random_weights: bool = field(
         default=False, metadata=_declared("Build from the config alone, with seeded random weights.", "random")
     )
@@ -87,6 +93,8 @@ class LoadOption:
     group: Group
     minimum: int | None = None
     maximum: int | None = None
+    metavar: str | None = None
+    """What stands for its value in the help; None: its type."""
     short: str = ""
     """Its short spelling on the command line, if it has one."""
     is_for_onnx: bool = False

@@ -6,7 +6,6 @@ What the model is was decided in ``resolution.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -15,14 +14,15 @@ from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.checkpoints.companion_files import companion_files
 from winml.modelkit.load.checkpoints.random_weights import build_random_model, calibrate_batch_norms
 from winml.modelkit.load.checkpoints.weights import load_checkpoint
+from winml.modelkit.load.families.deciding import decide_parts
 from winml.modelkit.load.inputs.examples import refuse_without_values
 from winml.modelkit.load.library_access import local_libraries
 from winml.modelkit.load.parts import LoadedModel, ModelInfo, ModelPart
 from winml.modelkit.load.request import ModelRequest, ModelSource
-from winml.modelkit.load.resolution import ResolvedModel, asked_dtype, input_decision, resolve_model, with_plain_outputs
+from winml.modelkit.load.resolution import ResolvedModel, asked_dtype, resolve_model, with_plain_outputs
 from winml.modelkit.runtime.feeds import make_feeds
 
-__all__ = ["dtype_notes", "load_model", "load_resolved", "model_info", "unweighted_part"]
+__all__ = ["dtype_notes", "load_model", "load_resolved", "model_info"]
 
 Progress = Callable[[str], None]
 
@@ -55,36 +55,20 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
     """
     if resolved.checkpoint is None or resolved.decision is None:
         refuse_without_values(resolved.model, resolved.source.name)
-        part = replace(unweighted_part(resolved), example=resolved.example)
-        return LoadedModel(model_info(resolved, request), (part,))
+        return LoadedModel(model_info(resolved, request), resolved.parts)
     with local_libraries():
         if request.random_weights:
-            part, weight_notes = _randomly_weighted_part(resolved, request, progress)
+            parts, weight_notes = _randomly_weighted_parts(resolved, request, progress)
         else:
-            part, weight_notes = _checkpoint_part(resolved, request, progress)
-    notes = (*weight_notes, *dtype_notes(part.model, request))
-    return LoadedModel.of_one_part(model_info(resolved, request), part, notes)
+            parts, weight_notes = _checkpoint_parts(resolved, request, progress)
+    notes = (*weight_notes, *dtype_notes(parts[0].model, request))
+    info = model_info(resolved, request)
+    return LoadedModel.of_parts(info, parts, resolved.checkpoint.notes, notes, wanted=request.submodel)
 
 
-def unweighted_part(resolved: ResolvedModel) -> ModelPart:
-    """Return the only part of a resolved model, with the model as it was resolved."""
-    return ModelPart(
-        model=resolved.model,
-        inputs=resolved.inputs,
-        forward_kwargs=resolved.forward_kwargs,
-        are_ranges_examples=resolved.are_ranges_examples,
-        arguments=resolved.arguments,
-        dimensions=resolved.dimensions,
-        output_axes=resolved.output_axes,
-        feeds=() if resolved.cache is None else resolved.cache.feeds,
-        cache=resolved.cache,
-        notes=resolved.notes,
-    )
-
-
-def _randomly_weighted_part(
+def _randomly_weighted_parts(
     resolved: ResolvedModel, request: ModelRequest, progress: Progress | None
-) -> tuple[ModelPart, tuple[str, ...]]:
+) -> tuple[tuple[ModelPart, ...], tuple[str, ...]]:
     """Build the model with seeded random weights; return also what is to be said of them."""
     assert resolved.checkpoint is not None  # a factory brings its weights
     if progress is not None:
@@ -92,15 +76,18 @@ def _randomly_weighted_part(
     model = with_plain_outputs(
         build_random_model(resolved.model_class, resolved.checkpoint.config, request.seed, dtype=asked_dtype(request))
     )
-    seeds = range(request.seed, request.seed + _CALIBRATION_DRAWS)
-    draws = [_drawn_tensors(resolved.inputs, resolved.dimensions, seed) for seed in seeds]
-    calibrate_batch_norms(model, draws, resolved.forward_kwargs)
-    return replace(unweighted_part(resolved), model=model), _random_notes(resolved.source)
+    if len(resolved.parts) == 1:
+        # The forwards of several parts are no calls of the model as it is.
+        part = resolved.parts[0]
+        seeds = range(request.seed, request.seed + _CALIBRATION_DRAWS)
+        draws = [_drawn_tensors(part.inputs, part.dimensions, seed) for seed in seeds]
+        calibrate_batch_norms(model, draws, part.forward_kwargs)
+    return resolved.parts_with(model), _random_notes(resolved.source)
 
 
-def _checkpoint_part(
+def _checkpoint_parts(
     resolved: ResolvedModel, request: ModelRequest, progress: Progress | None
-) -> tuple[ModelPart, tuple[str, ...]]:
+) -> tuple[tuple[ModelPart, ...], tuple[str, ...]]:
     """Load the weights of the checkpoint; return also what is to be said of them."""
     source, checkpoint = resolved.source, resolved.checkpoint
     assert checkpoint is not None  # a factory brings its weights
@@ -115,15 +102,11 @@ def _checkpoint_part(
         dtype=resolved.dtype,
         trust_remote_code=request.trust_remote_code,
     )
-    part = replace(unweighted_part(resolved), model=with_plain_outputs(model))
+    model = with_plain_outputs(model)
     if resolved.dtype is None:
         # Pickled weights told their dtype only now, and inputs that are not indices meet them in it.
-        decided = input_decision(model, checkpoint, resolved.decision.task, request)
-        input_notes = (*checkpoint.notes, *decided.notes)
-        part = replace(
-            part, inputs=decided.inputs, dimensions=decided.dimensions, cache=decided.cache, notes=input_notes
-        )
-    return part, notes
+        return decide_parts(model, checkpoint, resolved.decision.task, request), notes
+    return resolved.parts_with(model), notes
 
 
 def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:

@@ -5,7 +5,7 @@ Other rooms read them without knowing how a model was loaded. Imports neither to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,11 +124,36 @@ class LoadedModel:
     """At least one, in the order in which they run."""
     model_notes: tuple[str, ...] = ()
     """Sentences about the whole model that the user should hear."""
+    wanted: tuple[str, ...] = ()
+    """Names of the parts that were asked for; empty: all."""
 
     @classmethod
-    def of_one_part(cls, info: ModelInfo, part: ModelPart, notes: Sequence[str] = ()) -> LoadedModel:
-        """Return a model of one part, to which all that is said of the model belongs, after what is said of inputs."""
-        return cls(info, (replace(part, notes=(*part.notes, *notes)),))
+    def of_parts(
+        cls,
+        info: ModelInfo,
+        parts: tuple[ModelPart, ...],
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
+        *,
+        wanted: tuple[str, ...] = (),
+    ) -> LoadedModel:
+        """Return a model; all that is said of a model of one part belongs to this.
+
+        Args:
+            info: What is known of it.
+            parts: Its parts.
+            before: Notes on the model that come before those on inputs.
+            after: Notes that come after them.
+            wanted: Names of the parts that were asked for; empty: all.
+        """
+        if len(parts) > 1:
+            return cls(info, parts, (*before, *after), wanted)
+        return cls(info, (replace(parts[0], notes=(*before, *parts[0].notes, *after)),))
+
+    @property
+    def wanted_parts(self) -> tuple[ModelPart, ...]:
+        """The parts that were asked for."""
+        return tuple(part for part in self.parts if not self.wanted or part.name in self.wanted)
 
     @property
     def only_part(self) -> ModelPart:
@@ -148,6 +173,10 @@ class LoadedModel:
     def model(self) -> torch.nn.Module:
         """The whole model."""
         return self.parts[0].model
+
+    def part_taking(self, names: Collection[str]) -> ModelPart | None:
+        """Return the part that all of these are inputs of; None where there is none."""
+        return next((part for part in self.parts if set(names) <= {spec.name for spec in part.inputs}), None)
 
     def describe(self, part: ModelPart) -> PartDescription | None:
         """Return what the file of a part says about it; None for the only part of a model that feeds nothing."""

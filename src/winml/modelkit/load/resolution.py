@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,7 @@ import torch
 
 from winml.modelkit.errors import CheckpointError, UsageError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
-from winml.modelkit.graph.dimensions import DynamicDimension, OutputAxis
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.arguments import arguments_with_cache
-from winml.modelkit.load.caches.decision import cached_keywords, decision_with_cache
-from winml.modelkit.load.caches.layout import CacheLayout
 from winml.modelkit.load.checkpoints.config import (
     CheckpointConfig,
     build_error,
@@ -35,17 +31,13 @@ from winml.modelkit.load.checkpoints.config import (
 from winml.modelkit.load.checkpoints.foreign_references import refuse_foreign_weights
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
 from winml.modelkit.load.checkpoints.model_card import card_task
-from winml.modelkit.load.checkpoints.task import TaskDecision, canonical_task, resolve_custom_task, resolve_task
+from winml.modelkit.load.checkpoints.task import TaskDecision, resolve_custom_task, resolve_task
 from winml.modelkit.load.checkpoints.weight_files import find_weights, stored_sizes
+from winml.modelkit.load.families.deciding import decide_parts, refuse_unknown_parts
+from winml.modelkit.load.families.whole_model import unused_size_notes
 from winml.modelkit.load.inputs.alike_axes import accepts_shapes
 from winml.modelkit.load.inputs.argument_names import arguments_of_names
-from winml.modelkit.load.inputs.decision import (
-    InputDecision,
-    check_input_specs,
-    decide_inputs,
-    forward_keywords,
-    known_meanings,
-)
+from winml.modelkit.load.inputs.decision import InputDecision, check_input_specs, forward_keywords
 from winml.modelkit.load.inputs.dynamic_axes import fitting_example, open_axes
 from winml.modelkit.load.inputs.input_names import SEPARATOR
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments
@@ -53,13 +45,13 @@ from winml.modelkit.load.inputs.options import INPUT_SPECS_OPTION
 from winml.modelkit.load.library_access import local_libraries
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.load_options import Dtype
+from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest, ModelSource, check_folder, resolve_source
 from winml.modelkit.load.script import EXAMPLE_INPUTS, ScriptModel, load_script
 
 __all__ = [
     "ResolvedModel",
     "asked_dtype",
-    "input_decision",
     "resolve_checkpoint",
     "resolve_model",
     "with_plain_outputs",
@@ -85,15 +77,9 @@ class ResolvedModel:
 
     source: ModelSource
     """Where it is; on this disk, unless it has no checkpoint at all."""
-    model: torch.nn.Module
-    """In evaluation mode. Of a checkpoint: the class built from the config on the ``meta`` device, without storage. Of
-    a factory: what it returned."""
-    inputs: tuple[InputTensorSpec, ...]
-    """What its forward is to be given, in this order."""
-    forward_kwargs: Mapping[str, bool | int]
-    """Fixed keywords of every call."""
-    arguments: NestedArguments | None = None
-    """How the tensors of ``inputs`` become the arguments of the forward; None where each is one."""
+    parts: tuple[ModelPart, ...]
+    """What becomes one graph each, in the order in which they run. Their model is in evaluation mode. Of a checkpoint:
+    the class built from the config on the ``meta`` device, without storage. Of a factory: what it returned."""
     checkpoint: CheckpointConfig | None = None
     """None for a factory."""
     decision: TaskDecision | None = None
@@ -102,18 +88,27 @@ class ResolvedModel:
     """The transformers class; None for a factory."""
     dtype: torch.dtype | None = None
     """What floating point weights are loaded in; None where only the weights themselves say it."""
-    example: Mapping[str, torch.Tensor] | None = None
-    """Values to try first, where the user gave some."""
-    are_ranges_examples: bool = False
-    """Whether the value ranges of ``inputs`` are merely those of an example."""
-    notes: tuple[str, ...] = field(default=())
-    """Sentences the user should hear."""
-    dimensions: tuple[DynamicDimension, ...] = ()
-    """The names in the shapes of ``inputs``, each with the size to trace with."""
-    output_axes: tuple[OutputAxis, ...] = ()
-    """Axes of outputs that are to be open."""
-    cache: CacheLayout | None = None
-    """The cache that goes in and out; None without one."""
+    model_notes: tuple[str, ...] = ()
+    """Sentences about the whole model that the user should hear."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The whole model, the same in every part."""
+        return self.parts[0].model
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All sentences that the user should hear."""
+        return (*self.model_notes, *(note for part in self.parts for note in part.notes))
+
+    def parts_with(self, model: torch.nn.Module, **fields: Any) -> tuple[ModelPart, ...]:
+        """Return the parts of another instance of the model, which holds weights.
+
+        Args:
+            model: The instance.
+            **fields: Other fields that are the same in all parts.
+        """
+        return tuple(dataclasses.replace(part, model=model, **fields) for part in self.parts)
 
 
 def resolve_model(
@@ -155,32 +150,17 @@ def resolve_model(
         dtype = _floating_dtype(checkpoint.config, source.path if has_weights else None, asked_dtype(request))
         model = _build_without_storage(model_class, checkpoint.config, dtype)
         unknown_dtype = dtype is None and has_weights
-        inputs = input_decision(model, checkpoint, decision.task, request)
-        arguments = _arguments(model, inputs, request)
+        parts = decide_parts(model, checkpoint, decision.task, request)
     notes = ["the config names no dtype: taken as float32 until the weights say otherwise"] if unknown_dtype else []
     return ResolvedModel(
         source=source,
-        model=model,
-        inputs=inputs.inputs,
-        forward_kwargs=cached_keywords(model, request) if inputs.cache is not None else forward_keywords(model),
+        parts=parts,
         checkpoint=checkpoint,
         decision=decision,
         model_class=model_class,
         dtype=None if unknown_dtype else dtype or torch.float32,
-        notes=(*checkpoint.notes, *notes, *inputs.notes),
-        dimensions=inputs.dimensions,
-        output_axes=inputs.output_axes,
-        arguments=arguments,
-        cache=inputs.cache,
+        model_notes=(*checkpoint.notes, *notes),
     )
-
-
-def _arguments(model: torch.nn.Module, inputs: InputDecision, request: ModelRequest) -> NestedArguments | None:
-    """Return how the inputs become the arguments of the forward; None where each is one."""
-    if inputs.cache is not None:
-        return arguments_with_cache(inputs.cache, [spec.name for spec in inputs.inputs if spec.cache is None])
-    described = [spec.name for spec in request.input_specs or ()]
-    return arguments_of_names(model, described, request.specs_origin)
 
 
 def asked_dtype(request: ModelRequest) -> torch.dtype | None:
@@ -202,45 +182,6 @@ def resolve_checkpoint(request: ModelRequest, *, model_type: str | None = None) 
         source = _on_disk(source, request, False, None)
     with local_libraries():
         return _read_config(source, request)
-
-
-def input_decision(
-    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
-) -> InputDecision:
-    """Return the inputs of a transformers model, with or without storage: the user's manifest, else decided."""
-    task = canonical_task(task)
-    if (cached := decision_with_cache(model, checkpoint, task, request)).cache is not None:
-        return cached
-    decision = _plain_decision(model, checkpoint, task, request)
-    return dataclasses.replace(decision, notes=(*cached.notes, *decision.notes))
-
-
-def _plain_decision(
-    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
-) -> InputDecision:
-    """Return the inputs of a forward without a cache."""
-    if request.input_specs is None:
-        decision = decide_inputs(
-            model,
-            checkpoint.config,
-            checkpoint.root,
-            task=task,
-            shape=request.shape_config,
-            batch_size=request.batch_size,
-        )
-        left_open = request.shape_config.left_open() if request.shape_config else {}
-        return open_axes(decision, request.dynamic, left_open, firm_keys=_firm_keys(request))
-    check_input_specs(model, request.input_specs, request.specs_origin)
-    meanings = known_meanings(model, checkpoint.config, request.input_specs, checkpoint.root, task)
-    notes = _notes_on_unused_sizes(request)
-    decision = InputDecision(request.input_specs, notes, meanings, given_by=request.specs_origin)
-    return open_axes(decision, request.dynamic, are_sizes_firm=True)
-
-
-def _firm_keys(request: ModelRequest) -> frozenset[str]:
-    """Return the sizes the user gave a number for."""
-    given = request.shape_config.given() if request.shape_config else {}
-    return frozenset({*given, *(["batch_size"] if request.batch_size else [])})
 
 
 def with_plain_outputs(model: torch.nn.Module) -> torch.nn.Module:
@@ -379,8 +320,7 @@ def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) 
         accepts=accepts_shapes(script.model, arguments),
     )
     is_example_used = example is not None and request.input_specs is None
-    return ResolvedModel(
-        source=source,
+    part = ModelPart(
         model=script.model,
         inputs=decision.inputs,
         forward_kwargs=forward_keywords(script.model),
@@ -391,6 +331,8 @@ def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) 
         dimensions=decision.dimensions,
         output_axes=decision.output_axes,
     )
+    refuse_unknown_parts(request.submodel, (part,), source.name)
+    return ResolvedModel(source=source, parts=(part,))
 
 
 def _described_script_inputs(
@@ -409,10 +351,4 @@ def _described_script_inputs(
         arguments = arguments_of_names(script.model, names, request.specs_origin, constants)
     check_input_specs(script.model, specs, request.specs_origin, () if arguments is None else arguments.names)
     constant_notes = () if arguments is None else arguments.notes
-    return specs, arguments, (*script.notes, *_notes_on_unused_sizes(request), *constant_notes)
-
-
-def _notes_on_unused_sizes(request: ModelRequest) -> tuple[str, ...]:
-    given = {"--shape-config": request.shape_config, "--batch-size": request.batch_size}
-    names = [name for name, value in given.items() if value is not None]
-    return (f"{request.specs_origin} decides the inputs; {' and '.join(names)} not used",) if names else ()
+    return specs, arguments, (*script.notes, *unused_size_notes(request), *constant_notes)

@@ -22,7 +22,7 @@ from winml.modelkit.load.checkpoints.deferred_tensors import DeferredTensor, Not
 from winml.modelkit.load.checkpoints.weight_files import stored_entries
 from winml.modelkit.load.checkpoints.weights import load_checkpoint
 from winml.modelkit.load.library_access import local_libraries
-from winml.modelkit.load.model import dtype_notes, load_resolved, model_info, unweighted_part
+from winml.modelkit.load.model import dtype_notes, load_resolved, model_info
 from winml.modelkit.load.parts import LoadedModel
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import ResolvedModel, with_plain_outputs
@@ -69,15 +69,10 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest, progress: Pr
         _read_buffers(referring)
         return referring
 
-    part = dataclasses.replace(
-        unweighted_part(resolved),
-        model=model,
-        stored=stored,
-        with_weights=with_weights,
-        with_references=with_references,
-    )
+    parts = resolved.parts_with(model, stored=stored, with_weights=with_weights, with_references=with_references)
     notes = (*weight_notes, *dtype_notes(model, request))
-    return LoadedModel.of_one_part(model_info(resolved, request), part, notes)
+    info = model_info(resolved, request)
+    return LoadedModel.of_parts(info, parts, resolved.checkpoint.notes, notes, wanted=request.submodel)
 
 
 def _load_weights(

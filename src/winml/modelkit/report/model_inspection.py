@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
+from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.tracing import TracedModule
 from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
@@ -60,12 +61,15 @@ def _model_rows(record: InspectedModel, *, verbose: bool) -> Iterator[Row]:
 
 
 def _tensor_rows(record: InspectedModel) -> Iterator[Row]:
-    for spec in record.inputs:
-        yield "input", f"{spec.name} {shape_words(spec.dtype, spec.shape)}{_range_words(spec)}"
-    for output in record.outputs or ():
-        yield "output", f"{output.name} {shape_words(output.dtype, output.shape)}"
-    if record.outputs is None:
-        yield "outputs", "not known without values"
+    for part in record.parts:
+        if part.name != ONLY_PART:
+            yield "part", part.name
+        for spec in part.inputs:
+            yield "input", f"{spec.name} {shape_words(spec.dtype, spec.shape)}{_range_words(spec)}"
+        for output in part.outputs or ():
+            yield "output", f"{output.name} {shape_words(output.dtype, output.shape)}"
+        if part.outputs is None:
+            yield "outputs", "not known without values"
     yield "export", f"opset {record.opset_version}"
 
 

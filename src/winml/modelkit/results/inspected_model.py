@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.graph.bundle import only_part
 from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.hierarchy.tracing import TracedModule
 from winml.modelkit.hierarchy.tree import ModuleTree
@@ -14,7 +16,7 @@ from winml.modelkit.load.checkpoints.processor_classes import ProcessorClass
 from winml.modelkit.load.checkpoints.weight_files import StoredSize
 from winml.modelkit.load.parts import ModelInfo
 
-__all__ = ["InspectedModel", "WeightsOnDisk"]
+__all__ = ["InspectedModel", "InspectedPart", "WeightsOnDisk"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,24 @@ class WeightsOnDisk:
 
 
 @dataclass(frozen=True)
+class InspectedPart:
+    """One graph that an export would write."""
+
+    name: str
+    """``model`` for the only part."""
+    inputs: tuple[InputTensorSpec, ...]
+    outputs: tuple[OutputTensorSpec, ...] | None
+    """None where they depend on the values of the inputs."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready record."""
+        return {
+            "inputs": [spec.as_record() for spec in self.inputs],
+            "outputs": None if self.outputs is None else [spec.as_record() for spec in self.outputs],
+        }
+
+
+@dataclass(frozen=True)
 class InspectedModel:
     """The model, inputs, outputs and weights that an export would use."""
 
@@ -40,9 +60,8 @@ class InspectedModel:
     inference_class: str | None
     """Class that runs the exported model; None for a factory."""
     processors: tuple[ProcessorClass, ...]
-    inputs: tuple[InputTensorSpec, ...]
-    outputs: tuple[OutputTensorSpec, ...] | None
-    """None where they depend on the values of the inputs."""
+    parts: tuple[InspectedPart, ...]
+    """The graphs that were asked for, in the order in which they run."""
     opset_version: int
     parameters: tuple[StoredSize, ...]
     """Parameters of the built model, per dtype; tied parameters count once."""
@@ -58,6 +77,16 @@ class InspectedModel:
     """The values the forward was run on, in words."""
     notes: tuple[str, ...] = ()
     """Notes for the user, one sentence each."""
+
+    @property
+    def inputs(self) -> tuple[InputTensorSpec, ...]:
+        """The inputs of the only part."""
+        return only_part(self.parts).inputs
+
+    @property
+    def outputs(self) -> tuple[OutputTensorSpec, ...] | None:
+        """The outputs of the only part."""
+        return only_part(self.parts).outputs
 
     @property
     def parameter_count(self) -> int:
@@ -83,11 +112,7 @@ class InspectedModel:
             "processors": [
                 {"role": item.role, "class": item.class_name, "origin": item.origin} for item in self.processors
             ],
-            "export": {
-                "opset_version": self.opset_version,
-                "inputs": [spec.as_record() for spec in self.inputs],
-                "outputs": None if self.outputs is None else [spec.as_record() for spec in self.outputs],
-            },
+            "export": {"opset_version": self.opset_version, **self._tensor_record()},
             "parameters": {
                 "count": self.parameter_count,
                 "size_bytes": self.parameter_bytes,
@@ -100,6 +125,12 @@ class InspectedModel:
         if self.tree is not None:
             record["hierarchy"] = _tree_record(self.tree, self.never_ran, self.tree_source)
         return record
+
+    def _tensor_record(self) -> dict[str, Any]:
+        """Return inputs and outputs; of several graphs by part."""
+        if len(self.parts) == 1 and self.parts[0].name == ONLY_PART:
+            return self.parts[0].as_record()
+        return {"parts": [{"name": part.name, **part.as_record()} for part in self.parts]}
 
 
 def _size_records(sizes: tuple[StoredSize, ...]) -> dict[str, dict[str, int]]:

@@ -129,7 +129,7 @@ def _try_config(
         architecture,
         class_name=type(resolved.model).__name__,
         parameters=sum(parameter.numel() for parameter in resolved.model.parameters()),
-        inputs=tuple(spec.name for spec in resolved.inputs),
+        inputs=tuple(spec.name for part in resolved.parts for spec in part.inputs),
     )
     if architecture.parameters > MOST_PARAMETERS:
         problem = f"too large: {architecture.parameters / 1e6:.0f} million parameters"
@@ -137,7 +137,8 @@ def _try_config(
     architecture = replace(architecture, state_before="not run")
     report_state(architecture)
     try:
-        _run_forward(load_resolved(resolved, request).only_part)
+        for part in load_resolved(resolved, request).parts:
+            _run_forward(part)
     except Exception as error:
         return replace(architecture, problem=_error_line(error)), False
     return replace(architecture, state_before="", problem=""), False
@@ -170,12 +171,11 @@ def _export_model(order: ExportOrder) -> ExportResult:
 
 
 def _checked_attempt(result: ExportResult) -> Attempt:
-    """Read the written file and check the tag of every node."""
-    assert result.verification is not None  # The export was asked to verify.
-    tag_of_module = {node.path: node.tag for node in result.tree}
+    """Read the written files and check the tag of every node; several parts count together, by the worst of them."""
+    tag_of_module = {node.path: node.tag for part in result.parts for node in part.tree}
     tags = set()
     problems = []
-    nodes = list(all_nodes(ir.load(result.model_path)))
+    nodes = [node for part in result.parts for node in all_nodes(ir.load(part.model_path))]
     for node in nodes:
         tag = read_tag(node)
         if tag is None:
@@ -184,17 +184,19 @@ def _checked_attempt(result: ExportResult) -> Attempt:
             problems.append(f"node {node.name}: no module {tag.module} has the tag {tag.tag}")
         else:
             tags.add(tag.tag)
-    worst = result.verification.worst
+    verifications = [part.verification for part in result.parts if part.verification is not None]
+    assert len(verifications) == len(result.parts)  # The export was asked to verify.
+    exporters = {part.exporter: part.exporter_reason for part in result.parts}
     return Attempt(
-        is_verified=result.verification.is_verified and not problems,
-        exporter=result.exporter,
-        note=result.exporter_reason,
+        is_verified=all(verification.is_verified for verification in verifications) and not problems,
+        exporter=" and ".join(exporters),
+        note="; ".join(dict.fromkeys(exporters.values())),
         problem=f"{len(problems)} of {len(nodes)} nodes: {problems[0]}" if problems else "",
         exit_code=1 if problems else 0,
         nodes=len(nodes),
-        coverage_percent=result.coverage.percent,
+        coverage_percent=min(part.coverage.percent for part in result.parts),
         tags=tuple(sorted(tags)),
-        relative_diff=worst.relative_diff,
+        relative_diff=max(verification.worst.relative_diff for verification in verifications),
     )
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from winml.modelkit.load.live_module import ExampleInputs
-    from winml.modelkit.load.parts import ModelPart
+    from winml.modelkit.load.parts import LoadedModel, ModelPart
     from winml.modelkit.verify.by_module.torch_side import TorchSide
 
 __all__ = ["Comparable", "CompareOptions", "compare_models"]
@@ -140,6 +140,16 @@ class _InputNames:
         """Say whether an input of this side is one of the other."""
         return self.inputs is None or self.renamed.get(name, name) in self.inputs
 
+    def part_of(self, loaded: LoadedModel) -> ModelPart | None:
+        """Return the part of a model that takes the same; None where at most the model without a cache does."""
+        if len(loaded.parts) == 1:
+            part = loaded.only_part
+            return part if all(self.has(spec.name) for spec in part.inputs if spec.cache is not None) else None
+        if self.inputs is None:
+            return None
+        original = {name: own for own, name in self.renamed.items()}
+        return loaded.part_taking([original.get(name, name) for name in self.inputs])
+
 
 @contextmanager
 def _opened(
@@ -154,9 +164,8 @@ def _opened(
     if isinstance(model, ModelRequest):
         from winml.modelkit.load.model import load_model
 
-        part, shown = load_model(model).only_part, model.model or "the model"
-        if not all(other.has(spec.name) for spec in part.inputs if spec.cache is not None):
-            part = load_model(replace(model, cache=False)).only_part
+        loaded, shown = load_model(model), model.model or "the model"
+        part = other.part_of(loaded) or load_model(replace(model, cache=False)).only_part
         with opened_torch_side(part, shown) as side:
             yield side
         return

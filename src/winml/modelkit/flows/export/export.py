@@ -201,14 +201,14 @@ class HTPExporter:
                 parameter_count = sum(parameter.numel() for parameter in loaded.model.parameters())
                 step.summary = f"{loaded.info.class_name}, {count_words(parameter_count)} parameters"
                 if self.on_parts is not None:
-                    self.on_parts(tuple(part.name for part in loaded.parts))
+                    self.on_parts(tuple(part.name for part in loaded.wanted_parts))
                 all_parts = calls_of_all_parts(loaded, self.seed)
             result = ExportResult(loaded.info, (), started, __version__, loaded.model_notes)
             if loaded.info.source_kind in CHECKPOINT_KINDS:
                 left_as_found.enter_context(local_files_only())
             with OutputFiles() as files:
                 run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts, self.handover)
-                for part in loaded.parts:
+                for part in loaded.wanted_parts:
                     result = export_part(run, result, part, exporter)
         result = replace(result, model_notes=(*result.model_notes, *kept.notes))
         return result.in_folder(target.named_folder)
@@ -220,7 +220,7 @@ class HTPExporter:
             UsageError: an open dimension where the provider takes none, or one list of outputs for several parts.
             OutputExistsError: a file of a part is there already.
         """
-        is_dynamic = any(part.dimensions for part in loaded.parts)
+        is_dynamic = any(part.dimensions for part in loaded.wanted_parts)
         try:
             refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=self.config.allow_dynamic)
         except UsageError as error:
@@ -229,8 +229,8 @@ class HTPExporter:
             raise
         if len(loaded.parts) == 1:
             return
-        for part in loaded.parts:
-            target.part_paths(loaded, part).refuse_existing(overwrite=target.overwrite)
+        for part in loaded.wanted_parts:
+            target.part_paths(part).refuse_existing(overwrite=target.overwrite)
         if self.config.output_tensors is not None:
             names = ", ".join(part.name for part in loaded.parts)
             raise UsageError(

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.exporter_choice import ExporterUse
-from winml.modelkit.file_names import part_path
+from winml.modelkit.file_names import ONLY_PART, part_path
 from winml.modelkit.flows.graph_handover import GraphHandover, HandedGraph
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.output_paths import ExportPaths
@@ -47,9 +47,9 @@ class ExportTarget:
         """
         return ExportPaths.for_output(self.output, with_sidecar=self.with_sidecar, with_report=self.with_report)
 
-    def part_paths(self, loaded: LoadedModel, part: ModelPart) -> ExportPaths:
+    def part_paths(self, part: ModelPart) -> ExportPaths:
         """Return the files of one part."""
-        path = part_path(self.paths().model, part.name, of_several=len(loaded.parts) > 1)
+        path = part_path(self.paths().model, part.name, of_several=part.name != ONLY_PART)
         return ExportPaths.for_output(path, with_sidecar=self.with_sidecar, with_report=self.with_report)
 
 
@@ -70,6 +70,9 @@ class ExportRun:
     """What is done to each graph before it is written; None: nothing."""
     draws: dict[str, InputDraws] = field(default_factory=dict)
     """Part → what draws its inputs; filled as it is asked for."""
+
+    staged: dict[str, Path] = field(default_factory=dict)
+    """Part → its model file under the temporary name; filled as they are written."""
 
     def inputs(self, part: ModelPart) -> InputDraws:
         """Return what draws the inputs of a part; it remembers what the model takes."""

@@ -12,8 +12,8 @@ from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import InternalError, VerificationError
-from winml.modelkit.export.exporter_choice import ExporterUse, second_choice
-from winml.modelkit.file_names import sidecar_path
+from winml.modelkit.export.exporter_choice import SECOND_TRY_S, ExporterUse, second_choice
+from winml.modelkit.file_names import ONLY_PART, sidecar_path
 from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
 from winml.modelkit.flows.export.graph_making import make_tagged_graph
 from winml.modelkit.graph.files.companions import (
@@ -25,6 +25,7 @@ from winml.modelkit.graph.files.companions import (
 from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.graph.idle_weights import idle_weight_bytes
 from winml.modelkit.graph.model_metadata import output_specs
 from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
 from winml.modelkit.hierarchy.tagging import read_tag
@@ -35,9 +36,11 @@ from winml.modelkit.results.export_result import ExportedPart, ExportResult, Nod
 from winml.modelkit.results.words import verification_notes, verification_words
 from winml.modelkit.results.written_file import WrittenFile
 from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
+from winml.modelkit.verify.encoded_generation import EncodedParts, compare_encoded_generation
 from winml.modelkit.verify.other_sizes import WrittenGraph
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
 from winml.modelkit.verify.written_file import measure_written_file, verify_written_file
+from winml.modelkit.words import size_words
 
 __all__ = ["export_part"]
 
@@ -63,7 +66,7 @@ def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter:
         VerificationError: ONNX Runtime and PyTorch disagree.
     """
     with prepared_part(part) as prepared:
-        tagged_graph = make_tagged_graph(run, prepared, exporter)
+        tagged_graph = _leaner(run, prepared, make_tagged_graph(run, prepared, exporter))
         _refuse_wrong_feeds(run, part, prepared.forward.output_names)
         try:
             return _write_part(run, result, prepared, tagged_graph)
@@ -76,6 +79,19 @@ def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter:
                 error.hint = f"{error.hint} Tried as well: {retried_graph.exporter.reason}."
                 raise
         return _write_part(run, result, prepared, retried_graph)
+
+
+def _leaner(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -> TaggedGraph:
+    """Return the graph of a part without weights of other parts: of dynamo, where that of TorchScript keeps some.
+
+    A part may run modules of another for sizes alone. TorchScript asks the values for their sizes; dynamo knows them.
+    """
+    idle = idle_weight_bytes(tagged_graph.model) if prepared.part.name != ONLY_PART else 0
+    if not idle or run.config.exporter != "auto" or tagged_graph.exporter.name != "torchscript":
+        return tagged_graph
+    reason = f"TorchScript keeps {size_words(idle)} of weights of which only sizes are read"
+    other = make_tagged_graph(run, prepared, ExporterUse("dynamo", reason, SECOND_TRY_S))
+    return tagged_graph if idle_weight_bytes(other.model) else other
 
 
 def _refuse_wrong_feeds(run: ExportRun, part: ModelPart, outputs: Sequence[str]) -> None:
@@ -95,9 +111,9 @@ def _write_part(
 ) -> ExportResult:
     """Write the files of a part and verify them; put everything in place after the last part."""
     part = prepared.part
-    paths = run.target.part_paths(run.loaded, part)
+    paths = run.target.part_paths(part)
     with run.clock.step("metadata and reports") as step, run.files.explained_errors():
-        staged = run.files.reserve(paths.model)
+        run.staged[part.name] = staged = run.files.reserve(paths.model)
         tagged_graph = _handed_over(run, tagged_graph, paths.model)
         is_external = run.handover.is_external(tagged_graph.model) if run.handover is not None else None
         written = write_model(tagged_graph.model, staged, external=is_external)
@@ -122,12 +138,12 @@ def _write_part(
             run.files.reserve(paths.report).write_text(export_report(told, told.parts[-1]), encoding="utf-8")
         if paths.sidecar:
             run.files.reserve(paths.sidecar).write_text(sidecar_json(told, told.parts[-1]), encoding="utf-8")
-        is_last = part is run.loaded.parts[-1]
+        is_last = part is run.loaded.wanted_parts[-1]
         sizes = run.files.commit(overwrite=run.target.overwrite) if is_last else run.files.written_sizes()
         if is_last:
             companions = settled_companions(companions, paths.model.parent, sources, run.files.gave_way)
             result = replace(result, companions=companions)
-            models = [run.target.part_paths(run.loaded, other).model for other in run.loaded.parts]
+            models = [run.target.part_paths(other).model for other in run.loaded.wanted_parts]
             remove_companions(paths.model.parent, {*owned} - {*sources, *(path.name for path in sizes)}, models)
     return _with_part(result, replace(exported, files=_written_files(paths, written, sizes)), run)
 
@@ -168,7 +184,28 @@ def _verify_part(
         least, piece_bytes = run.handover.least_sqnr_db, run.handover.piece_bytes
         return measure_written_file(written, prepared, run.inputs(part), least, piece_bytes)
     advice = _LEAVE_IT_TO_DYNAMO if run.config.exporter == "torchscript" else ""
-    return verify_written_file(written, prepared, run.inputs(part), advice=advice)
+    verification = verify_written_file(written, prepared, run.inputs(part), advice=advice)
+    return _verify_text(run, prepared, verification)
+
+
+def _verify_text(run: ExportRun, prepared: PreparedPart, verification: VerificationInfo) -> VerificationInfo:
+    """Return the verification with the text that the parts generate together, where this one decodes what another
+    encoded.
+
+    Raises:
+        VerificationError: PyTorch generates another text.
+    """
+    decoder = prepared.part
+    if decoder.cache is None or decoder.cache.side is None:
+        return verification
+    others = [part for part in run.loaded.parts if part is not decoder]
+    encoder = next(part for part in others if any(feed.part == decoder.name for feed in part.feeds))
+    parts = EncodedParts(encoder, prepared, run.staged[decoder.name], run.staged.get(encoder.name))
+    generation = compare_encoded_generation(parts, run.seed)
+    if isinstance(generation, str):
+        run.inputs(decoder).notes.append(f"No text was generated to compare: {generation}.")
+        return verification
+    return replace(verification, generation=generation)
 
 
 def _exported_part(

@@ -43,7 +43,13 @@ def pytorch_run(
     from winml.modelkit.export.tensors import to_torch
     from winml.modelkit.load.model import load_model
 
-    loaded = load_model(request, tell).only_part
+    model = load_model(request, tell)
+    loaded = model.only_part if len(model.parts) == 1 else model.part_taking(feeds)
+    if loaded is None:
+        raise UsageError(
+            f"--baseline pytorch: no part of {request.model} takes {', '.join(feeds)}",
+            hint="Export the file again from this model.",
+        )
     names = [spec.name for spec in loaded.inputs]
     if missing := [name for name in names if name not in feeds]:
         raise UsageError(
