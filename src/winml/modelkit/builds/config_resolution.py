@@ -9,7 +9,7 @@ import dataclasses
 
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
 from winml.modelkit.builds.stages import without_idle_stages
-from winml.modelkit.export.exporter_choice import first_choice, parameter_bytes
+from winml.modelkit.export.exporter_choice import first_choice
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
 
@@ -45,7 +45,7 @@ def resolve_build_config(
     )
     export = config.export
     if export is not None:
-        exporter = first_choice(export, parameter_bytes(resolved.model)).name
+        exporter = first_choice(export).name
         decided = {
             "input_tensors": resolved.inputs,
             "dynamic_dimensions": resolved.dimensions,
