@@ -1,7 +1,7 @@
 """Knows the parameters that have a shape and a dtype and no values: fake tensors.
 
 NOTE: fake tensors are private in torch (docs/decisions/0004-private-seams.md).
-``tests/unit/export/torchscript/test_missing_values.py`` fails when they move.
+``tests/unit/export/dynamo/test_capturing.py`` fails when they move.
 """
 
 from __future__ import annotations

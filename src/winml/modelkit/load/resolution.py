@@ -114,12 +114,15 @@ class ResolvedModel:
     """Axes of outputs that are to be open."""
     cache: CacheLayout | None = None
     """The cache that goes in and out; None without one."""
+    is_widened: bool = False
+    """Whether its floating point weights have 16 bits and are to be read as float32."""
 
 
 def resolve_model(
     request: ModelRequest,
     *,
     needs_weights: bool = False,
+    widens_halves: bool = False,
     model_type: str | None = None,
     progress: Progress | None = None,
 ) -> ResolvedModel:
@@ -130,6 +133,7 @@ def resolve_model(
     Args:
         request: What the user asked for.
         needs_weights: Whether something without weight files will not do.
+        widens_halves: Whether weights of 16 bits are to be read as float32, where the request names no type.
         model_type: transformers' model type, in place of ``request.model``: its default config is taken. Without model
             and type, that of the class asked for is taken.
         progress: Told in words which step is being done.
@@ -153,6 +157,8 @@ def resolve_model(
         if has_weights and source.path is not None:
             refuse_foreign_weights(checkpoint.config, source.path)
         dtype = _floating_dtype(checkpoint.config, source.path if has_weights else None, asked_dtype(request))
+        is_widened = widens_halves and request.dtype is None and dtype in (torch.float16, torch.bfloat16)
+        dtype = torch.float32 if is_widened else dtype
         model = _build_without_storage(model_class, checkpoint.config, dtype)
         unknown_dtype = dtype is None and has_weights
         inputs = input_decision(model, checkpoint, decision.task, request)
@@ -172,6 +178,7 @@ def resolve_model(
         output_axes=inputs.output_axes,
         arguments=arguments,
         cache=inputs.cache,
+        is_widened=is_widened,
     )
 
 

@@ -161,7 +161,7 @@ def _as_exported(model: nn.Module) -> Iterator[None]:
     if _fake_mode(model) is None:
         yield
         return
-    # torch.export takes seconds to import: by those who use it only.
+    # It and what it imports take long to import: by those who use it only.
     from torch._export.utils import _compiling_state_context
 
     from winml.modelkit.export.torch_messages import quiet_torch

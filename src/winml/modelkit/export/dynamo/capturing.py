@@ -28,7 +28,7 @@ from winml.modelkit.export.dynamo.time_limit import TimeIsUpError, time_limit
 from winml.modelkit.export.dynamo.transformers_patches import library_repairs
 from winml.modelkit.export.fake_parameters import fresh_shape_envs, is_fake, weight_by_reference
 from winml.modelkit.export.preparation import FlatForward
-from winml.modelkit.export.torch_messages import quiet_torch
+from winml.modelkit.export.torch_messages import quiet_torch, unprinted_failures
 from winml.modelkit.hierarchy.tree import ModuleTree
 
 __all__ = ["capture_dynamo"]
@@ -56,7 +56,7 @@ def capture_dynamo(
     """
     stacks = ModuleStacks(model)
     try:
-        with time_limit(options.time_limit_s), quiet_torch(), without_empty_inductor_cache():
+        with time_limit(options.time_limit_s), quiet_torch(), unprinted_failures(), without_empty_inductor_cache():
             captured = _export_with_torch(model, inputs, forward, stacks, options)
     except TimeIsUpError:
         raise ExportError(

@@ -26,8 +26,9 @@ from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.captured_names import name_by_module, name_open_sizes, place_operands
 from winml.modelkit.export.fake_parameters import fresh_shape_envs, weight_by_reference
 from winml.modelkit.export.preparation import FlatForward
+from winml.modelkit.export.torch_messages import quiet_torch
 from winml.modelkit.export.torchscript.merging import merge_equal_nodes
-from winml.modelkit.export.torchscript.missing_values import missing_value_error
+from winml.modelkit.export.torchscript.missing_values import missing_value_error, untraced_shape_computation
 from winml.modelkit.export.torchscript.operators import further_operators
 from winml.modelkit.export.torchscript.scopes import ModuleScopes, operator_of_error
 from winml.modelkit.export.torchscript.traced_assertions import asserts_only
@@ -69,7 +70,7 @@ def capture_torchscript(
     """
     scopes = ModuleScopes(model)
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with quiet_torch(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", _TracerWarning)
             serialized = _export_with_torch(model, inputs, forward, scopes, options)
@@ -108,6 +109,7 @@ def _export_with_torch(
     with (
         scopes.patched_exporter(),
         fresh_shape_envs(model, are_sizes_open=False),
+        untraced_shape_computation(),
         further_operators(options.opset_version),
         booleans_as_numbers(),
         tensors_rounded_as_numbers(),

@@ -54,7 +54,7 @@ class ModuleScopes:
 
         def trace_with_scopes(*args: Any, **kwargs: Any) -> Any:
             graph, *others = trace_graph(*args, **kwargs)
-            refuse_missing_constants(graph, self.decode)
+            refuse_missing_constants(graph)
             _inline_calls(graph)
             return (graph, *others)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from winml.modelkit.errors import ExportError
@@ -53,10 +52,9 @@ def load_for_export(
         InputError: files, the Hub, or the user's code did not deliver.
         ExportError: the answer is to be compared with PyTorch's, and memory cannot hold the weights.
     """
-    resolved = resolve_model(request, needs_weights=not request.random_weights)
-    if is_handed_over and request.dtype is None and resolved.checkpoint is not None and _has_halves(resolved.model):
+    resolved = resolve_model(request, needs_weights=not request.random_weights, widens_halves=is_handed_over)
+    if resolved.is_widened:
         request = replace(request, dtype="fp32")
-        resolved = resolve_model(request, needs_weights=not request.random_weights)
     weight_bytes, use = parameter_bytes(resolved.model), first_choice(config)
     are_large = weight_bytes > (LARGE_HANDED_OVER_BYTES if is_handed_over else LARGE_WEIGHTS_BYTES)
     if use.name == "torchscript" and not are_large:
@@ -75,10 +73,6 @@ def load_for_export(
 def parameter_bytes(model: nn.Module) -> int:
     """Return the size of the parameters in bytes, tied ones once; they need no storage."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-
-
-def _has_halves(model: nn.Module) -> bool:
-    return any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in model.parameters())
 
 
 def _refusal_without_values(part: ModelPart) -> ExportError | None:
