@@ -33,7 +33,7 @@ def quiet_torch() -> Iterator[None]:
 
 @contextmanager
 def unprinted_failures() -> Iterator[None]:
-    """Keep ``torch.export`` from printing the graph it has when it fails, past its loggers, for the time of the block."""
+    """Keep ``torch.export`` from printing its graph when it fails, past its loggers, for the time of the block."""
     # Half a second to import: by those who export with it only.
     from torch.export import _trace as export_trace
 

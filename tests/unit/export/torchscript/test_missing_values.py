@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_capture_that_needs_values_is_refused(reason: str) -> None:
 def test_shape_computation_is_kept_out_of_traces_for_the_block_only() -> None:
     """What was patched is put back, also after an error."""
     before = FakeTensorMode.dispatch
-    with pytest.raises(ValueError, match="given up"), untraced_shape_computation():
+    with contextlib.suppress(ValueError), untraced_shape_computation():
         assert FakeTensorMode.dispatch is not before
-        raise ValueError("given up")
+        raise ValueError
     assert FakeTensorMode.dispatch is before
