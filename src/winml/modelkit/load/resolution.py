@@ -153,14 +153,10 @@ def resolve_model(
         checkpoint = _read_config(source, request)
         decision = _decide_task_and_class(checkpoint, request)
         model_class = _model_class(checkpoint, decision)
-        has_weights = source.kind in ("folder", "hub") and not request.random_weights
-        if has_weights and source.path is not None:
-            refuse_foreign_weights(checkpoint.config, source.path)
-        dtype = _floating_dtype(checkpoint.config, source.path if has_weights else None, asked_dtype(request))
-        is_widened = widens_halves and request.dtype is None and dtype in (torch.float16, torch.bfloat16)
-        dtype = torch.float32 if is_widened else dtype
+        folder = _folder_of_weights(source, request, checkpoint.config)
+        dtype, is_widened = _read_dtype(checkpoint.config, folder, request, widens_halves=widens_halves)
         model = _build_without_storage(model_class, checkpoint.config, dtype)
-        unknown_dtype = dtype is None and has_weights
+        unknown_dtype = dtype is None and folder is not None
         inputs = input_decision(model, checkpoint, decision.task, request)
         arguments = _arguments(model, inputs, request)
     notes = ["the config names no dtype: taken as float32 until the weights say otherwise"] if unknown_dtype else []
@@ -313,6 +309,23 @@ def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
             hint="Install the packages this model needs.",
         )
     return model_class
+
+
+def _folder_of_weights(source: ModelSource, request: ModelRequest, config: Any) -> Path | None:
+    """Return the folder whose weights are read; None where there are none."""
+    if source.kind not in ("folder", "hub") or request.random_weights or source.path is None:
+        return None
+    refuse_foreign_weights(config, source.path)
+    return source.path
+
+
+def _read_dtype(
+    config: Any, folder: Path | None, request: ModelRequest, *, widens_halves: bool
+) -> tuple[torch.dtype | None, bool]:
+    """Return the type that weights are read in, and whether it is float32 in place of 16 bits."""
+    dtype = _floating_dtype(config, folder, asked_dtype(request))
+    is_widened = widens_halves and request.dtype is None and dtype in (torch.float16, torch.bfloat16)
+    return torch.float32 if is_widened else dtype, is_widened
 
 
 def _floating_dtype(config: Any, folder: Path | None, requested: torch.dtype | None) -> torch.dtype | None:
