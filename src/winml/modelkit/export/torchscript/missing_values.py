@@ -36,7 +36,7 @@ def untraced_shape_computation() -> Iterator[None]:
     dispatch = FakeTensorMode.dispatch
 
     def dispatch_untraced(mode: FakeTensorMode, *args: Any, **kwargs: Any) -> Any:
-        tracing = torch._C._get_tracing_state()
+        tracing: Any = torch._C._get_tracing_state()
         if tracing is None:
             return dispatch(mode, *args, **kwargs)
         _set_tracing_state(None)
@@ -45,7 +45,7 @@ def untraced_shape_computation() -> Iterator[None]:
         finally:
             _set_tracing_state(tracing)
 
-    FakeTensorMode.dispatch = dispatch_untraced  # type: ignore[method-assign]
+    FakeTensorMode.dispatch = dispatch_untraced  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
@@ -57,7 +57,7 @@ def _set_tracing_state(state: Any) -> None:
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_TRACER)
     torch._C._dispatch_tls_set_dispatch_key_excluded(_TRACER, False)
     try:
-        torch._C._set_tracing_state(state)
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]  # its stub misses it
     finally:
         torch._C._dispatch_tls_set_dispatch_key_excluded(_TRACER, is_excluded)
 
