@@ -26,10 +26,6 @@ _LARGE_EXPORT = "tests/e2e/test_large_models.py::test_export_without_weights_in_
 
 _STREAMED = "tests/unit/verify/streaming/test_streamed_reference.py"
 SEAMS: dict[str, dict[str, str]] = {
-    "export.dynamo.capturing": {
-        "torch._subclasses.fake_tensor": f"{_DYNAMO}/test_capturing.py::"
-        "test_capture_of_a_model_without_values_takes_them_from_the_caller",
-    },
     "export.dynamo.failures": {
         "torch._ops": f"{_DYNAMO}/test_capturing.py::test_capture_that_fails_names_operator_size_line_and_module",
     },
@@ -40,6 +36,10 @@ SEAMS: dict[str, dict[str, str]] = {
     "export.dynamo.transformers_patches": {
         "._ONNX_TRANSLATION_TABLE": f"{_DYNAMO}/test_transformers_patches.py::"
         "test_patches_are_in_place_for_the_block_and_gone_after_it",
+    },
+    "export.fake_parameters": {
+        "torch._subclasses.fake_tensor": f"{_DYNAMO}/test_capturing.py::"
+        "test_capture_of_a_model_without_values_takes_them_from_the_caller",
     },
     "export.forward_hooks": {
         "._forward_hooks": "tests/integration/test_forward_hooks.py::"
@@ -54,6 +54,12 @@ SEAMS: dict[str, dict[str, str]] = {
     "export.torch_messages": {
         "torch.export._trace": f"{_DYNAMO}/test_capturing.py::"
         "test_capture_that_fails_names_operator_size_line_and_module",
+    },
+    "export.torchscript.missing_values": {
+        "torch._C": f"{_TORCHSCRIPT}/test_missing_values.py::"
+        "test_capture_without_values_is_that_with_values_and_refers_to_the_callers",
+        "torch._subclasses.fake_tensor": f"{_TORCHSCRIPT}/test_missing_values.py::"
+        "test_capture_that_needs_values_is_refused",
     },
     "export.torchscript.operators": {
         "torch.onnx._internal.torchscript_exporter": f"{_TORCHSCRIPT}/test_operators.py::"

@@ -127,3 +127,28 @@ def test_checkpoint_is_exported_without_its_weights_and_verified_with_them(
     model = ir.load(tmp_path / "model.onnx")
     assert "dynamo" == json.loads(model.metadata_props["winml.export"])["exporter"]
     assert not any("File " in value for node in model.graph for value in node.metadata_props.values())
+
+
+def test_large_checkpoint_is_traced_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is that of a small one to the byte, and verified; what TorchScript cannot trace so is left to dynamo."""
+    folder = save_checkpoint("llama", tmp_path / "checkpoint")
+    small = export(folder)
+    written = (tmp_path / "model.onnx").read_bytes()
+    monkeypatch.setattr("winml.modelkit.flows.export.loading.LARGE_WEIGHTS_BYTES", 0)
+    for file in tmp_path.glob("model*"):
+        file.unlink()
+    large = export(folder)
+    assert ("torchscript", "torchscript") == (small.exporter, large.exporter)
+    assert large.verification.is_verified
+    assert written == (tmp_path / "model.onnx").read_bytes()
+
+
+def test_large_checkpoint_with_convolutions_is_exported_by_dynamo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason is told; the weights are loaded for the comparison only."""
+    monkeypatch.setattr("winml.modelkit.flows.export.loading.LARGE_WEIGHTS_BYTES", 0)
+    result = export(save_checkpoint("resnet", tmp_path / "checkpoint"))
+    assert "dynamo" == result.exporter
+    assert result.exporter_reason.startswith("TorchScript: TorchScript recorded no computation of a tensor")
+    assert result.verification.is_verified

@@ -10,7 +10,7 @@ from typing import Any
 
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
 from winml.modelkit.builds.stages import without_idle_stages
-from winml.modelkit.export.exporter_choice import first_choice, parameter_bytes
+from winml.modelkit.export.exporter_choice import first_choice
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import ResolvedModel, resolve_model
 
@@ -46,7 +46,7 @@ def resolve_build_config(
     )
     export = config.export
     if export is not None:
-        exporter = first_choice(export, parameter_bytes(resolved.model)).name
+        exporter = first_choice(export).name
         export = export.model_copy(update={"opset_version": export.opset_for(exporter), **_inputs_of(resolved)})
     notes = list(resolved.notes)
     if resolved.source.kind == "config" and not request.random_weights:

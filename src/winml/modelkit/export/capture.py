@@ -23,7 +23,7 @@ class CaptureOptions:
     keep_stack_traces: bool = False
     """Keep on every node the lines of Python it came from; these contain local paths."""
     weights: Mapping[str, ir.TensorProtocol] | None = None
-    """Parameter or buffer → its values, for a model whose parameters are fake tensors. dynamo only."""
+    """Parameter or buffer → its values, for a model whose parameters are fake tensors."""
     time_limit_s: float | None = None
     """Longest time torch may take; None: unlimited. dynamo only."""
 

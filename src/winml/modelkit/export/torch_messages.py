@@ -11,9 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch.export import _trace as export_trace
-
-__all__ = ["quiet_torch"]
+__all__ = ["quiet_torch", "unprinted_failures"]
 
 _LIBRARIES = ("torch", "transformers", "onnxscript", "onnx_ir")
 
@@ -24,16 +22,26 @@ def quiet_torch() -> Iterator[None]:
     handlers = _log_handlers()
     for handler in handlers:
         handler.addFilter(_is_for_the_user)
-    # On failure torch prints the partial graph directly, not through its loggers.
-    vars(export_trace)["print"] = _print_nothing
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        del vars(export_trace)["print"]
         for handler in handlers:
             handler.removeFilter(_is_for_the_user)
+
+
+@contextmanager
+def unprinted_failures() -> Iterator[None]:
+    """Keep ``torch.export`` from printing its graph when it fails, past its loggers, for the time of the block."""
+    # Half a second to import: by those who export with it only.
+    from torch.export import _trace as export_trace
+
+    vars(export_trace)["print"] = _print_nothing
+    try:
+        yield
+    finally:
+        del vars(export_trace)["print"]
 
 
 def _print_nothing(*_values: object, **_options: object) -> None:

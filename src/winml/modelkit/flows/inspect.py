@@ -16,7 +16,7 @@ from torch import nn
 
 from winml.modelkit.errors import CheckpointError, InputError, first_line
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.export.exporter_choice import first_choice, parameter_bytes
+from winml.modelkit.export.exporter_choice import first_choice
 from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.export.weightless_outputs import output_specs_of
@@ -111,7 +111,7 @@ def inspect_model(
         inference_class=_inference_class(resolved),
         processors=_processor_classes(resolved),
         parts=parts,
-        opset_version=opset_version or defaults.opset_for(first_choice(defaults, parameter_bytes(resolved.model)).name),
+        opset_version=opset_version or defaults.opset_for(first_choice(defaults).name),
         parameters=_parameter_sizes(resolved.model),
         weights=weights,
         modules=sum(1 for _ in resolved.model.modules()),

@@ -71,8 +71,8 @@ def run_passes(model: ir.Model, passes: Sequence[DeclaredPass], failure: type[St
         done.
     """
     changed = False
+    before = _Promise.of(model)
     for position, declared in enumerate(passes):
-        before = _Promise.of(model)
         try:
             result = declared.effect(model)
         except Exception as error:
@@ -80,8 +80,10 @@ def run_passes(model: ir.Model, passes: Sequence[DeclaredPass], failure: type[St
             raise failure(_failure_words(passes, position, f"failed: {type(error).__name__}: {error}")) from error
         if result.model is not model:
             raise failure(_failure_words(passes, position, "returned another model; passes work in place"))
-        if broken := before.broken_by(model, declared.tags):
+        after = _Promise.of(model)
+        if broken := before.broken_by(after, declared.tags):
             raise failure(_failure_words(passes, position, broken))
+        before = after
         changed |= result.modified
     return changed
 
@@ -108,9 +110,13 @@ class _Promise:
             tags={node: read_tag(node) for node in all_nodes(model)},
         )
 
-    def broken_by(self, model: ir.Model, policy: TagPolicy) -> str | None:
-        """Return how the model breaks the promise, in words, or None."""
-        after = self.of(model)
+    def broken_by(self, after: _Promise, policy: TagPolicy) -> str | None:
+        """Return how a pass broke the promise, in words, or None.
+
+        Args:
+            after: The model after the pass.
+            policy: What it does to tags.
+        """
         for kind, old, new in (("inputs", self.inputs, after.inputs), ("outputs", self.outputs, after.outputs)):
             if old != new:
                 return f"changed the graph {kind} from {', '.join(old)} to {', '.join(new)}"

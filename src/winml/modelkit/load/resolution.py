@@ -91,6 +91,9 @@ class ResolvedModel:
     model_notes: tuple[str, ...] = ()
     """Sentences about the whole model that the user should hear."""
 
+    is_widened: bool = False
+    """Whether its floating point weights have 16 bits and are to be read as float32."""
+
     @property
     def model(self) -> torch.nn.Module:
         """The whole model, the same in every part."""
@@ -115,6 +118,7 @@ def resolve_model(
     request: ModelRequest,
     *,
     needs_weights: bool = False,
+    widens_halves: bool = False,
     model_type: str | None = None,
     progress: Progress | None = None,
 ) -> ResolvedModel:
@@ -125,6 +129,7 @@ def resolve_model(
     Args:
         request: What the user asked for.
         needs_weights: Whether something without weight files will not do.
+        widens_halves: Whether weights of 16 bits are to be read as float32, where the request names no type.
         model_type: transformers' model type, in place of ``request.model``: its default config is taken. Without model
             and type, that of the class asked for is taken.
         progress: Told in words which step is being done.
@@ -144,12 +149,10 @@ def resolve_model(
         checkpoint = _read_config(source, request)
         decision = _decide_task_and_class(checkpoint, request)
         model_class = _model_class(checkpoint, decision)
-        has_weights = source.kind in ("folder", "hub") and not request.random_weights
-        if has_weights and source.path is not None:
-            refuse_foreign_weights(checkpoint.config, source.path)
-        dtype = _floating_dtype(checkpoint.config, source.path if has_weights else None, asked_dtype(request))
+        folder = _folder_of_weights(source, request, checkpoint.config)
+        dtype, is_widened = _read_dtype(checkpoint.config, folder, request, widens_halves=widens_halves)
         model = _build_without_storage(model_class, checkpoint.config, dtype)
-        unknown_dtype = dtype is None and has_weights
+        unknown_dtype = dtype is None and folder is not None
         parts = decide_parts(model, checkpoint, decision.task, request)
     notes = ["the config names no dtype: taken as float32 until the weights say otherwise"] if unknown_dtype else []
     return ResolvedModel(
@@ -160,6 +163,7 @@ def resolve_model(
         model_class=model_class,
         dtype=None if unknown_dtype else dtype or torch.float32,
         model_notes=(*checkpoint.notes, *notes),
+        is_widened=is_widened,
     )
 
 
@@ -247,6 +251,23 @@ def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
             hint="Install the packages this model needs.",
         )
     return model_class
+
+
+def _folder_of_weights(source: ModelSource, request: ModelRequest, config: Any) -> Path | None:
+    """Return the folder whose weights are read; None where there are none."""
+    if source.kind not in ("folder", "hub") or request.random_weights or source.path is None:
+        return None
+    refuse_foreign_weights(config, source.path)
+    return source.path
+
+
+def _read_dtype(
+    config: Any, folder: Path | None, request: ModelRequest, *, widens_halves: bool
+) -> tuple[torch.dtype | None, bool]:
+    """Return the type that weights are read in, and whether it is float32 in place of 16 bits."""
+    dtype = _floating_dtype(config, folder, asked_dtype(request))
+    is_widened = widens_halves and request.dtype is None and dtype in (torch.float16, torch.bfloat16)
+    return torch.float32 if is_widened else dtype, is_widened
 
 
 def _floating_dtype(config: Any, folder: Path | None, requested: torch.dtype | None) -> torch.dtype | None:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.func import functional_call
 
 from winml.modelkit.errors import ExportError, first_line
 from winml.modelkit.export.preparation import FlatForward, prepared_for_export
@@ -31,6 +32,7 @@ __all__ = [
     "copies_for",
     "dtypes_inside",
     "prepared_part",
+    "run_for_shapes",
     "run_reference",
     "with_values",
 ]
@@ -93,6 +95,31 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -
     return {name: _output_array(value) for name, value in zip(prepared.forward.output_names, outputs, strict=True)}
 
 
+def run_for_shapes(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, NDArray[Any]]:
+    """Run the prepared part where only shapes and dtypes are asked for; with values where its parameters have some.
+
+    On the ``meta`` device a model without values runs in a third of the time. Not every model does: tensors that its
+    forward makes on the CPU do not go with others.
+
+    Raises:
+        ExportError: the module refuses the inputs; names the module in which it failed.
+    """
+    model = prepared.model
+    if _fake_mode(model) is None:
+        return run_reference(prepared, tensors)
+    without_storage = {
+        name: torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        for name, value in (*model.named_parameters(), *model.named_buffers())
+    }
+    inputs = tuple(tensor.to("meta") for tensor in tensors.values())
+    try:
+        with _as_exported(model), conditions_as_python():
+            outputs = functional_call(model, without_storage, inputs)
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+        return run_reference(prepared, tensors)
+    return {name: _output_array(value) for name, value in zip(prepared.forward.output_names, outputs, strict=True)}
+
+
 def _note_sentence(note: str) -> str:
     """Return what was noted while the model was loaded as a sentence: mostly, how its inputs were decided."""
     return f"Note: {note.removesuffix('.')}."
@@ -134,7 +161,7 @@ def _as_exported(model: nn.Module) -> Iterator[None]:
     if _fake_mode(model) is None:
         yield
         return
-    # torch.export takes seconds to import: by those who use it only.
+    # It and what it imports take long to import: by those who use it only.
     from torch._export.utils import _compiling_state_context
 
     from winml.modelkit.export.torch_messages import quiet_torch
@@ -163,7 +190,7 @@ def _uncompiled(model: Any = None, **_options: Any) -> Any:
 
 
 def _output_array(tensor: torch.Tensor) -> NDArray[Any]:
-    if not isinstance(tensor, FakeTensor):
+    if not isinstance(tensor, FakeTensor) and not tensor.is_meta:
         return to_numpy(tensor)
     if tensor.dtype == torch.bfloat16:
         dtype = np.dtype(ml_dtypes.bfloat16)

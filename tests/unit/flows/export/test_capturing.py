@@ -13,13 +13,8 @@ from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.errors import ExportError, VerificationError
-from winml.modelkit.export.exporter_choice import (
-    LARGE_WEIGHTS_BYTES,
-    ExporterUse,
-    first_choice,
-    parameter_bytes,
-    second_choice,
-)
+from winml.modelkit.export.exporter_choice import ExporterUse, first_choice, second_choice
+from winml.modelkit.flows.export.loading import parameter_bytes
 
 
 class Normalization(nn.Module):
@@ -83,21 +78,18 @@ class Bessel(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "size", "expected"),
+    ("wanted", "expected"),
     [
-        ("auto", LARGE_WEIGHTS_BYTES, "torchscript"),
-        ("auto", LARGE_WEIGHTS_BYTES + 1, "dynamo"),
-        ("torchscript", 10 * LARGE_WEIGHTS_BYTES, "torchscript"),
-        ("dynamo", 1, "dynamo"),
+        ("auto", ExporterUse("torchscript")),
+        ("torchscript", ExporterUse("torchscript", "asked for")),
+        ("dynamo", ExporterUse("dynamo", "asked for")),
     ],
 )
-def test_first_choice_is_what_is_asked_for_or_what_holds_the_weights(
-    wanted: Literal["auto", "torchscript", "dynamo"], size: int, expected: str
+def test_first_choice_is_what_is_asked_for(
+    wanted: Literal["auto", "torchscript", "dynamo"], expected: ExporterUse
 ) -> None:
-    """Only where nothing is asked for does the size decide; a reason stands wherever it is not the usual one."""
-    use = first_choice(WinMLExportConfig(exporter=wanted), size)
-    assert expected == use.name
-    assert (use == ExporterUse("torchscript")) == (wanted == "auto" and expected == "torchscript")
+    """Whatever the size of the weights; a reason stands wherever it is not the usual one."""
+    assert expected == first_choice(WinMLExportConfig(exporter=wanted))
 
 
 def test_parameter_bytes_counts_tied_parameters_once_and_needs_no_storage() -> None:

@@ -15,12 +15,9 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir import tensor_adapters
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from winml.modelkit.errors import ExportError, InternalError
+from winml.modelkit.errors import ExportError
 from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.captured_names import name_by_module, name_open_sizes, place_operands
 from winml.modelkit.export.config import DYNAMO_OPSET
@@ -29,8 +26,9 @@ from winml.modelkit.export.dynamo.inductor_cache import without_empty_inductor_c
 from winml.modelkit.export.dynamo.module_stacks import ModuleStacks, drop_exporter_metadata
 from winml.modelkit.export.dynamo.time_limit import TimeIsUpError, time_limit
 from winml.modelkit.export.dynamo.transformers_patches import library_repairs
+from winml.modelkit.export.fake_parameters import fresh_shape_envs, is_fake, weight_by_reference
 from winml.modelkit.export.preparation import FlatForward
-from winml.modelkit.export.torch_messages import quiet_torch
+from winml.modelkit.export.torch_messages import quiet_torch, unprinted_failures
 from winml.modelkit.hierarchy.tree import ModuleTree
 
 __all__ = ["capture_dynamo"]
@@ -58,7 +56,7 @@ def capture_dynamo(
     """
     stacks = ModuleStacks(model)
     try:
-        with time_limit(options.time_limit_s), quiet_torch(), without_empty_inductor_cache():
+        with time_limit(options.time_limit_s), quiet_torch(), unprinted_failures(), without_empty_inductor_cache():
             captured = _export_with_torch(model, inputs, forward, stacks, options)
     except TimeIsUpError:
         raise ExportError(
@@ -82,7 +80,8 @@ def _export_with_torch(
     """Return the graph torch's dynamo exporter writes, with transformers' repairs applied."""
     with (
         _function_as_forward(model, forward),
-        _fresh_shape_envs(model),
+        # torch traces in the fake mode of the parameters, and needs one that allows open sizes and contains none yet.
+        fresh_shape_envs(model, are_sizes_open=True),
         stacks.patched_tracer(),
         library_repairs(model) as repairs,
     ):
@@ -152,23 +151,6 @@ def _distinct_outputs(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Ten
     return tuple(distinct)
 
 
-@contextmanager
-def _fresh_shape_envs(model: nn.Module) -> Iterator[None]:
-    """Give the fake parameters of a model, if any, new shape environments for the time of the block.
-
-    torch traces in the fake mode of the parameters, and needs one that allows open sizes and contains none yet.
-    """
-    modes = {parameter.fake_mode for parameter in model.parameters() if isinstance(parameter, FakeTensor)}
-    saved_modes = [(mode, mode.shape_env, mode.static_shapes) for mode in modes]
-    for mode in modes:
-        mode.shape_env, mode.static_shapes = ShapeEnv(tracked_fakes=[]), False
-    try:
-        yield
-    finally:
-        for mode, shape_env, static_shapes in saved_modes:
-            mode.shape_env, mode.static_shapes = shape_env, static_shapes
-
-
 def _argument_names(forward: FlatForward) -> list[str]:
     """Return the names of the inputs; those that are no valid Python parameter names are replaced by free ones."""
     taken = set(forward.input_names)
@@ -212,14 +194,14 @@ def _attach_weights(graph: ir.Graph, model: nn.Module, weights: Mapping[str, ir.
         first_name = name if tensor is None else first_names[id(tensor)]
         if first_name != name:
             value = _renamed_initializer(graph, value, first_name)
-        if weights is not None and first_name in weights:
-            value.const_value = weights[first_name]
-        elif tensor is not None and not isinstance(tensor, FakeTensor):
+        if tensor is None:
+            tensor = getattr(value.const_value, "raw", None)
+            if not is_fake(tensor):
+                continue
+        elif tensor.is_complex() and not is_fake(tensor):
             # torch's graph holds complex numbers as pairs of real ones.
-            real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-            value.const_value = tensor_adapters.TorchTensor(real, name=first_name)
-        elif isinstance(getattr(value.const_value, "raw", None), FakeTensor):
-            raise InternalError(f"the values of {name!r} are neither in the model nor in its weights")
+            tensor = torch.view_as_real(tensor.detach().resolve_conj())
+        value.const_value = weight_by_reference(first_name, tensor, weights)
 
 
 def _renamed_initializer(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:

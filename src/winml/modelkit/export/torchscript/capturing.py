@@ -24,8 +24,11 @@ from torch.onnx.errors import UnsupportedOperatorError
 from winml.modelkit.errors import ExportError, InternalError, first_line
 from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.captured_names import name_by_module, name_open_sizes, place_operands
+from winml.modelkit.export.fake_parameters import fresh_shape_envs, weight_by_reference
 from winml.modelkit.export.preparation import FlatForward
+from winml.modelkit.export.torch_messages import quiet_torch
 from winml.modelkit.export.torchscript.merging import merge_equal_nodes
+from winml.modelkit.export.torchscript.missing_values import missing_value_error, untraced_shape_computation
 from winml.modelkit.export.torchscript.operators import further_operators
 from winml.modelkit.export.torchscript.scopes import ModuleScopes, operator_of_error
 from winml.modelkit.export.torchscript.traced_assertions import asserts_only
@@ -55,27 +58,29 @@ def capture_torchscript(
     """Trace a prepared module and return its graph.
 
     Args:
-        model: The module, its forward replaced by ``forward``.
-        inputs: Example tensors by input name, in order; their shapes become the graph's.
+        model: The module, its forward replaced by ``forward``; its parameters may be fake tensors.
+        inputs: Example tensors by input name, in order; their shapes become the graph's. Fake where the parameters are.
         forward: The flat forward, called at least once, so that its output names are known.
         tree: The modules of the model, for the names of nodes.
-        options: Opset and open sizes; weights and time limit are not used.
+        options: Opset, open sizes and weights; the time limit is not used.
 
     Raises:
-        ExportError: the module cannot be traced, or the exporter lacks an operator; names operator and module where
-            known.
+        ExportError: the module cannot be traced, or needs values that its parameters do not have, or the exporter lacks
+            an operator; names operator and module where known.
     """
     scopes = ModuleScopes(model)
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with quiet_torch(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", _TracerWarning)
             serialized = _export_with_torch(model, inputs, forward, scopes, options)
+    except ExportError:
+        raise
     except Exception as error:
-        raise _export_error(error, scopes, model, options.opset_version) from error
+        raise missing_value_error(error, model) or _export_error(error, scopes, model, options.opset_version) from error
     captured = ir.serde.deserialize_model(onnx.load_model_from_string(serialized))
     captured.ir_version = max(captured.ir_version or 0, MINIMUM_IR_VERSION)
-    _attach_parameters(captured, model, _names_for_torch(forward))
+    _attach_parameters(captured, model, _names_for_torch(forward), options.weights)
     _name_inputs(captured.graph, forward)
     unused_inputs = _restore_unused_inputs(captured.graph, inputs)
     if options.dynamic_axes:
@@ -103,6 +108,8 @@ def _export_with_torch(
     axes = {names[name]: dict(axis_names) for name, axis_names in options.dynamic_axes.items()}
     with (
         scopes.patched_exporter(),
+        fresh_shape_envs(model, are_sizes_open=False),
+        untraced_shape_computation(),
         further_operators(options.opset_version),
         booleans_as_numbers(),
         tensors_rounded_as_numbers(),
@@ -166,20 +173,22 @@ def _fixed_choices(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]
     return tuple(dict.fromkeys(places))
 
 
-def _attach_parameters(captured: ir.Model, model: nn.Module, input_names: Sequence[str]) -> None:
-    """Turn the graph inputs that are parameters into initializers that refer to the module's tensors, in place."""
+def _attach_parameters(
+    captured: ir.Model, model: nn.Module, input_names: Sequence[str], weights: Mapping[str, ir.TensorProtocol] | None
+) -> None:
+    """Turn the graph inputs that are parameters into initializers that refer to their values, in place."""
     tensors = model.state_dict(keep_vars=True)
     graph = captured.graph
     for value in [value for value in graph.inputs if value.name not in input_names]:
         name = value.name or ""
         # torch appends a counter to a parameter that has the name of an input.
-        tensor = tensors.get(name, tensors.get(_COUNTER.sub("", name)))
-        if tensor is None:
+        own_name = name if name in tensors else _COUNTER.sub("", name)
+        if own_name not in tensors:
             raise InternalError(
                 f"the traced graph has an input {name!r} that is neither requested nor a tensor of the model"
             )
         graph.inputs.remove(value)
-        value.const_value = tensor_adapters.TorchTensor(tensor.detach(), name=name)
+        value.const_value = weight_by_reference(own_name, tensors[own_name], weights)
         graph.initializers[name] = value
 
 

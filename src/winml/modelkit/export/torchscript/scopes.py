@@ -22,6 +22,7 @@ from torch import nn
 from torch.onnx._internal.torchscript_exporter import utils as exporter
 
 from winml.modelkit.export.forward_hooks import has_hooks
+from winml.modelkit.export.torchscript.missing_values import refuse_missing_constants
 
 __all__ = ["ModuleScopes", "operator_of_error"]
 
@@ -53,6 +54,7 @@ class ModuleScopes:
 
         def trace_with_scopes(*args: Any, **kwargs: Any) -> Any:
             graph, *others = trace_graph(*args, **kwargs)
+            refuse_missing_constants(graph)
             _inline_calls(graph)
             return (graph, *others)
 

@@ -12,6 +12,7 @@ from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.config import ExporterName, WinMLExportConfig
 from winml.modelkit.export.exporter_choice import ExporterUse
 from winml.modelkit.hierarchy.tree import ModuleTree
+from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.other_sizes import axes_of, unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, copies_for, with_values
 
@@ -43,18 +44,33 @@ def capture_graph(
         ExportError: none of the exporters that may be used can; tells the reason of each.
     """
     request = _CaptureRequest(prepared, tensors, tree, config)
-    try:
-        return _capture_with(use.name, request, use.time_limit_s), use
-    except ExportError as error:
-        if config.exporter != "auto":
-            raise
-        first_error = error
-    second_name: ExporterName = "dynamo" if use.name == "torchscript" else "torchscript"
-    try:
-        capture = _capture_with(second_name, request)
-    except ExportError as second_error:
+    errors: dict[ExporterName, ExportError] = {}
+    for name, has_values in _attempts(prepared.part, config, use):
+        if has_values and errors[name].operator is not None:
+            # No value gives the operator a form.
+            continue
+        try:
+            capture = _capture_with(name, request, None if errors else use.time_limit_s, has_values=has_values)
+        except ExportError as error:
+            errors[name] = error
+        else:
+            other = next((failed for failed in errors if failed != name), None)
+            return capture, use if other is None else ExporterUse(name, _failure_words(other, errors[other]))
+    first_error, *second_errors = errors.values()
+    for second_error in second_errors:
         raise _both_failed(first_error, second_error) from second_error
-    return capture, ExporterUse(second_name, _failure_words(use.name, first_error))
+    raise first_error
+
+
+def _attempts(part: ModelPart, config: WinMLExportConfig, use: ExporterUse) -> list[tuple[ExporterName, bool]]:
+    """Return the exporters to try in turn, each with whether the weights are loaded for it."""
+    attempts: list[tuple[ExporterName, bool]] = [(use.name, False)]
+    if config.exporter == "auto":
+        attempts.append(("dynamo" if use.name == "torchscript" else "torchscript", False))
+    if part.stored is not None and ("torchscript", False) in attempts:
+        # Last, since it takes the most memory: a trace that needs values.
+        attempts.append(("torchscript", True))
+    return attempts
 
 
 @dataclass(frozen=True)
@@ -67,13 +83,15 @@ class _CaptureRequest:
     config: WinMLExportConfig
 
 
-def _capture_with(name: ExporterName, request: _CaptureRequest, time_limit_s: float | None = None) -> Capture:
+def _capture_with(
+    name: ExporterName, request: _CaptureRequest, time_limit_s: float | None, *, has_values: bool
+) -> Capture:
+    if has_values:
+        with with_values(request.prepared) as weighted:
+            return _capture_with(name, replace(request, prepared=weighted), time_limit_s, has_values=False)
     prepared, config = request.prepared, request.config
     part, model = prepared.part, prepared.model
-    if name == "torchscript" and part.stored is not None:
-        # TorchScript traces values: the model is loaded with its weights.
-        with with_values(prepared) as weighted:
-            return _capture_with(name, replace(request, prepared=weighted))
+    tensors = copies_for(model, request.tensors)
     options = CaptureOptions(
         opset_version=config.opset_for(name),
         dynamic_axes=axes_of(part.inputs),
@@ -86,10 +104,10 @@ def _capture_with(name: ExporterName, request: _CaptureRequest, time_limit_s: fl
         if name == "torchscript":
             from winml.modelkit.export.torchscript.capturing import capture_torchscript
 
-            return capture_torchscript(model, request.tensors, prepared.forward, request.tree, options)
+            return capture_torchscript(model, tensors, prepared.forward, request.tree, options)
         from winml.modelkit.export.dynamo.capturing import capture_dynamo
 
-        return capture_dynamo(model, copies_for(model, request.tensors), prepared.forward, request.tree, options)
+        return capture_dynamo(model, tensors, prepared.forward, request.tree, options)
 
 
 def _failure_words(name: ExporterName, error: ExportError) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 
 from winml.modelkit.errors import UsageError, told_as
 from winml.modelkit.export.config import PYTHON_WORDS, WinMLExportConfig
-from winml.modelkit.export.exporter_choice import ExporterUse, first_choice, parameter_bytes
+from winml.modelkit.export.exporter_choice import ExporterUse, first_choice
 from winml.modelkit.export.left_as_found import module_left_as_found, process_left_as_found
 from winml.modelkit.flows.export.export_run import ExportRun, ExportTarget
 from winml.modelkit.flows.export.graph_making import calls_of_all_parts
@@ -132,7 +132,7 @@ class HTPExporter:
         def describe() -> tuple[LoadedModel, ExporterUse]:
             tensors, dynamic = self.config.input_tensors, self.config.dynamic
             loaded = loaded_from_module(model, inputs, input_tensors=tensors, dynamic=dynamic)
-            return loaded, first_choice(self.config, parameter_bytes(model))
+            return loaded, first_choice(self.config)
 
         target = self._target(output, overwrite=overwrite, with_report=with_report)
         with told_as(PYTHON_WORDS):
@@ -170,7 +170,7 @@ class HTPExporter:
     ) -> ExportResult:
         """Export a loaded model: one part to ``output``, several to ``<stem>_<part>.onnx`` beside it."""
         target = self._target(output, overwrite=overwrite, with_report=with_report)
-        return self._export_parts(lambda: (loaded, first_choice(self.config, parameter_bytes(loaded.model))), target)
+        return self._export_parts(lambda: (loaded, first_choice(self.config)), target)
 
     def _target(self, output: str | os.PathLike[str], *, overwrite: bool, with_report: bool) -> ExportTarget:
         # The model's own code may change the working directory.

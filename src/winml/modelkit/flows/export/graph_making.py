@@ -30,7 +30,7 @@ from winml.modelkit.normalize.stamp import stamp
 from winml.modelkit.report.tensor_words import input_words
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.other_sizes import Draw, declare_output_shapes, run_at_other_sizes, unchanged_attributes
-from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference
+from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_for_shapes, run_reference
 from winml.modelkit.version import __version__
 
 __all__ = ["calls_of_all_parts", "make_tagged_graph"]
@@ -126,7 +126,7 @@ def _draw_of_sizes(run: ExportRun, prepared: PreparedPart, sizes: Mapping[str, i
 
     def answer(tensors: Tensors) -> Draw:
         with unchanged_attributes(prepared.model):
-            return Draw(tensors, run_reference(prepared, tensors), sizes)
+            return Draw(tensors, run_for_shapes(prepared, tensors), sizes)
 
     return run.inputs(prepared.part).accepted(lambda drawing: drawing.draw(3, sizes), answer)
 

@@ -1,24 +1,17 @@
-"""Loads a model for the exporter that will make its graph.
+"""Loads a model for an export: with its weights where they are small, without them where they are large.
 
-With its weights for TorchScript, which traces values; without them for dynamo, which reads none.
+No exporter reads a weight where the forward reads none.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.export.exporter_choice import (
-    LARGE_HANDED_OVER_BYTES,
-    LARGE_WEIGHTS_BYTES,
-    ExporterUse,
-    first_choice,
-    parameter_bytes,
-)
+from winml.modelkit.export.exporter_choice import ExporterUse, first_choice
 from winml.modelkit.load.library_access import local_files_only
 from winml.modelkit.load.model import load_resolved
 from winml.modelkit.load.parts import LoadedModel, ModelPart
@@ -30,13 +23,20 @@ from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.memory_check import refuse_verification_beyond_memory
 from winml.modelkit.verify.reference_run import prepared_part, run_reference
 
-__all__ = ["load_for_export"]
+__all__ = ["LARGE_HANDED_OVER_BYTES", "LARGE_WEIGHTS_BYTES", "load_for_export", "parameter_bytes"]
+
+LARGE_WEIGHTS_BYTES = 2**31
+"""Chosen: the largest protobuf file. Weights above it are not to be in memory."""
+
+LARGE_HANDED_OVER_BYTES = 2**29
+"""The same where the graph is changed in memory before it is written, so that the file may be small. Chosen: peak
+memory is to stay below 1.5 GB, of which 0.5 GB are the libraries."""
 
 
 def load_for_export(
     request: ModelRequest, config: WinMLExportConfig, *, is_handed_over: bool = False
 ) -> tuple[LoadedModel, ExporterUse]:
-    """Load a model as the exporter that is chosen for it needs it.
+    """Load a model with its weights, or without them where they are large.
 
     Args:
         request: What the user asked for.
@@ -52,13 +52,12 @@ def load_for_export(
         InputError: files, the Hub, or the user's code did not deliver.
         ExportError: the answer is to be compared with PyTorch's, and memory cannot hold the weights.
     """
-    resolved = resolve_model(request, needs_weights=not request.random_weights)
-    if is_handed_over and request.dtype is None and resolved.checkpoint is not None and _has_halves(resolved.model):
+    resolved = resolve_model(request, needs_weights=not request.random_weights, widens_halves=is_handed_over)
+    if resolved.is_widened:
         request = replace(request, dtype="fp32")
-        resolved = resolve_model(request, needs_weights=not request.random_weights)
-    weight_bytes = parameter_bytes(resolved.model)
-    use = first_choice(config, weight_bytes, LARGE_HANDED_OVER_BYTES if is_handed_over else LARGE_WEIGHTS_BYTES)
-    if use.name == "torchscript":
+    weight_bytes, use = parameter_bytes(resolved.model), first_choice(config)
+    are_large = weight_bytes > (LARGE_HANDED_OVER_BYTES if is_handed_over else LARGE_WEIGHTS_BYTES)
+    if use.name == "torchscript" and not are_large:
         return load_resolved(resolved, request), use
     # A graph that is handed over is compared without them.
     if config.verify and not is_handed_over:
@@ -75,8 +74,9 @@ def load_for_export(
     return loaded, use
 
 
-def _has_halves(model: nn.Module) -> bool:
-    return any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in model.parameters())
+def parameter_bytes(model: nn.Module) -> int:
+    """Return the size of the parameters in bytes, tied ones once; they need no storage."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def _refusal_without_values(part: ModelPart) -> ExportError | None:
