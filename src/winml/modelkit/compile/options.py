@@ -1,0 +1,32 @@
+"""What is a graph compiled for?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import pydantic
+
+from winml.modelkit.options import Options
+from winml.modelkit.runtime.execution_providers import Device
+
+__all__ = ["DEFAULT_MIN_SQNR_DB", "CompileOptions"]
+
+DEFAULT_MIN_SQNR_DB = 30.0
+"""Ratio of signal to error that is asked for where a provider computes with fewer bits than the graph says, as NPUs
+do. Chosen: float16 keeps 50 to 70 dB, bfloat16 about 40; a wrong graph is below 10."""
+
+
+class CompileOptions(Options):
+    """What a graph is compiled for."""
+
+    ep: Annotated[str, pydantic.Field(min_length=1)] | None = None
+    """Execution provider that compiles it, such as `qnn`. Null: a build does not compile."""
+    device: Device | None = None
+    """Kind of device. Null: the provider's default."""
+    ep_options: Mapping[str, str] = {}
+    """Options of the provider."""
+    embed: bool = False
+    """Keep what the provider compiled inside the model, not in a file beside it."""
+    min_sqnr_db: float = DEFAULT_MIN_SQNR_DB
+    """Ratio in decibels that every output has to reach beside the source. Outputs of the CPU provider must be equal."""
