@@ -7,7 +7,6 @@ opened and run on its provider before it is put in place. Knows no PyTorch and i
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +27,12 @@ from winml.modelkit.graph.files.temporary import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
-from winml.modelkit.results.compiled_model import CompilableProvider, CompiledFile
-from winml.modelkit.runtime.devices import ChosenProvider, choose_provider, present_providers
-from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider
-from winml.modelkit.runtime.sessions import CPU, Session
+from winml.modelkit.results.compiled_model import CompiledFile
+from winml.modelkit.runtime.compilers import choose_compiler, unreadable_reason
+from winml.modelkit.runtime.devices import ChosenProvider
+from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["choose_compiler", "compilable_providers", "compile_file", "compile_onnx"]
+__all__ = ["compile_file", "compile_onnx"]
 
 
 def compile_onnx(
@@ -87,7 +86,7 @@ def compile_file(
 ) -> CompiledFile:
     """Compile an ONNX file as a task says; see :func:`compile_onnx` for what is returned and raised."""
     task.refuse_early()
-    chosen = choose_compiler(options)
+    chosen = choose_compiler(options.ep, options.device, options.ep_options)
     try:
         with temporary_folder() as folder:
             done = transform_file(task, _Compiling(options, chosen, sizes or {}, folder), on_step)
@@ -109,49 +108,6 @@ def compile_file(
         notes=(*done.notes, *_place_notes(done.result.record)),
         normalizations=done.normalizations,
     )
-
-
-def choose_compiler(options: CompileOptions) -> ChosenProvider:
-    """Return the provider that compiles.
-
-    Raises:
-        UsageError: none is named, or it is unknown, not installed, or does not write what it compiles.
-        StageError: it is a plug-in that the installed ONNX Runtime does not load.
-    """
-    if options.ep is None:
-        raise UsageError(
-            "no execution provider is named to compile for",
-            hint="Give one with --ep; winml compile --list shows which there are.",
-        )
-    chosen = choose_provider(options.ep, options.device, options.ep_options)
-    if not _can_compile(chosen.provider):
-        raise UsageError(
-            f"--ep {options.ep}: {chosen.provider.name} has no form for a file of what it compiled",
-            hint="Run the file as it is: the provider compiles it when a session opens. winml compile --list shows "
-            "those that have one.",
-        )
-    return chosen
-
-
-def compilable_providers() -> tuple[CompilableProvider, ...]:
-    """Return every provider that a file can be compiled for, those that are here and others."""
-    present = present_providers()
-    return tuple(
-        CompilableProvider(
-            short=short,
-            name=provider.name,
-            is_present=provider.name in present,
-            devices=provider.devices,
-            makes="EPContext nodes" if provider.compiles else "the optimized graph",
-            package=provider.packages.get(sys.platform),
-        )
-        for short, provider in EXECUTION_PROVIDERS.items()
-        if _can_compile(provider)
-    )
-
-
-def _can_compile(provider: ExecutionProvider) -> bool:
-    return provider.compiles or provider.name in CPU
 
 
 @dataclass(frozen=True)
@@ -200,11 +156,11 @@ class _Compiling(GraphWork[CompileResult]):
             session = Session(written, providers=provider.names, provider_options=provider.options)
             answers = [session.run(draw) for draw in draws]
         except (StageError, UsageError) as error:
+            reason = unreadable_reason(provider)
             raise VerificationError(
                 f"{provider.provider.name} does not run what it compiled: "
-                f"{error.message.replace(str(written), 'the result')}",
-                hint="No file was written. It may be compiled for another device than is here: --no-verify writes it "
-                "all the same.",
+                f"{error.message.replace(str(written), 'the result')}{f' ({reason})' if reason else ''}",
+                hint="No file was written. Where it is for another machine, --no-verify writes it all the same.",
             ) from error
         fidelity = measure_fidelity(expected, answers, self.options.min_sqnr_db)
         refuse_little_left(fidelity, source.name, draws[0])

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from winml.modelkit.compare.words import comparison_words
 from winml.modelkit.report.terminal import TextTable, print_rows
-from winml.modelkit.results.compiled_model import CompilableProvider, CompiledFile
+from winml.modelkit.results.compiled_model import CompiledFile
 from winml.modelkit.results.words import coverage_words
+from winml.modelkit.runtime.compilers import CompilableProvider
 from winml.modelkit.words import size_words
 
 __all__ = ["print_compilable_providers", "print_compilation"]
@@ -59,7 +60,7 @@ def _parts_words(result: CompiledFile) -> str:
 
 def _parts_table(result: CompiledFile, *, verbose: bool) -> tuple[TextTable, int]:
     table = TextTable(("compiled part", "module"))
-    rows = [(part.name, module or "(the root)") for part in result.parts for module in part.modules or part.tag]
+    rows = [(part.name, module or "(the root)") for part in result.parts for module in part.modules]
     shown = rows if verbose else rows[:SHOWN_ROWS]
     for position, (name, module) in enumerate(shown):
         table.add("" if position and rows[position - 1][0] == name else name, module)
