@@ -131,7 +131,7 @@ def refuse_missing_compiler(plan: BuildPlan) -> None:
     section = plan.config.compile
     if section is None or section.ep is None:
         return
-    from winml.modelkit.runtime.compilers import choose_compiler
+    from winml.modelkit.compile.providers import choose_compiler
 
     with told_as({"--ep": "compile.ep", "--device": "compile.device", "--ep-options": "compile.ep_options"}):
         try:

@@ -15,7 +15,9 @@ from typing import Any
 import onnx_ir as ir
 import onnx_ir.passes.common
 
+from winml.modelkit.compile.context_engine import compile_context
 from winml.modelkit.compile.options import CompileOptions
+from winml.modelkit.compile.provider_versions import provider_version
 from winml.modelkit.errors import CompileError, InputError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.contexts import CONTEXT_OPERATOR, context_nodes
@@ -26,16 +28,14 @@ from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
-from winml.modelkit.runtime.context_compilation import compile_context
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.offline_optimization import rewrite_file
 from winml.modelkit.runtime.processor import instruction_sets
-from winml.modelkit.runtime.provider_versions import provider_version
 from winml.modelkit.runtime.sessions import onnxruntime_version
 
-__all__ = ["CompileResult", "CompiledPart", "OutsideNode", "compile_graph"]
+__all__ = ["CompileResult", "CompiledPart", "OutsideNode", "compile_graph", "refuse_compiled"]
 
-_SENT, _COMPILED = "sent.onnx", "compiled.onnx"
+_SENT, _RETURNED = "sent.onnx", "returned.onnx"
 
 LAYOUT_DOMAIN = "com.microsoft.nchwc"
 """Specified by ONNX Runtime: its operators for a layout whose block has the width of the processor's registers."""
@@ -97,7 +97,7 @@ def compile_graph(model: ir.Model, options: CompileOptions, chosen: ChosenProvid
     """
     refuse_compiled(model)
     _refuse_open_sizes(model, chosen)
-    sent, written = folder / _SENT, folder / _COMPILED
+    sent, written = folder / _SENT, folder / _RETURNED
     ir.save(model, sent, external_data=unfinished_data_path(sent).name)
     is_processor = not chosen.provider.compiles
     if is_processor:
@@ -142,7 +142,7 @@ def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider) -> None:
         raise UsageError(
             f"{chosen.provider.name} needs fixed sizes, and {name} is open in {', '.join(where)}",
             hint="Fix the sizes first: winml export -m MODEL.onnx -o fixed.onnx --shape-config "
-            f'\'{{"{name}": 1}}\'; then compile fixed.onnx.',
+            f"'{{\"{name}\": 1}}'; then compile fixed.onnx.",
         )
 
 

@@ -19,6 +19,7 @@ from winml.modelkit.compare.files import reference_answers, refuse_different, re
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.compile.pipeline import CompileResult, compile_graph
+from winml.modelkit.compile.providers import choose_compiler, unreadable_reason
 from winml.modelkit.errors import StageError, UsageError, VerificationError, WriteError
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.contexts import context_file_names, rename_context_files
@@ -28,7 +29,6 @@ from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.compiled_model import CompiledFile
-from winml.modelkit.runtime.compilers import choose_compiler, unreadable_reason
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.sessions import Session
 
@@ -171,7 +171,5 @@ def _place_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
     """Say where alone the file runs."""
     if "processor" not in record:
         return ()
-    return (
-        f"The weights are laid out for {record['processor']} and ONNX Runtime {record['onnxruntime']}: on another kind "
-        "of processor, compile again.",
-    )
+    made_for = f"{record['processor']} and ONNX Runtime {record['onnxruntime']}"
+    return (f"The weights are laid out for {made_for}: on another kind of processor, compile again.",)

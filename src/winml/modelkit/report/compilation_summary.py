@@ -7,10 +7,10 @@ from collections import Counter
 from rich.console import Console
 
 from winml.modelkit.compare.words import comparison_words
+from winml.modelkit.compile.providers import CompilableProvider
 from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.compiled_model import CompiledFile
 from winml.modelkit.results.words import coverage_words
-from winml.modelkit.runtime.compilers import CompilableProvider
 from winml.modelkit.words import size_words
 
 __all__ = ["print_compilable_providers", "print_compilation"]

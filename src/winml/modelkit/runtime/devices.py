@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import onnxruntime as ort
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.runtime.bindings.plug_ins import installed_plug_ins, register_plug_in
 from winml.modelkit.runtime.execution_providers import (
     EXECUTION_PROVIDERS,
     Device,
@@ -19,7 +20,6 @@ from winml.modelkit.runtime.execution_providers import (
     find_execution_provider,
     short_name,
 )
-from winml.modelkit.runtime.plug_ins import installed_plug_ins, register_plug_in
 from winml.modelkit.runtime.sessions import CPU
 
 __all__ = ["ChosenProvider", "choose_provider", "present_providers"]

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
-from winml.modelkit.runtime.ort_errors import ORT_ERRORS, ort_reason
-from winml.modelkit.runtime.plug_ins import add_plug_in, installed_plug_ins
+from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS, ort_reason
+from winml.modelkit.runtime.bindings.plug_ins import add_plug_in, installed_plug_ins
 
 __all__ = [
     "CPU",

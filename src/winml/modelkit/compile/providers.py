@@ -1,6 +1,6 @@
 """Which execution providers compile a file, and which of them is chosen?
 
-What a provider makes is written by ``context_compilation``, or for the CPU provider by ``offline_optimization``.
+What a provider makes is written by ``context_engine``, or for the CPU provider by ``runtime``.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from pathlib import Path
 import onnxruntime as ort
 
 from winml.modelkit.errors import CompileError, UsageError
+from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS, ort_reason
+from winml.modelkit.runtime.bindings.plug_ins import add_plug_in, installed_plug_ins
 from winml.modelkit.runtime.devices import ChosenProvider
-from winml.modelkit.runtime.ort_errors import ORT_ERRORS, ort_reason
-from winml.modelkit.runtime.plug_ins import add_plug_in, installed_plug_ins
 from winml.modelkit.runtime.sessions import SEVERITY_FATAL
 
 __all__ = ["compile_context"]

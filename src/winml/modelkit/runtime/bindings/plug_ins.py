@@ -15,10 +15,10 @@ from pathlib import Path
 import onnxruntime as ort
 
 from winml.modelkit.errors import StageError, UsageError, first_line
+from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS, ort_reason
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider
-from winml.modelkit.runtime.ort_errors import ORT_ERRORS, ort_reason
 
-__all__ = ["add_plug_in", "installed_plug_ins", "register_plug_in"]
+__all__ = ["add_plug_in", "installed_plug_ins", "register_library", "register_plug_in"]
 
 
 def installed_plug_ins() -> tuple[str, ...]:

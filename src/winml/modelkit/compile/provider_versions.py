@@ -6,8 +6,8 @@ import importlib.metadata
 
 import onnxruntime as ort
 
+from winml.modelkit.runtime.bindings.plug_ins import installed_plug_ins
 from winml.modelkit.runtime.execution_providers import ExecutionProvider
-from winml.modelkit.runtime.plug_ins import installed_plug_ins
 
 __all__ = ["provider_version"]
 
