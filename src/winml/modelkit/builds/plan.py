@@ -135,7 +135,7 @@ def refuse_missing_compiler(plan: BuildPlan) -> None:
 
     with told_as({"--ep": "compile.ep", "--device": "compile.device", "--ep-options": "compile.ep_options"}):
         try:
-            choose_compiler(section.ep, section.device, section.ep_options)
+            choose_compiler(section.ep, section.device, section.ep_options or {})
         except UsageError as error:
             error.hint += " --no-compile leaves the stage out."
             raise

@@ -24,9 +24,10 @@ class CompileOptions(Options):
     """Execution provider that compiles it, such as `qnn`. Null: a build does not compile."""
     device: Device | None = None
     """Kind of device. Null: the provider's default."""
-    ep_options: Mapping[str, str] = {}
+    ep_options: Mapping[str, str] | None = None
     """Options of the provider."""
-    embed: bool = False
-    """Keep what the provider compiled inside the model, not in a file beside it."""
-    min_sqnr_db: float = DEFAULT_MIN_SQNR_DB
-    """Ratio in decibels that every output has to reach beside the source. Outputs of the CPU provider must be equal."""
+    embed: bool | None = None
+    """Keep what the provider compiled, and weights, inside the model. Null: in files beside it."""
+    min_sqnr_db: float | None = None
+    """Ratio in decibels that every output has to reach beside the source. Null: 30. Outputs of the CPU provider must be
+    equal."""

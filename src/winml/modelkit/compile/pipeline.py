@@ -16,6 +16,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 
 from winml.modelkit.compile.context_engine import compile_context
+from winml.modelkit.compile.absorbed_modules import write_absorbed_modules
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.compile.provider_versions import provider_version
 from winml.modelkit.errors import CompileError, InputError, UsageError
@@ -103,11 +104,14 @@ def compile_graph(model: ir.Model, options: CompileOptions, chosen: ChosenProvid
     if is_processor:
         rewrite_file(sent, written, disabled=(), with_layouts=True)
     else:
-        compile_context(sent, written, chosen, embed=options.embed)
+        compile_context(sent, written, chosen, embed=bool(options.embed))
     compiled = load_foreign(written)
     carried = carry_tags(model, compiled)
     _restore_description(compiled, model)
-    parts = tuple(map(_compiled_part, context_nodes(compiled)))
+    contexts = context_nodes(compiled)
+    # What one node absorbed may be the whole graph: more than carrying looks through.
+    write_absorbed_modules(contexts, model)
+    parts = tuple(map(_compiled_part, contexts))
     if not is_processor and not parts:
         raise CompileError(
             f"{chosen.provider.name} compiled none of the {sum(1 for _ in all_nodes(model))} nodes",
@@ -170,7 +174,7 @@ def _record(model: ir.Model, options: CompileOptions, chosen: ChosenProvider) ->
         "onnxruntime": onnxruntime_version(),
         "device": chosen.device,
         "options": dict(chosen.options),
-        "embedded": options.embed,
+        "embedded": bool(options.embed),
     }
     if any(node.domain == LAYOUT_DOMAIN for node in all_nodes(model)):
         record["processor"] = instruction_sets()

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo, measure_fidelity
 from winml.modelkit.compare.files import reference_answers, refuse_different, refuse_little_left
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.compile.options import CompileOptions
+from winml.modelkit.compile.options import DEFAULT_MIN_SQNR_DB, CompileOptions
 from winml.modelkit.compile.pipeline import CompileResult, compile_graph
 from winml.modelkit.compile.providers import choose_compiler, unreadable_reason
 from winml.modelkit.errors import StageError, UsageError, VerificationError, WriteError
@@ -86,7 +86,7 @@ def compile_file(
 ) -> CompiledFile:
     """Compile an ONNX file as a task says; see :func:`compile_onnx` for what is returned and raised."""
     task.refuse_early()
-    chosen = choose_compiler(options.ep, options.device, options.ep_options)
+    chosen = choose_compiler(options.ep, options.device, options.ep_options or {})
     try:
         with temporary_folder() as folder:
             done = transform_file(task, _Compiling(options, chosen, sizes or {}, folder), on_step)
@@ -162,7 +162,8 @@ class _Compiling(GraphWork[CompileResult]):
                 f"{error.message.replace(str(written), 'the result')}{f' ({reason})' if reason else ''}",
                 hint="No file was written. Where it is for another machine, --no-verify writes it all the same.",
             ) from error
-        fidelity = measure_fidelity(expected, answers, self.options.min_sqnr_db)
+        least = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
+        fidelity = measure_fidelity(expected, answers, least)
         refuse_little_left(fidelity, source.name, draws[0])
         return fidelity
 
