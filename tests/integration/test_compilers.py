@@ -70,7 +70,7 @@ def test_plug_in_compiles_for_its_npu_and_answers_as_the_source_does(model: Path
     written = onnx.load(output)
     nodes = [node for node in written.graph.node if node.op_type == "EPContext"]
     assert len(record["parts"]) == len(nodes) > 0
-    modules = {node.name: dict((entry.key, entry.value) for entry in node.metadata_props) for node in nodes}
+    modules = {node.name: {entry.key: entry.value for entry in node.metadata_props} for node in nodes}
     assert any(len(part["modules"]) > 1 for part in record["parts"])
     for part in record["parts"]:
         assert part["modules"] == json.loads(modules[part["name"]][MODULES_KEY])

@@ -130,7 +130,7 @@ def test_file_of_a_compiled_part_belongs_to_the_model(tmp_path: Path) -> None:
     assert b"compiled" == copied[1].read_bytes()
     assert (copied[1].name,) == data_names(copied[0])
     cache.unlink()
-    with pytest.raises(InputError, match="its data file .* is missing"):
+    with pytest.raises(InputError, match=r"its data file .* is missing"):
         optimize_onnx(model, tmp_path / "out.onnx")
 
 

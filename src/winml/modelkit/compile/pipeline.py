@@ -15,8 +15,8 @@ from typing import Any
 import onnx_ir as ir
 import onnx_ir.passes.common
 
-from winml.modelkit.compile.context_engine import compile_context
 from winml.modelkit.compile.absorbed_modules import write_absorbed_modules
+from winml.modelkit.compile.context_engine import compile_context
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.compile.provider_versions import provider_version
 from winml.modelkit.errors import CompileError, InputError, UsageError
