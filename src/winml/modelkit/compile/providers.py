@@ -96,12 +96,12 @@ def _can_compile(provider: ExecutionProvider) -> bool:
 
 def unreadable_reason(chosen: ChosenProvider) -> str:
     """Return why the provider cannot open what it compiled, where that shows in its package; else an empty string."""
-    if chosen.provider.name != "OpenVINOExecutionProvider" or chosen.device == "npu":
+    if chosen.provider.name != "OpenVINOExecutionProvider" or chosen.device != "cpu":
         return ""
     libraries = [path.name for path in (Path(ort.__file__).parent / "capi").glob("*openvino*")]
     if not libraries or any("ir_frontend" in name for name in libraries):
         return ""
     return (
         "the installed onnxruntime-openvino lacks OpenVINO's IR frontend (openvino_ir_frontend), with which its "
-        f"{chosen.device.upper()} device reads a compiled part"
+        "CPU device reads a compiled part"
     )
