@@ -5,40 +5,17 @@ What a provider makes is written by ``context_engine``, or for the CPU provider 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnxruntime as ort
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.runtime.devices import ChosenProvider, choose_provider, present_providers
-from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, Device, ExecutionProvider
+from winml.modelkit.runtime.devices import ChosenProvider, choose_provider
+from winml.modelkit.runtime.execution_providers import Device, ExecutionProvider
 from winml.modelkit.runtime.sessions import CPU
 
-__all__ = ["CompilableProvider", "choose_compiler", "compilable_providers", "unreadable_reason"]
-
-
-@dataclass(frozen=True)
-class CompilableProvider:
-    """One execution provider that a file can be compiled for."""
-
-    short: str
-    name: str
-    """Its name in ONNX Runtime."""
-    is_present: bool
-    """Whether it can compile here."""
-    devices: tuple[str, ...]
-    makes: str
-    """What a compiled file holds, in a few words."""
-    package: str | None
-    """Requirement of the package that brings it on this platform, for pip; None where there is none."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {**vars(self), "devices": list(self.devices)}
+__all__ = ["can_compile", "choose_compiler", "unreadable_reason"]
 
 
 def choose_compiler(ep: str | None, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
@@ -59,7 +36,7 @@ def choose_compiler(ep: str | None, device: Device | None, options: Mapping[str,
             hint="Give one with --ep; winml compile --list shows which there are.",
         )
     chosen = choose_provider(ep, device, options)
-    if not _can_compile(chosen.provider):
+    if not can_compile(chosen.provider):
         raise UsageError(
             f"--ep {ep}: {chosen.provider.name} has no form for a file of what it compiled",
             hint="Run the file as it is: the provider compiles it when a session opens. winml compile --list shows "
@@ -73,24 +50,8 @@ def choose_compiler(ep: str | None, device: Device | None, options: Mapping[str,
     return chosen
 
 
-def compilable_providers() -> tuple[CompilableProvider, ...]:
-    """Return every provider that a file can be compiled for, those that are here and others."""
-    present = present_providers()
-    return tuple(
-        CompilableProvider(
-            short=short,
-            name=provider.name,
-            is_present=provider.name in present,
-            devices=provider.devices,
-            makes="EPContext nodes" if provider.compiles else "the optimized graph",
-            package=provider.packages.get(sys.platform),
-        )
-        for short, provider in EXECUTION_PROVIDERS.items()
-        if _can_compile(provider)
-    )
-
-
-def _can_compile(provider: ExecutionProvider) -> bool:
+def can_compile(provider: ExecutionProvider) -> bool:
+    """Say whether a provider has a form for a file of what it compiled."""
     return provider.compiles or provider.name in CPU
 
 

@@ -7,6 +7,7 @@ opened and run on its provider before it is put in place. Knows no PyTorch and i
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from winml.modelkit.compare.files import reference_answers, refuse_different, re
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compile.options import DEFAULT_MIN_SQNR_DB, CompileOptions
 from winml.modelkit.compile.pipeline import CompileResult, compile_graph
-from winml.modelkit.compile.providers import choose_compiler, unreadable_reason
+from winml.modelkit.compile.providers import can_compile, choose_compiler, unreadable_reason
 from winml.modelkit.errors import StageError, UsageError, VerificationError, WriteError
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.contexts import context_file_names, rename_context_files
@@ -28,11 +29,12 @@ from winml.modelkit.graph.files.temporary import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
-from winml.modelkit.results.compiled_model import CompiledFile
-from winml.modelkit.runtime.devices import ChosenProvider
+from winml.modelkit.results.compiled_model import CompilableProvider, CompiledFile
+from winml.modelkit.runtime.devices import ChosenProvider, present_providers
+from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["compile_file", "compile_onnx"]
+__all__ = ["compilable_providers", "compile_file", "compile_onnx"]
 
 
 def compile_onnx(
@@ -107,6 +109,23 @@ def compile_file(
         steps=done.steps,
         notes=(*done.notes, *_place_notes(done.result.record)),
         normalizations=done.normalizations,
+    )
+
+
+def compilable_providers() -> tuple[CompilableProvider, ...]:
+    """Return every provider that a file can be compiled for, those that are here and others."""
+    present = present_providers()
+    return tuple(
+        CompilableProvider(
+            short=short,
+            name=provider.name,
+            is_present=provider.name in present,
+            devices=provider.devices,
+            makes="EPContext nodes" if provider.compiles else "the optimized graph",
+            package=provider.packages.get(sys.platform),
+        )
+        for short, provider in EXECUTION_PROVIDERS.items()
+        if can_compile(provider)
     )
 
 

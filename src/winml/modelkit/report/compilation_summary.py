@@ -7,9 +7,8 @@ from collections import Counter
 from rich.console import Console
 
 from winml.modelkit.compare.words import comparison_words
-from winml.modelkit.compile.providers import CompilableProvider
 from winml.modelkit.report.terminal import TextTable, print_rows
-from winml.modelkit.results.compiled_model import CompiledFile
+from winml.modelkit.results.compiled_model import CompilableProvider, CompiledFile
 from winml.modelkit.results.words import coverage_words
 from winml.modelkit.words import size_words
 

@@ -15,7 +15,27 @@ from winml.modelkit.progress import StepTiming
 from winml.modelkit.results.optimized_model import GraphSummary
 from winml.modelkit.results.written_file import WrittenFile
 
-__all__ = ["CompiledFile"]
+__all__ = ["CompilableProvider", "CompiledFile"]
+
+
+@dataclass(frozen=True)
+class CompilableProvider:
+    """One execution provider that a file can be compiled for."""
+
+    short: str
+    name: str
+    """Its name in ONNX Runtime."""
+    is_present: bool
+    """Whether it can compile here."""
+    devices: tuple[str, ...]
+    makes: str
+    """What a compiled file holds, in a few words."""
+    package: str | None
+    """Requirement of the package that brings it on this platform, for pip; None where there is none."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {**vars(self), "devices": list(self.devices)}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS, ort_reason
-from winml.modelkit.runtime.bindings.plug_ins import add_plug_in, installed_plug_ins
+from winml.modelkit.runtime.bindings.plug_ins import installed_plug_ins, named_providers
 
 __all__ = [
     "CPU",
@@ -97,7 +97,7 @@ class Session:
             self._session = ort.InferenceSession(
                 model if isinstance(model, bytes) else os.fspath(model),
                 sess_options=options,
-                **_named_providers(options, providers, provider_options or {}),
+                **named_providers(options, providers, provider_options or {}),
                 # Otherwise it prints the failure on stdout and continues with another provider.
                 enable_fallback=0,
             )
@@ -307,19 +307,6 @@ def _request_files(
     if data_folder is not None:
         folder = os.fspath(data_folder)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-
-
-def _named_providers(
-    options: ort.SessionOptions, providers: Sequence[str], provider_options: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the arguments that name the providers; a plug-in goes into the options instead, in place."""
-    if providers[0] not in installed_plug_ins():
-        return {
-            "providers": list(providers),
-            "provider_options": [dict(provider_options), *({} for _ in providers[1:])],
-        }
-    add_plug_in(options, providers[0], provider_options)
-    return {}  # what the plug-in lacks goes to the CPU provider without being asked for
 
 
 def _refuse_unknown(providers: Sequence[str]) -> None:

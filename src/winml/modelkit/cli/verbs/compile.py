@@ -69,7 +69,7 @@ def command(**options: Any) -> None:
 
 
 def _list_providers(options: dict[str, Any]) -> None:
-    from winml.modelkit.compile.providers import compilable_providers
+    from winml.modelkit.flows.compile import compilable_providers
 
     providers = compilable_providers()
     if options["format_"] == "json":

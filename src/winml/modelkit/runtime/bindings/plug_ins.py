@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnxruntime as ort
 
@@ -18,7 +19,7 @@ from winml.modelkit.errors import StageError, UsageError, first_line
 from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS, ort_reason
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider
 
-__all__ = ["add_plug_in", "installed_plug_ins", "register_library", "register_plug_in"]
+__all__ = ["add_plug_in", "installed_plug_ins", "named_providers", "register_library", "register_plug_in"]
 
 
 def installed_plug_ins() -> tuple[str, ...]:
@@ -91,6 +92,24 @@ def add_plug_in(options: ort.SessionOptions, name: str, provider_options: Mappin
         options.add_provider_for_devices([_fitting(devices, provider, provider_options)], dict(provider_options))
     except ORT_ERRORS as error:
         raise UsageError(f"{name} does not take {dict(provider_options)}: {ort_reason(error)}") from error
+
+
+def named_providers(
+    options: ort.SessionOptions, providers: Sequence[str], provider_options: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the arguments of a session that name its providers; a plug-in goes into the options instead, in place.
+
+    Raises:
+        UsageError: the plug-in finds no device, or refuses an option.
+        StageError: it cannot be loaded.
+    """
+    if providers[0] not in installed_plug_ins():
+        return {
+            "providers": list(providers),
+            "provider_options": [dict(provider_options), *({} for _ in providers[1:])],
+        }
+    add_plug_in(options, providers[0], provider_options)
+    return {}  # what the plug-in lacks goes to the CPU provider without being asked for
 
 
 def _fitting(
