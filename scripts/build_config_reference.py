@@ -23,7 +23,7 @@ Written by `scripts/build_config_reference.py` from the code; change it there. `
 
 A section that is null skips its stage. An unknown key is an error. `winml build` reads all of it, `winml export
 -c` the sections `loader` and `export`, `winml optimize -c` the section `optim`, `winml quantize -c` the section
-`quant`; a build that is done is judged by `eval`. The stage that reads `compile` is not built yet, so nothing acts on it.
+`quant`, `winml compile -c` the section `compile`; a build that is done is judged by `eval`.
 """
 
 

@@ -39,7 +39,7 @@ def built(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> Workplace
     assert "[1/4] export" in outcome.err
     assert "normalized  once" in outcome.out
     assert "skipped: no precision is asked for (--precision)" in outcome.out
-    assert "skipped: winml 0.1.0 has no compile stage yet" in outcome.out
+    assert "skipped: no execution provider is named (compile.ep)" in outcome.out
     return workplace
 
 

@@ -63,7 +63,7 @@ def test_config_says_the_opset_and_null_for_stages_that_will_not_run(here: Path,
     assert ("w8a16", "qnn", None) == (asked["quant"]["precision"], asked["quant"]["ep"], asked["compile"])
     assert "" == told
     _, told = _config("-m", small_bert, "-c", '{"compile": {"device": "npu"}}')
-    assert "no stage that reads compile yet" in told
+    assert "the compile stage will be skipped: no execution provider is named (compile.ep)" in told
 
 
 def test_device_fills_the_section_quant_and_says_with_what(here: Path, small_file: Path) -> None:

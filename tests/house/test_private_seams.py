@@ -124,7 +124,7 @@ SEAMS: dict[str, dict[str, str]] = {
     "quantize.half_floats.forms": {
         "onnxruntime.capi": "tests/unit/quantize/test_float_engine.py::test_float16_inside_and_float32_at_the_edges",
     },
-    "runtime.sessions": {
+    "runtime.bindings.ort_errors": {
         "onnxruntime.capi": "tests/unit/runtime/test_sessions.py::"
         "test_session_of_a_broken_file_names_it_and_the_reason",
     },

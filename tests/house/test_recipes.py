@@ -185,12 +185,12 @@ def test_modality_of_the_recipe_decides_inputs_and_adds_its_key(kitchen: Kitchen
 
 def test_pass_and_stage_of_the_recipes_run_in_a_build(kitchen: Kitchen) -> None:
     """The build normalizes with the pass, so no negation is left, and its stage says what the graph is for."""
-    config = json.dumps({"compile": {"device": "npu"}})
+    config = json.dumps({"label": {"words": "for the npu"}})
     kitchen.winml("build", "-m", str(kitchen.model), "-o", str(kitchen.folder / "built"), "-c", config)
     manifest = json.loads((kitchen.folder / "built" / "build_manifest.json").read_text(encoding="utf-8"))
     stages = {stage["name"]: stage["status"] for stage in manifest["parts"][0]["stages"]}
-    assert {"optimize": "run", "compile": "run"} == {name: stages[name] for name in ("optimize", "compile")}
-    model = onnx.load(kitchen.folder / "built" / "compiled.onnx")
+    assert {"optimize": "run", "label": "run"} == {name: stages[name] for name in ("optimize", "label")}
+    model = onnx.load(kitchen.folder / "built" / "labelled.onnx")
     assert ["MatMul", "Relu"] == [node.op_type for node in model.graph.node]
     assert "for the npu" == model.graph.doc_string
 

@@ -36,6 +36,7 @@ MANY_PARAMETERS: dict[str, str] = {
     "builds.build_model:build_onnx_model": _PUBLIC,
     "inference.auto_model:_BuiltModel.from_pretrained": _PUBLIC,
     "flows.export.export:export_pytorch": _PUBLIC,
+    "flows.compile:compile_onnx": _PUBLIC,
     "flows.optimize:optimize_onnx": _PUBLIC,
     "flows.quantize.quantize:quantize_onnx": _PUBLIC,
     "flows.quantize.sensitivity:quantization_sensitivity": _PUBLIC,

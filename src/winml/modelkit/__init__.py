@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.flows.compare.compare import CompareOptions
+    from winml.modelkit.flows.compile import compile_onnx
     from winml.modelkit.flows.diff import diff_models
     from winml.modelkit.flows.export.export import HTPExporter, export_pytorch
     from winml.modelkit.flows.optimize import optimize_onnx, run_optimize_analyze_loop
@@ -60,6 +61,7 @@ __all__ = [
     "build_hf_model",
     "build_onnx_model",
     "compare_models",
+    "compile_onnx",
     "diff_models",
     "evaluate_model",
     "export_pytorch",
@@ -94,6 +96,7 @@ _HOMES = {
     "export_pytorch": "flows.export.export",
     "CompareOptions": "flows.compare.compare",
     "compare_models": "builds.compared_models",
+    "compile_onnx": "flows.compile",
     "diff_models": "flows.diff",
     "optimize_onnx": "flows.optimize",
     "quantization_sensitivity": "flows.quantize.sensitivity",

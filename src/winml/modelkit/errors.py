@@ -17,6 +17,7 @@ The exit code of the command is on the class (FORMATS: 0 success, 1 failure, 2 w
     │   ├── NormalizeError          1
     │   ├── OptimizeError           1
     │   ├── QuantizeError           1
+    │   ├── CompileError            1
     │   ├── MeasureError            1
     │   └── WriteError              1   the output could not be written
     ├── VerificationError           3   two models that should give equal outputs do not
@@ -132,6 +133,10 @@ class OptimizeError(StageError):
 
 class QuantizeError(StageError):
     """A graph could not be quantized: an engine failed, or had no form for any node."""
+
+
+class CompileError(StageError):
+    """A graph could not be compiled: the execution provider failed, or took none of its nodes."""
 
 
 class MeasureError(StageError):

@@ -27,6 +27,8 @@ NORMALIZED_KEY = "winml.normalized"
 QUANTIZATION_KEY = "winml.quantization"
 """Of a node: its precision and what it is (``weight``, ``activation``, ``operator``). Of the model: what was asked for
 and what came of it, module by module."""
+COMPILE_KEY = "winml.compile"
+"""Which execution provider compiled the file, in which version, for which device and with which options."""
 CUT_KEY = "winml.module"
 """Which call of which module a cut model is."""
 

@@ -26,7 +26,7 @@ from winml.modelkit.builds.judged_models import evaluate_build
 from winml.modelkit.builds.layouts.folder_layout import FolderLayout
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.model_sidecar import has_sidecar, model_sidecar
-from winml.modelkit.builds.plan import BuildPlan
+from winml.modelkit.builds.plan import BuildPlan, refuse_missing_compiler
 from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner
 from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage, names_of
@@ -108,6 +108,7 @@ def run_build(
         UsageError: the folder is the model, or holds files no build wrote.
         WinMLError: a stage failed; finished stages are kept.
     """
+    refuse_missing_compiler(plan)
     identity = cache.identity if cache is not None else identify_plan(plan)
     store = cache.store if cache is not None else None
     handed_over = handed_over_stages(stages, plan)

@@ -14,6 +14,7 @@ import pydantic
 
 from winml.modelkit.builds.foreign_configs import read_winml_cli_config
 from winml.modelkit.builds.layouts.layout import LayoutName
+from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.errors import ConfigError
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.export.config import WinMLExportConfig
@@ -119,13 +120,8 @@ class QuantSection(QuantizeOptions):
     """Execution provider it will run on. Null: any of the device."""
 
 
-class CompileSection(Options):
-    """What the model is frozen for."""
-
-    device: Device | None = None
-    """Kind of device. Null: any."""
-    ep: ProviderName | None = None
-    """Execution provider. Null: any of the device."""
+class CompileSection(CompileOptions):
+    """What the model is compiled for. A build compiles where an execution provider is named."""
 
 
 class EvalSection(EvaluationOptions):

@@ -14,14 +14,15 @@ from typing import Any, NoReturn
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
 from winml.modelkit.builds.judged_models import refuse_missing_judges, refuse_unfit_limits
 from winml.modelkit.builds.quantization import quantize_options
-from winml.modelkit.errors import ConfigError, ModelPathError, UsageError
+from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, told_as
 from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.load.load_options import declared_options, is_given
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.runtime.execution_providers import refuse_dynamic
 
-__all__ = ["BuildPlan", "is_onnx_path", "plan_build", "refuse_sizes", "request_record"]
+__all__ = ["BuildPlan", "is_onnx_path", "plan_build", "refuse_missing_compiler", "refuse_sizes", "request_record"]
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,27 @@ def _refuse_quantization(options: QuantizeOptions) -> None:
     """
     options.refuse_contradictions()
     refuse_missing_files(options)
+
+
+def refuse_missing_compiler(plan: BuildPlan) -> None:
+    """Refuse a build whose last stage cannot run here, before the export that it would follow.
+
+    Raises:
+        UsageError: its execution provider is not installed or compiles nothing, or needs fixed sizes.
+        StageError: it is a plug-in that the installed ONNX Runtime does not load.
+    """
+    section = plan.config.compile
+    if section is None or section.ep is None:
+        return
+    from winml.modelkit.compile.providers import choose_compiler
+
+    with told_as({"--ep": "compile.ep", "--device": "compile.device", "--ep-options": "compile.ep_options"}):
+        try:
+            choose_compiler(section.ep, section.device, section.ep_options or {})
+        except UsageError as error:
+            error.hint += " --no-compile leaves the stage out."
+            raise
+    refuse_dynamic(section.ep, is_dynamic=plan.request.is_dynamic, allow_dynamic=False)
 
 
 def request_record(request: ModelRequest) -> dict[str, Any]:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.config import OptimSection, WinMLBuildConfig
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.progress import StepEvent
+    from winml.modelkit.results.compiled_model import CompiledFile
     from winml.modelkit.results.export_result import ExportedPart, ExportResult
     from winml.modelkit.results.optimized_model import OptimizedFile
     from winml.modelkit.results.quantized_model import QuantizedFile
@@ -356,8 +357,42 @@ def _quantized_words(result: QuantizedFile) -> str:
     return f"{done}, {comparison_words(result.fidelity)}"
 
 
-def _section_options(section: str) -> Callable[[BuildPlan], dict[str, Any]]:
-    return lambda plan: {section: getattr(plan.config, section).model_dump(mode="json", exclude_none=True)}
+def _compile_options(plan: BuildPlan) -> dict[str, Any]:
+    from winml.modelkit.compile.provider_versions import provider_version
+    from winml.modelkit.runtime.execution_providers import find_execution_provider
+    from winml.modelkit.runtime.processor import instruction_sets
+
+    section = plan.config.compile
+    assert section is not None  # skipped otherwise
+    assert section.ep is not None
+    provider = find_execution_provider(section.ep)
+    # What comes of it depends on the provider and, for the CPU, on the processor.
+    made_by = provider_version(provider) if provider.compiles else instruction_sets()
+    return {"compile": section.model_dump(mode="json", exclude_none=True), "verify": plan.verify, "made_by": made_by}
+
+
+def _idle_compilation(config: WinMLBuildConfig) -> str:
+    return "" if config.compile is None or config.compile.ep else "no execution provider is named (compile.ep)"
+
+
+def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
+    from winml.modelkit.flows.compile import compile_file
+    from winml.modelkit.flows.graph_file import GraphFileTask
+
+    section, seed = task.plan.config.compile, task.plan.request.seed
+    assert section is not None  # skipped otherwise
+    assert task.source is not None  # an earlier stage ran, or the build starts from an ONNX file
+    file_task = GraphFileTask(task.source, task.output, overwrite=True, verify=task.plan.verify, seed=seed)
+    result = compile_file(file_task, section)
+    files = tuple(file.path for file in result.files)
+    return (StageOutcome(files, result.normalizations, _compiled_words(result), notes=result.notes),)
+
+
+def _compiled_words(result: CompiledFile) -> str:
+    from winml.modelkit.compare.words import comparison_words
+
+    parts = f", {len(result.parts)} compiled, {len(result.outside)} outside" if result.parts else ""
+    return f"for {result.compiled['provider']}{parts}, {comparison_words(result.comparison)}"
 
 
 STAGES: tuple[Stage, ...] = (
@@ -395,8 +430,9 @@ STAGES: tuple[Stage, ...] = (
         file=COMPILED_NAME,
         section="compile",
         libraries=_GRAPH_LIBRARIES,
-        options=_section_options("compile"),
-        work=None,
+        options=_compile_options,
+        work=_run_compile,
+        idle=_idle_compilation,
     ),
 )
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "build": "Export a model and optimize it into one folder; what has not changed is not made again.",
     "cache": "Show or remove what earlier builds keep on this disk.",
     "compare": "Run two models on the same values, and find the module where their answers part.",
+    "compile": "Compile an ONNX file for one execution provider; its tags stay.",
     "config": "Write what a build of a model will do, as a file to read, change and keep.",
     "diff": "Show what changed between two ONNX files, module by module; neither is run.",
     "eval": "Judge a model by the samples of a data set, beside the model it was made from.",

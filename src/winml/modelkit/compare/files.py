@@ -27,7 +27,14 @@ from winml.modelkit.runtime.graph_inputs import GraphInput, draw_feeds, graph_in
 from winml.modelkit.runtime.ir_versions import newest_ir_version, runnable
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["LARGE_DIMENSIONS", "open_session", "refuse_different", "refuse_little_left", "refuse_unfaithful"]
+__all__ = [
+    "LARGE_DIMENSIONS",
+    "open_session",
+    "reference_answers",
+    "refuse_different",
+    "refuse_little_left",
+    "refuse_unfaithful",
+]
 
 Feeds = dict[str, NDArray[Any]]
 
@@ -119,16 +126,35 @@ def refuse_unfaithful(
         StageError: the reference itself cannot be run, so there is nothing to compare with.
         VerificationError: an output does not reach the ratio, or the candidate cannot be run.
     """
-    try:
-        if read_samples is None:
-            draws, expected = _draws_and_answers(reference, seed, sizes or {})
-        else:
-            draws, expected = _samples_and_answers(reference, read_samples)
-    except (StageError, UsageError) as error:
-        raise _reference_error(reference, error) from error
+    draws, expected = reference_answers(reference, seed, sizes or {}, read_samples)
     fidelity = measure_fidelity(expected, _candidate_answers(candidate, draws, as_written=False), least_sqnr_db)
     refuse_little_left(fidelity, reference.name, draws[0])
     return fidelity
+
+
+def reference_answers(
+    reference: Path,
+    seed: int,
+    sizes: Mapping[str, int],
+    read_samples: Callable[[Sequence[GraphInput]], Iterable[Feeds]] | None = None,
+) -> tuple[list[Feeds], list[Feeds]]:
+    """Return values that a file takes, and what it answers to them, run node by node as it is written.
+
+    Args:
+        reference: The file.
+        seed: Seed of random values.
+        sizes: As for :func:`refuse_different`.
+        read_samples: As for :func:`refuse_unfaithful`.
+
+    Raises:
+        StageError: the file cannot be run, so there is nothing to compare with.
+    """
+    try:
+        if read_samples is None:
+            return _draws_and_answers(reference, seed, sizes)
+        return _samples_and_answers(reference, read_samples)
+    except (StageError, UsageError) as error:
+        raise _reference_error(reference, error) from error
 
 
 def refuse_little_left(fidelity: FidelityInfo, reference: str, inputs: Mapping[str, Any]) -> None:

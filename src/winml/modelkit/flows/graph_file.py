@@ -162,6 +162,19 @@ class GraphWork(ABC, Generic[ResultT]):
         """Return what is known only once a model was written: sentences for the user."""
         return ()
 
+    def write(self, model: ir.Model, path: Path, *, external: bool | None) -> None:
+        """Write the result; what belongs beside it goes into the same folder.
+
+        Args:
+            model: The result.
+            path: The file to write.
+            external: Keep weights in a file of their own (True) or inside (False). None: where they must.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        write_model(model, path, external=external)
+
     def compare(self, source: Path, written: Path, seed: int) -> Comparison | None:
         """Compare the file that was written with its source; None where that cannot be done here.
 
@@ -394,7 +407,7 @@ def _write_result(
             step.summary = "a copy by reference"
         else:
             refresh_metadata(model, work, is_plain=is_plain)
-            write_model(model, staged, external=_external(task, model))
+            work.write(model, staged, external=_external(task, model))
             with first_wrong_module_named(task.source, staged):
                 comparison = work.compare(task.source, staged, task.seed) if task.verify else None
             step.summary = comparison_words(comparison)

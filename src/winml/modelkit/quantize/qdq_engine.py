@@ -61,7 +61,7 @@ class _Bias(NamedTuple):
 
     reader: ir.Node
     """The layer itself, or the Add behind it."""
-    index: int
+    place: int
     """Position among the inputs of the reader."""
     values: Array
     """float32, one dimension."""
@@ -231,7 +231,7 @@ class _Rewriting:
         )
 
     def _quantize_bias(self, bias: _Bias, scale: Array) -> None:
-        value = bias.reader.inputs[bias.index]
+        value = bias.reader.inputs[bias.place]
         assert value is not None  # it is what the bias was read from
         name = value.name or ""
         axis = 0 if scale.size > 1 else None
@@ -244,7 +244,7 @@ class _Rewriting:
         dequantize = self._node("DequantizeLinear", inputs, name, read_tag(bias.reader), "weight", axis=axis)
         dequantize.outputs[0].shape, dequantize.outputs[0].type = value.shape, value.type
         self._graph.insert_before(bias.reader, [dequantize])
-        bias.reader.replace_input_with(bias.index, dequantize.outputs[0])
+        bias.reader.replace_input_with(bias.place, dequantize.outputs[0])
         _remove_unused(self._graph, [value])
 
     def _node(

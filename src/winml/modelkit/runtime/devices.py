@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import onnxruntime as ort
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.runtime.bindings.plug_ins import installed_plug_ins, register_plug_in
 from winml.modelkit.runtime.execution_providers import (
     EXECUTION_PROVIDERS,
     Device,
@@ -40,8 +41,8 @@ class ChosenProvider:
 
 
 def present_providers() -> list[str]:
-    """Return the names of the providers the installed ONNX Runtime has, in its own order of preference."""
-    return list(ort.get_available_providers())
+    """Return the names of the providers that can be used, in ONNX Runtime's order of preference, plug-ins last."""
+    return list(dict.fromkeys((*ort.get_available_providers(), *installed_plug_ins())))
 
 
 def choose_provider(ep: str | None, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
@@ -55,6 +56,7 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
     Raises:
         UsageError: the provider is unknown, is not installed, has no options, or does not run on the device; or no
             installed provider runs on it.
+        StageError: it comes as a plug-in that the installed ONNX Runtime does not load.
     """
     provider = find_execution_provider(ep) if ep is not None else _provider_for(device or "cpu")
     present = present_providers()
@@ -74,7 +76,11 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
             f"--ep-options {next(iter(options))}: {provider.name} has no options",
             hint="--threads sets the number of threads.",
         )
-    device_option = provider.device_options.get(device) if device is not None else None
+    is_plug_in = provider.name in installed_plug_ins()
+    if is_plug_in:
+        register_plug_in(provider)
+    # A plug-in does not know which of its devices is the default.
+    device_option = provider.device_options.get(chosen) if device is not None or is_plug_in else None
     return ChosenProvider(provider, chosen, {**dict([device_option] if device_option else []), **options})
 
 
@@ -102,4 +108,5 @@ def _install_hint(provider: ExecutionProvider) -> str:
     package = provider.packages.get(sys.platform)
     if package is None:
         return "No package of ONNX Runtime contains it on this platform."
-    return f'Install it with: pip install "{package}", in place of the installed package of ONNX Runtime.'
+    place = "beside" if provider.plug_in else "in place of"
+    return f'Install it with: pip install "{package}", {place} the installed package of ONNX Runtime.'

@@ -42,6 +42,11 @@ class ExecutionProvider:
     """Platform (``sys.platform``) → requirement of the Python package that contains it, for pip."""
     has_options: bool = True
     """Whether it has options of its own."""
+    plug_in: str = ""
+    """Python module of the package that brings it as a plug-in for the installed ONNX Runtime; empty where an ONNX
+    Runtime of its own contains it."""
+    compiles: bool = False
+    """Whether it writes what it compiled into a file (``EPContext``); specified by its documentation."""
 
 
 EXECUTION_PROVIDERS: Mapping[str, ExecutionProvider] = {
@@ -55,10 +60,13 @@ EXECUTION_PROVIDERS: Mapping[str, ExecutionProvider] = {
         "CUDAExecutionProvider", ("gpu",), packages={"linux": "onnxruntime-gpu", "win32": "onnxruntime-gpu"}
     ),
     "tensorrt": ExecutionProvider(
-        "TensorrtExecutionProvider", ("gpu",), packages={"linux": "onnxruntime-gpu", "win32": "onnxruntime-gpu"}
+        "TensorrtExecutionProvider",
+        ("gpu",),
+        packages={"linux": "onnxruntime-gpu", "win32": "onnxruntime-gpu"},
+        compiles=True,
     ),
     "nvtensorrtrtx": ExecutionProvider(
-        "NvTensorRTRTXExecutionProvider", ("gpu",), packages={"win32": "onnxruntime-trt-rtx"}
+        "NvTensorRTRTXExecutionProvider", ("gpu",), packages={"win32": "onnxruntime-trt-rtx"}, compiles=True
     ),
     "dml": ExecutionProvider(
         "DmlExecutionProvider",
@@ -75,6 +83,7 @@ EXECUTION_PROVIDERS: Mapping[str, ExecutionProvider] = {
             "npu": ("device_type", "NPU"),
         },
         packages={"linux": "onnxruntime-openvino", "win32": "onnxruntime-openvino"},
+        compiles=True,
     ),
     "migraphx": ExecutionProvider("MIGraphXExecutionProvider", ("gpu",), packages={"linux": "onnxruntime-migraphx"}),
     "coreml": ExecutionProvider(
@@ -99,10 +108,12 @@ EXECUTION_PROVIDERS: Mapping[str, ExecutionProvider] = {
             "gpu": ("backend_type", "gpu"),
             "npu": ("backend_type", "htp"),
         },
-        # From version 2 on, the package contains a plug-in for ONNX Runtime, which our sessions do not load.
-        packages={"win32": "onnxruntime-qnn<2"},
+        # From version 2 on, the package is a plug-in. On x86-64 it compiles for the NPU, and simulates it.
+        packages={"linux": "onnxruntime-qnn>=2", "win32": "onnxruntime-qnn>=2"},
+        plug_in="onnxruntime_qnn",
+        compiles=True,
     ),
-    "vitisai": ExecutionProvider("VitisAIExecutionProvider", ("npu",), takes_dynamic=False),
+    "vitisai": ExecutionProvider("VitisAIExecutionProvider", ("npu",), takes_dynamic=False, compiles=True),
     "nnapi": ExecutionProvider("NnapiExecutionProvider", ("npu",), takes_dynamic=False),
 }
 """Short name → provider."""

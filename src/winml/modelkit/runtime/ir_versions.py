@@ -14,7 +14,8 @@ import onnxruntime as ort
 
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.files.wire import varint
-from winml.modelkit.runtime.sessions import CPU, ORT_ERRORS, SEVERITY_FATAL
+from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS
+from winml.modelkit.runtime.sessions import CPU, SEVERITY_FATAL
 
 __all__ = ["newest_ir_version", "runnable"]
 

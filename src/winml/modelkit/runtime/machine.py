@@ -9,8 +9,9 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import onnxruntime as ort
 import psutil
 
 from winml.modelkit.runtime.devices import present_providers
-from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, short_name
+from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider, short_name
 from winml.modelkit.runtime.processor import has_integer_dot_products
 from winml.modelkit.version import __version__
 
@@ -138,9 +139,13 @@ def _package_version(name: str) -> str | None:
 
 
 def _provider_packages() -> set[str]:
-    """Return the distributions that contain ONNX Runtime, other than ``onnxruntime``."""
-    packages = {package for provider in EXECUTION_PROVIDERS.values() for package in provider.packages.values()}
-    return {package.partition("<")[0] for package in packages} - {"onnxruntime"}
+    """Return the distributions that bring execution providers, other than ``onnxruntime``."""
+    return _package_names(EXECUTION_PROVIDERS.values()) - {"onnxruntime"}
+
+
+def _package_names(providers: Iterable[ExecutionProvider]) -> set[str]:
+    """Return the names of packages, without the versions that are asked for."""
+    return {re.split("[<>=]", package)[0] for provider in providers for package in provider.packages.values()}
 
 
 def _system_name() -> str:
@@ -196,9 +201,9 @@ def _list_devices() -> Iterator[DeviceInfo]:
 
 
 def _installation_notes() -> Iterator[str]:
-    installed = [
-        package for package in sorted({"onnxruntime", *_provider_packages()}) if _package_version(package) is not None
-    ]
+    # A plug-in lies beside an ONNX Runtime; the other packages each contain one.
+    with_runtime = _package_names(provider for provider in EXECUTION_PROVIDERS.values() if not provider.plug_in)
+    installed = [package for package in sorted(with_runtime) if _package_version(package) is not None]
     if len(installed) > 1:
         yield (
             f"{' and '.join(installed)} are installed together and overwrite each other's files: keep one of them, "

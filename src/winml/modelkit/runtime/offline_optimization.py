@@ -13,7 +13,8 @@ import onnxruntime as ort
 
 from winml.modelkit.errors import StageError
 from winml.modelkit.file_names import unfinished_data_path
-from winml.modelkit.runtime.sessions import CPU, ORT_ERRORS, SEVERITY_FATAL, ort_reason
+from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS, ort_reason
+from winml.modelkit.runtime.sessions import CPU, SEVERITY_FATAL
 
 __all__ = ["DATA_LIMIT_BYTES", "rewrite_file"]
 

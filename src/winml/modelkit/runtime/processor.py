@@ -9,7 +9,10 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-__all__ = ["flags_have_dot_products", "has_integer_dot_products", "is_x86"]
+__all__ = ["flags_have_dot_products", "has_integer_dot_products", "instruction_sets", "is_x86"]
+
+WIDE_FLAGS = ("avx512f", "avx2", "avx", "asimd")
+"""Specified: how Linux calls instructions whose registers decide the layouts of ONNX Runtime's CPU kernels."""
 
 DOT_PRODUCT_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})
 """Specified: how Linux calls VNNI of AVX-512 and of AVX2, and the dot product of Arm, in ``/proc/cpuinfo``."""
@@ -27,9 +30,22 @@ def has_integer_dot_products() -> bool | None:
 
 def flags_have_dot_products(cpuinfo: str) -> bool | None:
     """Return what the text of ``/proc/cpuinfo`` says of them; None where it lists no flags."""
+    flags = _flags(cpuinfo)
+    return None if flags is None else not DOT_PRODUCT_FLAGS.isdisjoint(flags)
+
+
+def _flags(cpuinfo: str) -> frozenset[str] | None:
+    """Return the flags of the first processor; None where none are listed."""
     lines = (line.partition(":") for line in cpuinfo.splitlines())
     flags = next((value for key, _, value in lines if key.strip() in ("flags", "Features")), None)
-    return None if flags is None else not DOT_PRODUCT_FLAGS.isdisjoint(flags.split())
+    return None if flags is None else frozenset(flags.split())
+
+
+def instruction_sets() -> str:
+    """Return the architecture and, where the system tells, the widest vector instructions: ``x86_64 avx512f``."""
+    flags = _flags(_text_of(Path("/proc/cpuinfo"))) if platform.system() == "Linux" else None
+    widest = next((flag for flag in WIDE_FLAGS if flags is not None and flag in flags), "")
+    return f"{platform.machine()} {widest}".strip()
 
 
 def is_x86() -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,20 +17,18 @@ import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from winml.modelkit.errors import InputError, StageError, UsageError, first_line
+from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
+from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS, ort_reason
+from winml.modelkit.runtime.bindings.plug_ins import installed_plug_ins, named_providers
 
 __all__ = [
     "CPU",
-    "ORT_ERRORS",
     "SEVERITY_FATAL",
     "PreparedRun",
     "Session",
-    "failed_node",
     "onnxruntime_version",
-    "ort_reason",
     "run_onnx",
     "state_of_zeros",
     "state_rows",
@@ -52,14 +49,6 @@ _ONNX_BFLOAT16 = 16
 """Specified: ``TensorProto.BFLOAT16``."""
 SEVERITY_FATAL = 4
 """Log nothing less severe than this: warnings are for developers of ONNX Runtime, and errors are raised."""
-
-ORT_ERRORS: tuple[type[Exception], ...] = (
-    # These share no base class; the Python binding itself raises RuntimeError and ValueError.
-    *(value for value in vars(ort_errors).values() if isinstance(value, type) and issubclass(value, Exception)),
-    RuntimeError,
-    ValueError,
-)
-"""The exceptions that ONNX Runtime raises."""
 
 
 class Session:
@@ -108,8 +97,7 @@ class Session:
             self._session = ort.InferenceSession(
                 model if isinstance(model, bytes) else os.fspath(model),
                 sess_options=options,
-                providers=list(providers),
-                provider_options=[dict(provider_options or {}), *({} for _ in providers[1:])],
+                **named_providers(options, providers, provider_options or {}),
                 # Otherwise it prints the failure on stdout and continues with another provider.
                 enable_fallback=0,
             )
@@ -322,10 +310,11 @@ def _request_files(
 
 
 def _refuse_unknown(providers: Sequence[str]) -> None:
-    if unknown := [name for name in providers if name not in ort.get_available_providers()]:
+    known = (*ort.get_available_providers(), *installed_plug_ins())
+    if unknown := [name for name in providers if name not in known]:
         raise UsageError(
             f"execution provider {unknown[0]} is not part of the installed ONNX Runtime",
-            hint=f"Available: {', '.join(ort.get_available_providers())}.",
+            hint=f"Available: {', '.join(known)}.",
         )
 
 
@@ -369,38 +358,3 @@ def _to_numpy(value: ort.OrtValue) -> Array:
     # Copied, since the memory is freed with the value.
     data = bytearray(ctypes.string_at(value.data_ptr(), math.prod(shape) * 2))
     return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(shape)
-
-
-def ort_reason(error: Exception) -> str:
-    """Return the reason in an error of ONNX Runtime, without error codes and source locations."""
-    # "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from ... failed": the first three fields are codes.
-    reason = first_line(error).rpartition("[ONNXRuntimeError] : ")[2].split(" : ", 2)[-1]
-    return _NODE_FAILED.sub(_node_words, _SOURCE_LOCATION.sub("", reason))
-
-
-def _node_words(found: re.Match[str]) -> str:
-    operator, name, reason = found.groups()
-    return f"node {name or 'without a name'} ({operator}): {reason}"
-
-
-def failed_node(reason: str) -> str:
-    """Return the name of the node that a reason of :func:`ort_reason` begins with, or an empty string."""
-    found = _FAILED_NODE.search(reason)
-    return found[1] if found is not None else ""
-
-
-_FAILED_NODE = re.compile(r"\bnode (?!without a name )(.+?) \(\w+\): ")
-"""How :func:`_node_words` names the node."""
-
-_NODE_FAILED = re.compile(
-    r"(?:Error in execution: )?Non-zero status code returned while running (\w+) node\. Name:'(.*?)' "
-    r"Status Message: (?:[^.]+ was false\. )?(.*)",
-    re.DOTALL,
-)
-"""How ONNX Runtime begins when a node refuses its values; the condition in C++ says nothing that the rest does not."""
-
-
-_SOURCE_LOCATION = re.compile(
-    r"/\S+\.(?:cc|cpp|h|hpp):\d+ [^()]*(?:\((?:[^()]|\([^()]*\))*\))+(?: const)?(?: \[with [^\]]*\])? "
-)
-"""Location of an error in ONNX Runtime's own source: a path of its build machine, and a signature."""

@@ -331,7 +331,7 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
 
 def _module_of_failure(model: ir.Model, reason: str) -> str:
     """Return the module of the node ONNX Runtime names in its reason, or an empty string."""
-    from winml.modelkit.runtime.sessions import failed_node  # loads ONNX Runtime
+    from winml.modelkit.runtime.bindings.ort_errors import failed_node  # loads ONNX Runtime
 
     failed = failed_node(reason)
     for node in all_nodes(model) if failed else ():

@@ -69,7 +69,11 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 @click.option("--rebuild", is_flag=True, help="Run every stage again; files no build wrote stay.")
 @click.option("--optimize/--no-optimize", default=True, help="Optimize the graph, or not.  [default: optimize]")
 @click.option("--quant/--no-quant", default=True, help="Quantize where a precision is asked for, or not.")
-@click.option("--compile/--no-compile", default=True, hidden=True, help="Whether the section compile counts.")
+@click.option(
+    "--compile/--no-compile",
+    default=None,
+    help="Compile the result for --ep, or not.  [default: where the config names a provider in its compile section]",
+)
 @click.option("--level", type=click.Choice(LEVELS), help="How much the optimizer does; winml optimize --list.")
 @quantization_options([*PRECISIONS, "auto"], unset="as the model has them", auto="; auto: by the device in the config")
 @click.option(
@@ -104,7 +108,7 @@ SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
 @output_options
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
-    """Build a model: export, optimize, quantize it; one ONNX file for each stage, and model.onnx for the last.
+    """Build a model: export, optimize, quantize, compile it; one ONNX file for each stage, and model.onnx for the last.
 
     Stages whose result is there already are not run again. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a stage's
     result does not answer as its input does, or the result misses a limit of the eval section.
@@ -138,7 +142,7 @@ def _plan_build(context: click.Context, options: dict[str, Any]) -> tuple[BuildP
     for option in ("shape_config", "batch_size"):
         if is_onnx_path(model) and options[option]:
             refuse_sizes(model, f"--{option.replace('_', '-')}")
-    sections_off = {section: f"--no-{name}" for name, section in SWITCHES.items() if not options[name]}
+    sections_off = {section: f"--no-{name}" for name, section in SWITCHES.items() if options[name] is False}
     words = {**given.words, **told_sections(config.export, options, "export.{}")}
     with told_as(words):
         plan = plan_build(
@@ -170,8 +174,12 @@ def _with_flags(
         sections["optim"]["level"] = options["level"]
     if options["ep"] is not None:
         provider = short_name(find_execution_provider(options["ep"]).name)
-        for given in sections.values():
-            given["ep"] = provider
+        for name, given in sections.items():
+            # A file for a provider is not yet one that it compiled: that takes the provider itself.
+            if name != "compile" or options["compile"]:
+                given["ep"] = provider
+    if options["compile"]:
+        _refuse_unnamed_compiler(config, options)
     if options["dynamo"] is not None:
         sections["export"]["exporter"] = "dynamo" if options["dynamo"] else "torchscript"
     if options["allow_dynamic"]:
@@ -190,13 +198,28 @@ def _with_flags(
     return config.model_copy(update=changed)
 
 
+def _refuse_unnamed_compiler(config: WinMLBuildConfig, options: Mapping[str, Any]) -> None:
+    """Refuse ``--compile`` where nothing says for which provider.
+
+    Raises:
+        UsageError: nothing does.
+    """
+    if options["ep"] is None and (config.compile is None or config.compile.ep is None):
+        raise UsageError(
+            "--compile: no execution provider is named to compile for",
+            hint="Give one with --ep; winml compile --list shows which there are.",
+        )
+
+
 def _refuse_early(plan: BuildPlan, options: Mapping[str, Any]) -> None:
     """Refuse what can be refused by looking at names and paths, before anything heavy is imported."""
     from winml.modelkit.builds.folder import BuildFolder, refuse_input_as_output
+    from winml.modelkit.builds.plan import refuse_missing_compiler
     from winml.modelkit.builds.stages import STAGES, names_of
     from winml.modelkit.load.request import resolve_source
     from winml.modelkit.runtime.execution_providers import refuse_dynamic
 
+    refuse_missing_compiler(plan)
     places = [plan.onnx_path] if plan.onnx_path is not None else []
     if plan.config.export is not None:
         config, request = plan.config.export, plan.request

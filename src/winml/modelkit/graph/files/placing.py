@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import data_path, unfinished_data_path
+from winml.modelkit.graph.contexts import context_file_attributes
 from winml.modelkit.graph.files.content_digest import content_digest
 from winml.modelkit.graph.files.external_data import check_data_file
 from winml.modelkit.graph.files.reading import read_structure
@@ -38,19 +39,22 @@ _LOCATION, _OFFSET, _LENGTH = "location", "offset", "length"
 
 
 def external_files(path: Path) -> tuple[Path, ...]:
-    """Return the data files a model names, in the order it first names them.
+    """Return the data files a model names, in the order it first names them, those of compiled parts last.
 
     Raises:
         ModelPathError: there is no such model file.
         InputError: it is no ONNX file, or a data file is missing, too short or outside the model's folder.
     """
     files: dict[str, Path] = {}
-    for tensor in external_tensors(read_structure(path)):
+    structure = read_structure(path)
+    for tensor in external_tensors(structure):
         entries = {entry.key: entry.value for entry in tensor.external_data}
         name = entries.get(_LOCATION, "")
         if name not in files:
             files[name] = _existing_data_file(path, name)
         _refuse_cut_off(path, name, tensor, entries)
+    for name in _context_files(structure):
+        files.setdefault(name, _existing_data_file(path, name))
     return tuple(files.values())
 
 
@@ -61,7 +65,9 @@ def data_names(path: Path) -> tuple[str, ...]:
         ModelPathError: there is no such model file.
         InputError: it is no ONNX file.
     """
-    return tuple(dict.fromkeys(entry.value for entry in _location_entries(read_structure(path))))
+    structure = read_structure(path)
+    weights = (entry.value for entry in _location_entries(structure))
+    return tuple(dict.fromkeys((*weights, *_context_files(structure))))
 
 
 def name_data(data: Path, model: Path) -> Path:
@@ -98,6 +104,9 @@ def rename_locations(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
     """Let the tensors of a model name other data files, in place: name → new name."""
     for entry in _location_entries(model):
         entry.value = names[entry.value]
+    for attribute in context_file_attributes(model):
+        name = attribute.s.decode()
+        attribute.s = names.get(name, name).encode()
 
 
 def place_copy(original: Path, target: Path, *, share_data: bool = False, may_link: bool = True) -> tuple[Path, ...]:
@@ -196,6 +205,11 @@ def stored_bytes(tensor: onnx.TensorProto) -> int:
         return -(-bits // 8)
     except (ValueError, TypeError):
         return 0
+
+
+def _context_files(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return the files of what execution providers compiled, as the model names them."""
+    return tuple(dict.fromkeys(item.s.decode(errors="replace") for item in context_file_attributes(model)))
 
 
 def _location_entries(model: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:

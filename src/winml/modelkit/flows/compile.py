@@ -1,0 +1,195 @@
+"""Compiles an ONNX file for one execution provider.
+
+Reading, plain form and writing are those of every verb that changes a graph (``graph_file``). What was compiled is
+opened and run on its provider before it is put in place. Knows no PyTorch and imports none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+
+from winml.modelkit.compare.fidelity import FidelityInfo, measure_fidelity
+from winml.modelkit.compare.files import reference_answers, refuse_different, refuse_little_left
+from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.compile.options import DEFAULT_MIN_SQNR_DB, CompileOptions
+from winml.modelkit.compile.pipeline import CompileResult, compile_graph
+from winml.modelkit.compile.providers import can_compile, choose_compiler, unreadable_reason
+from winml.modelkit.errors import StageError, UsageError, VerificationError, WriteError
+from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
+from winml.modelkit.graph.contexts import context_file_names, rename_context_files
+from winml.modelkit.graph.files.placing import name_data
+from winml.modelkit.graph.files.temporary import temporary_folder
+from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.options import parse_options
+from winml.modelkit.progress import StepEvent
+from winml.modelkit.results.compiled_model import CompilableProvider, CompiledFile
+from winml.modelkit.runtime.devices import ChosenProvider, present_providers
+from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["compilable_providers", "compile_file", "compile_onnx"]
+
+
+def compile_onnx(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    options: CompileOptions | None = None,
+    overwrite: bool = False,
+    verify: bool = True,
+    seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
+    **flags: Any,
+) -> CompiledFile:
+    """Compile an ONNX file for an execution provider; its nodes go on saying which module they came from.
+
+    Args:
+        model: The file; it stays as it is.
+        output: The ``.onnx`` file to write.
+        options: What it is compiled for; None: as ``flags`` say.
+        overwrite: Replace a file that is there already.
+        verify: Open the result, run it on the provider, and compare it with ``model``.
+        seed: Seed of the values compared on.
+        sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
+        on_step: Called when a step starts and when it ends.
+        **flags: Fields of :class:`CompileOptions`: ``ep``, ``device``, ``ep_options``, ``embed``.
+
+    Returns:
+        The record of the compilation. The file is in place.
+
+    Raises:
+        UsageError: a provider that is unknown, not installed or compiles nothing, an option it does not take, an output
+            that exists, or open dimensions for a provider that needs fixed sizes.
+        InputError: the file is no ONNX model, its data is missing, or it is compiled already.
+        CompileError: the provider failed, or took none of the nodes.
+        StageError: ``model`` itself does not run, so the result cannot be compared with it.
+        VerificationError: the result does not load, or does not answer as ``model`` does; no file was written.
+    """
+    if options is None:
+        options = parse_options(CompileOptions, flags, "compile_onnx")
+    task = GraphFileTask(Path(model), Path(output), overwrite=overwrite, verify=verify, seed=seed)
+    return compile_file(task, options, on_step, sizes=sizes)
+
+
+def compile_file(
+    task: GraphFileTask,
+    options: CompileOptions,
+    on_step: Callable[[StepEvent], None] | None = None,
+    *,
+    sizes: Mapping[str, int] | None = None,
+) -> CompiledFile:
+    """Compile an ONNX file as a task says; see :func:`compile_onnx` for what is returned and raised."""
+    task.refuse_early()
+    chosen = choose_compiler(options.ep, options.device, options.ep_options or {})
+    try:
+        with temporary_folder() as folder:
+            done = transform_file(task, _Compiling(options, chosen, sizes or {}, folder), on_step)
+    except OSError as error:
+        raise WriteError(f"no room for the graph on its way to {chosen.provider.name}: {error.strerror}") from error
+    return CompiledFile(
+        source=task.source,
+        model_path=done.model_path,
+        files=done.files,
+        compiled=done.result.record,
+        parts=done.result.parts,
+        outside=done.result.outside,
+        before=done.before,
+        after=done.after,
+        coverage=done.coverage,
+        is_tagged=any(done.before.modules.values()),
+        comparison=done.comparison,
+        steps=done.steps,
+        notes=(*done.notes, *_place_notes(done.result.record)),
+        normalizations=done.normalizations,
+    )
+
+
+def compilable_providers() -> tuple[CompilableProvider, ...]:
+    """Return every provider that a file can be compiled for, those that are here and others."""
+    present = present_providers()
+    return tuple(
+        CompilableProvider(
+            short=short,
+            name=provider.name,
+            is_present=provider.name in present,
+            devices=provider.devices,
+            makes="EPContext nodes" if provider.compiles else "the optimized graph",
+            package=provider.packages.get(sys.platform),
+        )
+        for short, provider in EXECUTION_PROVIDERS.items()
+        if can_compile(provider)
+    )
+
+
+@dataclass(frozen=True)
+class _Compiling(GraphWork[CompileResult]):
+    """Compiling for one provider."""
+
+    step_name: ClassVar[str] = "compilation"
+
+    options: CompileOptions
+    chosen: ChosenProvider
+    sizes: Mapping[str, int]
+    """Sizes of open dimensions to compare at; of the others, some are tried."""
+    folder: Path
+    """Folder for files that the compiled model refers to until it is written."""
+
+    def apply(self, model: ir.Model) -> CompileResult:
+        """Compile the model."""
+        return compile_graph(model, self.options, self.chosen, self.folder)
+
+    def summary(self, result: CompileResult) -> str:
+        """Return what the provider took."""
+        place = f"for {self.chosen.provider.name} ({self.chosen.device})"
+        if not result.parts:
+            return f"{result.coverage.nodes} nodes {place}"
+        parts = f"{len(result.parts)} compiled part{'' if len(result.parts) == 1 else 's'}"
+        return f"{parts} {place}, {len(result.outside)} nodes outside"
+
+    def write(self, model: ir.Model, path: Path, *, external: bool | None) -> None:
+        """Write the model, and beside it the files of what was compiled, which are called after their content."""
+        names = {}
+        for name in context_file_names(model):
+            written = path.with_name(f"{path.name}.context")
+            (self.folder / name).replace(written)
+            names[name] = name_data(written, path).name
+        rename_context_files(model, names)
+        # ONNX Runtime maps weights of a file of their own, where it would read and copy others: a session opens faster.
+        write_model(model, path, external=not self.options.embed if external is None else external)
+
+    def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo | FidelityInfo:
+        """Open the result, run it on its provider, and compare."""
+        if not self.chosen.provider.compiles:
+            return refuse_different(source, written, seed, sizes=self.sizes)
+        draws, expected = reference_answers(source, seed, self.sizes)
+        provider = self.chosen
+        try:
+            session = Session(written, providers=provider.names, provider_options=provider.options)
+            answers = [session.run(draw) for draw in draws]
+        except (StageError, UsageError) as error:
+            reason = unreadable_reason(provider)
+            raise VerificationError(
+                f"{provider.provider.name} does not run what it compiled: "
+                f"{error.message.replace(str(written), 'the result')}{f' ({reason})' if reason else ''}",
+                hint="No file was written. Where it is for another machine, --no-verify writes it all the same.",
+            ) from error
+        least = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
+        fidelity = measure_fidelity(expected, answers, least)
+        refuse_little_left(fidelity, source.name, draws[0])
+        return fidelity
+
+
+def _place_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say where alone the file runs."""
+    if "processor" not in record:
+        return ()
+    made_for = f"{record['processor']} and ONNX Runtime {record['onnxruntime']}"
+    return (f"The weights are laid out for {made_for}: on another kind of processor, compile again.",)

@@ -1,0 +1,121 @@
+"""Registers execution providers that come as plug-ins for the installed ONNX Runtime, in packages of their own.
+
+A plug-in is a library that is registered once in a process and then offers its devices. Which package brings which
+provider stands in ``execution_providers``. What a graph is run with is chosen in ``devices``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from winml.modelkit.errors import StageError, UsageError, first_line
+from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS, ort_reason
+from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider
+
+__all__ = ["add_plug_in", "installed_plug_ins", "named_providers", "register_library", "register_plug_in"]
+
+
+def installed_plug_ins() -> tuple[str, ...]:
+    """Return the names of the providers whose packages are installed as plug-ins; none is loaded for that."""
+    return tuple(
+        provider.name
+        for provider in EXECUTION_PROVIDERS.values()
+        if provider.plug_in and importlib.util.find_spec(provider.plug_in) is not None
+    )
+
+
+def register_plug_in(provider: ExecutionProvider) -> None:
+    """Register the plug-in of a provider with ONNX Runtime, once in a process.
+
+    Raises:
+        StageError: its package is damaged, or ONNX Runtime does not load its library, as one for another version.
+    """
+    _register(provider.name, provider.plug_in)
+
+
+@functools.cache
+def _register(name: str, module: str) -> None:
+    try:
+        library = Path(importlib.import_module(module).get_library_path())
+    except (ImportError, AttributeError) as error:
+        raise StageError(
+            f"package {module}, which brings {name}, cannot be imported: {first_line(error)}",
+            hint="Install it again, in a version for the installed ONNX Runtime.",
+        ) from error
+    register_library(name, library)
+
+
+def register_library(name: str, library: Path) -> None:
+    """Register a library as the plug-in of a provider.
+
+    Raises:
+        StageError: it is no plug-in that the installed ONNX Runtime loads.
+    """
+    try:
+        ort.register_execution_provider_library(name, str(library))
+    except ORT_ERRORS as error:
+        raise StageError(
+            f"ONNX Runtime {ort.__version__} does not load {library.name} as the plug-in of {name}: "
+            f"{ort_reason(error)}",
+            hint="It may be for another version of ONNX Runtime or another processor; winml sys lists what is here.",
+        ) from error
+
+
+def add_plug_in(options: ort.SessionOptions, name: str, provider_options: Mapping[str, str]) -> None:
+    """Let a session run on the device of a plug-in that fits its options; in place.
+
+    Args:
+        options: Options of the session.
+        name: Name of the provider in ONNX Runtime.
+        provider_options: Options of the provider.
+
+    Raises:
+        UsageError: it finds no device on this machine, or refuses an option.
+        StageError: its plug-in cannot be loaded.
+    """
+    provider = next(item for item in EXECUTION_PROVIDERS.values() if item.name == name)
+    register_plug_in(provider)
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
+    if not devices:
+        raise UsageError(
+            f"{name} finds no device of its own on this machine",
+            hint="winml sys lists the devices that providers offer.",
+        )
+    try:
+        options.add_provider_for_devices([_fitting(devices, provider, provider_options)], dict(provider_options))
+    except ORT_ERRORS as error:
+        raise UsageError(f"{name} does not take {dict(provider_options)}: {ort_reason(error)}") from error
+
+
+def named_providers(
+    options: ort.SessionOptions, providers: Sequence[str], provider_options: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the arguments of a session that name its providers; a plug-in goes into the options instead, in place.
+
+    Raises:
+        UsageError: the plug-in finds no device, or refuses an option.
+        StageError: it cannot be loaded.
+    """
+    if providers[0] not in installed_plug_ins():
+        return {
+            "providers": list(providers),
+            "provider_options": [dict(provider_options), *({} for _ in providers[1:])],
+        }
+    add_plug_in(options, providers[0], provider_options)
+    return {}  # what the plug-in lacks goes to the CPU provider without being asked for
+
+
+def _fitting(
+    devices: Sequence[ort.OrtEpDevice], provider: ExecutionProvider, options: Mapping[str, str]
+) -> ort.OrtEpDevice:
+    """Return the device of the kind that the options select; else the first, which then stands in for it."""
+    selected = {kind for kind, (key, value) in provider.device_options.items() if options.get(key) == value}
+    fitting = (device for device in devices if device.device.type.name.lower() in selected)
+    return next(fitting, devices[0])

@@ -1,0 +1,118 @@
+"""Do execution providers compile a model, open what they compiled, and answer the same?
+
+A provider stands in an environment of its own, which a variable names; CI installs them. Skipped where it is not
+installed. QNN's plug-in compiles for its NPU and simulates it on x86-64; OpenVINO's ONNX Runtime has a CPU device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from graphs import parse
+from house.sources import REPOSITORY
+from weighted_graphs import CONVOLUTION
+from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
+
+QNN_PACKAGES = "WINML_TEST_QNN_PACKAGES"
+"""Names a folder into which onnxruntime-qnn is installed (``pip install --target``)."""
+OPENVINO_PYTHON = "WINML_TEST_OPENVINO_PYTHON"
+"""Names an interpreter that has onnxruntime-openvino, and what winml needs but for onnxruntime."""
+
+
+def needs(variable: str) -> pytest.MarkDecorator:
+    """Skip a test where no provider is installed."""
+    return pytest.mark.skipif(not os.environ.get(variable), reason=f"no provider is installed here ({variable} unset)")
+
+
+def winml(variable: str, *arguments: str | Path) -> tuple[int, Any, str]:
+    """Run a command where the provider is; return its code, its JSON answer and its messages."""
+    folders, python = [str(REPOSITORY / "src")], sys.executable
+    if variable == OPENVINO_PYTHON:
+        python = os.environ[variable]
+    else:
+        folders.append(os.environ[variable])
+    done = subprocess.run(
+        [python, "-m", "winml.modelkit", *map(str, arguments), "--format", "json"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout) if done.stdout.strip() else None, done.stderr
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tagged layers with weights."""
+    path = tmp_path_factory.mktemp("source") / "model.onnx"
+    ir.save(parse(CONVOLUTION.replace("N,", "1,").replace("y = Conv (x, w)", "c = Conv (x, w) y = Relu (c)")), path)
+    return path
+
+
+@needs(QNN_PACKAGES)
+@pytest.mark.parametrize("embed", ["--embed", "--no-embed"])
+def test_plug_in_compiles_for_its_npu_and_answers_as_the_source_does(model: Path, tmp_path: Path, embed: str) -> None:
+    """One node stands for all, and lists the modules; the file is opened, run and measured by the same plug-in."""
+    output = tmp_path / "npu.onnx"
+    code, record, err = winml(QNN_PACKAGES, "compile", "-m", model, "-o", output, "--ep", "qnn", embed)
+    assert 0 == code, err
+    assert (True, 100.0) == (record["verification"]["is_verified"], record["coverage"]["percent"])
+    written = onnx.load(output)
+    nodes = [node for node in written.graph.node if node.op_type == "EPContext"]
+    assert len(record["parts"]) == len(nodes) > 0
+    modules = {node.name: {entry.key: entry.value for entry in node.metadata_props} for node in nodes}
+    assert any(len(part["modules"]) > 1 for part in record["parts"])
+    for part in record["parts"]:
+        assert part["modules"] == json.loads(modules[part["name"]][MODULES_KEY])
+    assert "npu" == json.loads({entry.key: entry.value for entry in written.metadata_props}[COMPILE_KEY])["device"]
+    assert (embed == "--no-embed") == (len(record["files"]) > 1)
+    code, timed, err = winml(
+        QNN_PACKAGES, "perf", "-m", output, "--ep", "qnn", "--iterations", "2", "--warmup", "0"
+    )  # fmt: skip
+    assert 0 == code, err
+    assert timed
+
+
+@needs(QNN_PACKAGES)
+def test_open_sizes_are_refused_by_a_provider_that_plans_its_memory(tmp_path: Path) -> None:
+    """The message names the size and the command that fixes it."""
+    ir.save(parse("m (float[N, 3] x) => (float[N, 3] y) { y = Relu (x) }"), tmp_path / "open.onnx")
+    code, _, err = winml(
+        QNN_PACKAGES, "compile", "-m", tmp_path / "open.onnx", "-o", tmp_path / "npu.onnx", "--ep", "qnn"
+    )  # fmt: skip
+    assert (2, False) == (code, (tmp_path / "npu.onnx").exists())
+    assert "needs fixed sizes, and N is open in x" in err
+
+
+@needs(OPENVINO_PYTHON)
+def test_openvino_compiles_and_a_file_it_cannot_open_is_no_file(model: Path, tmp_path: Path) -> None:
+    """Where its package lacks what reads compiled parts back, the answer is exit 3 and the reason; else equality."""
+    output = tmp_path / "openvino.onnx"
+    arguments = ("compile", "-m", model, "-o", output, "--ep", "openvino")
+    code, record, err = winml(OPENVINO_PYTHON, *arguments)
+    program = (
+        "import onnxruntime, pathlib; folder = pathlib.Path(onnxruntime.__file__).parent / 'capi'\n"
+        "print(any(folder.glob('*openvino_ir_frontend*')))"
+    )
+    python = os.environ[OPENVINO_PYTHON]
+    has_reader = "True" in subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout
+    if has_reader:
+        assert 0 == code, err
+        assert record["verification"]["is_verified"]
+    else:
+        assert (3, False) == (code, output.exists())
+        assert "lacks OpenVINO's IR frontend" in err
+    code, record, err = winml(OPENVINO_PYTHON, *arguments, "--no-verify", "--overwrite")
+    assert 0 == code, err
+    assert ("OpenVINOExecutionProvider", 100.0) == (record["compiled"]["provider"], record["coverage"]["percent"])
+    assert record["parts"]

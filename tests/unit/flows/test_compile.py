@@ -1,0 +1,139 @@
+"""A graph is compiled for the CPU provider, and what cannot be compiled is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from graphs import parse
+from weighted_graphs import CONVOLUTION, PERCEPTRON
+from winml.modelkit import compile_onnx, optimize_onnx
+from winml.modelkit.errors import InputError, StageError, UsageError
+from winml.modelkit.graph.files.orphaned_data import replaceable_data
+from winml.modelkit.graph.files.placing import data_names, external_files, place_copy
+from winml.modelkit.metadata_keys import COMPILE_KEY
+from winml.modelkit.runtime.bindings.plug_ins import register_library
+from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
+from winml.modelkit.runtime.sessions import Session, onnxruntime_version
+
+CONTEXT = """m (float[1, 3] x) => (float[1, 3] y)
+    {{ y = com.microsoft.EPContext <embed_mode = {embed}, ep_cache_context = "{cache}", source = "X"> (x) }}"""
+
+
+@pytest.fixture
+def perceptron(tmp_path: Path) -> Path:
+    """Two tagged layers."""
+    ir.save(parse(PERCEPTRON), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def _context_model(path: Path, *, embed: int = 0, cache: str = "model.bin") -> Path:
+    """A model of one compiled part, as ONNX Runtime writes it."""
+    ir.save(parse(CONTEXT.format(embed=embed, cache=cache), domains=', "com.microsoft" : 1'), path)
+    (path.parent / cache).write_bytes(b"compiled")
+    return path
+
+
+def test_compiled_for_the_cpu_keeps_tags_and_says_what_made_it(perceptron: Path, tmp_path: Path) -> None:
+    """Every node keeps a module, the file names provider and version, and a default session answers the same."""
+    result = compile_onnx(perceptron, tmp_path / "out.onnx", ep="cpu")
+    assert (100.0, ()) == (result.coverage.percent, result.parts)
+    assert result.comparison is not None
+    assert result.comparison.is_verified
+    session, source = Session(result.model_path), Session(perceptron)
+    record = json.loads(session.metadata[COMPILE_KEY])
+    assert ("CPUExecutionProvider", onnxruntime_version(), "cpu") == (
+        record["provider"], record["onnxruntime"], record["device"],
+    )  # fmt: skip
+    name, shape = next(iter(source.input_shapes.items()))
+    sizes = [size if isinstance(size, int) else 2 for size in shape]
+    feeds = {name: np.random.default_rng(0).standard_normal(sizes).astype(np.float32)}
+    for output, expected in source.run(feeds).items():
+        np.testing.assert_allclose(expected, session.run(feeds)[output], rtol=1e-5, atol=1e-6)
+
+
+def test_compiled_convolution_is_laid_out_for_this_processor_and_says_so(tmp_path: Path) -> None:
+    """The file that holds a layout of one kind of processor names it, in its metadata and in a note."""
+    wide = "m (float[1, 16, 8, 8] x) => (float[1, 32, 6, 6] y) <float[32, 16, 3, 3] w> { y = Conv (x, w) }"
+    model = parse(wide.replace("<float[32, 16, 3, 3] w>", ""))
+    weights = ir.tensor(np.random.default_rng(0).standard_normal((32, 16, 3, 3)).astype(np.float32), name="w")
+    value = model.graph[0].inputs[1]
+    assert value is not None
+    value.const_value = weights
+    model.graph.register_initializer(value)
+    ir.save(model, tmp_path / "model.onnx")
+    result = compile_onnx(tmp_path / "model.onnx", tmp_path / "out.onnx", ep="cpu")
+    written = onnx.load(result.model_path, load_external_data=False)
+    is_laid_out = any(node.domain == "com.microsoft.nchwc" for node in written.graph.node)
+    assert is_laid_out == ("processor" in result.compiled) == any("laid out" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("embed", [True, False])
+def test_weights_lie_beside_the_model_unless_embedded(tmp_path: Path, embed: bool) -> None:
+    """ONNX Runtime maps a data file; whoever wants one file asks for it."""
+    ir.save(parse(CONVOLUTION), tmp_path / "model.onnx")
+    result = compile_onnx(tmp_path / "model.onnx", tmp_path / "out.onnx", ep="cpu", embed=embed)
+    assert embed == (not external_files(result.model_path))
+
+
+def test_unnamed_unknown_and_absent_providers_are_refused(perceptron: Path, tmp_path: Path) -> None:
+    """The message names the provider and what to do; nothing is written."""
+    absent = next(name for name, item in EXECUTION_PROVIDERS.items() if item.compiles and not item.plug_in)
+    for options, words in (
+        ({}, "no execution provider is named"),
+        ({"ep": "qmn"}, "--ep qmn: no such execution provider"),
+        ({"ep": absent}, "is not part of the installed ONNX Runtime"),
+        ({"ep": "cpu", "device": "npu"}, "--device npu: CPUExecutionProvider runs on cpu"),
+        ({"ep": "cpu", "ep_options": {"threads": "1"}}, "--ep-options threads: CPUExecutionProvider has no options"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            compile_onnx(perceptron, tmp_path / "out.onnx", **options)
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_compiled_model_is_not_compiled_again(perceptron: Path, tmp_path: Path) -> None:
+    """Neither one of ours nor one that another tool compiled."""
+    ours = compile_onnx(perceptron, tmp_path / "out.onnx", ep="cpu").model_path
+    foreign = _context_model(tmp_path / "context.onnx")
+    for path, by in ((ours, "CPUExecutionProvider"), (foreign, "X")):
+        with pytest.raises(InputError, match=f"the model is compiled already, by {by}"):
+            compile_onnx(path, tmp_path / "again.onnx", ep="cpu")
+
+
+def test_operator_of_nobody_is_refused_by_name(tmp_path: Path) -> None:
+    """A custom operator without its library cannot be loaded, and the message names it."""
+    ir.save(
+        parse("m (float[2] x) => (float[2] y) { y = mine.Swirl (x) }", domains=', "mine" : 1'), tmp_path / "model.onnx"
+    )
+    with pytest.raises(StageError, match="Swirl"):
+        compile_onnx(tmp_path / "model.onnx", tmp_path / "out.onnx", ep="cpu")
+
+
+def test_library_that_is_no_plug_in_is_refused_by_name(tmp_path: Path) -> None:
+    """A damaged library, or one for another processor, is named with the version of ONNX Runtime."""
+    (tmp_path / "libplug.so").write_bytes(b"no library")
+    with pytest.raises(StageError, match=rf"ONNX Runtime {onnxruntime_version()} does not load libplug.so"):
+        register_library("QNNExecutionProvider", tmp_path / "libplug.so")
+
+
+def test_file_of_a_compiled_part_belongs_to_the_model(tmp_path: Path) -> None:
+    """It is found, missed where it is gone, copied with the model, and goes with it."""
+    model = _context_model(tmp_path / "model.onnx", cache="model.onnx.0123456789ab.data")
+    cache = tmp_path / "model.onnx.0123456789ab.data"
+    assert ((cache,), (cache.name,)) == (external_files(model), replaceable_data(model))
+    copied = place_copy(model, tmp_path / "copy.onnx")
+    assert b"compiled" == copied[1].read_bytes()
+    assert (copied[1].name,) == data_names(copied[0])
+    cache.unlink()
+    with pytest.raises(InputError, match=r"its data file .* is missing"):
+        optimize_onnx(model, tmp_path / "out.onnx")
+
+
+def test_embedded_part_names_no_file(tmp_path: Path) -> None:
+    """What the attribute holds is then what was compiled."""
+    assert () == data_names(_context_model(tmp_path / "model.onnx", embed=1, cache="model.bin"))
