@@ -24,6 +24,7 @@ from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.flows.export.export import HTPExporter
 from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.load.caches.decision import CACHED_TASKS
 from winml.modelkit.load.checkpoints.task import canonical_task
 from winml.modelkit.load.model import load_resolved
 from winml.modelkit.load.parts import ModelPart
@@ -45,8 +46,8 @@ PRELOAD = (
 )
 """Modules that every export imports."""
 
-MOST_PARAMETERS = 80_000_000
-"""Chosen: a model of 320 MB is exported in seconds; a larger one does not count as small."""
+MOST_PARAMETERS = 160_000_000
+"""Chosen: a model of 640 MB is exported in seconds; a larger one does not count as small."""
 
 ReportState = Callable[[Architecture], None]
 
@@ -79,7 +80,7 @@ def export_architecture(order: ExportOrder, report_state: ReportState) -> Archit
     if not architecture.is_attempted:
         # The path of the temporary config is of no use to a reader.
         return replace(architecture, problem=architecture.problem.replace(str(_config_path(order)), "config.json"))
-    if order.previous is not None:
+    if order.previous is not None or not architecture.keeps_cache:
         aspects = [aspect for aspect in WAYS[0] if aspect not in architecture.kept_large]
         _write_config(order, _content(order), aspects)
     report_state(architecture)
@@ -95,14 +96,21 @@ def _find_small_config(order: ExportOrder, report_state: ReportState) -> Archite
     except Exception as error:
         return replace(unbuilt, problem=f"no default config: {_error_line(error)}")
     refusals: list[Architecture] = []
+    plain: Architecture | None = None
     for aspects in WAYS:
         _write_config(order, content, aspects)
         kept_large = tuple(aspect for aspect in WAYS[0] if aspect not in aspects)
         start = replace(unbuilt, kept_large=kept_large)
         architecture, is_final = _try_config(start, _model_request(order), report_state)
-        if architecture.is_attempted or is_final:
+        if is_final or (architecture.is_attempted and (not _is_generating(order) or architecture.keeps_cache)):
             return architecture
-        refusals.append(architecture)
+        if architecture.is_attempted:
+            # A smaller config may lack the layers that keep a cache.
+            plain = plain or architecture
+        else:
+            refusals.append(architecture)
+    if plain is not None:
+        return plain
     # The reason of the config that came farthest; of several, that of the smallest.
     return max(refusals, key=lambda refusal: refusal.state_before == "not run")
 
@@ -110,8 +118,11 @@ def _find_small_config(order: ExportOrder, report_state: ReportState) -> Archite
 def _content(order: ExportOrder) -> dict[str, Any]:
     """Return the default config; of an encoder that can be a decoder, as one where text is to be generated."""
     content = default_content(order.model_type)
-    is_generating = order.task is not None and canonical_task(order.task) == "text-generation"
-    return {**content, "is_decoder": True} if is_generating and "is_decoder" in content else content
+    return {**content, "is_decoder": True} if _is_generating(order) and "is_decoder" in content else content
+
+
+def _is_generating(order: ExportOrder) -> bool:
+    return order.task is not None and canonical_task(order.task) in CACHED_TASKS
 
 
 def _try_config(
@@ -130,6 +141,7 @@ def _try_config(
         class_name=type(resolved.model).__name__,
         parameters=sum(parameter.numel() for parameter in resolved.model.parameters()),
         inputs=tuple(spec.name for spec in resolved.inputs),
+        keeps_cache=any(spec.cache is not None for spec in resolved.inputs),
     )
     if architecture.parameters > MOST_PARAMETERS:
         problem = f"too large: {architecture.parameters / 1e6:.0f} million parameters"
@@ -184,7 +196,7 @@ def _checked_attempt(result: ExportResult) -> Attempt:
             problems.append(f"node {node.name}: no module {tag.module} has the tag {tag.tag}")
         else:
             tags.add(tag.tag)
-    worst = result.verification.worst
+    worst, text = result.verification.worst, result.verification.generation
     return Attempt(
         is_verified=result.verification.is_verified and not problems,
         exporter=result.exporter,
@@ -195,6 +207,9 @@ def _checked_attempt(result: ExportResult) -> Attempt:
         coverage_percent=result.coverage.percent,
         tags=tuple(sorted(tags)),
         relative_diff=worst.relative_diff,
+        cache=tuple(dict.fromkeys(spec.cache.kind for spec in result.inputs if spec.cache is not None)),
+        generated_tokens=0 if text is None else text.new_tokens if text.stopped_after is None else text.stopped_after,
+        remarks=result.notes,
     )
 
 

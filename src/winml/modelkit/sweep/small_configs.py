@@ -64,6 +64,9 @@ _NO_LAYER_COUNT = re.compile(r"feat_extract|kv_shared|_lstm_|nextn|mtp|hash|dens
 _FIRST_LAYERS = re.compile(r"^(first_\w+|max_window_layers|\w*num_dense_layers|insert_layer_id)$")
 _LAST_LAYERS = re.compile(r"^num_kv_shared_layers$")
 _LAYER_INDICES = re.compile(r"(index|indexes|indices|idx|idxs|_layers|layer_ids?)$")
+_LAYER_PERIOD = re.compile(r"_layer_period$")
+_LAYER_OFFSET = re.compile(r"_layer_offset$")
+_LAYERS_PER_STACK = re.compile(r"^num_layers_per_\w+$")
 _BLOCKS_PER_STAGE = re.compile(
     r"^(depths|num_blocks|blocks_per_stage|stage_num\w*|\w*block_repeats|layers|num_layers)$"
 )
@@ -115,6 +118,7 @@ _CHECKPOINT_VALUES: dict[str, int] = {
     "image_token_index": 5,
     "sliding_window": MOST_WINDOW,
 }
+_USUAL_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
 _LAYER_KINDS = {"layer_types": "full_attention", "mlp_layer_types": "sparse"}
 
 
@@ -209,12 +213,22 @@ def _fill_gaps(content: Mapping[str, Any]) -> dict[str, Any]:
         _set_if_none(complete, "head_dim", width // heads)
         _set_if_none(complete, "moe_intermediate_size", content.get("intermediate_size"))
         complete.setdefault("num_key_value_heads", heads)
+        _set_if_none(complete, "num_key_value_heads", heads)
         head_size: int = complete.get("head_dim") or width // heads
         _fill_rotary_sections(complete, content.get("rope_parameters"), head_size)
     depth = content.get("num_hidden_layers")
     if isinstance(depth, int):
+        _set_if_none(complete, "attn_layer_indices", [depth // 2])
+        if content.get("rope_parameters") == {} and content.get("layer_types"):
+            complete["rope_parameters"] = {kind: dict(_USUAL_ROTATION) for kind in content["layer_types"]}
         for key, kind in _LAYER_KINDS.items():
             _set_if_none(complete, key, [kind] * depth)
+    attention = content.get("attn_config")
+    if isinstance(attention, dict) and "rope_parameters" in content:
+        complete["attn_config"] = {"rope_theta": _USUAL_ROTATION["rope_theta"], **attention}
+    languages = content.get("languages")
+    if isinstance(languages, list) and languages:
+        _set_if_none(complete, "default_language", languages[0])
     text = content.get("text_config")
     if isinstance(text, dict) and "hidden_size" in text:
         _fill_text_width(complete, text["hidden_size"])
@@ -266,9 +280,20 @@ def _cut_depth(content: dict[str, Any]) -> dict[str, Any]:
         }
     if counts:
         smaller = {key: value for key, value in smaller.items() if key not in _STAGES}
+        smaller |= _cut_repetitions(content, counts)
     for key, value in content.items():
         if _BLOCKS_PER_STAGE.search(key) and _is_counts(value):
             smaller[key] = [min(count, 2) for count in value]
+    return smaller
+
+
+def _cut_repetitions(content: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the settings of layers that come again: every so many layers, or in stacks that run several times."""
+    smaller = {key: min(value, 2) for key, value in content.items() if _LAYER_PERIOD.search(key) and _is_count(value)}
+    smaller |= {key: min(value, 1) for key, value in content.items() if _LAYER_OFFSET.search(key) and _is_count(value)}
+    for key, layers in content.items():
+        if _LAYERS_PER_STACK.search(key) and _is_count(layers) and layers > 2:
+            smaller |= {key: 2, **{name: 2 * (all_ // layers) for name, all_ in counts.items() if all_ % layers == 0}}
     return smaller
 
 

@@ -1,13 +1,13 @@
 """Which cache does a model keep? Found by running its forward once, on shapes alone.
 
 What the forward returns says it: the parameter that takes the cache again, its layers and their tensors. No model is
-known by name. A cache that cannot be flattened is refused with the layer and the class that stop it.
+known by name. A cache that cannot be flattened is refused with the layer or the tensor, and the class, that stop it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +15,16 @@ import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.layout import CacheLayout, CacheState, StateKind
+from winml.modelkit.load.caches.held_states import held_tensors
+from winml.modelkit.load.caches.layout import CacheLayout, CacheState, StateKind, Way
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
-__all__ = ["NO_CACHE_HINT", "find_cache"]
+__all__ = ["NO_CACHE_HINT", "find_cache", "is_of_tokens"]
 
 NO_CACHE_HINT = "--no-cache writes the graph that reads all tokens in every run."
 
+_SUMS = (0.0, 1.0)
+"""Chosen: values of states nobody knows. Some are sums of exponents, that other states are divided by."""
 _ROWS, _TOKENS = 2, 3
 """Chosen: the smallest sizes that are neither 1 nor equal."""
 
@@ -40,43 +43,92 @@ def find_cache(
         UsageError: the cache is of a kind that no graph can take; names layer and class.
     """
     name = type(model).__name__
-    others = [spec.name for spec in inputs if len(spec.shape) != 2 or spec.dtype != "int64"]
+    others = [spec.name for spec in inputs if not is_of_tokens(spec)]
     if others:
         return f"{name} takes {others[0]} beside tokens"
     parameters = inspect.signature(model.forward).parameters
-    specs = {spec.name: spec.model_copy(update={"shape": (_ROWS, _TOKENS)}) for spec in inputs}
-    outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
+
+    def outputs_of(rows: int, tokens: int) -> Any:
+        specs = {spec.name: spec.model_copy(update={"shape": (rows, tokens)}) for spec in inputs}
+        return run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
+
+    outputs = outputs_of(_ROWS, _TOKENS)
     if outputs is None:
         return f"{name} does not run with one"
     if not isinstance(outputs, Mapping):
         return f"{name} returns no names"
-    from transformers.cache_utils import Cache
-
     for argument, value in outputs.items():
         if argument not in parameters or value is None or isinstance(value, torch.Tensor):
             continue
-        if not isinstance(value, Cache):
-            raise _refusal(name, f"{argument} is a {type(value).__name__}")
-        return _layout(name, argument, value) or f"the cache of {name} stays empty"
+        held = _held_states(name, argument, value, lambda: outputs_of(_ROWS + 1, _TOKENS + 1)[argument])
+        return _layout(name, argument, value, held) or f"the cache of {name} stays empty"
     return f"{name} returns none"
 
 
-def _layout(model_name: str, argument: str, cache: Any) -> CacheLayout | None:
+def is_of_tokens(spec: InputTensorSpec) -> bool:
+    """Say whether an input says something of each token."""
+    return len(spec.shape) == 2 and spec.dtype == "int64"
+
+
+def _held_states(
+    model_name: str, argument: str, cache: Any, cache_of_other_sizes: Callable[[], Any]
+) -> tuple[tuple[Way, CacheState], ...]:
+    """Return the states that a cache of a class of its own holds outside of layers, each with the way to it.
+
+    Raises:
+        UsageError: a tensor is no state of one size for each row.
+    """
+    tensors = held_tensors(cache)
+    others = held_tensors(cache_of_other_sizes()) if tensors else {}
+    states: list[tuple[Way, CacheState]] = []
+    for way, value in tensors.items():
+        shapes = [list(found.shape) for found in (value, others.get(way)) if found is not None]
+        if len(shapes) == 2 and shapes[0] == shapes[1] and not value.is_meta:
+            # A count, which says nothing of rows.
+            continue
+        if shapes != [[_ROWS, *shapes[0][1:]], [_ROWS + 1, *shapes[0][1:]]]:
+            place = ".".join(map(str, (argument, *way)))
+            raise _refusal(model_name, f"{place} of a {type(cache).__name__} is of the sizes {shapes[0]}")
+        layer, index = _place_of(way)
+        dtype = str(value.dtype).removeprefix("torch.")
+        state = CacheState(layer, "recurrent", tuple(shapes[0][1:]), dtype, index=index, value_range=_SUMS)
+        states.append((way, state))
+    names = [state.input for _, state in states]
+    if len({*names}) < len(names):
+        raise _refusal(model_name, f"{argument} is a {type(cache).__name__}")
+    return tuple(states)
+
+
+def _place_of(way: Way) -> tuple[int, int | None]:
+    """Return layer and index of a tensor: the first two positions on the way; in a bare list the index alone."""
+    numbers = [key for key in way if isinstance(key, int)]
+    if len(way) == 1:
+        numbers = [0, *numbers]
+    layer, index, *_ = (*numbers, None, None)
+    return layer or 0, index
+
+
+def _layout(
+    model_name: str, argument: str, cache: Any, held: tuple[tuple[Way, CacheState], ...]
+) -> CacheLayout | None:
     """Return the layout of a cache after one run.
 
     Raises:
         UsageError: a layer cannot be expressed.
     """
-    from transformers.cache_utils import DynamicCache
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
     from winml.modelkit.load.caches.traced_layers import EMPTY_LAYER, LAYER_CLASSES, layer_tensors
 
-    if type(cache) is not DynamicCache:
+    if isinstance(cache, EncoderDecoderCache) and not any(map(layer_tensors, cache.cross_attention_cache.layers)):
+        # A decoder without an encoder; it takes the cache of its own tokens alone as well.
+        cache = cache.self_attention_cache
+    if type(cache) is not DynamicCache and not held:
         raise _refusal(model_name, f"{argument} is a {type(cache).__name__}")
-    states: list[CacheState] = []
+    states = [state for _, state in held]
     classes = {item: item.__name__ for item in LAYER_CLASSES}
     names: list[str] = []
-    for number, layer in enumerate(cache.layers):
+    for number, layer in enumerate(getattr(cache, "layers", ())):
         tensors = layer_tensors(layer)
         if type(layer) not in classes:
             raise _refusal(model_name, f"layer {number} of {argument} is a {type(layer).__name__}")
@@ -91,7 +143,8 @@ def _layout(model_name: str, argument: str, cache: Any) -> CacheLayout | None:
                     model_name, f"layer {number} of {argument} ({type(layer).__name__}) holds {kind} {shape}"
                 )
             states.append(state)
-    return CacheLayout(argument, tuple(names), tuple(states)) if states else None
+    template = cache if held else None
+    return CacheLayout(argument, tuple(names), tuple(states), template, held) if states else None
 
 
 def _state(

@@ -95,7 +95,11 @@ def with_cache_inputs(
         keys[state.input] = _state_keys(state)
         specs.append(
             InputTensorSpec(
-                name=state.input, shape=state.shape(sizes.batch, sizes.past), dtype=state.dtype, cache=state.slot
+                name=state.input,
+                shape=state.shape(sizes.batch, sizes.past),
+                dtype=state.dtype,
+                value_range=state.value_range,
+                cache=state.slot,
             )
         )
     return replace(decision, inputs=tuple(specs), meanings=replace(meanings, keys=keys))
@@ -150,7 +154,7 @@ def given_sizes(
     layer = next(state.layer for state in layout.states if state.kind == "recurrent")
     note = (
         f"The graph reads one token in each run, of the prompt as well: layer {layer} of the cache "
-        f"({layout.layer_classes[layer]}) carries a state from token to token."
+        f"({layout.class_of(layer)}) carries a state from token to token."
     )
     return {**given, _SEQUENCE_KEY: 1}, (note,)
 
