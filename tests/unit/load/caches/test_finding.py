@@ -94,7 +94,7 @@ class Paired(transformers.LlamaForCausalLM):  # type: ignore[misc]
 
 @pytest.mark.parametrize(
     ("model_class", "reason"),
-    [(Counting, r"layer 1 of past_key_values is a CountingLayer"), (Paired, r"past_key_values is a tuple")],
+    [(Counting, r"layer 1 of past_key_values is a CountingLayer"), (Paired, r"past_key_values.0.0 of a tuple")],
 )
 def test_cache_of_another_kind_is_refused_by_layer_and_class(model_class: Any, reason: str) -> None:
     """And what writes a graph all the same is named."""
@@ -121,3 +121,37 @@ def test_flat_tensors_become_a_cache_and_what_it_holds_outputs() -> None:
     assert ["logits", *(state.output for state in layout.states)] == list(results)
     assert (1, 2, 2, 8) == tuple(results["present.1.key"].shape)
     assert {("key", None), ("value", None)} == set(layer_tensors(built["past_key_values"].layers[0]))
+
+
+class Remembering(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """Keeps sums of the tokens read in a list, one for each layer, and nothing else."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
+        """Add to what was kept."""
+        kept = past_key_values or [torch.zeros(input_ids.shape[0], 4) for _ in range(2)]
+        outputs = super().forward(input_ids=input_ids)
+        outputs.past_key_values = [state + input_ids.sum(1, keepdim=True) for state in kept]
+        return outputs
+
+
+def test_tensors_of_one_size_in_a_container_are_states() -> None:
+    """Each is replaced in a copy, and read again from what the forward returns."""
+    model = Remembering(build_model("llama").config).eval()
+    layout = find_cache(model, (TOKENS,), {})
+    assert isinstance(layout, CacheLayout)
+    assert ["past_recurrent.0.0", "past_recurrent.0.1"] == [state.input for state in layout.states]
+    assert (True, "list") == (layout.is_recurrent, layout.class_of(0))
+    arguments = arguments_with_cache(layout, ["input_ids"])
+    tensors = {"input_ids": torch.tensor([[5, 6]]), **empty_states(layout, 1)}
+    with torch.no_grad():
+        results = arguments.results(model(**arguments.build(tensors)))
+    assert [11.0] * 4 == results["present_recurrent.0.1"][0].tolist()
+    assert all(state.is_meta for state in layout.template)
+
+
+def test_decoder_without_an_encoder_keeps_the_cache_of_its_own_tokens() -> None:
+    """Of a pair of caches, nothing is written to the one for the encoder."""
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    layout = find_cache(small("MegatronBertForCausalLM", is_decoder=True, **sizes), (TOKENS,), KEYWORDS)
+    assert isinstance(layout, CacheLayout)
+    assert ["past_key_values.0.key", "past_key_values.0.value"] == [state.input for state in layout.states]

@@ -48,7 +48,9 @@ def _cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
     classes = {EMPTY_LAYER: EmptyLayer, **{item.__name__: traced for item, traced in LAYER_CLASSES.items()}}
     held = {state for _, state in layout.held}
     layers = [
-        classes[name]({place: tensors[item.input] for place, item in layout.states_of(layer).items() if item not in held})
+        classes[name](
+            {place: tensors[item.input] for place, item in layout.states_of(layer).items() if item not in held}
+        )
         for layer, name in enumerate(layout.layer_classes)
     ]
     if layout.template is not None:

@@ -90,9 +90,11 @@ def _text_only(plain: InputDecision, parameters: Mapping[str, inspect.Parameter]
     others = [spec.name for spec in plain.inputs if not is_of_tokens(spec)]
     if not others or any(parameters[name].default is inspect.Parameter.empty for name in others):
         return plain
+    replaced = (*others, *(spec.name for spec in plain.inputs if spec.first_values))
+    notes = (note for note in plain.notes if not note.startswith(tuple(f"{name}:" for name in replaced)))
     specs = (spec.model_copy(update={"first_values": ()}) for spec in plain.inputs if is_of_tokens(spec))
     note = f"The graph reads text alone, as its task says: it takes no {' and no '.join(others)}."
-    return dataclasses.replace(plain, inputs=tuple(specs), notes=(*plain.notes, note))
+    return dataclasses.replace(plain, inputs=tuple(specs), notes=(*notes, note))
 
 
 def cached_keywords(model: torch.nn.Module, request: ModelRequest) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def find_cache(
     for argument, value in outputs.items():
         if argument not in parameters or value is None or isinstance(value, torch.Tensor):
             continue
-        held = _held_states(name, argument, value, lambda: outputs_of(_ROWS + 1, _TOKENS + 1)[argument])
+        held = _held_states(name, argument, value, lambda name=argument: outputs_of(_ROWS + 1, _TOKENS + 1)[name])
         return _layout(name, argument, value, held) or f"the cache of {name} stays empty"
     return f"{name} returns none"
 
@@ -108,9 +108,7 @@ def _place_of(way: Way) -> tuple[int, int | None]:
     return layer or 0, index
 
 
-def _layout(
-    model_name: str, argument: str, cache: Any, held: tuple[tuple[Way, CacheState], ...]
-) -> CacheLayout | None:
+def _layout(model_name: str, argument: str, cache: Any, held: tuple[tuple[Way, CacheState], ...]) -> CacheLayout | None:
     """Return the layout of a cache after one run.
 
     Raises:

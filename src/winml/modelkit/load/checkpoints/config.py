@@ -110,7 +110,7 @@ def default_config(model_type: str) -> CheckpointConfig:
 
 
 def with_config_of_class(checkpoint: CheckpointConfig, model_class: Any) -> CheckpointConfig:
-    """Return the checkpoint with the config that a class takes: a decoder alone takes a config inside that of the whole.
+    """Return the checkpoint with the config a class takes: that of a decoder alone is inside the config of the whole.
 
     Args:
         checkpoint: Config and files of the whole model.
