@@ -14,8 +14,10 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import arguments_with_cache, empty_states
 from winml.modelkit.load.caches.finding import find_cache
+from winml.modelkit.load.caches.inputs import with_cache_inputs
 from winml.modelkit.load.caches.layout import CacheLayout, CacheState
 from winml.modelkit.load.caches.traced_layers import TracedAttentionLayer, layer_tensors
+from winml.modelkit.load.inputs.decision import InputDecision
 
 TOKENS = InputTensorSpec(name="input_ids", shape=(1, 8), dtype="int64", value_range=(0, 119))
 KEYWORDS = {"use_cache": True, "return_dict": True}
@@ -155,3 +157,17 @@ def test_decoder_without_an_encoder_keeps_the_cache_of_its_own_tokens() -> None:
     layout = find_cache(small("MegatronBertForCausalLM", is_decoder=True, **sizes), (TOKENS,), KEYWORDS)
     assert isinstance(layout, CacheLayout)
     assert ["past_key_values.0.key", "past_key_values.0.value"] == [state.input for state in layout.states]
+
+
+def test_rotation_that_changes_with_the_length_is_told() -> None:
+    """Positions are drawn within the form that the graph holds."""
+    rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = build_model("llama", max_position_embeddings=64, rope_parameters=rotation)
+    layout = find_cache(model, (TOKENS,), KEYWORDS)
+    assert isinstance(layout, CacheLayout)
+    parameters = dict.fromkeys(("input_ids", "position_ids"))
+    decision = with_cache_inputs(InputDecision((TOKENS,)), layout, parameters, model.config, {})
+    assert any("dynamic rotation" in note and "64 tokens" in note for note in decision.notes)
+    assert (0, 63) == decision.inputs[1].value_range
+    model.config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+    assert not with_cache_inputs(InputDecision((TOKENS,)), layout, parameters, model.config, {}).notes
