@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 __all__ = ["complex_as_pairs"]
 
@@ -93,8 +92,14 @@ def _apply(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return _product(*args)
     if isinstance(first, _Pair) and name == "to" and not kwargs and isinstance(args[1], (str, torch.device)):
         return _Pair(first.real.to(args[1]), first.imag.to(args[1]))
-    args, kwargs = tree_map(lambda item: item.as_complex() if isinstance(item, _Pair) else item, (args, kwargs))
-    return func(*args, **kwargs)
+    return func(*map(_without_pairs, args), **{key: _without_pairs(value) for key, value in kwargs.items()})
+
+
+def _without_pairs(value: Any) -> Any:
+    """Return an argument, or a list of operands, with complex tensors in place of pairs."""
+    if isinstance(value, (list, tuple)):
+        return [_without_pairs(item) for item in value]
+    return value.as_complex() if isinstance(value, _Pair) else value
 
 
 def _product(left: Any, right: Any) -> _Pair:

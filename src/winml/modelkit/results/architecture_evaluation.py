@@ -150,9 +150,9 @@ def count_states(architectures: Sequence[Architecture], exporter: str = AUTO) ->
 
 
 def _read_architecture(entry: dict[str, Any]) -> Architecture:
-    attempts = {
-        name: Attempt(**{key: tuple(value) if isinstance(value, list) else value for key, value in attempt.items()})
-        for name, attempt in entry["attempts"].items()
-    }
-    lists = {key: tuple(entry[key]) for key in ("kept_large", "inputs")}
-    return Architecture(**{**entry, **lists, "attempts": attempts})
+    attempts = {name: Attempt(**_with_tuples(attempt)) for name, attempt in entry["attempts"].items()}
+    return Architecture(**{**_with_tuples(entry), "attempts": attempts})
+
+
+def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ def find_cache(
     for argument, value in outputs.items():
         if argument not in parameters or value is None or isinstance(value, torch.Tensor):
             continue
-        held = _held_states(name, argument, value, lambda name=argument: outputs_of(_ROWS + 1, _TOKENS + 1)[name])
+        held = _held_states(name, argument, value, partial(outputs_of, _ROWS + 1, _TOKENS + 1))
         return _layout(name, argument, value, held) or f"the cache of {name} stays empty"
     return f"{name} returns none"
 
@@ -71,7 +72,7 @@ def is_of_tokens(spec: InputTensorSpec) -> bool:
 
 
 def _held_states(
-    model_name: str, argument: str, cache: Any, cache_of_other_sizes: Callable[[], Any]
+    model_name: str, argument: str, cache: Any, outputs_of_other_sizes: Callable[[], Any]
 ) -> tuple[tuple[Way, CacheState], ...]:
     """Return the states that a cache of a class of its own holds outside of layers, each with the way to it.
 
@@ -79,7 +80,7 @@ def _held_states(
         UsageError: a tensor is no state of one size for each row.
     """
     tensors = held_tensors(cache)
-    others = held_tensors(cache_of_other_sizes()) if tensors else {}
+    others = held_tensors(outputs_of_other_sizes()[argument]) if tensors else {}
     states: list[tuple[Way, CacheState]] = []
     for way, value in tensors.items():
         shapes = [list(found.shape) for found in (value, others.get(way)) if found is not None]
@@ -88,7 +89,7 @@ def _held_states(
             continue
         if shapes != [[_ROWS, *shapes[0][1:]], [_ROWS + 1, *shapes[0][1:]]]:
             place = ".".join(map(str, (argument, *way)))
-            raise _refusal(model_name, f"{place} of a {type(cache).__name__} is of the sizes {shapes[0]}")
+            raise _refusal(model_name, f"{place} of a {type(cache).__name__} is no state of each row, but {shapes[0]}")
         layer, index = _place_of(way)
         dtype = str(value.dtype).removeprefix("torch.")
         state = CacheState(layer, "recurrent", tuple(shapes[0][1:]), dtype, index=index, value_range=_SUMS)

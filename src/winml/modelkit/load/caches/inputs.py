@@ -94,20 +94,22 @@ def with_cache_inputs(
         specs.append(InputTensorSpec(name=_POSITIONS, shape=shape, dtype="int64", value_range=(0, highest)))
     for state in layout.states:
         keys[state.input] = _state_keys(state)
-        specs.append(
-            InputTensorSpec(
-                name=state.input,
-                shape=state.shape(sizes.batch, sizes.past),
-                dtype=state.dtype,
-                value_range=state.value_range,
-                cache=state.slot,
-            )
-        )
+        specs.append(_state_spec(state, sizes))
     return replace(
         decision,
         inputs=tuple(specs),
         meanings=replace(meanings, keys=keys),
         notes=(*decision.notes, *_rotation_notes(config, most)),
+    )
+
+
+def _state_spec(state: CacheState, sizes: _Sizes) -> InputTensorSpec:
+    return InputTensorSpec(
+        name=state.input,
+        shape=state.shape(sizes.batch, sizes.past),
+        dtype=state.dtype,
+        value_range=state.value_range,
+        cache=state.slot,
     )
 
 
