@@ -153,7 +153,12 @@ def generation_summary(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _generation_row(item: Architecture) -> dict[str, Any]:
-    row: dict[str, Any] = {"model_type": item.model_type, "class": item.class_name}
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASS_NAMES
+
+    row: dict[str, Any] = {
+        "model_type": item.model_type,
+        "class": item.class_name or CLASS_NAMES.get(item.model_type, ""),
+    }
     attempt = item.attempts.get(AUTO)
     if attempt is None:
         return {**row, "state": item.state() or "not asked", "reason": _shorten_reason(item.problem)}
