@@ -14,9 +14,17 @@ from typing import Any, get_args
 
 from winml.modelkit.results.architecture_evaluation import AUTO, EXPORTERS, Architecture, Evaluation, State
 
-__all__ = ["document", "summary", "write_documents"]
+__all__ = ["document", "generation_summary", "summary", "write_documents"]
 
 _FOLDER = Path("docs", "reference")
+_CAUSAL = "ForCausalLM"
+_OTHER_STATES = ("plain", "failed", "not run", "not built")
+_GENERATION_HEAD = """Written by `scripts/architecture_eval.py --task text-generation --docs`; a type that an earlier
+run verified is not run again. Every model type that transformers has a class for text generation for, small and random
+as above, an encoder with `is_decoder`, exported with `--task text-generation`. *With a cache* means: the graph takes
+and returns one, is equal to PyTorch on the draws, and gives the scores of `generate()` in each step of a text, with its
+own cache, and of a second prompt after it. *Plain* is verified as well and reads all tokens in each run. *Not run* is
+refused in these words before anything is traced, by the export or by PyTorch."""
 _LONGEST_REASON = 160
 """Characters of a reason. Chosen; the results of a run have the whole reason."""
 
@@ -36,11 +44,22 @@ that ran. Base models are exported, as a config without `architectures` asks for
 """
 
 
-def write_documents(evaluation: Evaluation, repository: Path) -> None:
-    """Write the summary and the table into the documentation."""
-    content = summary(evaluation)
+def write_documents(evaluation: Evaluation, repository: Path, task: str | None = None) -> None:
+    """Write the summary and the table into the documentation; those of the other run stay.
+
+    Args:
+        evaluation: The run, of base models or of a task.
+        repository: Where the documentation is.
+        task: The task; None for base models.
+    """
     folder = repository / _FOLDER
-    _write_text(folder / "architectures.json", f"{_json_lines(content)}\n")
+    path = folder / "architectures.json"
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if task is None:
+        content |= summary(evaluation)
+    else:
+        content |= generation_summary(evaluation)
+    _write_text(path, f"{_json_lines(content)}\n")
     _write_text(folder / "architectures.md", document(content))
 
 
@@ -50,9 +69,12 @@ def _write_text(path: Path, text: str) -> None:
 
 def _json_lines(content: Mapping[str, Any]) -> str:
     """Return the summary as JSON with one line per architecture, so that the diff of one is one line."""
-    rows = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in content["architectures"])
-    head = {key: value for key, value in content.items() if key != "architectures"}
-    return f'{json.dumps(head, indent=1, ensure_ascii=False)[:-2]},\n "architectures": [\n{rows}\n ]\n}}'
+    lists = [key for key, value in content.items() if isinstance(value, list)]
+    entries = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items() if key not in lists]
+    for key in lists:
+        rows = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in content[key])
+        entries.append(f" {json.dumps(key)}: [\n{rows}\n ]")
+    return "{\n" + ",\n".join(entries) + "\n}"
 
 
 def summary(evaluation: Evaluation) -> dict[str, Any]:
@@ -105,6 +127,7 @@ def document(content: Mapping[str, Any]) -> str:
         _HEAD.format(**content["bounds"]),
         f"Made with {', '.join(f'{name} {version}' for name, version in content['versions'].items())}.\n",
         _count_table(rows_by_state, len(rows)),
+        *_generation_sections(content),
         "## Failed\n",
         _failure_table(rows_by_state["failed"]),
         "## Exported\n",
@@ -117,6 +140,69 @@ def document(content: Mapping[str, Any]) -> str:
         _reason_table(rows_by_state["not built"]),
     ]
     return "\n".join(sections)
+
+
+def generation_summary(evaluation: Evaluation) -> dict[str, Any]:
+    """Return the summary of a run of the task text-generation as a JSON-ready mapping."""
+    architectures = sorted(evaluation.architectures.values(), key=lambda item: item.model_type)
+    return {
+        "generation_versions": dict(evaluation.versions),
+        "generation_bounds": dict(evaluation.bounds),
+        "generation": [_generation_row(item) for item in architectures],
+    }
+
+
+def _generation_row(item: Architecture) -> dict[str, Any]:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASS_NAMES
+
+    row: dict[str, Any] = {
+        "model_type": item.model_type,
+        "class": item.class_name or CLASS_NAMES.get(item.model_type, ""),
+    }
+    attempt = item.attempts.get(AUTO)
+    if attempt is None:
+        return {**row, "state": item.state() or "not asked", "reason": _shorten_reason(item.problem)}
+    if not attempt.is_verified:
+        return {**row, "state": "failed", "reason": _shorten_reason(attempt.problem)}
+    made = {"exporter": attempt.exporter, "relative_diff": float(f"{attempt.relative_diff:.0e}")}
+    if attempt.generates:
+        tokens = {"cache": list(attempt.cache), "tokens": attempt.generated_tokens}
+        return {**row, "state": "with cache", **tokens, **made}
+    reason = next((remark for remark in attempt.remarks if "no cache" in remark or "No text" in remark), "")
+    return {**row, "state": "plain", "reason": _shorten_reason(reason), **made}
+
+
+def _generation_sections(content: Mapping[str, Any]) -> list[str]:
+    """Return what is told of the models that generate text; nothing before there was such a run."""
+    rows: Sequence[Mapping[str, Any]] = content.get("generation", ())
+    if not rows:
+        return []
+    made = [row for row in rows if row["state"] == "with cache"]
+    missing = [row for row in rows if row["state"] != "with cache"]
+    named = [row for row in rows if row["class"].endswith(_CAUSAL)]
+    share = 100 * len(made) / len(rows)
+    share_of_named = 100 * sum(row in made for row in named) / max(len(named), 1)
+    counts = Counter(row["state"] for row in rows)
+    versions = ", ".join(f"{name} {version}" for name, version in content["generation_versions"].items())
+    return [
+        "## Generation with a cache\n",
+        f"{_GENERATION_HEAD}\n\nMade with {versions}.\n",
+        "| | model types |\n| --- | --- |\n"
+        f"| with a cache, the text that of PyTorch | {len(made)} of {len(rows)} (**{share:.1f} %**) |\n"
+        f"| of those whose class is called …{_CAUSAL} | {sum(row in made for row in named)} of {len(named)} "
+        f"(**{share_of_named:.1f} %**) |\n"
+        + "".join(f"| {state} | {counts[state]} |\n" for state in _OTHER_STATES if counts[state]),
+        "| model type | class | cache | tokens | exporter | relative difference |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        + "".join(
+            f"| {row['model_type']} | `{row['class']}` | {', '.join(row['cache'])} | {row['tokens']} "
+            f"| {row['exporter']} | {row['relative_diff']:.0e} |\n"
+            for row in made
+        ),
+        "Without a cache, and why:\n",
+        "| model type | state | reason |\n| --- | --- | --- |\n"
+        + "".join(f"| {row['model_type']} | {row['state']} | {_escape_cell(row['reason'])} |\n" for row in missing),
+    ]
 
 
 def _count_table(rows_by_state: Mapping[str, Sequence[Mapping[str, Any]]], total: int) -> str:

@@ -1,10 +1,12 @@
 """Exports a small model of every architecture of transformers, and counts the verified exports.
 
 python scripts/architecture_eval.py [MODEL_TYPE ...] [--exporters auto,dynamo] [--jobs 2] [--output build/architectures]
+python scripts/architecture_eval.py --task text-generation --output build/generation
 
 Each export has a process of its own, with a bound on time and memory. A run that was interrupted is resumed;
 ``--retry-failed`` also repeats the failed exports. Writes ``results.json`` and ``results.html`` into the output
-folder; ``--docs`` makes the table in the documents from ``results.json`` instead of exporting.
+folder; ``--docs`` makes the table in the documents from ``results.json`` instead of exporting. With ``--task``, the
+models are those of that task, in place of base models, each with the inputs of the task: a cache, where it generates.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -36,6 +39,9 @@ from winml.modelkit.results.architecture_evaluation import (
 )
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
 
+if TYPE_CHECKING:
+    from winml.modelkit.sweep.architecture_export import ExportOrder
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 KILLED = -9
 """Exit code of a killed process. Specified: the negative number of the signal, as in ``subprocess``."""
@@ -48,7 +54,7 @@ def main() -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     evaluation = Evaluation.open(options.output / "results.json")
     if options.docs:
-        write_documents(evaluation, REPOSITORY)
+        write_documents(evaluation, REPOSITORY, options.task)
         return 0
     # SIGTERM counts as an interruption: running processes end and their folders are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -57,7 +63,7 @@ def main() -> int:
     os.environ["HF_HUB_OFFLINE"] = "1"
     evaluation.versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
     evaluation.bounds = {"seconds": options.seconds, "gigabytes": options.gigabytes}
-    model_types = options.model_types or _all_model_types()
+    model_types = options.model_types or _all_model_types(options.task)
     console = Console(stderr=True)
     try:
         for exporter in options.exporters:
@@ -73,6 +79,7 @@ def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("model_types", nargs="*", metavar="MODEL_TYPE", help="such as bert; default: all")
     parser.add_argument("--exporters", type=_parse_exporters, default=(AUTO,), help="of auto, torchscript, dynamo")
+    parser.add_argument("--task", choices=("text-generation",), help="default: base models")
     parser.add_argument("--output", type=Path, default=Path("build", "architectures"), help="folder of the results")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="exports at a time")
     parser.add_argument("--seconds", type=float, default=300.0, help="time bound of one export")
@@ -89,11 +96,12 @@ def _parse_exporters(text: str) -> tuple[ExporterWish, ...]:
     return tuple(name for name in EXPORTERS if name in names)
 
 
-def _all_model_types() -> list[str]:
-    """Return every model type with a base model."""
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+def _all_model_types(task: str | None) -> list[str]:
+    """Return every model type with a base model, or with a model of the task."""
+    from transformers.models.auto import modeling_auto
 
-    return sorted(MODEL_MAPPING_NAMES)
+    names = modeling_auto.MODEL_MAPPING_NAMES if task is None else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return sorted(names)
 
 
 def _evaluate_exporter(
@@ -108,6 +116,8 @@ def _evaluate_exporter(
     unfinished = [name for name in unfinished if not _derive_attempt(evaluation, name, exporter)]
     evaluation.save()
     bounds = Bounds(options.seconds, int(options.gigabytes * 2**30))
+    from winml.modelkit.sweep.architecture_export import PRELOAD, export_architecture
+
     with (
         tempfile.TemporaryDirectory(prefix="winml-architectures-") as scratch,
         Progress(
@@ -116,9 +126,8 @@ def _evaluate_exporter(
     ):
         bar = progress.add_task(exporter, total=len(unfinished))
         previous = {} if options.retry_failed else evaluation.architectures
-        calls = _export_calls(previous, unfinished, exporter, Path(scratch))
-        from winml.modelkit.sweep.architecture_export import PRELOAD
-
+        orders = _export_orders(previous, unfinished, exporter, Path(scratch))
+        calls = (Call(export_architecture, replace(order, task=options.task)) for order in orders)
         for ending in run_bounded(calls, bounds, options.jobs, PRELOAD):
             architecture = _finished_architecture(ending, bounds)
             _save_architecture(evaluation, architecture)
@@ -144,17 +153,17 @@ def _derive_attempt(evaluation: Evaluation, model_type: str, exporter: ExporterW
     return False
 
 
-def _export_calls(
+def _export_orders(
     architectures: Mapping[str, Architecture], model_types: Sequence[str], exporter: ExporterWish, scratch: Path
-) -> Iterator[Call]:
-    """Yield one export call per model type; with an earlier result the config search is skipped."""
-    from winml.modelkit.sweep.architecture_export import ExportOrder, export_architecture
+) -> Iterator[ExportOrder]:
+    """Yield one export per model type; with an earlier result the config search is skipped."""
+    from winml.modelkit.sweep.architecture_export import ExportOrder
 
     for model_type in model_types:
         previous = architectures.get(model_type)
         if previous is not None and not previous.is_attempted:
             previous = None
-        yield Call(export_architecture, ExportOrder(model_type, exporter, scratch / model_type, previous))
+        yield ExportOrder(model_type, exporter, scratch / model_type, previous)
 
 
 def _finished_architecture(ending: Ending, bounds: Bounds) -> Architecture:

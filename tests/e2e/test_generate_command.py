@@ -338,6 +338,8 @@ def test_compare_at_a_step_needs_a_cache(plain: Path) -> None:
     """A graph without one has no steps."""
     outcome = run_here("compare", plain, plain, "--step", "2")
     assert (2, True) == (outcome.code, "--step 2: the model has no cache" in outcome.err)
+
+
 @pytest.fixture(scope="module")
 def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small T5, built as encoder and decoder."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
-from architecture_documents import document, summary
+from architecture_documents import document, generation_summary, summary
 from winml.modelkit.report.architecture_page import results_page
 from winml.modelkit.results.architecture_evaluation import Architecture, Attempt, Evaluation, count_states
 
@@ -70,3 +72,20 @@ def test_page_and_document_name_every_architecture_and_reason(tmp_path: Path) ->
     assert r"| bad | 1 | `decoder`, `aten::diff` | no \<form\> of aten::diff |" in text
     assert r"its forward needs \| grids" in text
     assert "| exported, verified and tagged by `auto` | 1 (**50.0 %** of the attempted): 1 by torchscript |" in text
+
+
+def test_summary_of_generation_tells_states_and_shares(tmp_path: Path) -> None:
+    """Counted is what generated with its cache; the rest says why not."""
+    stored = evaluation(tmp_path / "results.json")
+    text = replace(GOOD, cache=("key", "value"), generated_tokens=32)
+    plain = replace(GOOD, remarks=("The graph takes no cache, since it keeps none",))
+    stored.architectures["good"] = Architecture("good", "GoodForCausalLM", attempts={"auto": text})
+    stored.architectures["plain"] = Architecture("plain", "PlainForCausalLM", attempts={"auto": plain})
+    rows = generation_summary(stored)["generation"]
+    assert {"with cache": 1, "plain": 1, "failed": 1, "not run": 1, "not built": 1} == Counter(
+        row["state"] for row in rows
+    )
+    page = document({**summary(stored), **generation_summary(stored)})
+    assert "1 of 5 (**20.0 %**)" in page
+    assert "1 of 2 (**50.0 %**)" in page
+    assert "| plain | plain | The graph takes no cache, since it keeps none |" in page

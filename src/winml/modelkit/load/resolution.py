@@ -27,6 +27,7 @@ from winml.modelkit.load.checkpoints.config import (
     load_config,
     model_type_of_class,
     own_class,
+    with_config_of_class,
 )
 from winml.modelkit.load.checkpoints.foreign_references import refuse_foreign_weights
 from winml.modelkit.load.checkpoints.hub import snapshot_folder
@@ -149,6 +150,7 @@ def resolve_model(
         checkpoint = _read_config(source, request)
         decision = _decide_task_and_class(checkpoint, request)
         model_class = _model_class(checkpoint, decision)
+        checkpoint = with_config_of_class(checkpoint, model_class)
         folder = _folder_of_weights(source, request, checkpoint.config)
         dtype, is_widened = _read_dtype(checkpoint.config, folder, request, widens_halves=widens_halves)
         model = _build_without_storage(model_class, checkpoint.config, dtype)

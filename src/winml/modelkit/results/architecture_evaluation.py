@@ -48,8 +48,19 @@ class Attempt:
     """The set of tags in the file, sorted."""
     relative_diff: float = 0.0
     """Largest difference from PyTorch, relative to the size of that output."""
+    cache: tuple[str, ...] = ()
+    """Kinds of states the graph takes and returns, such as ``key`` and ``value``; empty without a cache."""
+    generated_tokens: int = 0
+    """Tokens of a text that PyTorch's ``generate()`` and the graph agree on."""
+    remarks: tuple[str, ...] = ()
+    """What the export said of the graph, one sentence each."""
     seconds: float = 0.0
     peak_bytes: int = 0
+
+    @property
+    def generates(self) -> bool:
+        """Whether a text was generated with the cache of the graph, and is that of PyTorch."""
+        return self.is_verified and bool(self.cache) and self.generated_tokens > 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,8 @@ class Architecture:
     kept_large: tuple[str, ...] = ()
     """Aspects of the default config that could not be made small."""
     inputs: tuple[str, ...] = ()
+    keeps_cache: bool = False
+    """Whether the graph is to take a cache."""
     state_before: Literal["", "not built", "not run"] = ""
     """Why nothing was exported; empty where PyTorch ran the model."""
     problem: str = ""
@@ -137,8 +150,9 @@ def count_states(architectures: Sequence[Architecture], exporter: str = AUTO) ->
 
 
 def _read_architecture(entry: dict[str, Any]) -> Architecture:
-    attempts = {
-        name: Attempt(**{**attempt, "tags": tuple(attempt["tags"])}) for name, attempt in entry["attempts"].items()
-    }
-    lists = {key: tuple(entry[key]) for key in ("kept_large", "inputs")}
-    return Architecture(**{**entry, **lists, "attempts": attempts})
+    attempts = {name: Attempt(**_with_tuples(attempt)) for name, attempt in entry["attempts"].items()}
+    return Architecture(**{**_with_tuples(entry), "attempts": attempts})
+
+
+def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}

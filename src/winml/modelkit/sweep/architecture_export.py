@@ -18,12 +18,14 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from winml.modelkit.compare.generation import GenerationInfo
 from winml.modelkit.errors import CheckpointError, ExportError, InternalError, UsageError, WinMLError, first_line
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.flows.export.export import HTPExporter
 from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.load.caches.decision import CACHED_TASKS
 from winml.modelkit.load.checkpoints.task import canonical_task
 from winml.modelkit.load.model import load_resolved
 from winml.modelkit.load.parts import ModelPart
@@ -45,8 +47,8 @@ PRELOAD = (
 )
 """Modules that every export imports."""
 
-MOST_PARAMETERS = 80_000_000
-"""Chosen: a model of 320 MB is exported in seconds; a larger one does not count as small."""
+MOST_PARAMETERS = 160_000_000
+"""Chosen: a model of 640 MB is exported in seconds; a larger one does not count as small."""
 
 ReportState = Callable[[Architecture], None]
 
@@ -79,7 +81,7 @@ def export_architecture(order: ExportOrder, report_state: ReportState) -> Archit
     if not architecture.is_attempted:
         # The path of the temporary config is of no use to a reader.
         return replace(architecture, problem=architecture.problem.replace(str(_config_path(order)), "config.json"))
-    if order.previous is not None:
+    if order.previous is not None or not architecture.keeps_cache:
         aspects = [aspect for aspect in WAYS[0] if aspect not in architecture.kept_large]
         _write_config(order, _content(order), aspects)
     report_state(architecture)
@@ -95,14 +97,21 @@ def _find_small_config(order: ExportOrder, report_state: ReportState) -> Archite
     except Exception as error:
         return replace(unbuilt, problem=f"no default config: {_error_line(error)}")
     refusals: list[Architecture] = []
+    plain: Architecture | None = None
     for aspects in WAYS:
         _write_config(order, content, aspects)
         kept_large = tuple(aspect for aspect in WAYS[0] if aspect not in aspects)
         start = replace(unbuilt, kept_large=kept_large)
         architecture, is_final = _try_config(start, _model_request(order), report_state)
-        if architecture.is_attempted or is_final:
+        if is_final or (architecture.is_attempted and (not _is_generating(order) or architecture.keeps_cache)):
             return architecture
-        refusals.append(architecture)
+        if architecture.is_attempted:
+            # A smaller config may lack the layers that keep a cache.
+            plain = plain or architecture
+        else:
+            refusals.append(architecture)
+    if plain is not None:
+        return plain
     # The reason of the config that came farthest; of several, that of the smallest.
     return max(refusals, key=lambda refusal: refusal.state_before == "not run")
 
@@ -110,8 +119,11 @@ def _find_small_config(order: ExportOrder, report_state: ReportState) -> Archite
 def _content(order: ExportOrder) -> dict[str, Any]:
     """Return the default config; of an encoder that can be a decoder, as one where text is to be generated."""
     content = default_content(order.model_type)
-    is_generating = order.task is not None and canonical_task(order.task) == "text-generation"
-    return {**content, "is_decoder": True} if is_generating and "is_decoder" in content else content
+    return {**content, "is_decoder": True} if _is_generating(order) and "is_decoder" in content else content
+
+
+def _is_generating(order: ExportOrder) -> bool:
+    return order.task is not None and canonical_task(order.task) in CACHED_TASKS
 
 
 def _try_config(
@@ -130,6 +142,7 @@ def _try_config(
         class_name=type(resolved.model).__name__,
         parameters=sum(parameter.numel() for parameter in resolved.model.parameters()),
         inputs=tuple(spec.name for part in resolved.parts for spec in part.inputs),
+        keeps_cache=any(spec.cache is not None for part in resolved.parts for spec in part.inputs),
     )
     if architecture.parameters > MOST_PARAMETERS:
         problem = f"too large: {architecture.parameters / 1e6:.0f} million parameters"
@@ -187,6 +200,8 @@ def _checked_attempt(result: ExportResult) -> Attempt:
     verifications = [part.verification for part in result.parts if part.verification is not None]
     assert len(verifications) == len(result.parts)  # The export was asked to verify.
     exporters = {part.exporter: part.exporter_reason for part in result.parts}
+    texts = [verification.generation for verification in verifications if verification.generation is not None]
+    caches = [spec.cache.kind for part in result.parts for spec in part.inputs if spec.cache is not None]
     return Attempt(
         is_verified=all(verification.is_verified for verification in verifications) and not problems,
         exporter=" and ".join(exporters),
@@ -197,6 +212,9 @@ def _checked_attempt(result: ExportResult) -> Attempt:
         coverage_percent=min(part.coverage.percent for part in result.parts),
         tags=tuple(sorted(tags)),
         relative_diff=max(verification.worst.relative_diff for verification in verifications),
+        cache=tuple(dict.fromkeys(caches)),
+        generated_tokens=min((_compared_tokens(text) for text in texts), default=0),
+        remarks=result.notes,
     )
 
 
@@ -231,3 +249,8 @@ def _config_path(order: ExportOrder) -> Path:
 
 def _model_request(order: ExportOrder) -> ModelRequest:
     return ModelRequest(str(_config_path(order)), random_weights=True, task=order.task)
+
+
+def _compared_tokens(text: GenerationInfo) -> int:
+    """Return how many tokens of a text were the same."""
+    return text.new_tokens if text.stopped_after is None else text.stopped_after

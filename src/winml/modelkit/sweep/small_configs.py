@@ -51,6 +51,8 @@ MOST_QUERIES = 16
 """Chosen: object queries of a detector; a small image has few positions for them."""
 MOST_EXPERTS = 8
 """Chosen: the traced inputs leave some experts unused, which reveals a graph that has only the used ones."""
+EXPERT_STEP = 4
+"""Specified by torch: rows of the weights of experts begin at multiples of 16 bytes."""
 MOST_WINDOW = 16
 """Chosen: shorter than the sequence, which reveals a graph without the window."""
 IMAGE_PATCHES = 4
@@ -64,6 +66,9 @@ _NO_LAYER_COUNT = re.compile(r"feat_extract|kv_shared|_lstm_|nextn|mtp|hash|dens
 _FIRST_LAYERS = re.compile(r"^(first_\w+|max_window_layers|\w*num_dense_layers|insert_layer_id)$")
 _LAST_LAYERS = re.compile(r"^num_kv_shared_layers$")
 _LAYER_INDICES = re.compile(r"(index|indexes|indices|idx|idxs|_layers|layer_ids?)$")
+_LAYER_PERIOD = re.compile(r"_layer_period$")
+_LAYER_OFFSET = re.compile(r"_layer_offset$")
+_LAYERS_PER_STACK = re.compile(r"^num_layers_per_\w+$")
 _BLOCKS_PER_STAGE = re.compile(
     r"^(depths|num_blocks|blocks_per_stage|stage_num\w*|\w*block_repeats|layers|num_layers)$"
 )
@@ -78,6 +83,7 @@ _SURE_WIDTH = re.compile(
     r"hidden_(size|dim)|embed_dim|embedding_dim|intermediate_(size|dim)|projection_(size|dim)|ffn|feedforward"
     r"|num_filters|num_pos_feats|upsample_groups|d_ssm|channels_list|channel_list|embed_proj_dim|hidden_channels"
 )
+_INNER_WIDTH = re.compile(r"intermediate_size$")
 _NO_WIDTH = re.compile(
     r"vocab|image|img|patch|kernel|window|chunk|crop|codebook_size|spec_size|merge|grid|mask_size|batch|cache|block"
     r"|frame|^max_|^min_|state|^num_|frequency|mel|feat_size|input_feat|feature_size|quantile|multiplier|hop|sampl|shape"
@@ -115,6 +121,8 @@ _CHECKPOINT_VALUES: dict[str, int] = {
     "image_token_index": 5,
     "sliding_window": MOST_WINDOW,
 }
+_USUAL_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
+_USUAL_CLIP = 8
 _LAYER_KINDS = {"layer_types": "full_attention", "mlp_layer_types": "sparse"}
 
 
@@ -209,12 +217,27 @@ def _fill_gaps(content: Mapping[str, Any]) -> dict[str, Any]:
         _set_if_none(complete, "head_dim", width // heads)
         _set_if_none(complete, "moe_intermediate_size", content.get("intermediate_size"))
         complete.setdefault("num_key_value_heads", heads)
+        _set_if_none(complete, "num_key_value_heads", heads)
         head_size: int = complete.get("head_dim") or width // heads
         _fill_rotary_sections(complete, content.get("rope_parameters"), head_size)
     depth = content.get("num_hidden_layers")
     if isinstance(depth, int):
+        _set_if_none(complete, "attn_layer_indices", [depth // 2])
+        if content.get("rope_parameters") == {} and content.get("layer_types"):
+            complete["rope_parameters"] = {kind: dict(_USUAL_ROTATION) for kind in content["layer_types"]}
         for key, kind in _LAYER_KINDS.items():
             _set_if_none(complete, key, [kind] * depth)
+    attention = content.get("attn_config")
+    if isinstance(attention, dict) and "kv_n_heads" in attention:
+        complete["attn_config"] = {"rope_theta": _USUAL_ROTATION["rope_theta"], **attention}
+        _set_if_none(complete["attn_config"], "clip_qkv", _USUAL_CLIP)
+    kinds = content.get("layer_types")
+    if isinstance(kinds, list) and {*kinds} == {"linear_attention"}:
+        # Every checkpoint attends somewhere.
+        complete["layer_types"] = [*kinds[:-1], "full_attention"]
+    languages = content.get("languages")
+    if isinstance(languages, list) and languages:
+        _set_if_none(complete, "default_language", languages[0])
     text = content.get("text_config")
     if isinstance(text, dict) and "hidden_size" in text:
         _fill_text_width(complete, text["hidden_size"])
@@ -266,9 +289,26 @@ def _cut_depth(content: dict[str, Any]) -> dict[str, Any]:
         }
     if counts:
         smaller = {key: value for key, value in smaller.items() if key not in _STAGES}
+        smaller |= _cut_repetitions(content, counts)
     for key, value in content.items():
         if _BLOCKS_PER_STAGE.search(key) and _is_counts(value):
             smaller[key] = [min(count, 2) for count in value]
+    return smaller
+
+
+def _is_pattern(key: str, value: Any) -> bool:
+    return key == "block_types" and isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _cut_repetitions(content: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return the settings of layers that come again: every so many layers, or in stacks that run several times."""
+    smaller: dict[str, Any] = {}
+    smaller |= {key: min(value, 2) for key, value in content.items() if _LAYER_PERIOD.search(key) and _is_count(value)}
+    smaller |= {key: min(value, 1) for key, value in content.items() if _LAYER_OFFSET.search(key) and _is_count(value)}
+    smaller |= {key: sorted({*value}, key=value.index) for key, value in content.items() if _is_pattern(key, value)}
+    for key, layers in content.items():
+        if _LAYERS_PER_STACK.search(key) and _is_count(layers) and layers > 2:
+            smaller |= {key: 2, **{name: 2 * (all_ // layers) for name, all_ in counts.items() if all_ % layers == 0}}
     return smaller
 
 
@@ -349,12 +389,18 @@ def _cut_width(content: dict[str, Any], aspects: Sequence[Aspect], facts: _Confi
         if _MEL_WIDTH.search(key) and _is_count(value) and value in facts.mel_bins:
             return value
         if _is_width(key):
-            return _map_counts(value, lambda width: width if width < SMALLEST_WIDTH else -(-width // width_divisor))
+            step = EXPERT_STEP if _INNER_WIDTH.search(key) else 1
+            return _map_counts(value, lambda width: _narrower(width, width_divisor, step))
         if isinstance(value, dict) and not _is_config(value):
             return {name: cut(name, inner) for name, inner in value.items()}
         return value
 
     return {key: cut(key, value) for key, value in content.items()}
+
+
+def _narrower(width: int, divisor: int, step: int) -> int:
+    """Return a width divided, rounded up to a multiple of ``step``; small numbers stay."""
+    return width if width < SMALLEST_WIDTH else -(-width // (divisor * step)) * step
 
 
 def _named_values(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -14,8 +14,10 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import arguments_with_cache, empty_states
 from winml.modelkit.load.caches.finding import find_cache
+from winml.modelkit.load.caches.inputs import with_cache_inputs
 from winml.modelkit.load.caches.layout import CacheLayout, CacheState
 from winml.modelkit.load.caches.traced_layers import TracedAttentionLayer, layer_tensors
+from winml.modelkit.load.inputs.decision import InputDecision
 
 TOKENS = InputTensorSpec(name="input_ids", shape=(1, 8), dtype="int64", value_range=(0, 119))
 KEYWORDS = {"use_cache": True, "return_dict": True}
@@ -94,7 +96,7 @@ class Paired(transformers.LlamaForCausalLM):  # type: ignore[misc]
 
 @pytest.mark.parametrize(
     ("model_class", "reason"),
-    [(Counting, r"layer 1 of past_key_values is a CountingLayer"), (Paired, r"past_key_values is a tuple")],
+    [(Counting, r"layer 1 of past_key_values is a CountingLayer"), (Paired, r"past_key_values.0.0 of a tuple")],
 )
 def test_cache_of_another_kind_is_refused_by_layer_and_class(model_class: Any, reason: str) -> None:
     """And what writes a graph all the same is named."""
@@ -121,3 +123,51 @@ def test_flat_tensors_become_a_cache_and_what_it_holds_outputs() -> None:
     assert ["logits", *(state.output for state in layout.states)] == list(results)
     assert (1, 2, 2, 8) == tuple(results["present.1.key"].shape)
     assert {("key", None), ("value", None)} == set(layer_tensors(built["past_key_values"].layers[0]))
+
+
+class Remembering(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """Keeps sums of the tokens read in a list, one for each layer, and nothing else."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
+        """Add to what was kept."""
+        kept = past_key_values or [torch.zeros(input_ids.shape[0], 4) for _ in range(2)]
+        outputs = super().forward(input_ids=input_ids)
+        outputs.past_key_values = [state + input_ids.sum(1, keepdim=True) for state in kept]
+        return outputs
+
+
+def test_tensors_of_one_size_in_a_container_are_states() -> None:
+    """Each is replaced in a copy, and read again from what the forward returns."""
+    model = Remembering(build_model("llama").config).eval()
+    layout = find_cache(model, (TOKENS,), {})
+    assert isinstance(layout, CacheLayout)
+    assert ["past_recurrent.0.0", "past_recurrent.0.1"] == [state.input for state in layout.states]
+    assert (True, "list") == (layout.is_recurrent, layout.class_of(0))
+    arguments = arguments_with_cache(layout, ["input_ids"])
+    tensors = {"input_ids": torch.tensor([[5, 6]]), **empty_states(layout, 1)}
+    with torch.no_grad():
+        results = arguments.results(model(**arguments.build(tensors)))
+    assert [11.0] * 4 == results["present_recurrent.0.1"][0].tolist()
+    assert all(state.is_meta for state in layout.template)
+
+
+def test_decoder_without_an_encoder_keeps_the_cache_of_its_own_tokens() -> None:
+    """Of a pair of caches, nothing is written to the one for the encoder."""
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    layout = find_cache(small("MegatronBertForCausalLM", is_decoder=True, **sizes), (TOKENS,), KEYWORDS)
+    assert isinstance(layout, CacheLayout)
+    assert ["past_key_values.0.key", "past_key_values.0.value"] == [state.input for state in layout.states]
+
+
+def test_rotation_that_changes_with_the_length_is_told() -> None:
+    """Positions are drawn within the form that the graph holds."""
+    rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = build_model("llama", max_position_embeddings=64, rope_parameters=rotation)
+    layout = find_cache(model, (TOKENS,), KEYWORDS)
+    assert isinstance(layout, CacheLayout)
+    parameters = dict.fromkeys(("input_ids", "position_ids"))
+    decision = with_cache_inputs(InputDecision((TOKENS,)), layout, parameters, model.config, {})
+    assert any("dynamic rotation" in note and "64 tokens" in note for note in decision.notes)
+    assert (0, 63) == decision.inputs[1].value_range
+    model.config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+    assert not with_cache_inputs(InputDecision((TOKENS,)), layout, parameters, model.config, {}).notes

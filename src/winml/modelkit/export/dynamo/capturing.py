@@ -20,6 +20,7 @@ from torch import nn
 from winml.modelkit.errors import ExportError
 from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.captured_names import name_by_module, name_open_sizes, place_operands
+from winml.modelkit.export.complex_pairs import complex_as_pairs
 from winml.modelkit.export.config import DYNAMO_OPSET
 from winml.modelkit.export.dynamo.failures import export_error
 from winml.modelkit.export.dynamo.inductor_cache import without_empty_inductor_cache
@@ -85,13 +86,14 @@ def _export_with_torch(
         stacks.patched_tracer(),
         library_repairs(model) as repairs,
     ):
-        program = torch.export.export(
-            model,
-            # Not cloned here but in the forward: torch would return an input that is written to as one more output.
-            tuple(inputs.values()),
-            dynamic_shapes=_dynamic_shapes(inputs, options.dynamic_axes),
-            strict=False,
-        )
+        with complex_as_pairs():
+            program = torch.export.export(
+                model,
+                # Not cloned here but in the forward: torch would return an input that is written to as one more output.
+                tuple(inputs.values()),
+                dynamic_shapes=_dynamic_shapes(inputs, options.dynamic_axes),
+                strict=False,
+            )
         repairs.repair_program(program)
         converted = torch.onnx.export(
             program,

@@ -24,6 +24,7 @@ from torch.onnx.errors import UnsupportedOperatorError
 from winml.modelkit.errors import ExportError, InternalError, first_line
 from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.captured_names import name_by_module, name_open_sizes, place_operands
+from winml.modelkit.export.complex_pairs import complex_as_pairs
 from winml.modelkit.export.fake_parameters import fresh_shape_envs, weight_by_reference
 from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.export.torch_messages import quiet_torch
@@ -113,6 +114,7 @@ def _export_with_torch(
         further_operators(options.opset_version),
         booleans_as_numbers(),
         tensors_rounded_as_numbers(),
+        complex_as_pairs(),
     ):
         torch.onnx.export(
             model,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from winml.modelkit.load.caches.held_states import held_tensors, with_tensors
 from winml.modelkit.load.caches.layout import CacheLayout, EncoderDecoderLayout
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 
@@ -113,11 +114,17 @@ def _cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
     from winml.modelkit.load.caches.traced_layers import EMPTY_LAYER, LAYER_CLASSES, EmptyLayer
 
     classes = {EMPTY_LAYER: EmptyLayer, **{item.__name__: traced for item, traced in LAYER_CLASSES.items()}}
-    cache = DynamicCache()
-    cache.layers = [
-        classes[name]({place: tensors[state.input] for place, state in layout.states_of(layer).items()})
+    held = {state for _, state in layout.held}
+    layers = [
+        classes[name](
+            {place: tensors[item.input] for place, item in layout.states_of(layer).items() if item not in held}
+        )
         for layer, name in enumerate(layout.layer_classes)
     ]
+    if layout.template is not None:
+        return with_tensors(layout.template, {way: tensors[state.input] for way, state in layout.held}, layers)
+    cache = DynamicCache()
+    cache.layers = layers
     return cache
 
 
@@ -137,5 +144,13 @@ def _states_of(layout: CacheLayout, cache: Any) -> dict[str, torch.Tensor]:
     """Return the states of a cache by the names of the outputs."""
     from winml.modelkit.load.caches.traced_layers import layer_tensors
 
-    held = [layer_tensors(layer) for layer in cache.layers]
-    return {state.output: held[state.layer][state.kind, state.index] for state in layout.states}
+    if layout.template is not None:
+        tensors = held_tensors(cache)
+        found = {state: tensors[way] for way, state in layout.held}
+    else:
+        found = {}
+    layers = [layer_tensors(layer) for layer in getattr(cache, "layers", ())]
+    return {
+        state.output: found[state] if state in found else layers[state.layer][state.kind, state.index]
+        for state in layout.states
+    }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.load.caches.finding import NO_CACHE_HINT, find_cache
+from winml.modelkit.load.caches.finding import NO_CACHE_HINT, find_cache, is_of_tokens
 from winml.modelkit.load.caches.inputs import (
     PAST_KEY,
     given_sizes,
@@ -71,11 +73,28 @@ def decision_with_cache(
         shape=_without_past(request),
         batch_size=request.batch_size,
     )
+    if request.task is not None:
+        plain = _text_only(plain, forward_parameters(model))
     layout = find_cache(model, plain.inputs, cached_keywords(model, request))
     if isinstance(layout, str):
         _refuse_logits(request, "the graph takes no cache")
         return InputDecision((), (f"The graph takes no cache, since {layout}: every run reads all tokens.",))
     return _open_decision(plain, layout, model, checkpoint.config, request)
+
+
+def _text_only(plain: InputDecision, parameters: Mapping[str, inspect.Parameter]) -> InputDecision:
+    """Return the decision without images and recordings, where the forward runs without them.
+
+    A model that reads both has the same decoder for text alone, and text is what was asked for by the name of the task.
+    """
+    others = [spec.name for spec in plain.inputs if not is_of_tokens(spec)]
+    if not others or any(parameters[name].default is inspect.Parameter.empty for name in others):
+        return plain
+    replaced = (*others, *(spec.name for spec in plain.inputs if spec.first_values))
+    notes = (note for note in plain.notes if not note.startswith(tuple(f"{name}:" for name in replaced)))
+    specs = (spec.model_copy(update={"first_values": ()}) for spec in plain.inputs if is_of_tokens(spec))
+    note = f"The graph reads text alone, as its task says: it takes no {' and no '.join(others)}."
+    return dataclasses.replace(plain, inputs=tuple(specs), notes=(*notes, note))
 
 
 def cached_keywords(model: torch.nn.Module, request: ModelRequest) -> dict[str, Any]:
@@ -85,7 +104,9 @@ def cached_keywords(model: torch.nn.Module, request: ModelRequest) -> dict[str, 
         UsageError: scores of the last token are asked for, and the forward always computes those of all.
     """
     keywords: dict[str, Any] = forward_keywords(model)
-    if "use_cache" in keywords:
+    parameters = forward_parameters(model).values()
+    if "use_cache" in keywords or any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        # Some heads hand it on to the decoder with further keywords.
         keywords["use_cache"] = True
     if request.logits == "last":
         if _LAST_ONLY not in forward_parameters(model):

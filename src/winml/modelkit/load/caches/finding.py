@@ -1,27 +1,34 @@
 """Which cache does a model keep? Found by running its forward once, on shapes alone.
 
 What the forward returns says it: the parameter that takes the cache again, its layers and their tensors. No model is
-known by name. A cache that cannot be flattened is refused with the layer and the class that stop it.
+known by name. A cache that cannot be flattened is refused with the layer or the tensor, and the class, that stop it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.layout import CacheLayout, CacheState, Side
+from winml.modelkit.load.caches.held_states import held_tensors
+from winml.modelkit.load.caches.layout import CacheLayout, CacheState, Side, Way
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
-__all__ = ["NO_CACHE_HINT", "RUN_ROWS", "RUN_TOKENS", "cache_refusal", "find_cache", "layout_of"]
+__all__ = ["NO_CACHE_HINT", "RUN_ROWS", "RUN_TOKENS", "cache_refusal", "find_cache", "is_of_tokens", "layout_of"]
 
 NO_CACHE_HINT = "--no-cache writes the graph that reads all tokens in every run."
 
+HeldStates = tuple[tuple[Way, CacheState], ...]
+"""States outside of layers, each with the way to it."""
+
+_SUMS = (0.0, 1.0)
+"""Chosen: values of states nobody knows. Some are sums of exponents, that other states are divided by."""
 RUN_ROWS, RUN_TOKENS = 2, 3
 """Chosen: the smallest sizes that are neither 1 nor equal."""
 
@@ -40,29 +47,79 @@ def find_cache(
         UsageError: the cache is of a kind that no graph can take; names layer and class.
     """
     name = type(model).__name__
-    others = [spec.name for spec in inputs if len(spec.shape) != 2 or spec.dtype != "int64"]
+    others = [spec.name for spec in inputs if not is_of_tokens(spec)]
     if others:
         return f"{name} takes {others[0]} beside tokens"
     parameters = inspect.signature(model.forward).parameters
-    specs = {spec.name: spec.model_copy(update={"shape": (RUN_ROWS, RUN_TOKENS)}) for spec in inputs}
-    outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
+
+    def outputs_of(rows: int, tokens: int) -> Any:
+        specs = {spec.name: spec.model_copy(update={"shape": (rows, tokens)}) for spec in inputs}
+        return run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
+
+    outputs = outputs_of(RUN_ROWS, RUN_TOKENS)
     if outputs is None:
         return f"{name} does not run with one"
     if not isinstance(outputs, Mapping):
         return f"{name} returns no names"
-    from transformers.cache_utils import Cache
-
     for argument, value in outputs.items():
         if argument not in parameters or value is None or isinstance(value, torch.Tensor):
             continue
-        if not isinstance(value, Cache):
-            raise cache_refusal(name, f"{argument} is a {type(value).__name__}")
-        return layout_of(name, argument, value) or f"the cache of {name} stays empty"
+        held = _held_states(name, argument, value, partial(outputs_of, RUN_ROWS + 1, RUN_TOKENS + 1))
+        return layout_of(name, argument, value, held=held) or f"the cache of {name} stays empty"
     return f"{name} returns none"
 
 
+def is_of_tokens(spec: InputTensorSpec) -> bool:
+    """Say whether an input says something of each token."""
+    return len(spec.shape) == 2 and spec.dtype == "int64"
+
+
+def _held_states(model_name: str, argument: str, cache: Any, outputs_of_other_sizes: Callable[[], Any]) -> HeldStates:
+    """Return the states that a cache of a class of its own holds outside of layers, each with the way to it.
+
+    Raises:
+        UsageError: a tensor is no state of one size for each row.
+    """
+    tensors = held_tensors(cache)
+    others = held_tensors(outputs_of_other_sizes()[argument]) if tensors else {}
+    states: list[tuple[Way, CacheState]] = []
+    for way, value in tensors.items():
+        shapes = [list(found.shape) for found in (value, others.get(way)) if found is not None]
+        if len(shapes) == 2 and shapes[0] == shapes[1] and not value.is_meta:
+            # A count, which says nothing of rows.
+            continue
+        if shapes != [[RUN_ROWS, *shapes[0][1:]], [RUN_ROWS + 1, *shapes[0][1:]]]:
+            place = ".".join(map(str, (argument, *way)))
+            raise cache_refusal(
+                model_name, f"{place} of a {type(cache).__name__} is no state of each row, but {shapes[0]}"
+            )
+        layer, index = _place_of(way)
+        dtype = str(value.dtype).removeprefix("torch.")
+        state = CacheState(layer, "recurrent", tuple(shapes[0][1:]), dtype, index=index, value_range=_SUMS)
+        states.append((way, state))
+    names = [state.input for _, state in states]
+    if len({*names}) < len(names):
+        raise cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
+    return tuple(states)
+
+
+def _place_of(way: Way) -> tuple[int, int | None]:
+    """Return layer and index of a tensor: the first two positions on the way; in a bare list the index alone."""
+    numbers = [key for key in way if isinstance(key, int)]
+    if len(way) == 1:
+        numbers = [0, *numbers]
+    layer, index, *_ = (*numbers, None, None)
+    return layer or 0, index
+
+
 def layout_of(
-    model_name: str, argument: str, cache: Any, *, tokens: int = RUN_TOKENS, side: Side | None = None
+    model_name: str,
+    argument: str,
+    cache: Any,
+    *,
+    tokens: int = RUN_TOKENS,
+    side: Side | None = None,
+    held: HeldStates = (),
 ) -> CacheLayout | None:
     """Return the layout of a cache after one run; None where it holds nothing.
 
@@ -72,20 +129,24 @@ def layout_of(
         cache: What the forward returned.
         tokens: How many tokens it stands for.
         side: Of an encoder-decoder: whose tokens these are.
+        held: States it holds outside of layers.
 
     Raises:
         UsageError: a layer cannot be expressed.
     """
-    from transformers.cache_utils import DynamicCache
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
     from winml.modelkit.load.caches.traced_layers import EMPTY_LAYER, LAYER_CLASSES, layer_tensors
 
-    if type(cache) is not DynamicCache:
+    if isinstance(cache, EncoderDecoderCache) and not any(map(layer_tensors, cache.cross_attention_cache.layers)):
+        # A decoder without an encoder; it takes the cache of its own tokens alone as well.
+        cache = cache.self_attention_cache
+    if type(cache) is not DynamicCache and not held:
         raise cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
-    states: list[CacheState] = []
+    states = [state for _, state in held]
     classes = {item: item.__name__ for item in LAYER_CLASSES}
     names: list[str] = []
-    for number, layer in enumerate(cache.layers):
+    for number, layer in enumerate(getattr(cache, "layers", ())):
         tensors = layer_tensors(layer)
         if type(layer) not in classes:
             raise cache_refusal(model_name, f"layer {number} of {argument} is a {type(layer).__name__}")
@@ -100,7 +161,8 @@ def layout_of(
                     model_name, f"layer {number} of {argument} ({type(layer).__name__}) holds {kind} {shape}"
                 )
             states.append(state)
-    return CacheLayout(argument, tuple(names), tuple(states)) if states else None
+    template = cache if held else None
+    return CacheLayout(argument, tuple(names), tuple(states), template, held) if states else None
 
 
 def _state(state: CacheState, value: torch.Tensor, tokens: int) -> CacheState | None:

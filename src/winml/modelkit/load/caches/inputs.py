@@ -71,6 +71,7 @@ def with_cache_inputs(
         past=given.get(PAST_KEY, _TRACED_PAST),
     )
     _refuse_beyond_positions(usable, given)
+    most = usable or limit or _USUAL_POSITIONS
     if layout.grows:
         bounds[PAST_KEY] = SizeBounds(min=0, max=None if usable is None else usable - 1)
     meanings = AxisMeanings(
@@ -88,17 +89,28 @@ def with_cache_inputs(
         specs.append(spec.model_copy(update={"shape": (sizes.batch, tokens)}))
     if _POSITIONS in parameters and _POSITIONS not in keys:
         keys[_POSITIONS] = ("batch_size", _SEQUENCE_KEY)
-        highest = _largest_position(config, usable or limit or _USUAL_POSITIONS)
+        highest = _held_rotation(config, most)[1] - 1
         shape = (sizes.batch, sizes.tokens)
         specs.append(InputTensorSpec(name=_POSITIONS, shape=shape, dtype="int64", value_range=(0, highest)))
     for state in layout.states:
         keys[state.input] = _state_keys(state)
-        specs.append(
-            InputTensorSpec(
-                name=state.input, shape=state.shape(sizes.batch, sizes.past), dtype=state.dtype, cache=state.slot
-            )
-        )
-    return replace(decision, inputs=tuple(specs), meanings=replace(meanings, keys=keys))
+        specs.append(_state_spec(state, sizes))
+    return replace(
+        decision,
+        inputs=tuple(specs),
+        meanings=replace(meanings, keys=keys),
+        notes=(*decision.notes, *_rotation_notes(config, most)),
+    )
+
+
+def _state_spec(state: CacheState, sizes: _Sizes) -> InputTensorSpec:
+    return InputTensorSpec(
+        name=state.input,
+        shape=state.shape(sizes.batch, sizes.past),
+        dtype=state.dtype,
+        value_range=state.value_range,
+        cache=state.slot,
+    )
 
 
 def _state_keys(state: CacheState) -> tuple[str | None, ...]:
@@ -122,15 +134,29 @@ def _refuse_beyond_positions(usable: int | None, given: Mapping[str, int]) -> No
         )
 
 
-def _largest_position(config: Any, limit: int) -> int:
-    """Return the largest position that is drawn."""
+def _rotation_notes(config: Any, limit: int) -> tuple[str, ...]:
+    """Return what is to be said of a rotation that the graph holds in one form."""
+    kind, held = _held_rotation(config, limit)
+    if not kind:
+        return ()
+    note = (
+        f"The {kind} rotation of positions has another form in texts of more than {held} tokens: the graph holds that "
+        "for shorter ones, and answers to longer ones differ from PyTorch's."
+    )
+    return (note,)
+
+
+def _held_rotation(config: Any, limit: int) -> tuple[str, int]:
+    """Return the kind of a rotation that changes with the length of a text, if it does, and up to which length it does
+    not.
+    """
     rotation = getattr(config, "rope_parameters", None)
     settings: Mapping[str, Any] = rotation if isinstance(rotation, dict) else {}
     kind = str(settings.get("rope_type"))
     if any(word in kind for word in _GROWING_ROTATIONS):
         original = settings.get("original_max_position_embeddings") or limit
-        limit = min(limit, int(original))
-    return limit - 1
+        return kind, min(limit, int(original))
+    return "", limit
 
 
 def given_sizes(
@@ -150,7 +176,7 @@ def given_sizes(
     layer = next(state.layer for state in layout.states if state.kind == "recurrent")
     note = (
         f"The graph reads one token in each run, of the prompt as well: layer {layer} of the cache "
-        f"({layout.layer_classes[layer]}) carries a state from token to token."
+        f"({layout.class_of(layer)}) carries a state from token to token."
     )
     return {**given, _SEQUENCE_KEY: 1}, (note,)
 

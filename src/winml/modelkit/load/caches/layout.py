@@ -8,17 +8,20 @@ torch nor transformers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.graph.specs import CacheSlot
 
-__all__ = ["CacheLayout", "CacheState", "EncoderDecoderLayout", "Side", "StateKind"]
+__all__ = ["CacheLayout", "CacheState", "EncoderDecoderLayout", "Side", "StateKind", "Way"]
 
 StateKind = Literal["key", "value", "indexer", "conv", "recurrent"]
 Side = Literal["encoder", "decoder"]
+
+Way = tuple[str | int, ...]
+"""Attributes, keys and positions that lead to a tensor inside a cache."""
 
 _TOKEN_AXES: Mapping[str, int] = {"key": 2, "value": 2, "indexer": 1}
 """Kind that holds one entry for every token → the axis that counts them."""
@@ -40,6 +43,8 @@ class CacheState:
     """Which of several states of this kind in the layer; None where there is one."""
     side: Side | None = None
     """Of an encoder-decoder: whose tokens it holds an entry for."""
+    value_range: tuple[float, float] | None = None
+    """Valid values, where not every value is."""
 
     @property
     def token_axis(self) -> int | None:
@@ -92,6 +97,10 @@ class CacheLayout:
     """Class of every layer of the cache, in order; a layer may hold no state."""
     states: tuple[CacheState, ...]
     """At least one, in the order in which they are inputs."""
+    template: Any = field(default=None, compare=False, repr=False)
+    """A cache of a class that is not transformers' own, after a run on shapes; None for one of layers alone."""
+    held: tuple[tuple[Way, CacheState], ...] = ()
+    """Which tensors of the template are states."""
 
     @property
     def grows(self) -> bool:
@@ -123,6 +132,11 @@ class CacheLayout:
         kinds = list(dict.fromkeys(state.kind for state in self.states))
         layers = len({state.layer for state in self.states})
         return f"{layers} layer{'' if layers == 1 else 's'}, {_joined(kinds)}"
+
+    def class_of(self, layer: int) -> str:
+        """Return the class that keeps the states of a layer."""
+        is_held = any(state.layer == layer for _, state in self.held)
+        return type(self.template).__name__ if is_held else self.layer_classes[layer]
 
     def states_of(self, layer: int) -> Mapping[tuple[StateKind, int | None], CacheState]:
         """Return the states of one layer by kind and index."""

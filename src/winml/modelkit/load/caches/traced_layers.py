@@ -145,6 +145,7 @@ class EmptyLayer(_Empty):  # type: ignore[misc]
         """Hold nothing."""
         assert not tensors  # it keeps none
         super().__init__()
+        self.is_initialized = False
 
 
 LAYER_CLASSES: Mapping[type, type] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,15 @@ from winml.modelkit.load.checkpoints.size_limits import refuse_absurd_sizes
 from winml.modelkit.load.checkpoints.task import tasks_for
 from winml.modelkit.options import JsonError, nearest, read_json_file
 
-__all__ = ["CheckpointConfig", "build_error", "default_config", "load_config", "model_type_of_class", "own_class"]
+__all__ = [
+    "CheckpointConfig",
+    "build_error",
+    "default_config",
+    "load_config",
+    "model_type_of_class",
+    "own_class",
+    "with_config_of_class",
+]
 
 _AUTO_CONFIG = "AutoConfig"
 _AUTO_MODEL_PREFIX = "AutoModel"
@@ -99,6 +107,22 @@ def default_config(model_type: str) -> CheckpointConfig:
             hint=f"Did you mean {guess!r}?" if guess else "Give a model type such as bert, vit or whisper.",
         )
     return CheckpointConfig(_built_or_refused(CONFIG_MAPPING[model_type], f"--model-type {model_type}"), None, {})
+
+
+def with_config_of_class(checkpoint: CheckpointConfig, model_class: Any) -> CheckpointConfig:
+    """Return the checkpoint with the config a class takes: that of a decoder alone is inside the config of the whole.
+
+    Args:
+        checkpoint: Config and files of the whole model.
+        model_class: The class that is to be built.
+    """
+    expected = getattr(model_class, "config_class", None)
+    config = checkpoint.config
+    if not isinstance(expected, type) or isinstance(config, expected):
+        return checkpoint
+    inner = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    fitting = [item for item in inner if type(item) is expected]
+    return replace(checkpoint, config=fitting[0]) if len(fitting) == 1 else checkpoint
 
 
 def model_type_of_class(name: str) -> str:

@@ -1,0 +1,121 @@
+"""Lets a forward compute with complex numbers as pairs of real ones, which ONNX has operators for.
+
+Rotary tables are made with ``torch.polar`` or ``torch.view_as_complex``, multiplied, and read with
+``torch.view_as_real``. While a graph is captured, such a tensor is a pair: real and imaginary part. An operator that is
+not known for pairs is given the complex tensor, and the exporter decides what becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["complex_as_pairs"]
+
+
+@contextmanager
+def complex_as_pairs() -> Iterator[None]:
+    """Make pairs in place of complex tensors inside the block; patches torch. Buffers of a module stay as they are."""
+    makers = {"polar": torch.polar, "view_as_complex": torch.view_as_complex}
+    torch.polar, torch.view_as_complex = _polar_pair, _pair_of_parts  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        vars(torch).update(makers)
+
+
+class _Pair:
+    """A complex tensor as its real and its imaginary part, which have the same shape."""
+
+    def __init__(self, real: torch.Tensor, imag: torch.Tensor) -> None:
+        self.real, self.imag = real, imag
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _apply(getattr(func, "__name__", ""), func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(torch.Tensor, name)
+        if not callable(value):
+            return _SHARED[name](self) if name in _SHARED else getattr(self.as_complex(), name)
+        return lambda *args, **kwargs: _apply(name, value, (self, *args), kwargs)
+
+    def __mul__(self, other: Any) -> Any:
+        return _apply("mul", torch.Tensor.mul, (self, other), {})
+
+    __rmul__ = __mul__
+
+    def __getitem__(self, places: Any) -> _Pair:
+        return _Pair(self.real[places], self.imag[places])
+
+    def as_complex(self) -> torch.Tensor:
+        """Return the complex tensor."""
+        return _AS_COMPLEX(torch.stack([self.real, self.imag], dim=-1))
+
+
+def _polar_pair(length: torch.Tensor, angle: torch.Tensor) -> _Pair:
+    return _Pair(length * torch.cos(angle), length * torch.sin(angle))
+
+
+def _pair_of_parts(parts: torch.Tensor) -> _Pair:
+    return _Pair(parts[..., 0], parts[..., 1])
+
+
+_AS_COMPLEX = torch.view_as_complex
+
+_SHARED: Mapping[str, Callable[[_Pair], Any]] = {
+    "shape": lambda pair: pair.real.shape,
+    "device": lambda pair: pair.real.device,
+    "ndim": lambda pair: pair.real.ndim,
+    "requires_grad": lambda pair: pair.real.requires_grad,
+}
+"""What both parts have alike."""
+
+_LAYOUT = frozenset({
+    "unsqueeze", "squeeze", "reshape", "view", "transpose", "permute", "flatten", "unflatten", "expand", "contiguous",
+    "clone", "detach", "repeat", "repeat_interleave", "index_select", "narrow", "size", "dim", "numel",
+})  # fmt: skip
+"""Operators that place values and compute none; the last three say the same of both parts."""
+
+
+def _apply(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    first = args[0] if args else None
+    if isinstance(first, _Pair) and name in _LAYOUT:
+        real, imag = (func(part, *args[1:], **kwargs) for part in (first.real, first.imag))
+        return _Pair(real, imag) if isinstance(real, torch.Tensor) else real
+    if isinstance(first, _Pair) and name == "view_as_real":
+        return torch.stack([first.real, first.imag], dim=-1)
+    if name in ("mul", "multiply", "__mul__", "__rmul__") and len(args) == 2 and not kwargs:
+        return _product(*args)
+    if isinstance(first, _Pair) and name == "to" and not kwargs and isinstance(args[1], (str, torch.device)):
+        return _Pair(first.real.to(args[1]), first.imag.to(args[1]))
+    return func(*map(_without_pairs, args), **{key: _without_pairs(value) for key, value in kwargs.items()})
+
+
+def _without_pairs(value: Any) -> Any:
+    """Return an argument, or a list of operands, with complex tensors in place of pairs."""
+    if isinstance(value, (list, tuple)):
+        return [_without_pairs(item) for item in value]
+    return value.as_complex() if isinstance(value, _Pair) else value
+
+
+def _product(left: Any, right: Any) -> _Pair:
+    (real, imag), (other_real, other_imag) = _parts(left), _parts(right)
+    if other_imag is None:
+        return _Pair(real * other_real, imag * other_real)
+    if imag is None:
+        return _Pair(real * other_real, real * other_imag)
+    return _Pair(real * other_real - imag * other_imag, real * other_imag + imag * other_real)
+
+
+def _parts(value: Any) -> tuple[Any, Any]:
+    """Return real and imaginary part; None for that of a real factor."""
+    if isinstance(value, _Pair):
+        return value.real, value.imag
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        pair = torch.view_as_real(value)
+        return pair[..., 0], pair[..., 1]
+    return (value.real, value.imag) if isinstance(value, complex) else (value, None)

@@ -1,0 +1,78 @@
+"""Caches of other classes than transformers' own: which tensors do they hold, and how is one made that holds others?
+
+A list of states, or an object with lists and dicts of them. What is in it is found by looking, and no class is known by
+name. Layers of transformers' own in such an object are looked at by ``finding.py``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from winml.modelkit.load.caches.layout import Way
+
+__all__ = ["held_tensors", "with_tensors"]
+
+_LAYERS = "layers"
+"""Attribute of a cache of transformers that holds its layers."""
+
+
+def held_tensors(cache: Any) -> dict[Way, torch.Tensor]:
+    """Return the tensors that a cache holds outside of its layers, each with the way to it."""
+    return dict(_walk(cache, ()))
+
+
+def with_tensors(cache: Any, tensors: Mapping[Way, torch.Tensor], layers: Sequence[Any] = ()) -> Any:
+    """Return a copy of a cache that holds other tensors; what is not among them is as it was.
+
+    Args:
+        cache: A cache of the same model.
+        tensors: What it is to hold.
+        layers: Its layers, where it has some.
+    """
+
+    def replaced(value: Any, way: Way) -> Any:
+        if isinstance(value, torch.Tensor):
+            return tensors[way] if way in tensors else value.clone()
+        return _mapped(value, way, replaced)
+
+    made = replaced(cache, ())
+    if layers:
+        made.layers = list(layers)
+    return made
+
+
+def _walk(value: Any, way: Way) -> Iterator[tuple[Way, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield way, value
+        return
+    for key, item in _items(value, way):
+        yield from _walk(item, (*way, key))
+
+
+def _items(value: Any, way: Way) -> Sequence[tuple[str | int, Any]]:
+    """Return what a container holds, or the cache itself."""
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(enumerate(value))
+    if way or not hasattr(value, "__dict__"):
+        # An object inside, such as a config, is no state.
+        return ()
+    return tuple((name, item) for name, item in vars(value).items() if name != _LAYERS)
+
+
+def _mapped(value: Any, way: Way, change: Callable[[Any, Way], Any]) -> Any:
+    items = {key: change(item, (*way, key)) for key, item in _items(value, way)}
+    if isinstance(value, Mapping):
+        return items
+    if isinstance(value, (list, tuple)):
+        return type(value)(items.values())
+    if not items:
+        return value
+    made = copy.copy(value)
+    vars(made).update(items)
+    return made
