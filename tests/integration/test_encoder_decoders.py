@@ -20,7 +20,7 @@ from winml.modelkit.graph.bundle import ModelBundle, PartFeed
 from winml.modelkit.inference.generation.seq2seq import EncodedModel
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
-from winml.modelkit.verify.encoded_generation import EncodedParts, compare_encoded_generation
+from winml.modelkit.verify.parts.encoded_generation import EncodedParts, compare_encoded_generation
 from winml.modelkit.verify.reference_run import prepared_part
 
 CLASSES = {
