@@ -5,8 +5,7 @@ gigabyte, written shard by shard, so the model never lies in memory. For each si
 (as they are; cast with ``--dtype``) these run in alternation, after one warm-up of each on the smallest size, which is
 not counted:
 
-* ``python -m winml.modelkit export -m CHECKPOINT -o model.onnx --no-cache --dynamo --no-verify -q
-  [--dtype …]``
+* ``python -m winml.modelkit export -m CHECKPOINT -o model.onnx --no-cache --no-verify -q [--dtype …]``
 * for ``int4``: ``python -m winml.modelkit build -m CHECKPOINT -o FOLDER --precision int4 --no-verify -q``
 * a plain copy of the checkpoint's files: what the disk alone takes, once for reading and once for writing.
 
@@ -110,7 +109,7 @@ def copy_files(source: str, target: str) -> None:
 def export_command(checkpoint: Path, output: Path, dtype: str) -> list[str]:
     """Return the command that is measured."""
     winml = [sys.executable, "-m", "winml.modelkit"]
-    common = ["--shape-config", json.dumps({"sequence_length": SEQUENCE}), "--dynamo", "--no-verify", "-q"]
+    common = ["--shape-config", json.dumps({"sequence_length": SEQUENCE}), "--no-verify", "-q"]
     if dtype == "int4":
         return [*winml, "build", "-m", str(checkpoint), "-o", str(output.parent), "--precision", dtype, *common]
     command = [*winml, "export", "-m", str(checkpoint), "-o", str(output), "--no-cache", *common]
