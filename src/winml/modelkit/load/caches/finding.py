@@ -15,7 +15,7 @@ import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.layout import CacheLayout, CacheState, StateKind
+from winml.modelkit.load.caches.layout import TOKEN_VECTORS, CacheLayout, CacheState, StateKind
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
 __all__ = ["NO_CACHE_HINT", "find_cache"]
@@ -40,11 +40,11 @@ def find_cache(
         UsageError: the cache is of a kind that no graph can take; names layer and class.
     """
     name = type(model).__name__
-    others = [spec.name for spec in inputs if len(spec.shape) != 2 or spec.dtype != "int64"]
+    others = [spec.name for spec in inputs if spec.name != TOKEN_VECTORS and (len(spec.shape), spec.dtype) != (2, "int64")]
     if others:
         return f"{name} takes {others[0]} beside tokens"
     parameters = inspect.signature(model.forward).parameters
-    specs = {spec.name: spec.model_copy(update={"shape": (_ROWS, _TOKENS)}) for spec in inputs}
+    specs = {spec.name: spec.model_copy(update={"shape": (_ROWS, _TOKENS, *spec.shape[2:])}) for spec in inputs}
     outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
     if outputs is None:
         return f"{name} does not run with one"

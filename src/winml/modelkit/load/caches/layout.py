@@ -15,8 +15,10 @@ from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.graph.specs import CacheSlot
 
-__all__ = ["CacheLayout", "CacheState", "StateKind"]
+__all__ = ["TOKEN_VECTORS", "CacheLayout", "CacheState", "StateKind"]
 
+TOKEN_VECTORS = "inputs_embeds"
+"""Specified by transformers: the input that takes the vectors of tokens, in place of the tokens."""
 StateKind = Literal["key", "value", "indexer", "conv", "recurrent"]
 
 _TOKEN_AXES: Mapping[str, int] = {"key": 2, "value": 2, "indexer": 1}
