@@ -100,7 +100,7 @@ def test_load_folder_gives_the_saved_model(architecture: str, tmp_path: Path) ->
     """Class, weights and inputs are those of the checkpoint; the network is not touched."""
     class_name, _ = CONFIGS[architecture]
     folder = save_checkpoint(architecture, tmp_path / architecture)
-    loaded = _load(folder)
+    loaded = _load(folder, cache=False)
     expected = getattr(transformers, class_name).from_pretrained(folder)
     assert class_name == loaded.info.class_name == type(loaded.model).__name__
     assert (str(folder), "folder", "transformers") == (

@@ -73,14 +73,14 @@ def test_weightless_model_is_bound_to_what_from_pretrained_loads(
     folder = _save(architecture, tmp_path / "checkpoint")
     loaded = _load(folder, dtype=dtype)
     real = load_model(ModelRequest(str(folder), dtype=dtype)).model  # type: ignore[arg-type]  # a str here
-    assert loaded.only_part.stored is not None, loaded.notes
+    assert loaded.parts[0].stored is not None, loaded.notes
     expected, actual = (model.state_dict(keep_vars=True) for model in (real, loaded.model))
-    assert list(expected) == list(actual) == list(loaded.only_part.stored)
+    assert list(expected) == list(actual) == list(loaded.parts[0].stored)
     for name, tensor in expected.items():
-        bound = _values(loaded.only_part.stored[name])
+        bound = _values(loaded.parts[0].stored[name])
         assert (tensor.dtype, tensor.shape) == (bound.dtype, bound.shape) == (actual[name].dtype, actual[name].shape)
         assert torch.equal(tensor.detach(), bound), name
-    assert _ties(expected) == _ties(actual) == _ties(loaded.only_part.stored)
+    assert _ties(expected) == _ties(actual) == _ties(loaded.parts[0].stored)
     assert all(isinstance(parameter, FakeTensor) for parameter in loaded.model.parameters())
     assert not loaded.model.training
     for (name, buffer), (other, kept) in zip(real.named_buffers(), loaded.model.named_buffers(), strict=True):
@@ -92,9 +92,9 @@ def test_weightless_model_reads_no_weight(tmp_path: Path) -> None:
     """The memory Python and numpy take while it is built is less than its largest tensor."""
     build_model("bert", vocab_size=200_000, hidden_size=64).save_pretrained(tmp_path / "checkpoint")
     loaded = _load(tmp_path / "checkpoint")
-    assert loaded.only_part.stored is not None
-    assert {StoredTensor} == {type(tensor) for tensor in loaded.only_part.stored.values()}
-    largest = max(tensor.nbytes for tensor in loaded.only_part.stored.values())
+    assert loaded.parts[0].stored is not None
+    assert {StoredTensor} == {type(tensor) for tensor in loaded.parts[0].stored.values()}
+    largest = max(tensor.nbytes for tensor in loaded.parts[0].stored.values())
     tracemalloc.start()
     _load(tmp_path / "checkpoint", dtype="fp16")
     peak = tracemalloc.get_traced_memory()[1]
@@ -106,22 +106,22 @@ def test_weightless_model_loads_its_weights_when_asked(tmp_path: Path) -> None:
     """The model for verification is that of load_model, called the same way."""
     folder = _save("llama", tmp_path / "checkpoint")
     loaded, real = _load(folder, dtype="bf16"), load_model(ModelRequest(str(folder), dtype="bf16"))
-    assert (real.only_part.inputs, real.info, real.notes) == (loaded.only_part.inputs, loaded.info, loaded.notes)
-    assert loaded.only_part.with_weights is not None
+    assert (real.parts[0].inputs, real.info, real.notes) == (loaded.parts[0].inputs, loaded.info, loaded.notes)
+    assert loaded.parts[0].with_weights is not None
     ids = torch.arange(6)[None]
     with torch.no_grad():
-        answers = [model(input_ids=ids).logits for model in (real.model, loaded.only_part.with_weights())]
+        answers = [model(input_ids=ids).logits for model in (real.model, loaded.parts[0].with_weights())]
     assert torch.equal(*answers)
     assert torch.bfloat16 == answers[0].dtype
 
 
 def test_weightless_model_keeps_what_the_class_keeps_in_float32(tmp_path: Path) -> None:
     """T5 overflows in float16, and says so itself; integers are never cast."""
-    stored = _load(_save("t5", tmp_path / "checkpoint"), dtype="fp16").only_part.stored
+    stored = _load(_save("t5", tmp_path / "checkpoint"), dtype="fp16").parts[0].stored
     assert stored is not None
     assert {ir.DataType.FLOAT16, ir.DataType.FLOAT} == {tensor.dtype for tensor in stored.values()}
     assert all(".wo." in name for name, tensor in stored.items() if tensor.dtype == ir.DataType.FLOAT)
-    norms = _load(_save("resnet", tmp_path / "resnet"), dtype="fp16").only_part.stored
+    norms = _load(_save("resnet", tmp_path / "resnet"), dtype="fp16").parts[0].stored
     assert norms is not None
     counts = {tensor.dtype for name, tensor in norms.items() if name.endswith("num_batches_tracked")}
     assert {ir.DataType.INT64} == counts
@@ -137,7 +137,7 @@ def test_weightless_model_of_old_names_is_bound_too(tmp_path: Path) -> None:
         for name, tensor in load_file(file).items()
     }
     save_file(old, file, metadata={"format": "pt"})
-    stored = _load(tmp_path / "checkpoint").only_part.stored
+    stored = _load(tmp_path / "checkpoint").parts[0].stored
     assert stored is not None
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, _values(stored[name])), name
@@ -153,7 +153,7 @@ def test_weightless_model_without_files_to_refer_to_is_loaded_for_real(tmp_path:
             file.unlink()
         torch.save(tensors, folder / "pytorch_model.bin")
     loaded = _load(folder, random_weights=request_of == "random")
-    assert (None, None) == (loaded.only_part.stored, loaded.only_part.with_weights)
+    assert (None, None) == (loaded.parts[0].stored, loaded.parts[0].with_weights)
     assert not any(isinstance(parameter, FakeTensor) for parameter in loaded.model.parameters())
 
 
@@ -197,6 +197,6 @@ def test_weightless_model_whose_loading_needs_values_is_loaded_for_real(tmp_path
                             "AutoModel": "writing_model.WritingModel"}}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     loaded = _load(folder, trust_remote_code=True)
-    assert loaded.only_part.stored is None
+    assert loaded.parts[0].stored is None
     assert any("held in memory" in note for note in loaded.notes)
     assert 0 == loaded.model.get_parameter("pooler.dense.bias").abs().sum()

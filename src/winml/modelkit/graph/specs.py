@@ -6,7 +6,7 @@ Plain records; nothing here reads a model or generates values (``runtime/feeds.p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pydantic
 
@@ -81,6 +81,8 @@ class CacheSlot(Options):
     """``key`` and ``value`` hold an entry for every token; ``conv`` and ``recurrent`` are states of one size."""
     window: Annotated[int, pydantic.Field(ge=1)] | None = None
     """How many of the last tokens the layer attends to; None: all of them."""
+    side: Literal["encoder", "decoder"] | None = None
+    """Of an encoder-decoder: whose tokens it holds an entry for; None for any other model."""
 
 
 class InputTensorSpec(_TensorSpec):

@@ -28,7 +28,14 @@ from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart
 
-__all__ = ["GeneratedText", "compare_generation", "generate_reference"]
+__all__ = [
+    "GeneratedText",
+    "as_the_user_calls_it",
+    "compare_generation",
+    "generate_reference",
+    "plain_generation",
+    "tied_rows",
+]
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -87,7 +94,7 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
         return f"the model has no more than {room} positions"
     tokens, mask = _prompts(part, seed)
     try:
-        with _as_the_user_calls_it(prepared), unchanged_attributes(prepared.model), quiet_libraries():
+        with as_the_user_calls_it(prepared), unchanged_attributes(prepared.model), quiet_libraries():
             return _generated(part, prepared.model, (tokens, mask), count)
     except Exception as error:  # code of the model
         return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
@@ -96,7 +103,7 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
 def _generated(part: ModelPart, model: Any, prompt: tuple[torch.Tensor, torch.Tensor], count: int) -> GeneratedText:
     tokens, mask = prompt
     assert part.cache is not None
-    with _plain_generation(model, count):
+    with plain_generation(model, count):
         result = model.generate(
             tokens, attention_mask=mask, use_cache=True, return_dict_in_generate=True, output_logits=True
         )
@@ -169,7 +176,7 @@ def compare_generation(
             break
         largest = max(largest, compared.relative_diff)
         if number < text.new_tokens:
-            ties += _tied(expected[:, -1], 2 * compared.threshold * compared.scale)
+            ties += tied_rows(expected[:, -1], 2 * compared.threshold * compared.scale)
     return GenerationInfo(
         rows=rows,
         prompt_tokens=text.steps[0].tokens.shape[1],
@@ -212,7 +219,7 @@ def _fed(cache: CacheLayout, answer: Mapping[str, NDArray[Any]]) -> Mapping[str,
     return {state.input: answer[state.output] for state in cache.states}
 
 
-def _tied(scores: NDArray[Any], margin: float) -> int:
+def tied_rows(scores: NDArray[Any], margin: float) -> int:
     """Return in how many rows the best two scores are no farther apart than the margin."""
     best = np.sort(scores.astype(np.float64), axis=-1)[:, -2:]
     return int((best[:, 1] - best[:, 0] <= margin).sum())
@@ -267,7 +274,7 @@ def _prompts(part: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @contextmanager
-def _as_the_user_calls_it(prepared: PreparedPart) -> Iterator[None]:
+def as_the_user_calls_it(prepared: PreparedPart) -> Iterator[None]:
     """Give the model its own forward back for the time of the block."""
     model = prepared.model
     model.forward = prepared.forward.unflattened
@@ -278,13 +285,13 @@ def _as_the_user_calls_it(prepared: PreparedPart) -> Iterator[None]:
 
 
 @contextmanager
-def _plain_generation(model: nn.Module, count: int) -> Iterator[None]:
+def plain_generation(model: nn.Module, count: int, **settings: Any) -> Iterator[None]:
     """Let a model choose the best of so many tokens, whatever its own settings are, for the time of the block."""
     from transformers import GenerationConfig
 
     make_config: Any = GenerationConfig
     own = vars(model)["generation_config"]
-    vars(model)["generation_config"] = make_config(max_new_tokens=count, do_sample=False, pad_token_id=0)
+    vars(model)["generation_config"] = make_config(max_new_tokens=count, do_sample=False, pad_token_id=0, **settings)
     try:
         yield
     finally:

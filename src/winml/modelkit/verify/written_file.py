@@ -149,7 +149,7 @@ def _with_reference_outputs(
         )
         values = run_at_other_values(weighted, written.draw, inputs.learned.rules, reads_values=bool(written.choices))
         text = None
-        if prepared.part.cache is not None:
+        if prepared.part.cache is not None and not prepared.part.cache.side:
             generated = generate_reference(weighted, inputs.seed)
             if isinstance(generated, str):
                 inputs.notes.append(f"No text was generated to compare: {generated}.")

@@ -71,6 +71,9 @@ class ExportRun:
     draws: dict[str, InputDraws] = field(default_factory=dict)
     """Part → what draws its inputs; filled as it is asked for."""
 
+    staged: dict[str, Path] = field(default_factory=dict)
+    """Part → its model file under the temporary name; filled as they are written."""
+
     def inputs(self, part: ModelPart) -> InputDraws:
         """Return what draws the inputs of a part; it remembers what the model takes."""
         return self.draws.setdefault(part.name, InputDraws(part, self.seed))

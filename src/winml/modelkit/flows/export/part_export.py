@@ -35,6 +35,7 @@ from winml.modelkit.results.export_result import ExportedPart, ExportResult, Nod
 from winml.modelkit.results.words import verification_notes, verification_words
 from winml.modelkit.results.written_file import WrittenFile
 from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
+from winml.modelkit.verify.encoded_generation import EncodedParts, compare_encoded_generation
 from winml.modelkit.verify.other_sizes import WrittenGraph
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
 from winml.modelkit.verify.written_file import measure_written_file, verify_written_file
@@ -97,7 +98,7 @@ def _write_part(
     part = prepared.part
     paths = run.target.part_paths(part)
     with run.clock.step("metadata and reports") as step, run.files.explained_errors():
-        staged = run.files.reserve(paths.model)
+        run.staged[part.name] = staged = run.files.reserve(paths.model)
         tagged_graph = _handed_over(run, tagged_graph, paths.model)
         is_external = run.handover.is_external(tagged_graph.model) if run.handover is not None else None
         written = write_model(tagged_graph.model, staged, external=is_external)
@@ -167,7 +168,28 @@ def _verify_part(
     if run.handover is not None:
         return measure_written_file(written, prepared, run.inputs(part), run.handover.least_sqnr_db)
     advice = _LEAVE_IT_TO_DYNAMO if run.config.exporter == "torchscript" else ""
-    return verify_written_file(written, prepared, run.inputs(part), advice=advice)
+    verification = verify_written_file(written, prepared, run.inputs(part), advice=advice)
+    return _verify_text(run, prepared, verification)
+
+
+def _verify_text(run: ExportRun, prepared: PreparedPart, verification: VerificationInfo) -> VerificationInfo:
+    """Return the verification with the text that the parts generate together, where this one decodes what another
+    encoded.
+
+    Raises:
+        VerificationError: PyTorch generates another text.
+    """
+    decoder = prepared.part
+    if decoder.cache is None or decoder.cache.side is None:
+        return verification
+    others = [part for part in run.loaded.parts if part is not decoder]
+    encoder = next(part for part in others if any(feed.part == decoder.name for feed in part.feeds))
+    parts = EncodedParts(encoder, prepared, run.staged[decoder.name], run.staged.get(encoder.name))
+    generation = compare_encoded_generation(parts, run.seed)
+    if isinstance(generation, str):
+        run.inputs(decoder).notes.append(f"No text was generated to compare: {generation}.")
+        return verification
+    return replace(verification, generation=generation)
 
 
 def _exported_part(

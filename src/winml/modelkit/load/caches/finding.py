@@ -15,14 +15,14 @@ import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.layout import TOKEN_VECTORS, CacheLayout, CacheState, StateKind
+from winml.modelkit.load.caches.layout import TOKEN_VECTORS, CacheLayout, CacheState, Side
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
-__all__ = ["NO_CACHE_HINT", "find_cache"]
+__all__ = ["NO_CACHE_HINT", "RUN_ROWS", "RUN_TOKENS", "cache_refusal", "find_cache", "layout_of"]
 
 NO_CACHE_HINT = "--no-cache writes the graph that reads all tokens in every run."
 
-_ROWS, _TOKENS = 2, 3
+RUN_ROWS, RUN_TOKENS = 2, 3
 """Chosen: the smallest sizes that are neither 1 nor equal."""
 
 
@@ -44,7 +44,9 @@ def find_cache(
     if others:
         return f"{name} takes {others[0]} beside tokens"
     parameters = inspect.signature(model.forward).parameters
-    specs = {spec.name: spec.model_copy(update={"shape": (_ROWS, _TOKENS, *spec.shape[2:])}) for spec in inputs}
+    specs = {
+        spec.name: spec.model_copy(update={"shape": (RUN_ROWS, RUN_TOKENS, *spec.shape[2:])}) for spec in inputs
+    }
     outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
     if outputs is None:
         return f"{name} does not run with one"
@@ -56,13 +58,22 @@ def find_cache(
         if argument not in parameters or value is None or isinstance(value, torch.Tensor):
             continue
         if not isinstance(value, Cache):
-            raise _refusal(name, f"{argument} is a {type(value).__name__}")
-        return _layout(name, argument, value) or f"the cache of {name} stays empty"
+            raise cache_refusal(name, f"{argument} is a {type(value).__name__}")
+        return layout_of(name, argument, value) or f"the cache of {name} stays empty"
     return f"{name} returns none"
 
 
-def _layout(model_name: str, argument: str, cache: Any) -> CacheLayout | None:
-    """Return the layout of a cache after one run.
+def layout_of(
+    model_name: str, argument: str, cache: Any, *, tokens: int = RUN_TOKENS, side: Side | None = None
+) -> CacheLayout | None:
+    """Return the layout of a cache after one run; None where it holds nothing.
+
+    Args:
+        model_name: Whose it is, for messages.
+        argument: Parameter of the forward that takes it.
+        cache: What the forward returned.
+        tokens: How many tokens it stands for.
+        side: Of an encoder-decoder: whose tokens these are.
 
     Raises:
         UsageError: a layer cannot be expressed.
@@ -72,42 +83,40 @@ def _layout(model_name: str, argument: str, cache: Any) -> CacheLayout | None:
     from winml.modelkit.load.caches.traced_layers import EMPTY_LAYER, LAYER_CLASSES, layer_tensors
 
     if type(cache) is not DynamicCache:
-        raise _refusal(model_name, f"{argument} is a {type(cache).__name__}")
+        raise cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
     states: list[CacheState] = []
     classes = {item: item.__name__ for item in LAYER_CLASSES}
     names: list[str] = []
     for number, layer in enumerate(cache.layers):
         tensors = layer_tensors(layer)
         if type(layer) not in classes:
-            raise _refusal(model_name, f"layer {number} of {argument} is a {type(layer).__name__}")
+            raise cache_refusal(model_name, f"layer {number} of {argument} is a {type(layer).__name__}")
         # A layer that nothing was written to keeps nothing.
         names.append(classes[type(layer)] if tensors else EMPTY_LAYER)
         window = getattr(layer, "sliding_window", None)
         for (kind, index), value in tensors.items():
-            state = _state(number, kind, index, value, window)
+            state = _state(CacheState(number, kind, (), "", window, index, side), value, tokens)
             if state is None:
                 shape = list(value.shape)
-                raise _refusal(
+                raise cache_refusal(
                     model_name, f"layer {number} of {argument} ({type(layer).__name__}) holds {kind} {shape}"
                 )
             states.append(state)
     return CacheLayout(argument, tuple(names), tuple(states)) if states else None
 
 
-def _state(
-    layer: int, kind: StateKind, index: int | None, value: torch.Tensor, window: int | None
-) -> CacheState | None:
-    """Return what is known of a tensor; None where rows and tokens are not where every other cache has them."""
+def _state(state: CacheState, value: torch.Tensor, tokens: int) -> CacheState | None:
+    """Return a state with what its tensor says; None where rows and tokens are not where every other cache has them."""
     dtype = str(value.dtype).removeprefix("torch.")
     sizes = list(value.shape)
-    state = CacheState(layer, kind, (), dtype, window=window if kind in ("key", "value") else None, index=index)
-    is_of_four = kind not in ("key", "value") or len(sizes) == 4
-    if len(sizes) < 2 or not is_of_four or sizes.pop(0) != _ROWS:
+    is_attended = state.kind in ("key", "value")
+    if len(sizes) < 2 or (is_attended and len(sizes) != 4) or sizes.pop(0) != RUN_ROWS:
         return None
-    if state.token_axis is not None and sizes.pop(state.token_axis - 1) != _TOKENS:
+    if state.token_axis is not None and sizes.pop(state.token_axis - 1) != tokens:
         return None
-    return replace(state, sizes=tuple(sizes))
+    return replace(state, sizes=tuple(sizes), dtype=dtype, window=state.window if is_attended else None)
 
 
-def _refusal(model_name: str, what: str) -> UsageError:
+def cache_refusal(model_name: str, what: str) -> UsageError:
+    """Return the error for a cache that cannot be flattened, which says what stops it."""
     return UsageError(f"{model_name} keeps a cache that no graph can take: {what}", hint=NO_CACHE_HINT)

@@ -15,11 +15,12 @@ from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.graph.specs import CacheSlot
 
-__all__ = ["TOKEN_VECTORS", "CacheLayout", "CacheState", "StateKind"]
+__all__ = ["TOKEN_VECTORS", "CacheLayout", "CacheState", "EncoderDecoderLayout", "Side", "StateKind"]
 
 TOKEN_VECTORS = "inputs_embeds"
 """Specified by transformers: the input that takes the vectors of tokens, in place of the tokens."""
 StateKind = Literal["key", "value", "indexer", "conv", "recurrent"]
+Side = Literal["encoder", "decoder"]
 
 _TOKEN_AXES: Mapping[str, int] = {"key": 2, "value": 2, "indexer": 1}
 """Kind that holds one entry for every token → the axis that counts them."""
@@ -39,6 +40,8 @@ class CacheState:
     """How many of the last tokens are ever attended to, where a layer does not see all of them."""
     index: int | None = None
     """Which of several states of this kind in the layer; None where there is one."""
+    side: Side | None = None
+    """Of an encoder-decoder: whose tokens it holds an entry for."""
 
     @property
     def token_axis(self) -> int | None:
@@ -53,17 +56,21 @@ class CacheState:
     @property
     def input(self) -> str:
         """Name of the input that takes it."""
-        return f"past_key_values.{self.layer}.{self.kind}" if self.grows else f"past_{self._place}"
+        return f"past_key_values.{self._slot_name}" if self.grows else f"past_{self._place}"
 
     @property
     def output(self) -> str:
         """Name of the output that becomes it in the next run."""
-        return f"present.{self.layer}.{self.kind}" if self.grows else f"present_{self._place}"
+        return f"present.{self._slot_name}" if self.grows else f"present_{self._place}"
 
     @property
     def slot(self) -> CacheSlot:
         """What the file says of the input."""
-        return CacheSlot(layer=self.layer, kind=self.kind, window=self.window)
+        return CacheSlot(layer=self.layer, kind=self.kind, window=self.window, side=self.side)
+
+    @property
+    def _slot_name(self) -> str:
+        return ".".join([str(self.layer), *([self.side] if self.side else []), self.kind])
 
     @property
     def _place(self) -> str:
@@ -94,6 +101,11 @@ class CacheLayout:
         return any(state.grows for state in self.states)
 
     @property
+    def side(self) -> Side | None:
+        """Of an encoder-decoder: whose tokens it holds entries for."""
+        return self.states[0].side
+
+    @property
     def is_recurrent(self) -> bool:
         """Whether some state is computed from token to token, so that a graph reads one of them in each run."""
         return any(state.kind == "recurrent" for state in self.states)
@@ -101,7 +113,11 @@ class CacheLayout:
     @property
     def feeds(self) -> tuple[PartFeed, ...]:
         """Which outputs of the graph become which of its inputs in the next run."""
-        return tuple(PartFeed(state.output, ONLY_PART, state.input) for state in self.states)
+        return self.feeds_to(ONLY_PART)
+
+    def feeds_to(self, part: str) -> tuple[PartFeed, ...]:
+        """Return which outputs become which inputs of a part."""
+        return tuple(PartFeed(state.output, part, state.input) for state in self.states)
 
     @property
     def words(self) -> str:
@@ -113,6 +129,20 @@ class CacheLayout:
     def states_of(self, layer: int) -> Mapping[tuple[StateKind, int | None], CacheState]:
         """Return the states of one layer by kind and index."""
         return {(state.kind, state.index): state for state in self.states if state.layer == layer}
+
+
+@dataclass(frozen=True)
+class EncoderDecoderLayout:
+    """What an encoder-decoder keeps: of the decoder's own tokens, and of what the encoder answered."""
+
+    own: CacheLayout
+    """Grows with every token."""
+    cross: CacheLayout
+    """Is computed once for each text."""
+    hidden_size: int
+    """Of what the encoder answers for each of its tokens."""
+    encoder_length: int
+    """How many entries it answered on inputs of the sizes that were tried."""
 
 
 def _joined(words: Sequence[str]) -> str:

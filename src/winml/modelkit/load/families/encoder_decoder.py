@@ -1,0 +1,193 @@
+"""An encoder-decoder that generates: the encoder runs once for each text, the decoder once for each token.
+
+The encoder's graph answers the keys and values that the decoder attends to, so that no step computes them again. Which
+models these are is found by running the forward on shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from winml.modelkit.graph.dimensions import DynamicRequest, OpenSize
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.caches.arguments import (
+    DECODER_TOKENS,
+    ENCODER_MASK,
+    TOKENS,
+    decoder_arguments,
+    encoder_arguments,
+)
+from winml.modelkit.load.caches.decision import NO_CACHE_ASKED, cached_keywords
+from winml.modelkit.load.caches.encoder_decoder import find_encoder_decoder
+from winml.modelkit.load.caches.inputs import PAST_KEY
+from winml.modelkit.load.caches.layout import CacheLayout, EncoderDecoderLayout
+from winml.modelkit.load.checkpoints.config import CheckpointConfig
+from winml.modelkit.load.families.family import FoundParts, part_of_decision
+from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision, decide_inputs
+from winml.modelkit.load.inputs.dynamic_axes import open_axes
+from winml.modelkit.load.inputs.sizes import SizeBounds
+
+if TYPE_CHECKING:
+    from winml.modelkit.load.request import ModelRequest
+
+__all__ = ["DECODER", "ENCODER", "encoder_decoder_parts"]
+
+ENCODER: Final = "encoder"
+DECODER: Final = "decoder"
+_TASKS = ("text2text-generation", "automatic-speech-recognition", "image-to-text", "image-text-to-text")
+
+_MASK = "attention_mask"
+_BATCH_KEY, _TEXT_KEY, _TOKENS_KEY = "batch_size", "sequence_length", "decoder_sequence_length"
+_ENCODED_NAME = "encoder_sequence"
+"""Name of the length of what the encoder answers, where it is no length of an input."""
+_TRACED: Mapping[str, int] = {_TEXT_KEY: 11, _TOKENS_KEY: 5, PAST_KEY: 7}
+"""Chosen: small, apart from each other, and neither powers of two nor usual numbers of heads."""
+
+
+def encoder_decoder_parts(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> FoundParts:
+    """Return encoder and decoder of a model that keeps what its encoder answered.
+
+    Raises:
+        UsageError: a cache is of a kind that no graph can take, or sizes do not fit.
+    """
+    if task not in _TASKS:
+        return FoundParts()
+    shape = request.shape_config and request.shape_config.model_copy(update={PAST_KEY: None})
+    plain = decide_inputs(
+        model, checkpoint.config, checkpoint.root, task=task, shape=shape, batch_size=request.batch_size
+    )
+    names = [spec.name for spec in plain.inputs]
+    if DECODER_TOKENS not in names:
+        return FoundParts()
+    if not request.cache or request.input_specs is not None:
+        described = f"One graph, as {request.specs_origin} describes it: every run encodes and reads all tokens."
+        return FoundParts(notes=(described if request.cache else NO_CACHE_ASKED,))
+    keywords = cached_keywords(model, request)
+    layout = find_encoder_decoder(model, plain.inputs, keywords)
+    if isinstance(layout, str):
+        return FoundParts(notes=(f"The graph takes no cache, since {layout}: every run reads all tokens.",))
+    sizes = _Sizes.of(request)
+    encoder = _encoder_inputs(plain, request, sizes)
+    decoder = _decoder_inputs(plain, layout, encoder, sizes)
+    start = _start_token(model, plain)
+    own_names = [spec.name for spec in encoder.inputs]
+    return FoundParts(
+        (
+            part_of_decision(
+                model,
+                encoder,
+                keywords,
+                encoder_arguments(layout, own_names, start),
+                name=ENCODER,
+                feeds=layout.cross.feeds_to(DECODER),
+            ),
+            part_of_decision(
+                model,
+                decoder,
+                keywords,
+                decoder_arguments(layout, has_mask=_MASK in names),
+                name=DECODER,
+                feeds=layout.own.feeds_to(DECODER),
+                cache=layout.own,
+            ),
+        )
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """What the user said of sizes, by key of ``--shape-config``."""
+
+    given: Mapping[str, int]
+    left_open: Mapping[str, OpenSize]
+
+    @classmethod
+    def of(cls, request: ModelRequest) -> _Sizes:
+        """Read them from a request."""
+        given = dict(request.shape_config.given()) if request.shape_config else {}
+        if request.batch_size:
+            given[_BATCH_KEY] = request.batch_size
+        return cls(given, request.shape_config.left_open() if request.shape_config else {})
+
+    def opened(self, decision: InputDecision, keys: tuple[str, ...], dynamic: DynamicRequest) -> InputDecision:
+        """Return inputs with axes left open: those of these keys unless a number was given, and what was asked for."""
+        own = {key for axes in decision.meanings.keys.values() for key in axes if key is not None}
+        by_default = {key: OpenSize() for key in keys if key in own and key not in self.given}
+        asked = {key: size for key, size in self.left_open.items() if key in own}
+        firm = frozenset(key for key in self.given if key in own)
+        return open_axes(decision, dynamic, {**by_default, **asked}, firm_keys=firm)
+
+
+def _encoder_inputs(plain: InputDecision, request: ModelRequest, sizes: _Sizes) -> InputDecision:
+    inputs = tuple(spec for spec in plain.inputs if spec.name != DECODER_TOKENS)
+    keys = {spec.name: plain.meanings.keys.get(spec.name, ()) for spec in inputs}
+    decision = dataclasses.replace(plain, inputs=inputs, meanings=dataclasses.replace(plain.meanings, keys=keys))
+    return sizes.opened(decision, (_BATCH_KEY, _TEXT_KEY), request.dynamic)
+
+
+def _decoder_inputs(
+    plain: InputDecision, layout: EncoderDecoderLayout, encoder: InputDecision, sizes: _Sizes
+) -> InputDecision:
+    """Return tokens, the mask over what was encoded, the decoder's own cache, and keys and values of the encoder."""
+    specs = {spec.name: spec for spec in plain.inputs}
+    start = {key: sizes.given.get(key, size) for key, size in _TRACED.items()}
+    batch = sizes.given.get(_BATCH_KEY, 1)
+    bounds = {key: plain.meanings.bounds[key] for key in (_TEXT_KEY, _TOKENS_KEY) if key in plain.meanings.bounds}
+    positions = bounds.get(_TOKENS_KEY, SizeBounds()).max
+    bounds[PAST_KEY] = SizeBounds(min=0, max=None if positions is None else positions - 1)
+
+    mask = specs.get(_MASK)
+    is_masked_length = mask is not None and mask.shape[1] == layout.encoder_length
+    mask_key = plain.meanings.keys[_MASK][1] if mask is not None else None
+    cross_key = mask_key if is_masked_length else None
+    is_open = any(isinstance(size, str) for spec in encoder.inputs for size in spec.shape[1:])
+    encoded: int | str = layout.encoder_length if not is_open else _ENCODED_NAME
+    if cross_key is not None:
+        encoded = start.get(cross_key, layout.encoder_length)
+
+    tokens = specs[DECODER_TOKENS].model_copy(update={"name": TOKENS, "shape": (batch, start[_TOKENS_KEY])})
+    inputs = [tokens]
+    keys: dict[str, tuple[str | None, ...]] = {TOKENS: (_BATCH_KEY, _TOKENS_KEY)}
+    if mask is not None:
+        length = encoded if is_masked_length else mask.shape[1]
+        inputs.append(mask.model_copy(update={"name": ENCODER_MASK, "shape": (batch, length)}))
+        keys[ENCODER_MASK] = (_BATCH_KEY, mask_key)
+    for cache, length, key in ((layout.own, start[PAST_KEY], PAST_KEY), (layout.cross, encoded, cross_key)):
+        for spec in _state_specs(cache, batch, length):
+            inputs.append(spec)
+            keys[spec.name] = (_BATCH_KEY, None, key, None)
+    key_sizes = {**plain.meanings.sizes, **start, _BATCH_KEY: batch}
+    decision = InputDecision(_in_layers(inputs), meanings=AxisMeanings(keys, key_sizes, bounds))
+    return sizes.opened(decision, (_BATCH_KEY, _TEXT_KEY, _TOKENS_KEY, PAST_KEY), DynamicRequest())
+
+
+def _state_specs(cache: CacheLayout, batch: int, length: int | str) -> list[InputTensorSpec]:
+    return [
+        InputTensorSpec(
+            name=state.input,
+            shape=tuple(
+                length if axis == state.token_axis else size for axis, size in enumerate(state.shape(batch, 1))
+            ),
+            dtype=state.dtype,
+            cache=state.slot,
+        )
+        for state in cache.states
+    ]
+
+
+def _in_layers(inputs: list[InputTensorSpec]) -> tuple[InputTensorSpec, ...]:
+    """Return inputs with the caches of one layer side by side, the decoder's own first."""
+    return tuple(sorted(inputs, key=lambda spec: -1 if spec.cache is None else spec.cache.layer))
+
+
+def _start_token(model: Any, plain: InputDecision) -> int:
+    """Return the token the decoder begins with, else any: the encoder's graph does not depend on it."""
+    start = getattr(model.config, "decoder_start_token_id", None)
+    tokens = next(spec for spec in plain.inputs if spec.name == DECODER_TOKENS)
+    return start if isinstance(start, int) else int((tokens.value_range or (0, 1))[0])

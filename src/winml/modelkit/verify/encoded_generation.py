@@ -1,0 +1,215 @@
+"""Do encoder and decoder, each in a file, generate what the encoder-decoder generates?
+
+The model generates in PyTorch, greedily, with its own caches; then tokens at once after what it wrote. The files are
+given the same inputs and tokens: the encoder's answer goes to the decoder, and in every run what the decoder returned
+in the run before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from winml.modelkit.compare.generation import GenerationInfo
+from winml.modelkit.compare.outputs import compare_outputs
+from winml.modelkit.errors import StageError, VerificationError, first_line
+from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.graph.bundle import PartFeed
+from winml.modelkit.load.caches.arguments import DECODER_TOKENS, ENCODER_MASK, TOKENS, empty_states
+from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.verify.generation import as_the_user_calls_it, plain_generation, tied_rows
+from winml.modelkit.verify.input_draws import InputDraws
+from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
+from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, prepared_part, run_reference, with_values
+from winml.modelkit.verify.stable_draws import is_decided_by_rounding
+
+__all__ = ["EncodedParts", "compare_encoded_generation"]
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_NEW_TOKENS = 32
+_SECOND_PROMPT = 4
+_ROWS = 2
+_SCORES, _MASK = "logits", "attention_mask"
+
+
+@dataclass(frozen=True)
+class EncodedParts:
+    """Encoder and decoder of one model, and the files that were made of them."""
+
+    encoder: ModelPart
+    decoder: PreparedPart
+    decoder_path: Path
+    encoder_path: Path | None
+    """None where it was not asked for: PyTorch encodes."""
+
+    @property
+    def feeds(self) -> tuple[PartFeed, ...]:
+        """What of the encoder's answer the decoder takes."""
+        return tuple(feed for feed in self.encoder.feeds if feed.part == self.decoder.part.name)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What PyTorch encoded and generated."""
+
+    inputs: Mapping[str, torch.Tensor]
+    encoded: Arrays
+    """The outputs of the encoder."""
+    steps: tuple[tuple[NDArray[Any], NDArray[Any]], ...]
+    """Tokens of each run, and the scores after them: the first token, one of each step, the second prompt."""
+
+
+def compare_encoded_generation(parts: EncodedParts, seed: int) -> GenerationInfo | str:
+    """Compare the scores that two files give, token by token, with those of PyTorch; return why not, where it cannot.
+
+    Args:
+        parts: The parts and their files.
+        seed: Seed of what is encoded.
+
+    Raises:
+        VerificationError: the scores of a step differ, or ONNX Runtime cannot run a file.
+    """
+    with with_values(parts.decoder) as weighted:
+        reference = _generate(parts, weighted, seed)
+    if isinstance(reference, str):
+        return reference
+    try:
+        return _compare(parts, reference)
+    except StageError as error:
+        raise VerificationError(
+            f"cannot generate with the files: {error.message}",
+            hint="--no-verify writes them without comparing.",
+            is_graph_wrong=True,
+        ) from error
+
+
+def _generate(parts: EncodedParts, weighted: PreparedPart, seed: int) -> _Reference | str:
+    """Let PyTorch encode and generate; return why not, where it cannot."""
+    model: Any = weighted.model
+    encoder = replace(parts.encoder, model=model, stored=None, with_weights=None)
+    decoder = parts.decoder.part
+    tokens = next(spec for spec in decoder.inputs if spec.name == TOKENS)
+    names = {size for spec in decoder.inputs for size in spec.shape if isinstance(size, str)}
+    if tokens.shape[1] not in names or any(
+        isinstance(spec.shape[2], int) for spec in decoder.inputs if spec.cache and spec.cache.side == "decoder"
+    ):
+        return "the number of tokens, or the length of the cache, is fixed"
+    if not callable(getattr(model, "generate", None)):
+        return f"{type(model).__name__} has no generate()"
+    room = next((item.max for item in decoder.dimensions if item.name == tokens.shape[1]), None)
+    count = _NEW_TOKENS if room is None else min(_NEW_TOKENS, room - 1 - _SECOND_PROMPT)
+    if count < 1:
+        return f"the decoder has no more than {room} positions"
+    inputs = InputDraws(encoder, seed).draw(1, _sizes(encoder), with_padding=True)
+    try:
+        with unchanged_attributes(model), quiet_libraries(), as_the_user_calls_it(weighted):
+            steps = _steps(decoder, model, inputs, count)
+            with prepared_part(encoder) as prepared:
+                encoded = run_reference(prepared, inputs)
+    except Exception as error:  # code of the model
+        return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
+    return _Reference(inputs, encoded, steps)
+
+
+def _sizes(encoder: ModelPart) -> dict[str, int]:
+    batch = encoder.inputs[0].shape[0]
+    return {name: _ROWS if name == batch else size for name, size in encoder.trace_sizes.items()}
+
+
+def _steps(
+    decoder: ModelPart, model: Any, inputs: Mapping[str, torch.Tensor], count: int
+) -> tuple[tuple[NDArray[Any], NDArray[Any]], ...]:
+    from transformers import GenerationMixin
+
+    assert decoder.cache is not None
+    # Classes that cut long inputs into pieces have a loop of their own around this one.
+    generate = GenerationMixin.generate
+    with plain_generation(model, count, decoder_start_token_id=_start(model)):
+        result = generate(model, **inputs, use_cache=True, return_dict_in_generate=True, output_logits=True)
+    tokens = result.sequences
+    steps = [(to_numpy(tokens[:, i : i + 1]), to_numpy(scores)[:, None]) for i, scores in enumerate(result.logits)]
+    # The last token was chosen and not read yet.
+    second = torch.cat([tokens[:, -1:], tokens[:, :1].expand(-1, _SECOND_PROMPT - 1)], dim=1)
+    cache = {decoder.cache.argument: result.past_key_values}
+    answer = model(**inputs, **{DECODER_TOKENS: second}, **cache, **decoder.forward_kwargs)
+    return (*steps, (to_numpy(second), to_numpy(answer[_SCORES])))
+
+
+def _start(model: Any) -> int:
+    """Return the token that a text begins with; any is as good where nothing says it."""
+    configs = (getattr(model, "generation_config", None), model.config)
+    found = (getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id") for config in configs)
+    return next((token for token in found if isinstance(token, int)), 0)
+
+
+def _compare(parts: EncodedParts, reference: _Reference) -> GenerationInfo:
+    decoder = parts.decoder.part
+    assert decoder.cache is not None
+    run = _opened(parts.decoder_path)
+    encoded = reference.encoded
+    if parts.encoder_path is not None:
+        encoded = _opened(parts.encoder_path)({name: to_numpy(value) for name, value in reference.inputs.items()})
+    rows = len(reference.steps[0][0])
+    fixed = {feed.input: encoded[feed.output] for feed in parts.feeds}
+    if any(spec.name == ENCODER_MASK for spec in decoder.inputs):
+        fixed[ENCODER_MASK] = to_numpy(reference.inputs[_MASK])
+    states = {name: to_numpy(value) for name, value in empty_states(decoder.cache, rows).items()}
+    dtypes = dtypes_inside(decoder.module, encoded)
+    new_tokens = len(reference.steps) - 1
+    largest, ties, stopped_after = 0.0, 0, None
+    for number, (tokens, expected) in enumerate(reference.steps):
+        feeds = {TOKENS: tokens, **fixed, **states}
+        answer = run({spec.name: feeds[spec.name] for spec in decoder.inputs})
+        scores = answer[_SCORES][:, -expected.shape[1] :]
+        (compared,) = compare_outputs([{_SCORES: expected}], [{_SCORES: scores}], computed_in=dtypes).comparisons
+        if not compared.is_equal:
+            if compared.problem or not _is_rounding(parts.decoder, feeds, dtypes):
+                raise _unequal(number, new_tokens, compared.problem or f"{compared.relative_diff:.1e} of scale")
+            stopped_after = number
+            break
+        largest = max(largest, compared.relative_diff)
+        if number < new_tokens:
+            ties += tied_rows(expected[:, -1], 2 * compared.threshold * compared.scale)
+        states = {state.input: answer[state.output] for state in decoder.cache.states}
+    return GenerationInfo(
+        rows=rows,
+        prompt_tokens=reference.steps[0][0].shape[1],
+        new_tokens=new_tokens,
+        second_prompt_tokens=reference.steps[-1][0].shape[1],
+        ties=ties,
+        largest_relative_diff=largest,
+        stopped_after=stopped_after,
+    )
+
+
+def _opened(path: Path) -> Callable[[Arrays], Arrays]:
+    from winml.modelkit.runtime.sessions import Session
+
+    return Session(path).run
+
+
+def _is_rounding(decoder: PreparedPart, feeds: Arrays, dtypes: tuple[str, ...]) -> bool:
+    """Say whether rounding decides what PyTorch answers to the inputs of a step."""
+    tensors = {spec.name: torch.from_numpy(np.array(feeds[spec.name])) for spec in decoder.part.inputs}
+    with with_values(decoder) as weighted, unchanged_attributes(weighted.model):
+        draw = Draw(tensors, run_reference(weighted, tensors), {})
+        return is_decided_by_rounding(weighted, draw, [_SCORES], dtypes)
+
+
+def _unequal(number: int, new_tokens: int, difference: str) -> VerificationError:
+    which = f"step {number}" if 0 < number <= new_tokens else "the first token"
+    which = "tokens given at once" if number > new_tokens else which
+    return VerificationError(
+        f"not equal when generating: at {which} the scores are not those of PyTorch, they differ by {difference}",
+        hint="The graphs are not the model with its caches. No file was written; --no-verify writes them all the same, "
+        "--no-cache one graph that encodes and reads all tokens in every run.",
+        is_graph_wrong=True,
+    )
