@@ -6,7 +6,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from winml.modelkit.load.checkpoints.weight_files import find_weights
 from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.progress import StepEvent
 
-__all__ = ["FoundModel", "exported_model", "onnx_file", "onnx_file_in"]
+__all__ = ["FoundModel", "exported_model", "onnx_file", "onnx_file_in", "part_files"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,33 @@ def onnx_file_in(name: str) -> Path | None:
     except ModelPathError:
         return None  # whoever reads the name says what is wrong with it
     return _built_model(folder) if folder.is_dir() and any(folder.glob(f"*{MODEL_SUFFIX}")) else None
+
+
+def part_files(name: str) -> Mapping[str, Path]:
+    """Return the files of a model of several parts in the folder of a build or of an export, by the name of the part.
+
+    Empty where the name means anything else: a file, a checkpoint, a model of one part.
+
+    Raises:
+        ModelPathError: there is no such folder.
+        InputError: a file in it is damaged.
+    """
+    from winml.modelkit.graph.bundle import ModelBundle, read_part_description
+    from winml.modelkit.results.build_manifest import read_manifest
+
+    folder = named_path(name.strip())
+    if not folder.is_dir():
+        return {}
+    files = sorted(folder.glob(f"*{MODEL_SUFFIX}"))
+    if (folder / BUILD_MANIFEST_NAME).is_file():
+        try:
+            manifest = read_manifest((folder / BUILD_MANIFEST_NAME).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        files = [folder / part.model[0].name for part in manifest.parts if part.model]
+    described = {path: read_part_description(path) for path in files if path.is_file()}
+    parts = [path for path, about in described.items() if about is not None and about.is_one_of_several]
+    return ModelBundle.read(parts).paths if len(parts) > 1 else {}
 
 
 def _built_model(folder: Path) -> Path | None:

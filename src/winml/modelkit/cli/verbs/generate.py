@@ -14,8 +14,11 @@ from winml.modelkit.cli._measuring import parse_ep_options, provider_options, re
 from winml.modelkit.cli._options import debug_option, format_option
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError, VerificationError
+from winml.modelkit.file_names import ONLY_PART
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from winml.modelkit.inference.generation.writing import PreparedPrompt
     from winml.modelkit.results.generated_text import GeneratedText
 
@@ -34,12 +37,16 @@ Examples:
   winml generate built --chat -p "What is ONNX?" --temperature 0.7 --top-p 0.9 --seed 1
   winml generate built -p - --max-new-tokens 64 --format json < prompt.txt
   winml generate built -p "Once upon a time" --reference
+  winml generate t5-built -p "translate English to German: The house is old."
+  winml generate whisper-built --audio speech.wav
 """
 
 
 @click.command(name="generate", cls=WinMLCommand, epilog=EPILOG)
 @click.argument("folder", metavar="MODEL")
-@click.option("-p", "--prompt", required=True, metavar="TEXT", help="The text to go on with; - reads it from stdin.")
+@click.option("-p", "--prompt", metavar="TEXT", help="The text to go on with, or to answer; - reads it from stdin.")
+@click.option("--audio", metavar="FILE", help="A recording, for a model that writes what it hears.")
+@click.option("--image", metavar="FILE", help="A picture, for a model that writes what it sees.")
 @click.option("--chat", is_flag=True, help="The prompt is a message; the model's chat template asks for an answer.")
 @click.option(
     "--max-new-tokens",
@@ -69,17 +76,10 @@ def command(**options: Any) -> None:
     The text is on stdout as it is written, everything else on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3
     PyTorch writes another text.
     """
-    model = _refuse_early(options)
+    files = _refuse_early(options)
     text = sys.stdin.read() if options["prompt"] == STDIN else options["prompt"]
     silence_library_warnings(debug=options["debug"])
-    from winml.modelkit.inference.generation.writing import prepare_prompt
-
-    prompt = prepare_prompt(
-        model,
-        text,
-        is_chat=options["chat"],
-        **{key: options[key] for key in ("max_new_tokens", "temperature", "top_p", "seed")},
-    )
+    prompt = _prepare(files, {"prompt": text, "audio": options["audio"], "image": options["image"]}, options)
     if options["reference"] is not None and prompt.settings.step.is_sampled:
         raise UsageError(
             "--reference compares token by token, and tokens are drawn at random",
@@ -96,22 +96,46 @@ def command(**options: Any) -> None:
         )
 
 
-def _refuse_early(options: dict[str, Any]) -> Path:
-    """Return the ONNX file that is meant; refuse what names and paths show to be wrong.
+def _prepare(files: Mapping[str, Path], given: dict[str, str | None], options: dict[str, Any]) -> PreparedPrompt:
+    """Return what the model is given, in its tokens."""
+    asked = {key: options[key] for key in ("max_new_tokens", "temperature", "top_p", "seed")}
+    if "encoder" in files:
+        from winml.modelkit.inference.generation.encoded_writing import prepare_encoded
+
+        return prepare_encoded(files, given, **asked)
+    from winml.modelkit.inference.generation.writing import prepare_prompt
+
+    return prepare_prompt(files[ONLY_PART], given["prompt"] or "", is_chat=options["chat"], **asked)
+
+
+def _refuse_early(options: dict[str, Any]) -> Mapping[str, Path]:
+    """Return the ONNX files that are meant, by part; refuse what names and paths show to be wrong.
 
     Raises:
-        UsageError: there is no such model, or no such execution provider.
+        UsageError: there is no such model, no such execution provider, or nothing to go on with.
     """
     refuse_unknown_ep(options["ep"])
-    from winml.modelkit.builds.found_models import onnx_file
+    media = [f"--{name}" for name in ("audio", "image") if options[name]]
+    if options["prompt"] is None and not media:
+        raise UsageError("nothing was given to go on with", hint='Give a text: -p "Once upon a time".')
+    from winml.modelkit.builds.found_models import onnx_file, part_files
 
+    parts = part_files(options["folder"])
+    if {"encoder", "decoder"} <= parts.keys():
+        if options["chat"]:
+            raise UsageError("--chat: an encoder-decoder answers a text as it is", hint="Leave --chat out.")
+        if media and options["reference"] is not None:
+            raise UsageError(f"--reference compares texts, and {media[0]} is given", hint="Leave one of them out.")
+        return parts
     path = onnx_file(options["folder"])
     if path is None:
         raise UsageError(
             f"{options['folder']}: is no built model",
             hint=f"Build it first: winml build -m {options['folder']} -o built",
         )
-    return path
+    if media:
+        raise UsageError(f"{media[0]}: {path} reads text alone", hint="Give a text with -p.")
+    return {ONLY_PART: path}
 
 
 def _write(prompt: PreparedPrompt, options: dict[str, Any]) -> GeneratedText:

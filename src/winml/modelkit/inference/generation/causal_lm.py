@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from winml.modelkit.inference.generation.loop import GeneratedToken
 from winml.modelkit.inference.generation.settings import GenerationSettings
 from winml.modelkit.inference.model_folder import config_beside
 
-__all__ = ["DecoderModel", "generate_with_transformers", "generation_config_beside"]
+__all__ = ["DecoderModel", "generate_with_transformers", "generated_by", "generation_config_beside"]
 
 
 class DecoderModel(GenerationMixin):
@@ -170,7 +170,23 @@ def generate_with_transformers(
         InputError: the configs cannot be read.
         WinMLError: whatever a run of the graph raises.
     """
-    model: Any = _GraphModel(graph, folder)  # the mixin is declared for models of torch
+    yield from generated_by(_GraphModel(graph, folder), {"inputs": torch.tensor([list(prompt)])}, len(prompt), settings)
+
+
+def generated_by(
+    model: Any, inputs: Mapping[str, torch.Tensor], given: int, settings: GenerationSettings
+) -> Iterator[GeneratedToken]:
+    """Yield the tokens that transformers' loop chooses; with beams, all of them at the end.
+
+    Args:
+        model: What the loop runs.
+        inputs: Of one row, by argument of ``generate()``.
+        given: Tokens at the start of the answer that were not chosen.
+        settings: How tokens are chosen, besides what the configs say.
+
+    Raises:
+        WinMLError: whatever a run of a graph raises.
+    """
     step = settings.step
     drawn = {"temperature": step.temperature, "top_p": step.top_p} if step.is_sampled else {}
     set_seed(settings.seed)
@@ -180,15 +196,15 @@ def generate_with_transformers(
     def work() -> None:
         try:
             answer = model.generate(
-                torch.tensor([list(prompt)]),
+                **inputs,
                 max_new_tokens=settings.max_new_tokens,
                 do_sample=step.is_sampled,
                 streamer=streamer if streams else None,
                 **drawn,
             )
             if not streams:
-                streamer.put(torch.tensor(prompt))
-                for token in answer[0, len(prompt) :]:
+                streamer.put(answer[0, :given])
+                for token in answer[0, given:]:
                     streamer.put(token)
             streamer.entries.put(None)
         except BaseException as error:  # handed to the thread that waits for the tokens, and raised there

@@ -8,7 +8,7 @@ state. Needs numpy and ONNX Runtime only. Chooses no token.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,16 +42,24 @@ class GraphCache:
     Attributes:
         values: By name of the graph input they are fed to.
         length: Tokens per row that it stands for.
+        encoded: By name of the graph input, what an encoder answered; the same in every step.
     """
 
     is_compileable = False
     """Read by transformers' generation."""
 
-    def __init__(self, graph: DecoderGraph, values: Mapping[str, onnxruntime.OrtValue], length: int) -> None:
+    def __init__(
+        self,
+        graph: DecoderGraph,
+        values: Mapping[str, onnxruntime.OrtValue],
+        length: int,
+        encoded: Mapping[str, Array] | None = None,
+    ) -> None:
         """Hold the values of one graph."""
         self._graph = graph
         self.values = dict(values)
         self.length = length
+        self.encoded = dict(encoded or {})
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  # transformers' signature
         """Return the tokens per row that it stands for."""
@@ -83,7 +91,7 @@ class GraphCache:
         return sum(value.tensor_size_in_bytes() for value in self.values.values())
 
     def __copy__(self) -> GraphCache:
-        return GraphCache(self._graph, self.values, self.length)
+        return GraphCache(self._graph, self.values, self.length, self.encoded)
 
     def __deepcopy__(self, _memo: Any) -> GraphCache:
         return self.__copy__()
@@ -101,8 +109,12 @@ class DecoderGraph:
             of them take as many runs.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, encoded: Collection[str] = ()) -> None:
         """Look at what the graph takes.
+
+        Args:
+            session: The graph.
+            encoded: Inputs that are the same in every step, as an encoder answered them.
 
         Raises:
             InputError: it does not answer tokens with logits, or takes an input of unknown meaning.
@@ -112,6 +124,7 @@ class DecoderGraph:
         self.inputs: tuple[GraphInput, ...] = graph_inputs(session)
         self._by_name = {item.name: item for item in self.inputs}
         self.states = state_feeds(session)
+        self.encoded = tuple(name for name in self._by_name if name in encoded)
         self._refuse_other_graphs()
         sequence = self._by_name[TOKENS].shape[1]
         self.length = sequence if isinstance(sequence, int) else None
@@ -135,16 +148,17 @@ class DecoderGraph:
         mask = self._by_name.get(MASK)
         return mask is not None and mask.shape[1] == self._by_name[TOKENS].shape[1]
 
-    def empty_cache(self, rows: int) -> GraphCache:
+    def empty_cache(self, rows: int, encoded: Mapping[str, Array] | None = None) -> GraphCache:
         """Return the state before the first token.
 
         Args:
             rows: Size of the batch.
+            encoded: What an encoder answered, by name of the graph input.
         """
         batch = self._by_name[TOKENS].shape[0]
         states = [self._by_name[name] for name in self.states]
         values = {item.name: state_of_zeros(empty_state_sizes(item, batch, rows), item.dtype) for item in states}
-        return GraphCache(self, values, 0)
+        return GraphCache(self, values, 0, encoded)
 
     def run(
         self,
@@ -190,7 +204,7 @@ class DecoderGraph:
     def _run_step(self, tokens: Array, mask: Array | None, positions: Array | None, cache: GraphCache) -> Array:
         """Answer as many tokens as the graph takes in one run, and let the cache be what it is after them."""
         past = cache.length
-        feeds = self._feeds(tokens, mask, positions, past)
+        feeds = {**self._feeds(tokens, mask, positions, past), **cache.encoded}
         arrays, kept = self._session.run_with_states(feeds, cache.values, {*self.states.values()})
         cache.values = {name: kept[output] for name, output in self.states.items()}
         cache.length = past + tokens.shape[1]
@@ -221,7 +235,8 @@ class DecoderGraph:
             POSITIONS: _filled(np.asarray(positions), filled),
             TOKEN_TYPES: np.zeros((rows, filled), np.int64),
         }
-        return {item.name: self._fitted(item, given[item.name]) for item in self.inputs if item.name not in self.states}
+        others = (item for item in self.inputs if item.name not in (*self.states, *self.encoded))
+        return {item.name: self._fitted(item, given[item.name]) for item in others}
 
     def _fitted(self, item: GraphInput, array: Array) -> Array:
         array = np.ascontiguousarray(array.astype(item.dtype, copy=False))
@@ -254,7 +269,7 @@ class DecoderGraph:
                 f"{', '.join(self._session.outputs)}; expected {TOKENS} and {_LOGITS}",
                 hint="Build the model for text-generation.",
             )
-        known = {TOKENS, MASK, POSITIONS, TOKEN_TYPES, *self.states}
+        known = {TOKENS, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
         if other := [name for name in self._by_name if name not in known]:
             raise InputError(
                 f"{self.name} takes {other[0]!r}, of which nothing says what a step is to feed it",

@@ -7,12 +7,14 @@ docs/decisions/0012-generation-loop.md. Knows token numbers only.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from winml.modelkit.inference.generation.beginnings import TextBeginning
 from winml.modelkit.inference.generation.choice import choose_token
 from winml.modelkit.inference.generation.graph import DecoderGraph, rows_of
 from winml.modelkit.inference.generation.settings import GenerationSettings
@@ -32,7 +34,12 @@ class GeneratedToken:
 
 
 def generate_tokens(
-    graph: DecoderGraph, prompt: Sequence[int], settings: GenerationSettings
+    graph: DecoderGraph,
+    prompt: Sequence[int],
+    settings: GenerationSettings,
+    *,
+    encoded: Mapping[str, NDArray[Any]] | None = None,
+    beginning: TextBeginning | None = None,
 ) -> Iterator[GeneratedToken]:
     """Yield the tokens after a prompt, one by one; an end token is the last one.
 
@@ -40,6 +47,8 @@ def generate_tokens(
         graph: The model; without a cache, every step runs the whole text.
         prompt: One token at least.
         settings: How tokens are chosen, and when the text ends.
+        encoded: What an encoder answered, which the graph takes in every step.
+        beginning: Which tokens may stand where, besides what is chosen.
 
     Raises:
         UsageError: the graph does not take as many tokens.
@@ -47,12 +56,15 @@ def generate_tokens(
     """
     draw = np.random.default_rng(settings.seed)
     text = list(prompt)
-    cache = graph.empty_cache(1) if graph.has_cache else None
+    cache = graph.empty_cache(1, encoded) if graph.has_cache else None
     fed = text
     before = time.perf_counter()
     for count in range(1, settings.max_new_tokens + 1):
         logits = graph.run(rows_of(fed), cache=cache)
-        token = choose_token(logits[0, -1], text, settings.step, draw)
+        scores = logits[0, -1]
+        if beginning is not None:
+            scores = beginning.scores(scores, len(text), is_last=count == settings.max_new_tokens)
+        token = choose_token(scores, text, settings.step, draw)
         text.append(token)
         fed = [token] if graph.has_cache else text
         now = time.perf_counter()

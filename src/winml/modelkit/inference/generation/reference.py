@@ -39,7 +39,7 @@ def compare_with_pytorch(result: GeneratedText, prompt: PreparedPrompt, checkpoi
     name = checkpoint or _recorded_checkpoint(prompt)
     tokens, scores = _pytorch_tokens(name, prompt)
     difference = _first_difference(result.tokens, tokens, scores, prompt)
-    text = _text_of(prompt.tokenizer, tokens, prompt.tokens)
+    text = _text_of(prompt.tokenizer, tokens, prompt.before)
     return replace(result, reference=ReferenceText(name, tuple(tokens), text, difference))
 
 
@@ -61,7 +61,8 @@ def _recorded_checkpoint(prompt: PreparedPrompt) -> str:
 
 def _pytorch_tokens(name: str, prompt: PreparedPrompt) -> tuple[list[int], Sequence[torch.Tensor]]:
     """Return the tokens PyTorch writes, and the scores of all tokens at each step."""
-    model: Any = load_model(ModelRequest(name, task="text-generation")).model
+    task = "text-generation" if prompt.encoder is None else "text2text-generation"
+    model: Any = load_model(ModelRequest(name, task=task)).model
     if not hasattr(model, "generate"):
         raise UsageError(
             f"--reference {name}: {type(model).__name__} does not generate",
@@ -75,7 +76,7 @@ def _pytorch_tokens(name: str, prompt: PreparedPrompt) -> tuple[list[int], Seque
         return_dict_in_generate=True,
         output_scores=True,
     )
-    return answer.sequences[0, len(prompt.tokens) :].tolist(), answer.scores
+    return answer.sequences[0, len(prompt.before) :].tolist(), answer.scores
 
 
 def _first_difference(
@@ -90,7 +91,7 @@ def _first_difference(
     margin = None
     if token is not None and reference_token is not None:
         margin = float(scores[index][0, reference_token] - scores[index][0, token])
-    before = [*prompt.tokens, *ours[:index]]
+    before = [*prompt.before, *ours[:index]]
 
     def text(value: int | None) -> str:
         return "" if value is None else _text_of(prompt.tokenizer, [value], before)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.inference.generation.beginnings import TextBeginning
 from winml.modelkit.inference.generation.graph import DecoderGraph
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
 from winml.modelkit.inference.generation.settings import GenerationSettings, position_limit, read_settings
@@ -38,6 +39,17 @@ class PreparedPrompt:
     tokens: tuple[int, ...]
     settings: GenerationSettings
     tokenizer: TextTokenizer
+    encoder: Path | None = None
+    """Graph that reads the prompt, where another one writes the answer."""
+    beginning: TextBeginning | None = None
+    """How the answer begins then."""
+    medium: str = "prompt"
+    """What the encoder reads: ``prompt``, a text; ``audio`` and ``image``, the file named by ``text``."""
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """Tokens of the text that the answer goes on with."""
+        return self.tokens if self.beginning is None else (self.beginning.start,)
 
 
 @dataclass
@@ -110,13 +122,22 @@ def write_text(
         StageError: ONNX Runtime fails.
     """
     started = time.perf_counter()
-    graph = DecoderGraph(
-        Session(prompt.model, providers=provider.names, provider_options=provider.options, threads=threads)
-    )
-    session_ms = (time.perf_counter() - started) * 1000
+    options: dict[str, Any] = {"provider_options": provider.options, "threads": threads}
+    session = Session(prompt.model, providers=provider.names, **options)
+    if prompt.encoder is None:
+        graph = DecoderGraph(session)
+        session_ms = (time.perf_counter() - started) * 1000
+        loop, tokens = _token_source(graph, prompt)
+    else:
+        from winml.modelkit.inference.generation.encoded import EncodedDecoder
+        from winml.modelkit.inference.generation.encoded_writing import encoded_tokens
+
+        graphs = EncodedDecoder(Session(prompt.encoder, providers=provider.names, **options), session)
+        graph = graphs.decoder
+        session_ms = (time.perf_counter() - started) * 1000
+        loop, tokens = encoded_tokens(graphs, prompt)
     progress, pieces = _Progress(), list[str]()
-    loop, tokens = _token_source(graph, prompt)
-    for piece in prompt.tokenizer.pieces((progress.add(entry) for entry in tokens), after=prompt.tokens):
+    for piece in prompt.tokenizer.pieces((progress.add(entry) for entry in tokens), after=prompt.before):
         pieces.append(piece)
         if piece:
             show(piece)

@@ -1,0 +1,113 @@
+"""Prepares what an encoder reads – a text, a recording or a picture – and writes the text its decoder answers.
+
+Our own loop chooses the tokens as long as the files ask for nothing else; a text then needs no torch. Recordings and
+pictures are prepared by transformers' processors beside the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.inference.generation.beginnings import read_beginning
+from winml.modelkit.inference.generation.encoded import EncodedDecoder
+from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
+from winml.modelkit.inference.generation.settings import position_limit
+from winml.modelkit.inference.generation.text import read_tokenizer
+from winml.modelkit.inference.generation.writing import PreparedPrompt, files_folder
+from winml.modelkit.runtime.graph_inputs import GraphInput
+
+__all__ = ["encoded_tokens", "prepare_encoded"]
+
+_OPTIONS: Mapping[str, str] = {
+    "input_ids": "prompt", "input_features": "audio", "input_values": "audio", "pixel_values": "image",
+}  # fmt: skip
+"""Specified: what transformers calls the input that carries the content → the option that gives it."""
+
+
+def prepare_encoded(files: Mapping[str, Path], given: Mapping[str, str | None], **asked: Any) -> PreparedPrompt:
+    """Encode what is given, and settle how the answer is written; no graph is opened.
+
+    Args:
+        files: The ONNX files of ``encoder`` and ``decoder``; tokenizer, processors and configs are beside them.
+        given: ``prompt``: a text; ``audio``, ``image``: paths; None where one was not given.
+        **asked: See :meth:`~winml.modelkit.inference.generation.settings.GenerationSettings.asked`.
+
+    Raises:
+        UsageError: the model reads something else than what is given.
+        InputError: there is no tokenizer, or a file is damaged.
+    """
+    from winml.modelkit.graph.files.reading import read_structure
+
+    encoder, decoder = files["encoder"], files["decoder"]
+    names = [value.name for value in read_structure(encoder).graph.input]
+    wanted = next((_OPTIONS[name] for name in names if name in _OPTIONS), None)
+    content = given.get(wanted or "")
+    if wanted is None or content is None or any(value for key, value in given.items() if key != wanted):
+        named = next((f"--{key}" for key, value in given.items() if value and key != wanted), "nothing")
+        raise UsageError(
+            f"{named} is given, and {encoder.name} takes {', '.join(names)}",
+            hint=f"Give --{wanted}." if wanted else "Run the parts with WinMLAutoModel.",
+        )
+    folder = files_folder(decoder)
+    tokenizer = read_tokenizer(folder)
+    beginning, settings = read_beginning(folder)
+    settings = settings.asked(**asked).fitted(1, position_limit(folder))
+    tokens = tuple(tokenizer.encode(content)) if wanted == "prompt" else ()
+    if wanted == "prompt" and not tokens:
+        raise UsageError("the prompt is empty", hint="Give a text.")
+    if wanted != "prompt" and not Path(content).is_file():
+        raise UsageError(f"--{wanted} {content}: no such file", hint="Give the path of one.")
+    return PreparedPrompt(
+        decoder, content, tokens, settings, tokenizer, encoder=encoder, beginning=beginning, medium=wanted
+    )
+
+
+def encoded_tokens(
+    graphs: EncodedDecoder, prompt: PreparedPrompt
+) -> tuple[Literal["winml", "transformers"], Iterator[GeneratedToken]]:
+    """Encode, and return whose loop chooses the tokens, and the tokens.
+
+    Raises:
+        UsageError: the graphs do not take what is given.
+        InputError: what is given does not open.
+        StageError: ONNX Runtime fails.
+    """
+    assert prompt.beginning is not None  # prepared for an encoder
+    arrays = _arrays(graphs.inputs, prompt)
+    if prompt.settings.for_transformers is None:
+        encoded = graphs.encode(arrays)
+        start = (prompt.beginning.start,)
+        return "winml", generate_tokens(
+            graphs.decoder, start, prompt.settings, encoded=encoded, beginning=prompt.beginning
+        )
+    import torch
+
+    from winml.modelkit.inference.generation.causal_lm import generated_by
+    from winml.modelkit.inference.generation.seq2seq import EncodedModel
+
+    model = EncodedModel.of_graphs(graphs, files_folder(prompt.model))
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return "transformers", generated_by(model, tensors, 1, prompt.settings)
+
+
+def _arrays(inputs: tuple[GraphInput, ...], prompt: PreparedPrompt) -> dict[str, NDArray[Any]]:
+    """Return what the encoder is fed."""
+    if prompt.medium == "prompt":
+        tokens = np.array([prompt.tokens], np.int64)
+        given = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
+        return {item.name: given[item.name] for item in inputs if item.name in given}
+    from winml.modelkit.evaluate.media import Unreadable, open_image, open_recording
+    from winml.modelkit.evaluate.preprocessing import Preprocessor
+
+    opened: Any = (open_recording if prompt.medium == "audio" else open_image)(prompt.text, None, prompt.text)
+    if isinstance(opened, Unreadable):
+        raise InputError(f"--{prompt.medium} {prompt.text}: does not open: {opened.reason}")
+    preprocessor = Preprocessor.of(files_folder(prompt.model), inputs, option=f"--{prompt.medium}")
+    (batch,) = preprocessor.batches([{str(prompt.medium): opened}])
+    return dict(batch.feeds)

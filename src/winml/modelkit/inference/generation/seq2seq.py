@@ -1,0 +1,159 @@
+"""Lets transformers' own generation loop drive an encoder and a decoder.
+
+The loop encodes once and hands what came of it to every step; rows that beams need more of are repeated by it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import GenerationConfig
+from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.utils.generic import ModelOutput
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.export.tensors import to_numpy, to_torch
+from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
+from winml.modelkit.inference.generation.encoded import EncodedDecoder
+from winml.modelkit.inference.generation.graph import GraphCache
+from winml.modelkit.inference.model_folder import config_beside
+from winml.modelkit.runtime.devices import choose_provider
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["EncodedModel"]
+
+
+class EncodedModel(DecoderModel):
+    """What transformers' loop asks of an encoder-decoder, answered by two graphs.
+
+    Attributes:
+        graphs: The graphs in their sessions.
+        config: The model's config.
+        generation_config: What decides how it generates where a call says nothing.
+    """
+
+    def __init__(
+        self,
+        encoder: str | os.PathLike[str],
+        decoder: str | os.PathLike[str],
+        *,
+        ep: str | None = None,
+        device: Literal["cpu", "gpu", "npu"] | None = None,
+    ) -> None:
+        """Open both graphs; config and tokenizer are in the folder of the decoder.
+
+        Raises:
+            InputError: the files do not belong together, or there is no config beside them.
+            UsageError: the provider is unknown or not installed.
+            StageError: ONNX Runtime cannot load a file.
+        """
+        provider = choose_provider(ep, device, {})
+        sessions = (Session(Path(path), providers=provider.names) for path in (encoder, decoder))
+        self._open(EncodedDecoder(*sessions), Path(decoder).parent)
+
+    base_model_prefix = ""
+    """Read by transformers' loop: the model has no other inside."""
+
+    @classmethod
+    def of_graphs(cls, graphs: EncodedDecoder, folder: Path) -> EncodedModel:
+        """Return the model of graphs that are open already.
+
+        Raises:
+            InputError: there is no config in the folder.
+        """
+        model = cls.__new__(cls)
+        model._open(graphs, folder)
+        return model
+
+    def _open(self, graphs: EncodedDecoder, folder: Path) -> None:
+        config = config_beside(folder / "model.onnx")
+        if config is None:
+            raise InputError(
+                f"{folder}: transformers reads no config there, which its generation loop needs",
+                hint="Build the model again without --no-tokenizer.",
+            )
+        self.graphs, self.graph, self.config = graphs, graphs.decoder, config
+        self.generation_config: GenerationConfig = generation_config_beside(folder, config, has_cache=True)
+        self.main_input_name = graphs.inputs[0].name
+        self.encoder = _Encoder(graphs)
+
+    def get_encoder(self, *_modality: Any) -> _Encoder:
+        """Return what encodes; transformers' loop calls it once."""
+        return self.encoder
+
+    def forward(  # type: ignore[override]  # an encoder-decoder's own names
+        self,
+        decoder_input_ids: Any = None,
+        encoder_outputs: Any = None,
+        attention_mask: Any = None,
+        past_key_values: GraphCache | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """Answer tokens of the decoder.
+
+        Args:
+            decoder_input_ids: Integers of shape [batch, sequence]: those after what ``past_key_values`` stands for.
+            encoder_outputs: What :meth:`get_encoder` answered; None: ``kwargs`` are encoded now.
+            attention_mask: Of the encoder's tokens, 0 for padding.
+            past_key_values: That of the answer before, which this one changes in place; None: a new text begins.
+            use_cache: Whether the answer brings a cache along; None: it does.
+            **kwargs: Inputs of the encoder.
+
+        Returns:
+            ``logits`` of shape [batch, sequence, vocabulary], and ``past_key_values`` for the next call.
+
+        Raises:
+            UsageError: an input is missing, unknown or of a shape the graphs do not take.
+            StageError: ONNX Runtime fails.
+        """
+        if decoder_input_ids is None:
+            raise UsageError(
+                "no decoder_input_ids are given", hint="Give the tokens of the decoder, or call generate()."
+            )
+        if past_key_values is None:
+            if encoder_outputs is None:
+                names = {item.name for item in self.graphs.inputs}
+                mask = {} if attention_mask is None else {"attention_mask": attention_mask}
+                given = {key: value for key, value in {**kwargs, **mask}.items() if key in names}
+                encoder_outputs = self.get_encoder()(**given)
+            encoded = {name: to_numpy(encoder_outputs[_field(name)]) for name in self.graph.encoded}
+            past_key_values = self.graph.empty_cache(len(decoder_input_ids), encoded)
+        logits = to_torch(self.graph.run(to_numpy(torch.as_tensor(decoder_input_ids)), cache=past_key_values))
+        kept = past_key_values if use_cache is None or use_cache else None
+        return Seq2SeqLMOutput(logits=logits, past_key_values=kept)  # type: ignore[arg-type]
+
+    __call__ = forward
+
+
+class _Encoder:
+    """The encoder as transformers' loop calls it; its signature names the inputs of the graph."""
+
+    def __init__(self, graphs: EncodedDecoder) -> None:
+        self._graphs = graphs
+        self.main_input_name = graphs.inputs[0].name
+        kind = inspect.Parameter.KEYWORD_ONLY
+        names = [inspect.Parameter(item.name, kind, default=None) for item in graphs.inputs]
+
+        def forward(**given: Any) -> ModelOutput:
+            return self(**given)
+
+        forward.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]  # what inspect reads
+        self.forward = forward
+
+    def __call__(self, **given: Any) -> ModelOutput:
+        """Encode; every tensor of the answer has one entry for each row."""
+        names = {item.name for item in self._graphs.inputs}
+        arrays = {key: to_numpy(torch.as_tensor(value)) for key, value in given.items() if key in names}
+        encoded = self._graphs.encode(arrays)
+        fields: Mapping[str, Any] = {_field(name): to_torch(value) for name, value in encoded.items()}
+        return ModelOutput(fields)  # type: ignore[no-untyped-call]
+
+
+def _field(name: str) -> str:
+    return name.replace(".", "_")
