@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILIES", "decide_parts", "refuse_unknown_parts"]
 
-FAMILIES: Final[tuple[Family, ...]] = (encoder_decoder_parts, decoder_parts, vision_language_parts, dual_encoder_parts)
+FAMILIES: Final[tuple[Family, ...]] = (encoder_decoder_parts, vision_language_parts, decoder_parts, dual_encoder_parts)
 """In the order in which they are asked. A family is found by what a model takes and returns, never by its name."""
 
 

@@ -18,7 +18,7 @@ from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.layout import TOKEN_VECTORS
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
-__all__ = ["FEATURES", "FEATURES_METHOD", "ImageCode", "find_image_code"]
+__all__ = ["FEATURES", "FEATURES_METHOD", "ImageCode", "find_image_code", "has_image_code"]
 
 FEATURES_METHOD = "get_image_features"
 """Specified by transformers: the method that makes vectors of images, in place of which it is given them here."""
@@ -90,18 +90,20 @@ class ImageCode:
         return inputs_embeds
 
 
+def has_image_code(model: Any) -> bool:
+    """Say whether a model makes vectors of images that it puts in place of tokens."""
+    return hasattr(_owner(model), FEATURES_METHOD) and callable(getattr(model, "get_decoder", None))
+
+
 def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageCode | str:
     """Return where a model handles images, or as a clause why that is not known.
 
     Args:
-        model: The model; its parameters may be on the ``meta`` device.
+        model: One that has such code; its parameters may be on the ``meta`` device.
         inputs: What its forward takes, with sizes.
     """
     name = type(model).__name__
-    base = getattr(model, "base_model", model)
-    owner = base if hasattr(base, FEATURES_METHOD) else model
-    if not hasattr(owner, FEATURES_METHOD) or not callable(getattr(model, "get_decoder", None)):
-        return f"{name} has no {FEATURES_METHOD}()"
+    owner = _owner(model)
     language_model = model.get_decoder()
     paths = {id(module): path for path, module in model.named_modules()}
     if language_model in (None, model, owner) or id(language_model) not in paths:
@@ -124,6 +126,11 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
         return f"{FEATURES_METHOD}() of {name} returns a {type(features).__name__}"
     places = (paths[id(owner)], paths[id(language_model)])
     return ImageCode(*places, parameters, shape, made_by)
+
+
+def _owner(model: Any) -> Any:
+    base = getattr(model, "base_model", model)
+    return base if hasattr(base, FEATURES_METHOD) else model
 
 
 def _made_of(features: Any, answers: Sequence[tuple[str, Any]]) -> tuple[tuple[int, ...] | None, str | None]:

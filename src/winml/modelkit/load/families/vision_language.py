@@ -22,7 +22,7 @@ from winml.modelkit.load.caches.inputs import PAST_KEY
 from winml.modelkit.load.caches.layout import TOKEN_VECTORS, CacheLayout
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.families.family import FoundParts, part_of_decision
-from winml.modelkit.load.families.image_features import FEATURES, ImageCode, find_image_code
+from winml.modelkit.load.families.image_features import FEATURES, ImageCode, find_image_code, has_image_code
 from winml.modelkit.load.families.whole_model import firm_keys
 from winml.modelkit.load.inputs.decision import InputDecision, decide_inputs
 from winml.modelkit.load.inputs.dynamic_axes import open_axes
@@ -38,9 +38,12 @@ VISION: Final = "vision"
 EMBEDDING: Final = "embedding"
 DECODER: Final = "decoder"
 """Names of the parts, in the order in which they run."""
-_TASK = "image-text-to-text"
+_TASKS = ("image-text-to-text", "image-to-text", "text-generation")
 _TOKENS, _MASK = "input_ids", "attention_mask"
 _BATCH_KEY, _SEQUENCE_KEY = "batch_size", "sequence_length"
+_IMAGE_RANK = 4
+"""Rows, channels, height and width."""
+_WITHOUT_IMAGES = "With no images, image_features is empty, and a run takes any number of tokens."
 _IMAGES = "images"
 """Name of the number of images in the vectors of all of them."""
 
@@ -53,7 +56,7 @@ def vision_language_parts(
     Raises:
         UsageError: the cache is of a kind that no graph can take, or sizes do not fit.
     """
-    if task != _TASK:
+    if task not in _TASKS or not has_image_code(model):
         return FoundParts()
     shape = request.shape_config and request.shape_config.model_copy(update={PAST_KEY: None})
     plain = decide_inputs(
@@ -93,10 +96,13 @@ class _Found:
     def vision_part(self) -> ModelPart:
         """Return what makes vectors of images."""
         names = [spec.name for spec in self.plain.inputs if spec.name in self.code.parameters]
-        decision = self._opened(self._among(names), (_BATCH_KEY,))
+        decision = self._among(names)
+        # Of several images in a row, those that are filler are left out: their number is known to their values alone.
+        has_one_in_each_row = all(len(spec.shape) <= _IMAGE_RANK for spec in decision.inputs)
+        decision = self._opened(decision, (_BATCH_KEY,) if has_one_in_each_row else ())
         return part_of_decision(
             self.model,
-            replace(decision, notes=self.plain.notes),
+            replace(decision, notes=()),
             {},
             NestedArguments(tuple(names), {}, dict, lambda answer: {FEATURES: answer}),
             name=VISION,
@@ -108,17 +114,17 @@ class _Found:
     def embedding_part(self) -> ModelPart:
         """Return what makes vectors of tokens, those of images in their places."""
         decision = self._opened(self._among([_TOKENS]), (_BATCH_KEY, _SEQUENCE_KEY))
-        batch = decision.inputs[0].shape[0]
-        images = self.code.feature_shape[0]
-        features = InputTensorSpec(name=FEATURES, shape=self.code.feature_shape, dtype=self._dtype)
-        if isinstance(batch, str):
-            # Without images, and with several in a row, their number is another one.
-            shape = (_IMAGES, *self.code.feature_shape[1:])
-            per_row = images // self._rows
-            features = features.model_copy(update={"shape": shape, "sums": {_IMAGES: (batch,) * per_row}})
+        # Without images, and with several in a row, their number is not that of the rows.
+        images, *others = self.code.feature_shape
+        features = InputTensorSpec(
+            name=FEATURES,
+            shape=(_IMAGES, *others),
+            dtype=self._dtype,
+            sums={_IMAGES: (decision.inputs[0].shape[0],) * (images // self._rows)},
+        )
         return part_of_decision(
             self.model,
-            replace(decision, inputs=(*decision.inputs, features), notes=()),
+            replace(decision, inputs=(*decision.inputs, features), notes=(*self.plain.notes, _WITHOUT_IMAGES)),
             {},
             NestedArguments((_TOKENS, FEATURES), {}, dict, lambda answer: {TOKEN_VECTORS: answer}),
             name=EMBEDDING,
@@ -129,7 +135,8 @@ class _Found:
 
     def decoder_part(self, layout: CacheLayout) -> ModelPart:
         """Return the language model with its head: vectors of tokens, and the cache."""
-        decision = open_cached_inputs(self.decoder_inputs, layout, self.model, self.config, self.request)
+        text_config = self.config.get_text_config(decoder=True)
+        decision = open_cached_inputs(self.decoder_inputs, layout, self.model, text_config, self.request)
         return part_of_decision(
             self.model,
             replace(decision, notes=()),
@@ -166,6 +173,7 @@ class _Found:
 
     @property
     def _rows(self) -> int:
+        """How many rows the images were counted for."""
         return self.plain.meanings.sizes.get(_BATCH_KEY, 1)
 
     @property
