@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -117,13 +118,29 @@ def _generate(parts: SeenParts, weighted: PreparedPart, seed: int) -> _Reference
     free = room - tokens.shape[1] - _SECOND_PROMPT if room is not None else _NEW_TOKENS
     if free < 1:
         return f"the model has no more than {room} positions"
-    images = InputDraws(parts.vision, seed).draw(1, _sizes(parts.vision))
+    images = _images(parts.vision, seed, len(tokens))
     try:
         with as_the_user_calls_it(weighted), unchanged_attributes(weighted.model), quiet_libraries():
             text = generated_text(decoder, weighted.model, (tokens, mask), min(free, _NEW_TOKENS), images)
     except Exception as error:  # code of the model
         return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
     return _Reference(images, text)
+
+
+def _images(vision: ModelPart, seed: int, rows: int) -> Tensors:
+    """Return images for so many rows of tokens; of a graph that takes a fixed number, as many draws as that takes."""
+    draws = InputDraws(vision, seed)
+    count = _fixed_rows(vision)
+    if count is None:
+        return draws.draw(1, _sizes(vision))
+    drawn = [draws.draw(number + 1) for number in range(rows // count)]
+    return {name: torch.cat([tensors[name] for tensors in drawn]) for name in drawn[0]}
+
+
+def _fixed_rows(vision: ModelPart) -> int | None:
+    """Return how many rows a run takes; None: any number."""
+    rows = vision.inputs[0].shape[0]
+    return rows if isinstance(rows, int) else None
 
 
 def _prompt(embedding: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,8 +166,12 @@ def _vectors_of(parts: SeenParts, images: Tensors) -> Callable[[NDArray[Any]], N
     (made,) = parts.embedding.feeds
     spec = next(spec for spec in parts.embedding.inputs if spec.name == _TOKENS)
     places = [value for value, _ in spec.first_values]
-    seen = _opened(parts.paths[parts.vision.name])({name: to_numpy(value) for name, value in images.items()})
-    features = seen[feed.output]
+    see = _opened(parts.paths[parts.vision.name])
+    arrays = {name: to_numpy(value) for name, value in images.items()}
+    rows = len(next(iter(arrays.values())))
+    step = _fixed_rows(parts.vision) or rows
+    pieces = [{name: value[start : start + step] for name, value in arrays.items()} for start in range(0, rows, step)]
+    features = np.concatenate([see(piece)[feed.output] for piece in pieces])
     run = _opened(parts.paths[parts.embedding.name])
 
     def vectors(tokens: NDArray[Any]) -> NDArray[Any]:
