@@ -6,6 +6,8 @@ import re
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 __all__ = [
+    "DECODER",
+    "ENCODER",
     "built_part_name",
     "data_path",
     "is_data_of",
@@ -24,6 +26,8 @@ BUILT_MODEL_NAME = "model.onnx"
 """The result of the last stage of a build of one part."""
 ONLY_PART = "model"
 """The name of the part of a model that has one only; files do not bear it."""
+ENCODER, DECODER = "encoder", "decoder"
+"""The names of the parts of an encoder-decoder."""
 BUILD_CONFIG_NAME = "winml_build_config.json"
 BUILD_MANIFEST_NAME = "build_manifest.json"
 EVALUATION_NAME = "eval.json"

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.builds.build_model import build_onnx_model
 from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
-from winml.modelkit.builds.found_models import onnx_file_in
+from winml.modelkit.builds.found_models import onnx_file_in, part_files
 from winml.modelkit.builds.open_sizes import build_with_open_sizes
-from winml.modelkit.errors import InputError, TaskError, UsageError
+from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError
+from winml.modelkit.file_names import DECODER, ENCODER
 from winml.modelkit.inference.built_model import WinMLModel, described_model
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
 from winml.modelkit.inference.generation.graph import DecoderGraph, state_feeds
+from winml.modelkit.inference.generation.seq2seq import EncodedModel
 from winml.modelkit.inference.model_folder import config_beside, pad_token_beside
 from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
 from winml.modelkit.load.request import ModelRequest
@@ -72,10 +74,15 @@ class _BuiltModel(WinMLModel):
         check_load_keywords(load, f"{cls.__name__}.from_pretrained")
         name = os.fspath(model) if isinstance(model, os.PathLike) else model
         request = ModelRequest(name, **{**load, "task": cls._checked_task(task)})
+        if parts := _parts_in(request.model):
+            cls._refuse_for_onnx(parts[DECODER], {"precision": precision, "task": task, **load})
+            return cls._open_parts(parts, ep=ep, device=device)
         if (path := onnx_file_in(request.model)) is not None:
             cls._refuse_for_onnx(path, {"precision": precision, "task": task, **load})
             return cls.from_onnx(path, config=config, ep=ep, device=device, pad_token_id=pad_token_id)
         result = build_with_open_sizes(request, config, ep=ep, precision=precision)
+        if {ENCODER, DECODER} <= result.part_paths.keys():
+            return cls._open_parts(result.part_paths, ep=ep, device=device)
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
 
     @classmethod
@@ -121,17 +128,54 @@ class _BuiltModel(WinMLModel):
 
     @classmethod
     def _open_file(cls, path: Path, **options: Any) -> WinMLModel:
+        cls._refuse_other_task(path)
+        return cls(path, **options)
+
+    @classmethod
+    def _open_parts(cls, parts: Mapping[str, Path], **options: Any) -> WinMLModel:
+        """Open an encoder and its decoder, as an object of this class that generates."""
+        cls._refuse_other_task(parts[DECODER])
+        opened: Any = _encoded_class(cls)(parts[ENCODER], parts[DECODER], **options)
+        opened.path, opened.inputs = str(parts[DECODER]), opened.graphs.inputs
+        opened.task = described_model(parts[DECODER]).get("task")
+        model: WinMLModel = opened
+        return model
+
+    @classmethod
+    def _refuse_other_task(cls, path: Path) -> None:
         task = described_model(path).get("task")
         if task is not None and canonical_task(task) != cls.main_task:
             raise TaskError(
                 f"{cls.__name__} is for {cls.main_task}, and the model was exported for {task}",
                 hint="Use WinMLAutoModel, which takes the class for it.",
             )
-        return cls(path, **options)
+
+
+@functools.cache
+def _encoded_class(cls: type[_BuiltModel]) -> type[EncodedModel]:
+    """Return the class of models of a task that are an encoder and a decoder."""
+    return type(cls.__name__, (EncodedModel, cls), {"__doc__": cls.__doc__, "__module__": cls.__module__})
+
+
+def _parts_in(name: str) -> Mapping[str, Path]:
+    """Return encoder and decoder where a name is a folder with both; empty where it is anything else."""
+    try:
+        parts = part_files(name)
+    except ModelPathError:
+        return {}  # whoever reads the name says what is wrong with it
+    return parts if {ENCODER, DECODER} <= parts.keys() else {}
 
 
 class WinMLAutoModel(_BuiltModel):
     """Any model: what is loaded is of the class for its task."""
+
+    @classmethod
+    def _open_parts(cls, parts: Mapping[str, Path], **options: Any) -> WinMLModel:
+        description = described_model(parts[DECODER])
+        name = inference_class(
+            description.get("task") or "", description.get("class", ""), description.get("model_type", "")
+        )
+        return INFERENCE_CLASSES[name]._open_parts(parts, **options)
 
     @classmethod
     def _open_file(cls, path: Path, **options: Any) -> WinMLModel:

@@ -14,7 +14,7 @@ from winml.modelkit.cli._measuring import parse_ep_options, provider_options, re
 from winml.modelkit.cli._options import debug_option, format_option
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError, VerificationError
-from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +99,7 @@ def command(**options: Any) -> None:
 def _prepare(files: Mapping[str, Path], given: dict[str, str | None], options: dict[str, Any]) -> PreparedPrompt:
     """Return what the model is given, in its tokens."""
     asked = {key: options[key] for key in ("max_new_tokens", "temperature", "top_p", "seed")}
-    if "encoder" in files:
+    if ENCODER in files:
         from winml.modelkit.inference.generation.encoded_writing import prepare_encoded
 
         return prepare_encoded(files, given, **asked)
@@ -121,7 +121,7 @@ def _refuse_early(options: dict[str, Any]) -> Mapping[str, Path]:
     from winml.modelkit.builds.found_models import onnx_file, part_files
 
     parts = part_files(options["folder"])
-    if {"encoder", "decoder"} <= parts.keys():
+    if {ENCODER, DECODER} <= parts.keys():
         if options["chat"]:
             raise UsageError("--chat: an encoder-decoder answers a text as it is", hint="Leave --chat out.")
         if media and options["reference"] is not None:

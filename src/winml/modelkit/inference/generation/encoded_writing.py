@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.file_names import DECODER, ENCODER
 from winml.modelkit.inference.generation.beginnings import read_beginning
 from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
@@ -44,7 +45,7 @@ def prepare_encoded(files: Mapping[str, Path], given: Mapping[str, str | None], 
     """
     from winml.modelkit.graph.files.reading import read_structure
 
-    encoder, decoder = files["encoder"], files["decoder"]
+    encoder, decoder = files[ENCODER], files[DECODER]
     names = [value.name for value in read_structure(encoder).graph.input]
     wanted = next((_OPTIONS[name] for name in names if name in _OPTIONS), None)
     content = given.get(wanted or "")

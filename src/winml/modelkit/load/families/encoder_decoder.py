@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from winml.modelkit.file_names import DECODER, ENCODER
 from winml.modelkit.graph.dimensions import DynamicRequest, OpenSize
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import (
@@ -34,10 +35,8 @@ from winml.modelkit.load.inputs.sizes import SizeBounds
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["DECODER", "ENCODER", "encoder_decoder_parts"]
+__all__ = ["encoder_decoder_parts"]
 
-ENCODER: Final = "encoder"
-DECODER: Final = "decoder"
 _TASKS = ("text2text-generation", "automatic-speech-recognition", "image-to-text", "image-text-to-text")
 
 _MASK = "attention_mask"
