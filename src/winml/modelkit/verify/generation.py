@@ -115,6 +115,7 @@ def generated_text(
     prompt: tuple[torch.Tensor, torch.Tensor],
     count: int,
     shown: Mapping[str, torch.Tensor] | None = None,
+    never: Sequence[int] = (),
 ) -> GeneratedText:
     """Let a model generate, and read a second prompt after that.
 
@@ -124,10 +125,11 @@ def generated_text(
         prompt: Tokens and their mask.
         count: Number of new tokens.
         shown: Further inputs of the first run, such as images.
+        never: Tokens that are not chosen.
     """
     tokens, mask = prompt
     assert part.cache is not None
-    with plain_generation(model, count):
+    with plain_generation(model, count, **({"suppress_tokens": list(never)} if never else {})):
         result = model.generate(
             tokens, attention_mask=mask, use_cache=True, return_dict_in_generate=True, output_logits=True, **(shown or {})
         )

@@ -119,9 +119,10 @@ def _generate(parts: SeenParts, weighted: PreparedPart, seed: int) -> _Reference
     if free < 1:
         return f"the model has no more than {room} positions"
     images = _images(parts.vision, seed, len(tokens))
+    places = _places(parts.embedding)
     try:
         with as_the_user_calls_it(weighted), unchanged_attributes(weighted.model), quiet_libraries():
-            text = generated_text(decoder, weighted.model, (tokens, mask), min(free, _NEW_TOKENS), images)
+            text = generated_text(decoder, weighted.model, (tokens, mask), min(free, _NEW_TOKENS), images, places)
     except Exception as error:  # code of the model
         return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
     return _Reference(images, text)
@@ -155,6 +156,11 @@ def _prompt(embedding: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor
     return tokens, mask
 
 
+def _places(embedding: ModelPart) -> list[int]:
+    """Return the tokens that hold places for images."""
+    return [value for spec in embedding.inputs if spec.name == _TOKENS for value, _ in spec.first_values]
+
+
 def _sizes(part: ModelPart) -> dict[str, int]:
     batch = part.inputs[0].shape[0]
     return {name: _ROWS if name == batch else size for name, size in part.trace_sizes.items()}
@@ -164,8 +170,7 @@ def _vectors_of(parts: SeenParts, images: Tensors) -> Callable[[NDArray[Any]], N
     """Return what makes vectors of tokens with the files: with those of the images where tokens hold their places."""
     (feed,) = parts.vision.feeds
     (made,) = parts.embedding.feeds
-    spec = next(spec for spec in parts.embedding.inputs if spec.name == _TOKENS)
-    places = [value for value, _ in spec.first_values]
+    places = _places(parts.embedding)
     see = _opened(parts.paths[parts.vision.name])
     arrays = {name: to_numpy(value) for name, value in images.items()}
     rows = len(next(iter(arrays.values())))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from winml.modelkit.metadata_keys import PART_KEY
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["ShownDecoder", "ShownSessions"]
+__all__ = ["ShownDecoder", "ShownFiles", "ShownSessions"]
 
 Array = NDArray[Any]
 
@@ -32,6 +33,16 @@ class ShownSessions:
     vision: Session
     embedding: Session
     decoder: Session
+
+
+@dataclass(frozen=True)
+class ShownFiles:
+    """What a decoder is shown: the graphs that see and embed, and what the first is given."""
+
+    vision: Path
+    embedding: Path
+    pixels: Mapping[str, Array]
+    """By name of the input; empty without a picture."""
 
 
 class ShownDecoder(DecoderGraph):
@@ -90,6 +101,21 @@ class ShownDecoder(DecoderGraph):
                 )
         answers = [self._vision.run(piece, [self._seen])[self._seen] for piece in pieces]
         return {self._features: np.concatenate(answers)} if answers else {}
+
+    def run(
+        self,
+        tokens: Array,
+        mask: Array | None = None,
+        positions: Array | None = None,
+        cache: GraphCache | None = None,
+    ) -> Array:
+        """Answer tokens; see :meth:`DecoderGraph.run`.
+
+        The scores of tokens that stand for images are −∞: none may follow, since there is no picture to show then.
+        """
+        logits = super().run(tokens, mask, positions, cache)
+        logits[..., self._places] = -np.inf
+        return logits
 
     def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:
         """Return the vectors of tokens; those of images where tokens hold their places.

@@ -8,10 +8,11 @@ vectors in place of tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.graph.dimensions import DynamicRequest, OpenSize
 from winml.modelkit.graph.specs import InputTensorSpec
@@ -32,12 +33,8 @@ from winml.modelkit.load.parts import ModelPart
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["DECODER", "EMBEDDING", "VISION", "vision_language_parts"]
+__all__ = ["vision_language_parts"]
 
-VISION: Final = "vision"
-EMBEDDING: Final = "embedding"
-DECODER: Final = "decoder"
-"""Names of the parts, in the order in which they run."""
 _TASKS = ("image-text-to-text", "image-to-text", "text-generation")
 _TOKENS, _MASK = "input_ids", "attention_mask"
 _BATCH_KEY, _SEQUENCE_KEY = "batch_size", "sequence_length"
