@@ -138,10 +138,10 @@ class _BuiltModel(WinMLModel):
         cls._refuse_other_task(parts[DECODER])
         opened: Any
         if VISION in parts:
-            opened = _generating_class(ShownModel, cls)(parts, **options)
+            opened = _generating_class(ShownModel, cls.__name__)(parts, **options)
             opened.inputs = opened.graph.image_inputs
         else:
-            opened = _generating_class(EncodedModel, cls)(parts[ENCODER], parts[DECODER], **options)
+            opened = _generating_class(EncodedModel, cls.__name__)(parts[ENCODER], parts[DECODER], **options)
             opened.inputs = opened.graphs.inputs
         opened.path = str(parts[DECODER])
         opened.task = described_model(parts[DECODER]).get("task")
@@ -159,8 +159,9 @@ class _BuiltModel(WinMLModel):
 
 
 @functools.cache
-def _generating_class(base: type[DecoderModel], cls: type[_BuiltModel]) -> type[DecoderModel]:
-    """Return the class of models of a task whose parts are run by ``base``."""
+def _generating_class(base: type[DecoderModel], name: str) -> Any:
+    """Return the class of models of a task, by its name, whose parts are run by ``base``."""
+    cls = INFERENCE_CLASSES[name]
     return type(cls.__name__, (base, cls), {"__doc__": cls.__doc__, "__module__": cls.__module__})
 
 

@@ -131,7 +131,7 @@ def _steps(
 
     assert decoder.cache is not None
     # Classes that cut long inputs into pieces have a loop of their own around this one.
-    generate = GenerationMixin.generate
+    generate: Any = GenerationMixin.generate
     with plain_generation(model, count, decoder_start_token_id=_start(model)):
         result = generate(model, **inputs, use_cache=True, return_dict_in_generate=True, output_logits=True)
     tokens = result.sequences

@@ -131,7 +131,12 @@ def generated_text(
     assert part.cache is not None
     with plain_generation(model, count, **({"suppress_tokens": list(never)} if never else {})):
         result = model.generate(
-            tokens, attention_mask=mask, use_cache=True, return_dict_in_generate=True, output_logits=True, **(shown or {})
+            tokens,
+            attention_mask=mask,
+            use_cache=True,
+            return_dict_in_generate=True,
+            output_logits=True,
+            **(shown or {}),
         )
     steps = [_Step(to_numpy(tokens), to_numpy(mask), to_numpy(result.logits[0])[:, None])]
     for number, scores in enumerate(result.logits[1:], start=1):

@@ -12,8 +12,8 @@ from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import InternalError, VerificationError
-from winml.modelkit.export.exporter_choice import ExporterUse, second_choice
-from winml.modelkit.file_names import sidecar_path
+from winml.modelkit.export.exporter_choice import SECOND_TRY_S, ExporterUse, second_choice
+from winml.modelkit.file_names import ONLY_PART, sidecar_path
 from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
 from winml.modelkit.flows.export.graph_making import make_tagged_graph
 from winml.modelkit.graph.files.companions import (
@@ -25,6 +25,7 @@ from winml.modelkit.graph.files.companions import (
 from winml.modelkit.graph.files.content_digest import hash_file
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.graph.idle_weights import idle_weight_bytes
 from winml.modelkit.graph.model_metadata import output_specs
 from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
 from winml.modelkit.hierarchy.tagging import read_tag
@@ -40,6 +41,7 @@ from winml.modelkit.verify.other_sizes import WrittenGraph
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
 from winml.modelkit.verify.seen_generation import SeenParts, compare_seen_generation
 from winml.modelkit.verify.written_file import measure_written_file, verify_written_file
+from winml.modelkit.words import size_words
 
 __all__ = ["export_part"]
 
@@ -65,7 +67,7 @@ def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter:
         VerificationError: ONNX Runtime and PyTorch disagree.
     """
     with prepared_part(part) as prepared:
-        tagged_graph = make_tagged_graph(run, prepared, exporter)
+        tagged_graph = _leaner(run, prepared, make_tagged_graph(run, prepared, exporter))
         _refuse_wrong_feeds(run, part, prepared.forward.output_names)
         try:
             return _write_part(run, result, prepared, tagged_graph)
@@ -78,6 +80,19 @@ def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter:
                 error.hint = f"{error.hint} Tried as well: {retried_graph.exporter.reason}."
                 raise
         return _write_part(run, result, prepared, retried_graph)
+
+
+def _leaner(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -> TaggedGraph:
+    """Return the graph of a part without weights of other parts: of dynamo, where that of TorchScript keeps some.
+
+    A part may run modules of another for sizes alone. TorchScript asks the values for their sizes; dynamo knows them.
+    """
+    idle = idle_weight_bytes(tagged_graph.model) if prepared.part.name != ONLY_PART else 0
+    if not idle or run.config.exporter != "auto" or tagged_graph.exporter.name != "torchscript":
+        return tagged_graph
+    reason = f"TorchScript keeps {size_words(idle)} of weights of which only sizes are read"
+    other = make_tagged_graph(run, prepared, ExporterUse("dynamo", reason, SECOND_TRY_S))
+    return tagged_graph if idle_weight_bytes(other.model) else other
 
 
 def _refuse_wrong_feeds(run: ExportRun, part: ModelPart, outputs: Sequence[str]) -> None:

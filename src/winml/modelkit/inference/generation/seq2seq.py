@@ -128,7 +128,7 @@ class EncodedModel(DecoderModel):
         kept = past_key_values if use_cache is None or use_cache else None
         return Seq2SeqLMOutput(logits=logits, past_key_values=kept)  # type: ignore[arg-type]
 
-    __call__ = forward
+    __call__ = forward  # type: ignore[assignment]  # an encoder-decoder's own names
 
 
 class _Encoder:

@@ -92,7 +92,9 @@ class ShownDecoder(DecoderGraph):
         count = len(next(iter(feeds.values())))
         # Of a graph that sees a fixed number, as many runs as there are such.
         step = rows if isinstance(rows, int) else max(count, 1)
-        pieces = [{name: array[start : start + step] for name, array in feeds.items()} for start in range(0, count, step)]
+        pieces = [
+            {name: array[start : start + step] for name, array in feeds.items()} for start in range(0, count, step)
+        ]
         for item in self.image_inputs:
             if odd := [piece[item.name] for piece in pieces if not item.takes_sizes(piece[item.name].shape)]:
                 raise UsageError(

@@ -117,9 +117,7 @@ def _processed(
     processor = _open_processor(folder)
     text = _chat_text(processor, folder, text, len(images)) if is_chat else _placed_text(processor, text, len(images))
     try:
-        made = processor(
-            images=list(images) or None, text=[text], add_special_tokens=not is_chat, return_tensors="pt"
-        )
+        made = processor(images=list(images) or None, text=[text], add_special_tokens=not is_chat, return_tensors="pt")
     except _FAILURES as error:
         raise InputError(
             f"--image: the processor in {folder} fails: {first_line(error)}",

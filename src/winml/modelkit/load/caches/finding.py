@@ -40,13 +40,13 @@ def find_cache(
         UsageError: the cache is of a kind that no graph can take; names layer and class.
     """
     name = type(model).__name__
-    others = [spec.name for spec in inputs if spec.name != TOKEN_VECTORS and (len(spec.shape), spec.dtype) != (2, "int64")]
+    others = [
+        spec.name for spec in inputs if spec.name != TOKEN_VECTORS and (len(spec.shape), spec.dtype) != (2, "int64")
+    ]
     if others:
         return f"{name} takes {others[0]} beside tokens"
     parameters = inspect.signature(model.forward).parameters
-    specs = {
-        spec.name: spec.model_copy(update={"shape": (RUN_ROWS, RUN_TOKENS, *spec.shape[2:])}) for spec in inputs
-    }
+    specs = {spec.name: spec.model_copy(update={"shape": (RUN_ROWS, RUN_TOKENS, *spec.shape[2:])}) for spec in inputs}
     outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
     if outputs is None:
         return f"{name} does not run with one"

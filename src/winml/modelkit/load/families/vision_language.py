@@ -63,7 +63,9 @@ def vision_language_parts(
     if "decoder_input_ids" in inputs:
         return FoundParts()
     if not request.cache or request.input_specs is not None:
-        described = f"One graph, as {request.specs_origin} describes it: every run sees the images and reads all tokens."
+        described = (
+            f"One graph, as {request.specs_origin} describes it: every run sees the images and reads all tokens."
+        )
         return FoundParts(notes=(described if request.cache else NO_CACHE_ASKED,))
     code = find_image_code(model, inputs)
     if isinstance(code, str):
