@@ -22,7 +22,7 @@ from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.errors import VerificationError, first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.caches.arguments import empty_states
-from winml.modelkit.load.caches.layout import TOKEN_VECTORS, CacheLayout
+from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
@@ -194,7 +194,7 @@ def compare_generation(
     largest, ties, stopped_after = 0.0, 0, None
     for number, step in enumerate(text.steps):
         for run in _runs(part, step):
-            told = states if vectors_of is None else {**states, TOKEN_VECTORS: vectors_of(run.tokens)}
+            told = states if vectors_of is None else {**states, EMBEDDED: vectors_of(run.tokens)}
             feeds = _feeds(part, run, told)
             draw = Draw({name: torch.from_numpy(value) for name, value in feeds.items()}, {}, {})
             answer = run_file(draw)
@@ -288,7 +288,7 @@ def reason_against(part: ModelPart) -> str:
 
 def _token_count(part: ModelPart) -> int | str:
     """Return how many tokens a run takes, or the name of their number."""
-    return next(spec for spec in part.inputs if spec.name in (_TOKENS, TOKEN_VECTORS)).shape[1]
+    return next(spec for spec in part.inputs if spec.name in (_TOKENS, EMBEDDED)).shape[1]
 
 
 def most_tokens(part: ModelPart) -> int | None:

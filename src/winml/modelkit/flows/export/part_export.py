@@ -199,7 +199,7 @@ def _verify_text(run: ExportRun, prepared: PreparedPart, verification: Verificat
         return verification
     *others, maker = [part for part in run.loaded.parts if part is not decoder]
     if decoder.cache.side is None:
-        generation = compare_seen_generation(SeenParts(*others, maker, prepared, run.staged), run.seed)
+        generation = compare_seen_generation(SeenParts(others[0], maker, prepared, run.staged), run.seed)
     else:
         parts = EncodedParts(maker, prepared, run.staged[decoder.name], run.staged.get(maker.name))
         generation = compare_encoded_generation(parts, run.seed)

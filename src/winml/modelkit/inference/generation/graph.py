@@ -109,7 +109,7 @@ class DecoderGraph:
             of them take as many runs.
     """
 
-    token_input: ClassVar[str] = TOKENS
+    fed_input: ClassVar[str] = TOKENS
     """Name of the input that takes tokens, or what stands for them."""
 
     def __init__(self, session: Session, encoded: Collection[str] = ()) -> None:
@@ -129,10 +129,10 @@ class DecoderGraph:
         self.states = state_feeds(session)
         self.encoded = tuple(name for name in self._by_name if name in encoded)
         self._refuse_other_graphs()
-        sequence = self._by_name[self.token_input].shape[1]
+        sequence = self._by_name[self.fed_input].shape[1]
         self.length = sequence if isinstance(sequence, int) else None
         self.last_cache: GraphCache | None = None
-        batch = self._by_name[self.token_input].shape[0]
+        batch = self._by_name[self.fed_input].shape[0]
         self.batch_axes = {name: batch_axis(self._by_name[name], batch) for name in self.states}
 
     @property
@@ -149,7 +149,7 @@ class DecoderGraph:
     def _masks_new_tokens(self) -> bool:
         """Whether the mask is of the tokens of a run alone, as where states hold what came before."""
         mask = self._by_name.get(MASK)
-        return mask is not None and mask.shape[1] == self._by_name[self.token_input].shape[1]
+        return mask is not None and mask.shape[1] == self._by_name[self.fed_input].shape[1]
 
     def empty_cache(self, rows: int, encoded: Mapping[str, Array] | None = None) -> GraphCache:
         """Return the state before the first token.
@@ -158,7 +158,7 @@ class DecoderGraph:
             rows: Size of the batch.
             encoded: What an encoder answered, by name of the graph input.
         """
-        batch = self._by_name[self.token_input].shape[0]
+        batch = self._by_name[self.fed_input].shape[0]
         states = [self._by_name[name] for name in self.states]
         values = {item.name: state_of_zeros(empty_state_sizes(item, batch, rows), item.dtype) for item in states}
         return GraphCache(self, values, 0, encoded)
@@ -236,7 +236,7 @@ class DecoderGraph:
         if positions is None:
             positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
         given = {
-            self.token_input: self.token_values(_filled(tokens, filled), cache),
+            self.fed_input: self.token_values(_filled(tokens, filled), cache),
             MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
             POSITIONS: _filled(np.asarray(positions), filled),
             TOKEN_TYPES: np.zeros((rows, filled), np.int64),
@@ -278,13 +278,13 @@ class DecoderGraph:
                 )
 
     def _refuse_other_graphs(self) -> None:
-        if self.token_input not in self._by_name or _LOGITS not in self._session.outputs:
+        if self.fed_input not in self._by_name or _LOGITS not in self._session.outputs:
             raise InputError(
                 f"{self.name} does not generate: it takes {', '.join(self._by_name) or 'nothing'} and answers "
-                f"{', '.join(self._session.outputs)}; expected {self.token_input} and {_LOGITS}",
+                f"{', '.join(self._session.outputs)}; expected {self.fed_input} and {_LOGITS}",
                 hint="Build the model for text-generation.",
             )
-        known = {self.token_input, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
+        known = {self.fed_input, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
         if other := [name for name in self._by_name if name not in known]:
             raise InputError(
                 f"{self.name} takes {other[0]!r}, of which nothing says what a step is to feed it",

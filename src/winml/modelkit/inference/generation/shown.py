@@ -52,7 +52,7 @@ class ShownDecoder(DecoderGraph):
         image_inputs: What the graph that sees takes, in order.
     """
 
-    token_input: ClassVar[str] = "inputs_embeds"
+    fed_input: ClassVar[str] = "inputs_embeds"
 
     def __init__(self, sessions: ShownSessions) -> None:
         """Look at how the graphs belong together.

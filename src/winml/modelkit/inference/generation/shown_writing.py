@@ -130,12 +130,13 @@ def _processed(
 
 
 def _open_processor(folder: Path) -> Any:
-    from transformers import AutoProcessor
+    import transformers
 
     from winml.modelkit.evaluate.model_config import UNREADABLE
 
+    make: Any = transformers.AutoProcessor
     try:
-        processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        processor = make.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except UNREADABLE as error:
         raise InputError(f"{folder}: its processor cannot be read: {first_line(error)}", hint=_COPY_HINT) from error
     if not hasattr(processor, "image_processor"):

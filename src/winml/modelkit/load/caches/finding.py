@@ -15,7 +15,7 @@ import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.layout import TOKEN_VECTORS, CacheLayout, CacheState, Side
+from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout, CacheState, Side
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
 __all__ = ["NO_CACHE_HINT", "RUN_ROWS", "RUN_TOKENS", "cache_refusal", "find_cache", "layout_of"]
@@ -40,9 +40,7 @@ def find_cache(
         UsageError: the cache is of a kind that no graph can take; names layer and class.
     """
     name = type(model).__name__
-    others = [
-        spec.name for spec in inputs if spec.name != TOKEN_VECTORS and (len(spec.shape), spec.dtype) != (2, "int64")
-    ]
+    others = [spec.name for spec in inputs if spec.name != EMBEDDED and (len(spec.shape), spec.dtype) != (2, "int64")]
     if others:
         return f"{name} takes {others[0]} beside tokens"
     parameters = inspect.signature(model.forward).parameters

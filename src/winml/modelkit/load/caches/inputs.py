@@ -14,7 +14,7 @@ from typing import Any
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.dimensions import OpenSize
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.layout import TOKEN_VECTORS, CacheLayout, CacheState
+from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout, CacheState
 from winml.modelkit.load.inputs.config_values import first_int
 from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision
 from winml.modelkit.load.inputs.option_names import SHAPE_CONFIG_OPTION
@@ -180,7 +180,7 @@ def with_sums(decision: InputDecision) -> InputDecision:
     )
     if _MASK not in shapes or past is None:
         return decision
-    tokens = shapes["input_ids" if "input_ids" in shapes else TOKEN_VECTORS][1]
+    tokens = shapes["input_ids" if "input_ids" in shapes else EMBEDDED][1]
     total: int | str
     if isinstance(past, int) and isinstance(tokens, int):
         total, sums = past + tokens, {}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.layout import TOKEN_VECTORS
+from winml.modelkit.load.caches.layout import EMBEDDED
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
 __all__ = ["FEATURES", "FEATURES_METHOD", "ImageCode", "find_image_code", "has_image_code"]
@@ -27,7 +27,7 @@ FEATURES = "image_features"
 _CARRIERS = ("pixel_values", "image_patches")
 """Specified: what forwards call images."""
 _POOLED = "pooler_output"
-_GIVEN_ON = frozenset({TOKEN_VECTORS, "attention_mask", "position_ids", "past_key_values"})
+_GIVEN_ON = frozenset({EMBEDDED, "attention_mask", "position_ids", "past_key_values"})
 """What a language model is given besides constants, where its vectors say all that images do."""
 
 
@@ -56,7 +56,8 @@ class ImageCode:
 
         def image_features(**tensors: torch.Tensor) -> torch.Tensor:
             if self.made_by is None:
-                return _pooled(method(**tensors))
+                vectors: torch.Tensor = _pooled(method(**tensors))
+                return vectors
             answers: list[torch.Tensor] = []
             maker = module.get_submodule(self.made_by)
             handle = maker.register_forward_hook(lambda _module, _args, answer: answers.append(answer))
@@ -84,7 +85,7 @@ class ImageCode:
             with _features_given(module, given), _given_to(language_model) as calls:
                 # That there are images is all that is asked of these.
                 forward(**{"input_ids": input_ids, carrier: image_features})
-            vectors: torch.Tensor = calls[-1][TOKEN_VECTORS]
+            vectors: torch.Tensor = calls[-1][EMBEDDED]
             return vectors
 
         return inputs_embeds
@@ -113,13 +114,13 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
     with _answers_of(owner) as answers:
         features = run_on_shapes(lambda **tensors: _pooled(getattr(owner, FEATURES_METHOD)(**tensors)), media)
     with _given_to(language_model) as calls:
-        run_on_shapes(lambda **tensors: model(**tensors), inputs)
+        run_on_shapes(model, inputs)
     if features is None or not calls:
         return f"{name} does not run on images"
     beside = sorted(key for key, value in calls[-1].items() if _holds_tensors(value) and key not in _GIVEN_ON)
     if beside:
         return f"the language model of {name} is given {beside[0]} beside the vectors of tokens"
-    if not isinstance(calls[-1].get(TOKEN_VECTORS), torch.Tensor):
+    if not isinstance(calls[-1].get(EMBEDDED), torch.Tensor):
         return f"the language model of {name} is given no vectors"
     shape, made_by = _made_of(features, answers)
     if shape is None:
@@ -200,7 +201,7 @@ def _given_to(language_model: torch.nn.Module) -> Iterator[list[dict[str, Any]]]
 
     def forward(*_args: Any, **named: Any) -> Any:
         calls.append(named)
-        return BaseModelOutputWithPast(last_hidden_state=named.get(TOKEN_VECTORS))
+        return BaseModelOutputWithPast(last_hidden_state=named.get(EMBEDDED))
 
     vars(language_model)["forward"] = forward
     try:

@@ -20,7 +20,7 @@ from winml.modelkit.load.caches.arguments import arguments_with_cache
 from winml.modelkit.load.caches.decision import NO_CACHE_ASKED, cached_keywords, open_cached_inputs
 from winml.modelkit.load.caches.finding import find_cache
 from winml.modelkit.load.caches.inputs import PAST_KEY
-from winml.modelkit.load.caches.layout import TOKEN_VECTORS, CacheLayout
+from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.families.family import FoundParts, part_of_decision
 from winml.modelkit.load.families.image_features import FEATURES, ImageCode, find_image_code, has_image_code
@@ -125,11 +125,11 @@ class _Found:
             self.model,
             replace(decision, inputs=(*decision.inputs, features), notes=(*self.plain.notes, _WITHOUT_IMAGES)),
             {},
-            NestedArguments((_TOKENS, FEATURES), {}, dict, lambda answer: {TOKEN_VECTORS: answer}),
+            NestedArguments((_TOKENS, FEATURES), {}, dict, lambda answer: {EMBEDDED: answer}),
             name=EMBEDDING,
             path=self.code.owner,
             entry=self.code.token_vectors,
-            feeds=(PartFeed(TOKEN_VECTORS, DECODER, TOKEN_VECTORS),),
+            feeds=(PartFeed(EMBEDDED, DECODER, EMBEDDED),),
         )
 
     def decoder_part(self, layout: CacheLayout) -> ModelPart:
@@ -152,10 +152,10 @@ class _Found:
         plain = self._among([name for name in (_TOKENS, _MASK) if name in self._names])
         tokens = plain.inputs[0]
         shape = (*tokens.shape, self.code.feature_shape[-1])
-        vectors = InputTensorSpec(name=TOKEN_VECTORS, shape=shape, dtype=self._dtype)
+        vectors = InputTensorSpec(name=EMBEDDED, shape=shape, dtype=self._dtype)
         keys: dict[str, tuple[str | None, ...]] = {
             **plain.meanings.keys,
-            TOKEN_VECTORS: (*plain.meanings.keys[_TOKENS], None),
+            EMBEDDED: (*plain.meanings.keys[_TOKENS], None),
         }
         del keys[_TOKENS]
         bounds = dict(plain.meanings.bounds)
