@@ -84,8 +84,8 @@ class ShownModel(DecoderModel):
         # Called by transformers' loop, which knows the names in a signature only.
         names = {item.name for item in self.graph.image_inputs}
         others = {name: value for name, value in model_kwargs.items() if name not in names}
-        validate: Any = super()._validate_model_kwargs  # declared for models of torch
-        validate(others)
+        loop: Any = super()  # declared for models of torch
+        loop._validate_model_kwargs(others)
 
     def forward(
         self,
