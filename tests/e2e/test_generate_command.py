@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from e2e.in_process import run_here
+from encoded import save_encoder_decoder
 from generating import PROMPT, build_decoder, save_decoder
-from winml.modelkit import WinMLModelForCausalLM
+from winml.modelkit import WinMLBuildConfig, WinMLModelForCausalLM, WinMLModelForSeq2SeqLM
 from winml.modelkit.errors import UsageError
 
 TEXTS = [PROMPT, "a node runs on the graph and it had text"]
@@ -239,3 +241,51 @@ def test_perf_measures_prompts_and_steps(built: Path, plain: Path) -> None:
     assert (2, True) == (refused.code, "has no cache" in refused.err)
     both = run_here("perf", built, "--generation", "--by-module")
     assert (2, True) == (both.code, "--by-module has no meaning with --generation" in both.err)
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small T5, built as encoder and decoder."""
+    checkpoint = save_encoder_decoder(tmp_path_factory.mktemp("t5") / "checkpoint", "t5")
+    return build_decoder(checkpoint, tmp_path_factory.mktemp("built") / "t5")
+
+
+def test_encoder_decoder_writes_what_pytorch_writes(translator: Path) -> None:
+    """From the command with our own loop, and from Python; the folder says what it was made from."""
+    record = answer(translator, "-p", PROMPT, "--max-new-tokens", "8", "--reference")
+    assert "winml" == record["loop"]
+    assert record["tokens"] == record["reference"]["tokens"]
+    assert record["reference"]["difference"] is None
+    model: Any = WinMLModelForSeq2SeqLM.from_pretrained(translator)
+    assert isinstance(model, WinMLModelForSeq2SeqLM)
+    tokens = model.generate(torch.tensor([record["prompt_tokens"]]), max_new_tokens=8)
+    assert record["tokens"] == tokens[0, 1:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--audio", "a.wav"], "--audio is given, and encoder.onnx takes input_ids, attention_mask"),
+        (["-p", "a", "--chat"], "--chat: an encoder-decoder answers a text as it is"),
+        ([], "nothing was given to go on with"),
+    ],
+)
+def test_encoder_decoder_refuses_what_its_encoder_does_not_read(
+    translator: Path, arguments: list[str], message: str
+) -> None:
+    """With what it does read, before a graph is opened."""
+    outcome = run_here("generate", translator, *arguments)
+    assert 2 == outcome.code
+    assert message in outcome.err
+
+
+def test_recording_is_written_down(tmp_path: Path) -> None:
+    """The feature extractor beside the model prepares it."""
+    soundfile = pytest.importorskip("soundfile")
+    checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "whisper")
+    config = WinMLBuildConfig.model_validate({"export": {"exporter": "torchscript"}})
+    built = build_decoder(checkpoint, tmp_path / "built", config=config)
+    soundfile.write(tmp_path / "a.wav", np.sin(np.arange(12_000) / 9, dtype=np.float32), 12_000)
+    record = answer(built, "--audio", str(tmp_path / "a.wav"), "--max-new-tokens", "6")
+    assert 6 == len(record["tokens"])
+    assert "--audio" in run_here("generate", built, "-p", "a").err

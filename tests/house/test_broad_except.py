@@ -11,6 +11,7 @@ from house.sources import functions, modules
 
 BOUNDARIES: dict[str, str] = {
     "verify.generation:generate_reference": "a foreign generate() raises what it likes; it is then told as the reason",
+    "verify.parts.encoded_generation:_generate": "as generate_reference: a foreign generate()",
     "verify.reference_run:run_reference": "a foreign forward raises what it likes; said again with inputs and module",
     "verify.by_module.first_wrong_module:name_first_wrong_module": "the failure stays as it is; says what went wrong",
     "flows.evaluate.sides:TorchSide.run": "a foreign forward raises what it likes; said again with its values",
@@ -22,7 +23,7 @@ BOUNDARIES: dict[str, str] = {
     "export.torchscript.capturing:capture_torchscript": "the exporter raises what it likes; named with its operator",
     "graph.files.orphaned_data:_named_data": "what is replaced may be anything at all; then it names no data of ours",
     "graph.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
-    "inference.generation.causal_lm:generate_with_transformers.work": "raised again in the thread that waits",
+    "inference.generation.causal_lm:generated_by.work": "raised again in the thread that waits",
     "inference.generation.text:_TokenizerOfFile.__init__": "the tokenizers library raises nothing more narrow",
     "inference.generation.text:chat_prompt": "a template is foreign code and raises what it likes; said again as its",
     "inspect.weightless:run_weightless": "a foreign forward may need values; becomes a result with its reason",

@@ -103,22 +103,26 @@ def part_files(name: str) -> Mapping[str, Path]:
         ModelPathError: there is no such folder.
         InputError: a file in it is damaged.
     """
-    from winml.modelkit.graph.bundle import ModelBundle, read_part_description
-    from winml.modelkit.results.build_manifest import read_manifest
-
     folder = named_path(name.strip())
     if not folder.is_dir():
         return {}
-    files = sorted(folder.glob(f"*{MODEL_SUFFIX}"))
     if (folder / BUILD_MANIFEST_NAME).is_file():
+        from winml.modelkit.results.build_manifest import read_manifest
+
         try:
             manifest = read_manifest((folder / BUILD_MANIFEST_NAME).read_bytes())
         except (OSError, ValueError):
             return {}
-        files = [folder / part.model[0].name for part in manifest.parts if part.model]
-    described = {path: read_part_description(path) for path in files if path.is_file()}
-    parts = [path for path, about in described.items() if about is not None and about.is_one_of_several]
-    return ModelBundle.read(parts).paths if len(parts) > 1 else {}
+        parts = {part.name: folder / part.model[0].name for part in manifest.parts if part.model}
+        return parts if len(parts) > 1 and all(path.is_file() for path in parts.values()) else {}
+    files = sorted(folder.glob(f"*{MODEL_SUFFIX}"))
+    if len(files) < 2:
+        return {}
+    from winml.modelkit.graph.bundle import ModelBundle, read_part_description  # imports onnx
+
+    described = {path: read_part_description(path) for path in files}
+    of_several = [path for path, about in described.items() if about is not None and about.is_one_of_several]
+    return ModelBundle.read(of_several).paths if len(of_several) > 1 else {}
 
 
 def _built_model(folder: Path) -> Path | None:

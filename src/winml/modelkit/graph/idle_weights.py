@@ -16,7 +16,7 @@ def idle_weight_bytes(model: ir.Model) -> int:
     """Return the size of the weights whose values reach no output of the graph, other than as sizes."""
     read: set[str] = set()
     seen: set[ir.Node] = set()
-    waiting = [value for value in model.graph.outputs if value is not None]
+    waiting = list(model.graph.outputs)
     while waiting:
         value = waiting.pop()
         node = value.producer()

@@ -6,6 +6,7 @@ A layout places what a build has made; it changes no graph. Stages and their fil
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,12 +135,26 @@ def refuse_models(layout: Layout, models: Sequence[Path]) -> None:
             f"--layout {layout.name}: {layout.readers} takes a model of one part, and this one has {len(models)}",
             hint="Leave --layout out.",
         )
+    if layout is not PLAIN and (decoder := next((path for path in models if _reads_encoded_cache(path)), None)):
+        raise UsageError(
+            f"--layout {layout.name}: {decoder.name} takes keys and values that the encoder computed, and "
+            f"{layout.readers} lets the decoder compute them",
+            hint="Leave --layout out: winml generate and WinMLModelForSeq2SeqLM run the model.",
+        )
     texts = [entry.value for entry in read_structure(models[0]).metadata_props if entry.key == MODEL_KEY]
     try:
         task = json.loads(texts[0]).get("task") if texts else None
     except (ValueError, AttributeError):
         task = None
     refuse_task(layout, task, is_described=bool(texts))
+
+
+def _reads_encoded_cache(model: Path) -> bool:
+    """Say whether a graph takes keys and values that another part computes."""
+    from winml.modelkit.graph.files.reading import read_structure  # imports onnx
+
+    names = [value.name for value in read_structure(model).graph.input]
+    return any(re.fullmatch(r"past_key_values\.\d+\.encoder\.(key|value)", name) for name in names)
 
 
 def refuse_task(layout: Layout, task: str | None, *, is_described: bool = True) -> None:

@@ -1,0 +1,180 @@
+"""An encoder-decoder as two graphs: names, tags, what they generate together, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+import transformers
+
+from encoded import save_encoder_decoder
+from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
+from winml.modelkit.builds.layouts.layout import LAYOUTS, refuse_models
+from winml.modelkit.errors import UsageError, VerificationError
+from winml.modelkit.graph.bundle import ModelBundle, PartFeed
+from winml.modelkit.inference.generation.seq2seq import EncodedModel
+from winml.modelkit.load.model import load_model
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.verify.parts.encoded_generation import EncodedParts, compare_encoded_generation
+from winml.modelkit.verify.reference_run import prepared_part
+
+CLASSES = {
+    "t5": "T5ForConditionalGeneration",
+    "bart": "BartForConditionalGeneration",
+    "whisper": "WhisperForConditionalGeneration",
+}
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A checkpoint, its graphs, and both as models that generate."""
+
+    folder: Path
+    result: ExportResult
+    reference: Any
+    model: EncodedModel
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Return what is encoded: two rows, of texts one padded."""
+        draw = torch.Generator().manual_seed(1)
+        if self.model.main_input_name != "input_ids":
+            return {self.model.main_input_name: torch.randn((2, 8, 100), generator=draw)}
+        tokens = torch.randint(3, 100, (2, 9), generator=draw)
+        mask = torch.ones_like(tokens)
+        mask[0, 6:] = 0
+        return {"input_ids": tokens, "attention_mask": mask}
+
+
+@pytest.fixture(scope="module", params=CLASSES)
+def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoded:
+    """Each of them, exported and verified."""
+    folder = save_encoder_decoder(tmp_path_factory.mktemp(request.param) / "checkpoint", request.param)
+    # dynamo, which is better for the encoder of Whisper, takes ten seconds more: see the graph below.
+    exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
+    result = exporter.export_checkpoint(ModelRequest(str(folder)), folder / "onnx" / "model.onnx")
+    reference = getattr(transformers, CLASSES[request.param]).from_pretrained(folder).eval()
+    return Encoded(folder, result, reference, EncodedModel(*(part.model_path for part in result.parts)))
+
+
+def test_names_are_those_other_tools_know(encoded: Encoded) -> None:
+    """The encoder answers the keys and values that the decoder takes in every step; each has a layer and a side."""
+    encoder, decoder = encoded.result.parts
+    cross = [f"{layer}.encoder.{kind}" for layer in range(2) for kind in ("key", "value")]
+    assert ["last_hidden_state", *(f"present.{name}" for name in cross)] == [spec.name for spec in encoder.outputs]
+    states = {spec.name: spec for spec in decoder.inputs if spec.cache is not None}
+    assert {f"past_key_values.{name}" for name in cross} < set(states)
+    slot = states["past_key_values.1.decoder.value"].cache
+    assert slot is not None
+    assert (1, "value", "decoder") == (slot.layer, slot.kind, slot.side)
+    assert ["batch", "decoder_sequence"] == list(decoder.inputs[0].shape)
+    assert "past_sequence" == states["past_key_values.0.decoder.key"].shape[2]
+    bundle = ModelBundle.read([part.model_path for part in encoded.result.parts])
+    feed = PartFeed("present.0.encoder.key", "decoder", "past_key_values.0.encoder.key")
+    assert feed in bundle.feeds["encoder"]
+    assert {"decoder"} == {feed.part for feed in bundle.feeds["decoder"]}
+
+
+def test_projections_of_what_was_encoded_are_in_the_encoder_with_their_paths(encoded: Encoded) -> None:
+    """Tags are those of the whole model; every node has one."""
+    encoder, decoder = encoded.result.parts
+    assert (100.0, 100.0) == (encoder.coverage.percent, decoder.coverage.percent)
+    modules = {node.module for node in encoder.nodes}
+    cross = {path for path in modules if path.endswith(("EncDecAttention", "encoder_attn"))}
+    assert 2 == len(cross)
+    assert all("decoder." in path for path in cross)
+
+
+def test_text_of_both_files_is_compared(encoded: Encoded) -> None:
+    """With PyTorch's own generation, in every step."""
+    verification = encoded.result.parts[1].verification
+    assert verification is not None
+    text = verification.generation
+    assert text is not None
+    assert (2, 32, 4) == (text.rows, text.new_tokens, text.second_prompt_tokens)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"do_sample": True, "top_k": 5}], ids=str)
+def test_transformers_loop_writes_the_same_text(encoded: Encoded, settings: dict[str, Any]) -> None:
+    """Greedily, with beams whose rows are repeated, and drawn at random."""
+    texts = []
+    for model in (encoded.model, encoded.reference):
+        torch.manual_seed(0)
+        # Whisper's own loop cuts recordings into pieces, and calls this one.
+        generate: Any = transformers.GenerationMixin.generate
+        texts.append(generate(model, **encoded.inputs(), max_new_tokens=12, **settings))
+    assert torch.equal(*texts)
+
+
+def test_graphs_of_two_models_do_not_write_the_text(encoded: Encoded, tmp_path: Path) -> None:
+    """The comparison finds a decoder that was given what another encoder answered."""
+    loaded = load_model(ModelRequest(str(encoded.folder)))
+    encoder, decoder = loaded.parts
+    paths = [part.model_path for part in encoded.result.parts]
+    other = onnx.load(paths[0])
+    for weight in other.graph.initializer:
+        if weight.data_type == onnx.TensorProto.FLOAT:
+            weight.raw_data = bytes(len(weight.raw_data))
+    onnx.save(other, tmp_path / "encoder.onnx")
+    with prepared_part(decoder) as prepared:
+        parts = EncodedParts(encoder, prepared, paths[1], paths[0])
+        assert not isinstance(compare_encoded_generation(parts, 0), str)
+        with pytest.raises(VerificationError, match="at the first token the scores are not those of PyTorch"):
+            compare_encoded_generation(dataclasses.replace(parts, encoder_path=tmp_path / "encoder.onnx"), 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_readers_that_compute_the_keys_in_the_decoder_are_refused(encoded: Encoded, layout: str) -> None:
+    """A folder that nobody can open is not written."""
+    with pytest.raises(UsageError, match=f"--layout {layout}"):
+        refuse_models(LAYOUTS[layout], [part.model_path for part in encoded.result.parts])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small T5."""
+    return save_encoder_decoder(tmp_path_factory.mktemp("t5") / "checkpoint", "t5")
+
+
+def test_submodel_narrows_what_is_written(checkpoint: Path, tmp_path: Path) -> None:
+    """The file says still which parts there are; PyTorch encodes what it is compared with."""
+    request = ModelRequest(str(checkpoint), submodel=("decoder",))
+    result = HTPExporter().export_checkpoint(request, tmp_path / "t5.onnx")
+    assert ["t5_decoder.onnx"] == [path.name for path in tmp_path.glob("*.onnx")]
+    (decoder,) = result.parts
+    assert decoder.description is not None
+    assert ("encoder", "decoder") == decoder.description.part_names
+    assert decoder.verification is not None
+    assert decoder.verification.generation is not None
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        ({"submodel": ("decode",)}, "--submodel decode: T5ForConditionalGeneration has no such part"),
+        ({"submodel": ("decoder",), "cache": False}, "becomes one graph and has no parts"),
+        ({"logits": "last"}, "computes the scores of all tokens"),
+    ],
+)
+def test_parts_that_are_not_there_are_refused(checkpoint: Path, wishes: dict[str, Any], message: str) -> None:
+    """Before any weight is read, with those there are."""
+    with pytest.raises(UsageError, match=message) as raised:
+        load_model(ModelRequest(str(checkpoint), **wishes))
+    assert "decode" not in wishes.get("submodel", ()) or "It has encoder, decoder." in raised.value.hint
+
+
+def test_sizes_that_are_given_are_fixed_in_both_parts(checkpoint: Path) -> None:
+    """The length of what is encoded is the same number at both; what nobody named stays open."""
+    from winml.modelkit.load.inputs.options import ShapeConfig
+
+    request = ModelRequest(str(checkpoint), batch_size=1, shape_config=ShapeConfig(sequence_length=24))
+    encoder, decoder = load_model(request).parts
+    assert {(1, 24)} == {spec.shape for spec in encoder.inputs}
+    shapes = {spec.name: spec.shape for spec in decoder.inputs}
+    assert (1, 4, 24, 8) == shapes["past_key_values.0.encoder.key"]
+    assert (1, 24) == shapes["encoder_attention_mask"]
+    assert (1, "decoder_sequence") == shapes["input_ids"]

@@ -1,0 +1,64 @@
+"""Which tokens may stand at the beginning and the end of what an encoder-decoder writes?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from winml.modelkit.errors import InputError
+from winml.modelkit.inference.generation.beginnings import TextBeginning, read_beginning
+
+
+def folder(path: Path, generation: dict[str, Any], config: dict[str, Any] | None = None) -> Path:
+    """Write the files beside a model."""
+    (path / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+    (path / "config.json").write_text(json.dumps(config or {}), encoding="utf-8")
+    return path
+
+
+def chosen(beginning: TextBeginning, position: int, *, is_last: bool = False) -> set[int]:
+    """Return the tokens of six that may stand at a place."""
+    scores = beginning.scores(np.zeros(6, np.float32), position, is_last=is_last)
+    return {int(token) for token in np.flatnonzero(np.isfinite(scores))}
+
+
+def test_forced_tokens_of_a_translator_are_the_first_and_the_last(tmp_path: Path) -> None:
+    """The language is told by the first token; the longest text ends all the same."""
+    written = {"decoder_start_token_id": 2, "forced_bos_token_id": 4, "forced_eos_token_id": 1}
+    beginning, settings = read_beginning(folder(tmp_path, written))
+    assert (2, {4}, {1}) == (beginning.start, chosen(beginning, 1), chosen(beginning, 9, is_last=True))
+    assert {0, 1, 2, 3, 4, 5} == chosen(beginning, 2)
+    assert settings.for_transformers is None
+
+
+def test_language_that_nobody_named_is_chosen_among_languages(tmp_path: Path) -> None:
+    """As in Whisper: a language, the task, no times; then suppressed tokens stand nowhere, others not first."""
+    written = {
+        "decoder_start_token_id": 0,
+        "forced_decoder_ids": [[1, None], [2, 3]],
+        "lang_to_id": {"<|en|>": 1, "<|de|>": 2},
+        "no_timestamps_token_id": 4,
+        "suppress_tokens": [5],
+        "begin_suppress_tokens": [1, 2],
+    }
+    beginning, settings = read_beginning(folder(tmp_path, written))
+    assert [{1, 2}, {3}, {4}, {0, 3, 4}] == [chosen(beginning, place) for place in (1, 2, 3, 4)]
+    assert {0, 1, 2, 3, 4} == chosen(beginning, 5)
+    assert settings.for_transformers is None
+
+
+def test_what_only_transformers_knows_is_left_to_its_loop(tmp_path: Path) -> None:
+    """Beams are not ours; the first token may stand in the config alone."""
+    beginning, settings = read_beginning(folder(tmp_path, {"num_beams": 4}, {"decoder_start_token_id": 7}))
+    assert 7 == beginning.start
+    assert {"num_beams": 4} == settings.for_transformers
+
+
+def test_folder_that_names_no_first_token_is_refused(tmp_path: Path) -> None:
+    """Any token would begin another text."""
+    with pytest.raises(InputError, match="decoder_start_token_id"):
+        read_beginning(folder(tmp_path, {}))
