@@ -38,8 +38,8 @@ from winml.modelkit.results.written_file import WrittenFile
 from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
 from winml.modelkit.verify.other_sizes import WrittenGraph
 from winml.modelkit.verify.parts.encoded_generation import EncodedParts, compare_encoded_generation
+from winml.modelkit.verify.parts.seen_generation import SeenParts, compare_seen_generation
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
-from winml.modelkit.verify.seen_generation import SeenParts, compare_seen_generation
 from winml.modelkit.verify.written_file import measure_written_file, verify_written_file
 from winml.modelkit.words import size_words
 

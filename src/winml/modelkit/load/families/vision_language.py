@@ -55,6 +55,12 @@ def vision_language_parts(
     """
     if task not in _TASKS or not has_image_code(model):
         return FoundParts()
+    found = _find_parts(model, checkpoint, task, request)
+    # Of a model that also goes on with text alone, the family of decoders says why it has no cache.
+    return replace(found, notes=()) if task == "text-generation" else found
+
+
+def _find_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest) -> FoundParts:
     shape = request.shape_config and request.shape_config.model_copy(update={PAST_KEY: None})
     plain = decide_inputs(
         model, checkpoint.config, checkpoint.root, task=task, shape=shape, batch_size=request.batch_size
