@@ -12,6 +12,7 @@ from house.sources import functions, modules
 BOUNDARIES: dict[str, str] = {
     "verify.generation:generate_reference": "a foreign generate() raises what it likes; it is then told as the reason",
     "verify.parts.encoded_generation:_generate": "as generate_reference: a foreign generate()",
+    "verify.parts.seen_generation:_generate": "as generate_reference: a foreign generate()",
     "verify.reference_run:run_reference": "a foreign forward raises what it likes; said again with inputs and module",
     "verify.by_module.first_wrong_module:name_first_wrong_module": "the failure stays as it is; says what went wrong",
     "flows.evaluate.sides:TorchSide.run": "a foreign forward raises what it likes; said again with its values",
@@ -26,6 +27,7 @@ BOUNDARIES: dict[str, str] = {
     "inference.generation.causal_lm:generated_by.work": "raised again in the thread that waits",
     "inference.generation.text:_TokenizerOfFile.__init__": "the tokenizers library raises nothing more narrow",
     "inference.generation.text:chat_prompt": "a template is foreign code and raises what it likes; said again as its",
+    "inference.generation.shown_writing:_chat_text": "as chat_prompt: a template is foreign code",
     "inspect.weightless:run_weightless": "a foreign forward may need values; becomes a result with its reason",
     "load.inputs.alike_axes:accepts_shapes.call": "a foreign forward raises what it likes; it does not take the shapes",
     "load.inputs.argument_names:_record": "a user's constructor raises what it likes; said again with its members",

@@ -1,4 +1,4 @@
-"""A model of text and images is exported as one graph, and the file tells which values it takes."""
+"""A model of text and images without a cache is exported as one graph, and the file tells which values it takes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_export_of_text_and_image_is_one_graph_that_remembers_its_places(tmp_pat
     """It agrees with PyTorch, inspect announces its inputs, and values drawn for it hold the places of the image."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAVA), encoding="utf-8")
-    request = ModelRequest(str(config), random_weights=True)
+    request = ModelRequest(str(config), random_weights=True, cache=False)
 
     exported = HTPExporter(WinMLExportConfig()).export_checkpoint(request, tmp_path / "model.onnx")
 
     assert exported.verification is not None
     assert exported.verification.is_verified
     assert ["input_ids", "pixel_values", "attention_mask"] == [spec.name for spec in exported.inputs]
-    assert exported.inputs == inspect_model(ModelRequest(str(config))).inputs
+    assert exported.inputs == inspect_model(ModelRequest(str(config), cache=False)).inputs
     assert any("each row begins with 16 tokens that hold the place of an image" in note for note in exported.notes)
     session = Session(tmp_path / "model.onnx")
     written: list[dict[str, Any]] = json.loads(session.metadata["winml.io.inputs"])

@@ -7,7 +7,9 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 __all__ = [
     "DECODER",
+    "EMBEDDING",
     "ENCODER",
+    "VISION",
     "built_part_name",
     "data_path",
     "is_data_of",
@@ -29,6 +31,8 @@ ONLY_PART = "model"
 """The name of the part of a model that has one only; files do not bear it."""
 ENCODER, DECODER = "encoder", "decoder"
 """The names of the parts of an encoder-decoder."""
+VISION, EMBEDDING = "vision", "embedding"
+"""The names of the parts before the decoder, in a model that is shown images."""
 BUILD_CONFIG_NAME = "winml_build_config.json"
 BUILD_MANIFEST_NAME = "build_manifest.json"
 EVALUATION_NAME = "eval.json"

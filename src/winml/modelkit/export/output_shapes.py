@@ -97,7 +97,7 @@ def with_named_sums(shapes: Mapping[str, Shape], inputs: Sequence[InputTensorSpe
         frozenset(map(str, terms)): name
         for spec in inputs
         for name, terms in spec.sums.items()
-        if len(set(terms)) == len(terms)
+        if 1 < len(set(terms)) == len(terms)
     }
 
     def named(size: int | str) -> int | str:

@@ -125,6 +125,7 @@ def prepared_for_export(
     forward_options: Mapping[str, Any] | None = None,
     *,
     path: str = "",
+    entry: Callable[[nn.Module], Callable[..., Any]] | None = None,
     arguments: ArgumentBuilder | None = None,
     plain_attention: bool = True,
 ) -> Iterator[FlatForward]:
@@ -136,7 +137,8 @@ def prepared_for_export(
     method, compiled modules, the gradient mode and the way attention is computed are always restored.
 
     With ``path``, the forward of that module inside ``model`` is called alone, through the modules around it, so that
-    its scopes are those it has in the whole model. ``arguments`` makes the arguments of the tensors, where these do not
+    its scopes are those it has in the whole model. ``entry`` returns what is called in place of that forward, such as
+    another method. ``arguments`` makes the arguments of the tensors, where these do not
     stand by themselves.
 
     Raises:
@@ -145,7 +147,10 @@ def prepared_for_export(
     _refuse_scripted(model)
     training = {module: module.training for module in model.modules()}
     with contextlib.ExitStack() as replaced:
-        forward: Callable[..., Any] = model.get_submodule(path).forward
+        module = model.get_submodule(path)
+        forward: Callable[..., Any] = module.forward if entry is None else entry(module)
+        if entry is not None and path:
+            replaced.enter_context(_forward_replaced(module, forward))
         for outer, inner in reversed(list(pairwise(_modules_on(model, path)))):
             forward = _calling(inner, forward)
             if outer is not model:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,11 +17,12 @@ from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
 from winml.modelkit.builds.found_models import onnx_file_in, part_files
 from winml.modelkit.builds.open_sizes import build_with_open_sizes
 from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError
-from winml.modelkit.file_names import DECODER, ENCODER
+from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, VISION
 from winml.modelkit.inference.built_model import WinMLModel, described_model
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
 from winml.modelkit.inference.generation.graph import DecoderGraph
 from winml.modelkit.inference.generation.seq2seq import EncodedModel
+from winml.modelkit.inference.generation.shown_model import ShownModel
 from winml.modelkit.inference.model_folder import config_beside, pad_token_beside
 from winml.modelkit.load.checkpoints.task import canonical_task, inference_class, inference_classes
 from winml.modelkit.load.request import ModelRequest
@@ -82,7 +83,7 @@ class _BuiltModel(WinMLModel):
             cls._refuse_for_onnx(path, {"precision": precision, "task": task, **load})
             return cls.from_onnx(path, config=config, ep=ep, device=device, pad_token_id=pad_token_id)
         result = build_with_open_sizes(request, config, ep=ep, precision=precision)
-        if {ENCODER, DECODER} <= result.part_paths.keys():
+        if _generates(result.part_paths):
             return cls._open_parts(result.part_paths, ep=ep, device=device)
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
 
@@ -134,10 +135,16 @@ class _BuiltModel(WinMLModel):
 
     @classmethod
     def _open_parts(cls, parts: Mapping[str, Path], **options: Any) -> WinMLModel:
-        """Open an encoder and its decoder, as an object of this class that generates."""
+        """Open a decoder and what makes its inputs, as an object of this class that generates."""
         cls._refuse_other_task(parts[DECODER])
-        opened: Any = _encoded_class(cls.__name__)(parts[ENCODER], parts[DECODER], **options)
-        opened.path, opened.inputs = str(parts[DECODER]), opened.graphs.inputs
+        opened: Any
+        if VISION in parts:
+            opened = _generating_class(ShownModel, cls.__name__)(parts, **options)
+            opened.inputs = opened.graph.image_inputs
+        else:
+            opened = _generating_class(EncodedModel, cls.__name__)(parts[ENCODER], parts[DECODER], **options)
+            opened.inputs = opened.graphs.inputs
+        opened.path = str(parts[DECODER])
         opened.task = described_model(parts[DECODER]).get("task")
         model: WinMLModel = opened
         return model
@@ -153,19 +160,24 @@ class _BuiltModel(WinMLModel):
 
 
 @functools.cache
-def _encoded_class(name: str) -> type[EncodedModel]:
-    """Return the class of models of a task that are an encoder and a decoder."""
+def _generating_class(base: type[DecoderModel], name: str) -> Any:
+    """Return the class of models of a task, by its name, whose parts are run by ``base``."""
     cls = INFERENCE_CLASSES[name]
-    return type(cls.__name__, (EncodedModel, cls), {"__doc__": cls.__doc__, "__module__": cls.__module__})
+    return type(cls.__name__, (base, cls), {"__doc__": cls.__doc__, "__module__": cls.__module__})
 
 
 def _parts_in(name: str) -> Mapping[str, Path]:
-    """Return encoder and decoder where a name is a folder with both; empty where it is anything else."""
+    """Return the parts of a model that generates where a name is the folder of one; empty where it is another."""
     try:
         parts = part_files(name)
     except ModelPathError:
         return {}  # whoever reads the name says what is wrong with it
-    return parts if {ENCODER, DECODER} <= parts.keys() else {}
+    return parts if _generates(parts) else {}
+
+
+def _generates(parts: Collection[str]) -> bool:
+    """Say whether these are the parts of a model that generates."""
+    return any(set(needed) <= set(parts) for needed in ((ENCODER, DECODER), (VISION, EMBEDDING, DECODER)))
 
 
 class WinMLAutoModel(_BuiltModel):

@@ -78,6 +78,8 @@ class ModelPart:
     """``model`` for the only part; else ``encoder``, ``decoder``, ``vision`` and the like."""
     path: str = ""
     """Where the module of the part is in ``model``; ``""`` is the whole model."""
+    entry: Callable[[torch.nn.Module], Callable[..., Any]] | None = None
+    """Given the module of the part, returns what is called in place of its forward; None: the forward."""
     forward_kwargs: Mapping[str, bool | int] = field(default_factory=dict)
     """Fixed keywords of every call: a cache or none, named outputs."""
     arguments: NestedArguments | None = None

@@ -24,7 +24,7 @@ from winml.modelkit.compare.outputs import compare_outputs
 from winml.modelkit.errors import VerificationError, first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.caches.arguments import empty_states
-from winml.modelkit.load.caches.layout import CacheLayout
+from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
@@ -35,7 +35,11 @@ __all__ = [
     "as_the_user_calls_it",
     "compare_generation",
     "generate_reference",
+    "generated_text",
+    "generates_alone",
+    "most_tokens",
     "plain_generation",
+    "reason_against",
     "tied_rows",
 ]
 
@@ -84,6 +88,11 @@ class GeneratedText:
         return len(self.steps) - 1
 
 
+def generates_alone(part: ModelPart) -> bool:
+    """Say whether a part turns tokens into further ones without another."""
+    return part.cache is not None and not part.cache.side and any(spec.name == _TOKENS for spec in part.inputs)
+
+
 def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str:
     """Let the model generate in PyTorch, with a cache of its own; return why not, where it cannot.
 
@@ -92,31 +101,54 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
         seed: Seed of the prompts.
     """
     part = prepared.part
-    if reason := _reason_against(part):
+    if reason := reason_against(part):
         return reason
-    room = _most_tokens(part)
+    room = most_tokens(part)
     count = min(_NEW_TOKENS, room - _PROMPT - _SECOND_PROMPT) if room is not None else _NEW_TOKENS
     if count < 1:
         return f"the model has no more than {room} positions"
     tokens, mask = _prompts(part, seed)
     try:
         with as_the_user_calls_it(prepared), unchanged_attributes(prepared.model), quiet_libraries(), _FewRows():
-            return _generated(part, prepared.model, (tokens, mask), count)
+            return generated_text(part, prepared.model, (tokens, mask), count)
     except Exception as error:  # code of the model
         return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
 
 
-def _generated(part: ModelPart, model: Any, prompt: tuple[torch.Tensor, torch.Tensor], count: int) -> GeneratedText:
+def generated_text(
+    part: ModelPart,
+    model: Any,
+    prompt: tuple[torch.Tensor, torch.Tensor],
+    count: int,
+    shown: Mapping[str, torch.Tensor] | None = None,
+    never: Sequence[int] = (),
+) -> GeneratedText:
+    """Let a model generate, and read a second prompt after that.
+
+    Args:
+        part: What keeps the cache.
+        model: Called as its user calls it.
+        prompt: Tokens and their mask.
+        count: Number of new tokens.
+        shown: Further inputs of the first run, such as images.
+        never: Tokens that are not chosen.
+    """
     tokens, mask = prompt
     assert part.cache is not None
-    with plain_generation(model, count):
+    with plain_generation(model, count, **({"suppress_tokens": list(never)} if never else {})):
         result = model.generate(
-            tokens, attention_mask=mask, use_cache=True, return_dict_in_generate=True, output_logits=True
+            tokens,
+            attention_mask=mask,
+            use_cache=True,
+            return_dict_in_generate=True,
+            output_logits=True,
+            **(shown or {}),
         )
     steps = [_Step(to_numpy(tokens), to_numpy(mask), to_numpy(result.logits[0])[:, None])]
     for number, scores in enumerate(result.logits[1:], start=1):
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-        chosen = result.sequences[:, _PROMPT + number - 1 : _PROMPT + number]
+        end = tokens.shape[1] + number
+        chosen = result.sequences[:, end - 1 : end]
         steps.append(_Step(to_numpy(chosen), to_numpy(mask), to_numpy(scores)[:, None]))
     # The last token was chosen and not read yet.
     second = torch.cat([result.sequences[:, -1:], tokens[:, -_SECOND_PROMPT + 1 :]], dim=1)
@@ -130,7 +162,8 @@ def _generated(part: ModelPart, model: Any, prompt: tuple[torch.Tensor, torch.Te
 def _scores_after(part: ModelPart, model: nn.Module, step: _Step, cache: Any) -> NDArray[Any]:
     """Return what PyTorch answers to tokens after those in its own cache, one by one where a state asks for it."""
     assert part.cache is not None
-    names = {spec.name for spec in part.inputs}
+    # The model takes tokens, also where the graph takes their vectors.
+    names = {_TOKENS, *(spec.name for spec in part.inputs)}
     scores = []
     for run in _single_tokens(step) if part.cache.is_recurrent else [step]:
         named = {_TOKENS: run.tokens, _MASK: _told_mask(part.cache, run), _POSITIONS: run.positions}
@@ -146,6 +179,7 @@ def compare_generation(
     run_file: Callable[[Draw], Mapping[str, NDArray[Any]]],
     computed_in: Sequence[str],
     is_rounding: Callable[[Draw], bool],
+    vectors_of: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
 ) -> GenerationInfo:
     """Compare the scores a graph gives, token by token, with those of PyTorch.
 
@@ -155,6 +189,7 @@ def compare_generation(
         run_file: Runs the file.
         computed_in: Dtypes the model computes in.
         is_rounding: Says of inputs whether rounding decides what PyTorch answers.
+        vectors_of: Returns the vectors of tokens, for a graph that takes these.
 
     Raises:
         VerificationError: the scores of a step differ; names it.
@@ -167,7 +202,8 @@ def compare_generation(
     while number < len(text.steps) and stopped_after is None:
         joined = text.steps[number : number + _joined_count(number, text, reads_several)]
         for run in _runs(part, _joined(joined)):
-            feeds = _feeds(part, run, states)
+            told = states if vectors_of is None else {**states, EMBEDDED: vectors_of(run.tokens)}
+            feeds = _feeds(part, run, told)
             draw = Draw({name: torch.from_numpy(value) for name, value in feeds.items()}, {}, {})
             answer = run_file(draw)
             states = _fed(part.cache, answer)
@@ -217,8 +253,7 @@ def _joined(steps: Sequence[_Step]) -> _Step:
 
 def _runs(part: ModelPart, step: _Step) -> Iterator[_Step]:
     """Yield a step as the runs a graph makes of it: one, or one for each token."""
-    tokens = next(spec for spec in part.inputs if spec.name == _TOKENS).shape[1]
-    if not isinstance(tokens, int):
+    if not isinstance(_token_count(part), int):
         yield step
         return
     yield from _single_tokens(step)
@@ -267,10 +302,9 @@ def _unequal(text: GeneratedText, number: int, difference: str) -> VerificationE
     )
 
 
-def _reason_against(part: ModelPart) -> str:
+def reason_against(part: ModelPart) -> str:
     """Return why nothing can be generated with a graph of these inputs; empty where it can."""
-    shapes = {spec.name: spec.shape for spec in part.inputs}
-    if shapes[_TOKENS][1] not in (1, *(item.name for item in part.dimensions)):
+    if _token_count(part) not in (1, *(item.name for item in part.dimensions)):
         return "the number of tokens is fixed"
     if any(isinstance(spec.shape[2], int) for spec in part.inputs if spec.cache and spec.cache.kind == "key"):
         return "the length of the cache is fixed"
@@ -279,9 +313,14 @@ def _reason_against(part: ModelPart) -> str:
     return ""
 
 
-def _most_tokens(part: ModelPart) -> int | None:
+def _token_count(part: ModelPart) -> int | str:
+    """Return how many tokens a run takes, or the name of their number."""
+    return next(spec for spec in part.inputs if spec.name in (_TOKENS, EMBEDDED)).shape[1]
+
+
+def most_tokens(part: ModelPart) -> int | None:
     """Return how many tokens a text may have; None: any number."""
-    tokens = next(spec for spec in part.inputs if spec.name == _TOKENS).shape[1]
+    tokens = _token_count(part)
     return next((item.max for item in part.dimensions if item.name == tokens), None)
 
 

@@ -61,7 +61,7 @@ def prepared_part(part: ModelPart) -> Iterator[PreparedPart]:
     """
     names = [spec.name for spec in part.inputs]
     with prepared_for_export(
-        part.model, names, part.forward_kwargs, path=part.path, arguments=part.arguments
+        part.model, names, part.forward_kwargs, path=part.path, entry=part.entry, arguments=part.arguments
     ) as forward:
         yield PreparedPart(part, forward)
 

@@ -18,7 +18,7 @@ from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.errors import ExportError, StageError, VerificationError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.verify.failure_explanation import refuse_outputs_by_value
-from winml.modelkit.verify.generation import GeneratedText, compare_generation, generate_reference
+from winml.modelkit.verify.generation import GeneratedText, compare_generation, generate_reference, generates_alone
 from winml.modelkit.verify.input_draws import InputDraws, holds_nan
 from winml.modelkit.verify.other_sizes import Draw, WrittenGraph, compare_at_other_sizes, unchanged_attributes
 from winml.modelkit.verify.other_values import (
@@ -179,7 +179,7 @@ def _with_reference_outputs(
         )
         values = run_at_other_values(weighted, written.draw, inputs.learned.rules, reads_values=bool(written.choices))
         text = None
-        if prepared.part.cache is not None and not prepared.part.cache.side:
+        if generates_alone(prepared.part):
             generated = generate_reference(weighted, inputs.seed)
             if isinstance(generated, str):
                 inputs.notes.append(f"No text was generated to compare: {generated}.")

@@ -14,7 +14,7 @@ from winml.modelkit.cli._measuring import parse_ep_options, provider_options, re
 from winml.modelkit.cli._options import debug_option, format_option
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings, tell
 from winml.modelkit.errors import UsageError, VerificationError
-from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART
+from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, VISION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +39,7 @@ Examples:
   winml generate built -p "Once upon a time" --reference
   winml generate t5-built -p "translate English to German: The house is old."
   winml generate whisper-built --audio speech.wav
+  winml generate llava-built --chat -p "What is on the table?" --image photo.jpg
 """
 
 
@@ -46,7 +47,9 @@ Examples:
 @click.argument("folder", metavar="MODEL")
 @click.option("-p", "--prompt", metavar="TEXT", help="The text to go on with, or to answer; - reads it from stdin.")
 @click.option("--audio", metavar="FILE", help="A recording, for a model that writes what it hears.")
-@click.option("--image", metavar="FILE", help="A picture, for a model that writes what it sees.")
+@click.option(
+    "--image", metavar="FILE", multiple=True, help="A picture, for a model that writes what it sees; repeatable."
+)
 @click.option("--chat", is_flag=True, help="The prompt is a message; the model's chat template asks for an answer.")
 @click.option(
     "--max-new-tokens",
@@ -79,7 +82,7 @@ def command(**options: Any) -> None:
     files = _refuse_early(options)
     text = sys.stdin.read() if options["prompt"] == STDIN else options["prompt"]
     silence_library_warnings(debug=options["debug"])
-    prompt = _prepare(files, {"prompt": text, "audio": options["audio"], "image": options["image"]}, options)
+    prompt = _prepare(files, text, options)
     if options["reference"] is not None and prompt.settings.step.is_sampled:
         raise UsageError(
             "--reference compares token by token, and tokens are drawn at random",
@@ -96,16 +99,21 @@ def command(**options: Any) -> None:
         )
 
 
-def _prepare(files: Mapping[str, Path], given: dict[str, str | None], options: dict[str, Any]) -> PreparedPrompt:
+def _prepare(files: Mapping[str, Path], text: str | None, options: dict[str, Any]) -> PreparedPrompt:
     """Return what the model is given, in its tokens."""
     asked = {key: options[key] for key in ("max_new_tokens", "temperature", "top_p", "seed")}
     if ENCODER in files:
         from winml.modelkit.inference.generation.encoded_writing import prepare_encoded
 
-        return prepare_encoded(files, given, **asked)
+        image = next(iter(options["image"]), None)
+        return prepare_encoded(files, {"prompt": text, "audio": options["audio"], "image": image}, **asked)
+    if VISION in files:
+        from winml.modelkit.inference.generation.shown_writing import prepare_shown
+
+        return prepare_shown(files, text or "", options["image"], is_chat=options["chat"], **asked)
     from winml.modelkit.inference.generation.writing import prepare_prompt
 
-    return prepare_prompt(files[ONLY_PART], given["prompt"] or "", is_chat=options["chat"], **asked)
+    return prepare_prompt(files[ONLY_PART], text or "", is_chat=options["chat"], **asked)
 
 
 def _refuse_early(options: dict[str, Any]) -> Mapping[str, Path]:
@@ -124,8 +132,19 @@ def _refuse_early(options: dict[str, Any]) -> Mapping[str, Path]:
     if {ENCODER, DECODER} <= parts.keys():
         if options["chat"]:
             raise UsageError("--chat: an encoder-decoder answers a text as it is", hint="Leave --chat out.")
+        if len(options["image"]) > 1:
+            raise UsageError(f"{len(options['image'])} pictures are given, and the model reads one", hint="Give one.")
         if media and options["reference"] is not None:
             raise UsageError(f"--reference compares texts, and {media[0]} is given", hint="Leave one of them out.")
+        return parts
+    if {VISION, EMBEDDING, DECODER} <= parts.keys():
+        if options["audio"]:
+            raise UsageError(f"--audio: {options['folder']} reads text and pictures", hint="Leave --audio out.")
+        if options["reference"] is not None:
+            raise UsageError(
+                f"--reference: {options['folder']} is shown images, which PyTorch is not given here",
+                hint="Leave --reference out; the export compared a text with PyTorch's.",
+            )
         return parts
     path = onnx_file(options["folder"])
     if path is None:

@@ -38,6 +38,7 @@ from winml.modelkit.results.written_file import WrittenFile
 from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
 from winml.modelkit.verify.other_sizes import WrittenGraph
 from winml.modelkit.verify.parts.encoded_generation import EncodedParts, compare_encoded_generation
+from winml.modelkit.verify.parts.seen_generation import SeenParts, compare_seen_generation
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
 from winml.modelkit.verify.written_file import measure_written_file, verify_written_file
 from winml.modelkit.words import size_words
@@ -189,19 +190,20 @@ def _verify_part(
 
 
 def _verify_text(run: ExportRun, prepared: PreparedPart, verification: VerificationInfo) -> VerificationInfo:
-    """Return the verification with the text that the parts generate together, where this one decodes what another
-    encoded.
+    """Return the verification with the text that the parts generate together, where this one decodes what others made.
 
     Raises:
         VerificationError: PyTorch generates another text.
     """
     decoder = prepared.part
-    if decoder.cache is None or decoder.cache.side is None:
+    if decoder.cache is None or len(run.loaded.parts) == 1:
         return verification
-    others = [part for part in run.loaded.parts if part is not decoder]
-    encoder = next(part for part in others if any(feed.part == decoder.name for feed in part.feeds))
-    parts = EncodedParts(encoder, prepared, run.staged[decoder.name], run.staged.get(encoder.name))
-    generation = compare_encoded_generation(parts, run.seed)
+    *others, maker = [part for part in run.loaded.parts if part is not decoder]
+    if decoder.cache.side is None:
+        generation = compare_seen_generation(SeenParts(others[0], maker, prepared, run.staged), run.seed)
+    else:
+        parts = EncodedParts(maker, prepared, run.staged[decoder.name], run.staged.get(maker.name))
+        generation = compare_encoded_generation(parts, run.seed)
     if isinstance(generation, str):
         run.inputs(decoder).notes.append(f"No text was generated to compare: {generation}.")
         return verification

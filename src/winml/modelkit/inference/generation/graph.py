@@ -8,7 +8,7 @@ state. Needs numpy and ONNX Runtime only. Chooses no token.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +106,9 @@ class DecoderGraph:
             of them take as many runs.
     """
 
+    fed_input: ClassVar[str] = TOKENS
+    """Name of the input that takes tokens, or what stands for them."""
+
     def __init__(self, session: Session, encoded: Collection[str] = ()) -> None:
         """Look at what the graph takes.
 
@@ -123,10 +126,10 @@ class DecoderGraph:
         self.states = state_feeds(session)
         self.encoded = tuple(name for name in self._by_name if name in encoded)
         self._refuse_other_graphs()
-        sequence = self._by_name[TOKENS].shape[1]
+        sequence = self._by_name[self.fed_input].shape[1]
         self.length = sequence if isinstance(sequence, int) else None
         self.last_cache: GraphCache | None = None
-        batch = self._by_name[TOKENS].shape[0]
+        batch = self._by_name[self.fed_input].shape[0]
         self.batch_axes = {name: batch_axis(self._by_name[name], batch) for name in self.states}
 
     @property
@@ -143,7 +146,7 @@ class DecoderGraph:
     def _masks_new_tokens(self) -> bool:
         """Whether the mask is of the tokens of a run alone, as where states hold what came before."""
         mask = self._by_name.get(MASK)
-        return mask is not None and mask.shape[1] == self._by_name[TOKENS].shape[1]
+        return mask is not None and mask.shape[1] == self._by_name[self.fed_input].shape[1]
 
     def empty_cache(self, rows: int, encoded: Mapping[str, Array] | None = None) -> GraphCache:
         """Return the state before the first token.
@@ -152,7 +155,7 @@ class DecoderGraph:
             rows: Size of the batch.
             encoded: What an encoder answered, by name of the graph input.
         """
-        batch = self._by_name[TOKENS].shape[0]
+        batch = self._by_name[self.fed_input].shape[0]
         states = [self._by_name[name] for name in self.states]
         values = {item.name: state_of_zeros(empty_state_sizes(item, batch, rows), item.dtype) for item in states}
         return GraphCache(self, values, 0, encoded)
@@ -183,7 +186,7 @@ class DecoderGraph:
         if self.has_cache and cache is None:
             cache = self.empty_cache(len(tokens))
         if cache is None or not self.has_cache:
-            feeds = self._feeds(tokens, mask, positions, 0)
+            feeds = self._feeds(tokens, mask, positions, None)
             return self._session.run(feeds, [_LOGITS])[_LOGITS][:, : tokens.shape[1]]
         step = self.length or max(tokens.shape[1], 1)
         past = cache.length
@@ -201,15 +204,18 @@ class DecoderGraph:
     def _run_step(self, tokens: Array, mask: Array | None, positions: Array | None, cache: GraphCache) -> Array:
         """Answer as many tokens as the graph takes in one run, and let the cache be what it is after them."""
         past = cache.length
-        feeds = {**self._feeds(tokens, mask, positions, past), **cache.encoded}
+        feeds = {**self._feeds(tokens, mask, positions, cache), **{name: cache.encoded[name] for name in self.encoded}}
         arrays, kept = self._session.run_with_states(feeds, cache.values, {*self.states.values()})
         cache.values = {name: kept[output] for name, output in self.states.items()}
         cache.length = past + tokens.shape[1]
         self.last_cache = cache
         return arrays[_LOGITS]
 
-    def _feeds(self, tokens: Array, mask: Array | None, positions: Array | None, past: int) -> dict[str, Array]:
+    def _feeds(
+        self, tokens: Array, mask: Array | None, positions: Array | None, cache: GraphCache | None
+    ) -> dict[str, Array]:
         rows, count = tokens.shape
+        past = cache.length if cache is not None else 0
         filled = count
         if self.length is not None and not self.has_cache:
             filled = self.length  # to the right, where no token before sees it
@@ -227,13 +233,22 @@ class DecoderGraph:
         if positions is None:
             positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
         given = {
-            TOKENS: _filled(tokens, filled),
+            self.fed_input: self.token_values(_filled(tokens, filled), cache),
             MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
             POSITIONS: _filled(np.asarray(positions), filled),
             TOKEN_TYPES: np.zeros((rows, filled), np.int64),
         }
         others = (item for item in self.inputs if item.name not in (*self.states, *self.encoded))
         return {item.name: self._fitted(item, given[item.name]) for item in others}
+
+    def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
+        """Return what the graph takes of tokens: these themselves.
+
+        Args:
+            tokens: Integers of shape [batch, sequence].
+            cache: What earlier runs remember.
+        """
+        return tokens
 
     def _fitted(self, item: GraphInput, array: Array) -> Array:
         array = np.ascontiguousarray(array.astype(item.dtype, copy=False))
@@ -260,13 +275,13 @@ class DecoderGraph:
                 )
 
     def _refuse_other_graphs(self) -> None:
-        if TOKENS not in self._by_name or _LOGITS not in self._session.outputs:
+        if self.fed_input not in self._by_name or _LOGITS not in self._session.outputs:
             raise InputError(
                 f"{self.name} does not generate: it takes {', '.join(self._by_name) or 'nothing'} and answers "
-                f"{', '.join(self._session.outputs)}; expected {TOKENS} and {_LOGITS}",
+                f"{', '.join(self._session.outputs)}; expected {self.fed_input} and {_LOGITS}",
                 hint="Build the model for text-generation.",
             )
-        known = {TOKENS, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
+        known = {self.fed_input, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
         if other := [name for name in self._by_name if name not in known]:
             raise InputError(
                 f"{self.name} takes {other[0]!r}, of which nothing says what a step is to feed it",

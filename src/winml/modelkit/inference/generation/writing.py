@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from winml.modelkit.inference.generation.beginnings import TextBeginning
 from winml.modelkit.inference.generation.graph import DecoderGraph
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
 from winml.modelkit.inference.generation.settings import GenerationSettings, position_limit, read_settings
+from winml.modelkit.inference.generation.shown import ShownDecoder, ShownFiles, ShownSessions
 from winml.modelkit.inference.generation.text import TextTokenizer, chat_prompt, read_tokenizer
 from winml.modelkit.results.generated_text import GeneratedText
 from winml.modelkit.runtime.devices import ChosenProvider
@@ -45,6 +47,8 @@ class PreparedPrompt:
     """How the answer begins then."""
     medium: str = "prompt"
     """What the encoder reads: ``prompt``, a text; ``audio`` and ``image``, the file named by ``text``."""
+    shown: ShownFiles | None = None
+    """What the model is shown beside the text, where it takes images."""
 
     @property
     def before(self) -> tuple[int, ...]:
@@ -122,20 +126,9 @@ def write_text(
         StageError: ONNX Runtime fails.
     """
     started = time.perf_counter()
-    options: dict[str, Any] = {"provider_options": provider.options, "threads": threads}
-    session = Session(prompt.model, providers=provider.names, **options)
-    if prompt.encoder is None:
-        graph = DecoderGraph(session)
-        session_ms = (time.perf_counter() - started) * 1000
-        loop, tokens = _token_source(graph, prompt)
-    else:
-        from winml.modelkit.inference.generation.encoded import EncodedDecoder
-        from winml.modelkit.inference.generation.encoded_writing import encoded_tokens
-
-        graphs = EncodedDecoder(Session(prompt.encoder, providers=provider.names, **options), session)
-        graph = graphs.decoder
-        session_ms = (time.perf_counter() - started) * 1000
-        loop, tokens = encoded_tokens(graphs, prompt)
+    graph, begin = _opened_graphs(prompt, partial(_session, provider=provider, threads=threads))
+    session_ms = (time.perf_counter() - started) * 1000
+    loop, tokens = begin()
     progress, pieces = _Progress(), list[str]()
     for piece in prompt.tokenizer.pieces((progress.add(entry) for entry in tokens), after=prompt.before):
         pieces.append(piece)
@@ -156,6 +149,31 @@ def write_text(
         cache_bytes=graph.last_cache.size_bytes() if graph.last_cache is not None else None,
         notes=() if graph.has_cache else _NO_CACHE,
     )
+
+
+def _session(path: Path, provider: ChosenProvider, threads: int | None) -> Session:
+    return Session(path, providers=provider.names, provider_options=provider.options, threads=threads)
+
+
+def _opened_graphs(
+    prompt: PreparedPrompt, opened: Callable[[Path], Session]
+) -> tuple[DecoderGraph, Callable[[], tuple[Literal["winml", "transformers"], Iterator[GeneratedToken]]]]:
+    """Return the decoder, and what says whose loop chooses the tokens and begins to yield them."""
+    session = opened(prompt.model)
+    if prompt.shown is not None:
+        from winml.modelkit.inference.generation.shown_writing import shown_tokens
+
+        sessions = ShownSessions(opened(prompt.shown.vision), opened(prompt.shown.embedding), session)
+        shown = ShownDecoder(sessions)
+        return shown, partial(shown_tokens, shown, prompt)
+    if prompt.encoder is not None:
+        from winml.modelkit.inference.generation.encoded import EncodedDecoder
+        from winml.modelkit.inference.generation.encoded_writing import encoded_tokens
+
+        graphs = EncodedDecoder(opened(prompt.encoder), session)
+        return graphs.decoder, partial(encoded_tokens, graphs, prompt)
+    graph = DecoderGraph(session)
+    return graph, partial(_token_source, graph, prompt)
 
 
 def _token_source(

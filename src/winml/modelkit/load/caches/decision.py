@@ -32,7 +32,7 @@ from winml.modelkit.load.inputs.dynamic_axes import open_axes
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["CACHED_TASKS", "NO_CACHE_ASKED", "cached_keywords", "decision_with_cache"]
+__all__ = ["CACHED_TASKS", "NO_CACHE_ASKED", "cached_keywords", "decision_with_cache", "open_cached_inputs"]
 
 CACHED_TASKS = ("text-generation",)
 """Tasks whose graphs take a cache, where the model keeps one."""
@@ -79,7 +79,7 @@ def decision_with_cache(
     if isinstance(layout, str):
         _refuse_logits(request, "the graph takes no cache")
         return InputDecision((), (f"The graph takes no cache, since {layout}: every run reads all tokens.",))
-    return _open_decision(plain, layout, model, checkpoint.config, request)
+    return open_cached_inputs(plain, layout, model, checkpoint.config, request)
 
 
 def _text_only(plain: InputDecision, parameters: Mapping[str, inspect.Parameter]) -> InputDecision:
@@ -118,10 +118,21 @@ def cached_keywords(model: torch.nn.Module, request: ModelRequest) -> dict[str, 
     return keywords
 
 
-def _open_decision(
+def open_cached_inputs(
     plain: InputDecision, layout: CacheLayout, model: torch.nn.Module, config: Any, request: ModelRequest
 ) -> InputDecision:
-    """Return the inputs with the cache, sizes left open."""
+    """Return the inputs with the cache, sizes left open.
+
+    Args:
+        plain: The inputs without one.
+        layout: The cache.
+        model: Whose forward takes them.
+        config: Of the model; tells how many positions it has.
+        request: What the user asked for.
+
+    Raises:
+        UsageError: sizes do not fit, or the inputs are described otherwise.
+    """
     given, notes = given_sizes(request.shape_config, request.batch_size, layout)
     left_open = request.shape_config.left_open() if request.shape_config else {}
     decision = with_cache_inputs(plain, layout, forward_parameters(model), config, given)

@@ -17,7 +17,7 @@ import torch
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.held_states import held_tensors
-from winml.modelkit.load.caches.layout import CacheLayout, CacheState, Side, Way
+from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout, CacheState, Side, Way
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
 __all__ = ["NO_CACHE_HINT", "RUN_ROWS", "RUN_TOKENS", "cache_refusal", "find_cache", "is_of_tokens", "layout_of"]
@@ -47,13 +47,13 @@ def find_cache(
         UsageError: the cache is of a kind that no graph can take; names layer and class.
     """
     name = type(model).__name__
-    others = [spec.name for spec in inputs if not is_of_tokens(spec)]
+    others = [spec.name for spec in inputs if spec.name != EMBEDDED and not is_of_tokens(spec)]
     if others:
         return f"{name} takes {others[0]} beside tokens"
     parameters = inspect.signature(model.forward).parameters
 
     def outputs_of(rows: int, tokens: int) -> Any:
-        specs = {spec.name: spec.model_copy(update={"shape": (rows, tokens)}) for spec in inputs}
+        specs = {spec.name: spec.model_copy(update={"shape": (rows, tokens, *spec.shape[2:])}) for spec in inputs}
         return run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
 
     outputs = outputs_of(RUN_ROWS, RUN_TOKENS)

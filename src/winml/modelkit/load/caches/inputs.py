@@ -14,7 +14,7 @@ from typing import Any
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.dimensions import OpenSize
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.layout import CacheLayout, CacheState
+from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout, CacheState
 from winml.modelkit.load.inputs.config_values import first_int
 from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision
 from winml.modelkit.load.inputs.option_names import SHAPE_CONFIG_OPTION
@@ -84,9 +84,9 @@ def with_cache_inputs(
     for spec in decision.inputs:
         is_longer = spec.name == _MASK and layout.grows
         tokens = sizes.past + sizes.tokens if is_longer else sizes.tokens
-        axis_keys = ("batch_size", None if is_longer else _SEQUENCE_KEY)
-        keys[spec.name] = axis_keys
-        specs.append(spec.model_copy(update={"shape": (sizes.batch, tokens)}))
+        others = spec.shape[2:]
+        keys[spec.name] = ("batch_size", None if is_longer else _SEQUENCE_KEY, *(None for _ in others))
+        specs.append(spec.model_copy(update={"shape": (sizes.batch, tokens, *others)}))
     if _POSITIONS in parameters and _POSITIONS not in keys:
         keys[_POSITIONS] = ("batch_size", _SEQUENCE_KEY)
         highest = _held_rotation(config, most)[1] - 1
@@ -206,7 +206,7 @@ def with_sums(decision: InputDecision) -> InputDecision:
     )
     if _MASK not in shapes or past is None:
         return decision
-    tokens = shapes["input_ids"][1]
+    tokens = shapes["input_ids" if "input_ids" in shapes else EMBEDDED][1]
     total: int | str
     if isinstance(past, int) and isinstance(tokens, int):
         total, sums = past + tokens, {}

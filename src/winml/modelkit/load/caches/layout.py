@@ -15,8 +15,10 @@ from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.graph.specs import CacheSlot
 
-__all__ = ["CacheLayout", "CacheState", "EncoderDecoderLayout", "Side", "StateKind", "Way"]
+__all__ = ["EMBEDDED", "CacheLayout", "CacheState", "EncoderDecoderLayout", "Side", "StateKind", "Way"]
 
+EMBEDDED = "inputs_embeds"
+"""Specified by transformers: the input that takes the vectors of tokens, in place of the tokens."""
 StateKind = Literal["key", "value", "indexer", "conv", "recurrent"]
 Side = Literal["encoder", "decoder"]
 

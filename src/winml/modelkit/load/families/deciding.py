@@ -11,8 +11,10 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.checkpoints.task import canonical_task
 from winml.modelkit.load.families.decoder import decoder_parts
+from winml.modelkit.load.families.dual_encoder import dual_encoder_parts
 from winml.modelkit.load.families.encoder_decoder import encoder_decoder_parts
 from winml.modelkit.load.families.family import Family
+from winml.modelkit.load.families.vision_language import vision_language_parts
 from winml.modelkit.load.families.whole_model import whole_model
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.options import nearest
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILIES", "decide_parts", "refuse_unknown_parts"]
 
-FAMILIES: Final[tuple[Family, ...]] = (encoder_decoder_parts, decoder_parts)
+FAMILIES: Final[tuple[Family, ...]] = (encoder_decoder_parts, vision_language_parts, decoder_parts, dual_encoder_parts)
 """In the order in which they are asked. A family is found by what a model takes and returns, never by its name."""
 
 

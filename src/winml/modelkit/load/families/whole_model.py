@@ -23,7 +23,7 @@ from winml.modelkit.load.parts import ModelPart
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["firm_keys", "unused_size_notes", "whole_model"]
+__all__ = ["decide_whole_inputs", "firm_keys", "unused_size_notes", "whole_model"]
 
 
 def whole_model(
@@ -45,14 +45,21 @@ def whole_model(
     Raises:
         UsageError: a size the model refuses, or inputs that are not its own.
     """
-    decision = _decide(model, checkpoint, task, request)
+    decision = decide_whole_inputs(model, checkpoint, task, request)
     decision = dataclasses.replace(decision, notes=(*notes, *decision.notes))
     described = [spec.name for spec in request.input_specs or ()]
     arguments = arguments_of_names(model, described, request.specs_origin)
     return part_of_decision(model, decision, forward_keywords(model), arguments)
 
 
-def _decide(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest) -> InputDecision:
+def decide_whole_inputs(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> InputDecision:
+    """Return the inputs of the user's manifest, else decided ones.
+
+    Raises:
+        UsageError: a size the model refuses, or inputs that are not its own.
+    """
     if request.input_specs is None:
         decision = decide_inputs(
             model,

@@ -1,0 +1,162 @@
+"""Runs a language model that is shown images: a graph that sees, one that embeds tokens, and a decoder.
+
+Images are seen once; the vectors that come of them take the place of the tokens that stand for them. Which output
+becomes which input is said by the files (``winml.part``). Needs numpy and ONNX Runtime only. Chooses no token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.inference.generation.graph import TOKENS, DecoderGraph, GraphCache
+from winml.modelkit.metadata_keys import PART_KEY
+from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["ShownDecoder", "ShownFiles", "ShownSessions"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class ShownSessions:
+    """The graphs of one model in their sessions."""
+
+    vision: Session
+    embedding: Session
+    decoder: Session
+
+
+@dataclass(frozen=True)
+class ShownFiles:
+    """What a decoder is shown: the graphs that see and embed, and what the first is given."""
+
+    vision: Path
+    embedding: Path
+    pixels: Mapping[str, Array]
+    """By name of the input; empty without a picture."""
+
+
+class ShownDecoder(DecoderGraph):
+    """A decoder that is given vectors of tokens, with what makes them.
+
+    Attributes:
+        image_inputs: What the graph that sees takes, in order.
+    """
+
+    fed_input: ClassVar[str] = "inputs_embeds"
+
+    def __init__(self, sessions: ShownSessions) -> None:
+        """Look at how the graphs belong together.
+
+        Raises:
+            InputError: they do not say it, or the decoder does not generate.
+        """
+        self._vision, self._embedding = sessions.vision, sessions.embedding
+        self.image_inputs: tuple[GraphInput, ...] = graph_inputs(sessions.vision)
+        self._seen, self._features = _feed_between(sessions.vision, sessions.embedding)
+        self._vectors, _ = _feed_between(sessions.embedding, sessions.decoder)
+        by_name = {item.name: item for item in graph_inputs(sessions.embedding)}
+        self._places = [value for value, _ in by_name[TOKENS].first_values]
+        empty = (0, *(size for size in by_name[self._features].shape[1:] if isinstance(size, int)))
+        self._no_features = np.zeros(empty, np.dtype(by_name[self._features].dtype))
+        super().__init__(sessions.decoder)
+
+    def see(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what the model makes of images, for :meth:`empty_cache`.
+
+        Args:
+            given: Inputs of the graph that sees, by name.
+
+        Raises:
+            UsageError: an input is missing, or has a shape the graph does not take.
+            StageError: ONNX Runtime fails.
+        """
+        feeds = {}
+        for item in self.image_inputs:
+            if item.name not in given:
+                raise UsageError(
+                    f"input {item.name!r} is not given, and {self._vision.name} takes {item.words}",
+                    hint="Give what the processor of the model makes of a picture.",
+                )
+            feeds[item.name] = np.ascontiguousarray(given[item.name].astype(item.dtype, copy=False))
+        rows = self.image_inputs[0].shape[0]
+        count = len(next(iter(feeds.values())))
+        # Of a graph that sees a fixed number, as many runs as there are such.
+        step = rows if isinstance(rows, int) else max(count, 1)
+        pieces = [
+            {name: array[start : start + step] for name, array in feeds.items()} for start in range(0, count, step)
+        ]
+        for item in self.image_inputs:
+            if odd := [piece[item.name] for piece in pieces if not item.takes_sizes(piece[item.name].shape)]:
+                raise UsageError(
+                    f"input {item.name!r} is {array_words(odd[0])}, and {self._vision.name} was built for {item.words}",
+                    hint="Give that size, or build the model with it left open.",
+                )
+        answers = [self._vision.run(piece, [self._seen])[self._seen] for piece in pieces]
+        return {self._features: np.concatenate(answers)} if answers else {}
+
+    def run(
+        self,
+        tokens: Array,
+        mask: Array | None = None,
+        positions: Array | None = None,
+        cache: GraphCache | None = None,
+    ) -> Array:
+        """Answer tokens; see :meth:`DecoderGraph.run`.
+
+        The scores of tokens that stand for images are −∞: none may follow, since there is no picture to show then.
+        """
+        logits = super().run(tokens, mask, positions, cache)
+        logits[..., self._places] = -np.inf
+        return logits
+
+    def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:
+        """Return the vectors of tokens; those of images where tokens hold their places.
+
+        Args:
+            tokens: Integers of shape [batch, sequence].
+            cache: Holds what the model made of images.
+
+        Raises:
+            UsageError: there are more places than vectors, or fewer.
+        """
+        places = int(np.isin(tokens, self._places).sum())
+        features = self._no_features
+        if places:
+            features = cache.encoded.get(self._features, features) if cache is not None else features
+            vectors = features.size // features.shape[-1]
+            if vectors != places:
+                raise UsageError(
+                    f"the tokens hold {places} places for images, and the model makes {vectors} vectors of those given",
+                    hint="Let the processor of the model make tokens and pixels of the same text and pictures.",
+                )
+        return self._embedding.run({TOKENS: tokens, self._features: features}, [self._vectors])[self._vectors]
+
+
+def _feed_between(giver: Session, taker: Session) -> tuple[str, str]:
+    """Return which output of a graph becomes which input of another.
+
+    Raises:
+        InputError: the files do not say it.
+    """
+    try:
+        name = json.loads(taker.metadata.get(PART_KEY) or "{}").get("name")
+        feeds = json.loads(giver.metadata.get(PART_KEY) or "{}").get("feeds", ())
+        (feed,) = [(feed["output"], feed["input"]) for feed in feeds if feed["part"] == name]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        feed = ("", "")
+    if feed[0] not in giver.outputs or feed[1] not in taker.inputs:
+        raise InputError(
+            f"{giver.name} and {taker.name} do not say how they belong together",
+            hint="Build both again with this version of winml, from one model.",
+        )
+    return feed

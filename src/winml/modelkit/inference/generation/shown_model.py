@@ -1,0 +1,124 @@
+"""Lets transformers' own generation loop drive a language model that is shown images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import GenerationConfig
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from winml.modelkit.errors import InputError
+from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
+from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
+from winml.modelkit.inference.generation.graph import GraphCache
+from winml.modelkit.inference.generation.shown import ShownDecoder, ShownSessions
+from winml.modelkit.inference.model_folder import config_beside
+from winml.modelkit.runtime.devices import choose_provider
+from winml.modelkit.runtime.sessions import Session
+
+__all__ = ["ShownModel"]
+
+
+class ShownModel(DecoderModel):
+    """What transformers' loop asks of a language model that is shown images, answered by three graphs.
+
+    Attributes:
+        graph: The graphs in their sessions.
+        config: The model's config.
+        generation_config: What decides how it generates where a call says nothing.
+    """
+
+    graph: ShownDecoder
+
+    def __init__(
+        self,
+        files: Mapping[str, str | os.PathLike[str]],
+        *,
+        ep: str | None = None,
+        device: Literal["cpu", "gpu", "npu"] | None = None,
+    ) -> None:
+        """Open the graphs; config and processor are in the folder of the decoder.
+
+        Args:
+            files: The ONNX files of ``vision``, ``embedding`` and ``decoder``.
+            ep: Execution provider to run on; None: the one for the device.
+            device: Kind of processor; None: the provider's own, the CPU without one.
+
+        Raises:
+            InputError: the files do not belong together, or there is no config beside them.
+            UsageError: the provider is unknown or not installed.
+            StageError: ONNX Runtime cannot load a file.
+        """
+        provider = choose_provider(ep, device, {})
+        vision, embedding, decoder = (
+            Session(Path(files[name]), providers=provider.names) for name in (VISION, EMBEDDING, DECODER)
+        )
+        self._open(ShownDecoder(ShownSessions(vision, embedding, decoder)), Path(files[DECODER]).parent)
+
+    @classmethod
+    def of_graph(cls, graph: ShownDecoder, folder: Path) -> ShownModel:
+        """Return the model of graphs that are open already.
+
+        Raises:
+            InputError: there is no config in the folder.
+        """
+        model = cls.__new__(cls)
+        model._open(graph, folder)
+        return model
+
+    def _open(self, graph: ShownDecoder, folder: Path) -> None:
+        config = config_beside(folder / "model.onnx")
+        if config is None:
+            raise InputError(
+                f"{folder}: transformers reads no config there, which its generation loop needs",
+                hint="Build the model again without --no-tokenizer.",
+            )
+        self.graph, self.config = graph, config
+        self.generation_config: GenerationConfig = generation_config_beside(folder, config, has_cache=True)
+
+    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
+        # Called by transformers' loop, which knows the names in a signature only.
+        names = {item.name for item in self.graph.image_inputs}
+        others = {name: value for name, value in model_kwargs.items() if name not in names}
+        loop: Any = super()  # declared for models of torch
+        loop._validate_model_kwargs(others)
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: GraphCache | None = None,
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
+        **images: Any,
+    ) -> CausalLMOutputWithPast:
+        """Answer tokens; see :meth:`DecoderModel.forward`.
+
+        Args:
+            input_ids: Integers of shape [batch, sequence]; some of them may stand for images.
+            attention_mask: As there.
+            position_ids: As there.
+            past_key_values: As there.
+            use_cache: As there.
+            return_dict: As there.
+            **images: What the graph that sees takes, such as ``pixel_values``. Read where a new text begins.
+
+        Raises:
+            UsageError: an input is missing, unknown or of a shape the graphs do not take.
+            StageError: ONNX Runtime fails.
+        """
+        names = [item.name for item in self.graph.image_inputs]
+        pixels = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
+        if past_key_values is None and input_ids is not None:
+            past_key_values = self.graph.empty_cache(len(input_ids), self.graph.see(pixels) if pixels else {})
+        others = {name: value for name, value in images.items() if name not in names}
+        return super().forward(
+            input_ids, attention_mask, position_ids, past_key_values, use_cache, return_dict, **others
+        )
+
+    __call__ = forward

@@ -1,0 +1,172 @@
+"""Prepares a text and the pictures it is about, for a language model that is shown images.
+
+Tokens and pixels are made together by transformers' processor beside the model: it knows which tokens stand for a
+picture, and how many. A text without pictures needs the tokenizer only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.errors import InputError, UsageError, first_line
+from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
+from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
+from winml.modelkit.inference.generation.settings import position_limit, read_settings
+from winml.modelkit.inference.generation.shown import ShownDecoder, ShownFiles
+from winml.modelkit.inference.generation.text import read_tokenizer
+from winml.modelkit.inference.generation.writing import PreparedPrompt, files_folder
+
+__all__ = ["prepare_shown", "shown_tokens"]
+
+_FAILURES = (ValueError, TypeError, LookupError, RuntimeError, AttributeError)
+"""What processors raise for values they cannot use."""
+
+
+def prepare_shown(
+    files: Mapping[str, Path], text: str, pictures: Sequence[str], *, is_chat: bool, **asked: Any
+) -> PreparedPrompt:
+    """Make tokens and pixels, and settle how the answer is written; no graph is opened.
+
+    Args:
+        files: The ONNX files by part; tokenizer, processor and configs are beside them.
+        text: What is asked. Where it names no place for the pictures, they come before it.
+        pictures: Their paths.
+        is_chat: Whether the text is the message of a user, which the chat template of the model makes a prompt of.
+        **asked: See :meth:`~winml.modelkit.inference.generation.settings.GenerationSettings.asked`.
+
+    Raises:
+        UsageError: the prompt is empty, there is no such picture or no chat template, or there are too few positions.
+        InputError: a picture does not open, there is no processor or tokenizer, or a file is damaged.
+    """
+    folder = files_folder(files[DECODER])
+    images = [_opened_picture(path) for path in pictures]
+    tokenizer = read_tokenizer(folder)
+    settings = read_settings(folder).asked(**asked)
+    pixels: dict[str, NDArray[Any]] = {}
+    if images or is_chat:
+        text, tokens, pixels = _processed(files[VISION], folder, text, images, is_chat=is_chat)
+    else:
+        tokens = tuple(tokenizer.encode(text))
+    if not tokens:
+        raise UsageError("the prompt is empty, and this model begins with no token of its own", hint="Give a text.")
+    settings = settings.fitted(len(tokens), position_limit(folder))
+    shown = ShownFiles(files[VISION], files[EMBEDDING], pixels)
+    return PreparedPrompt(files[DECODER], text, tokens, settings, tokenizer, shown=shown)
+
+
+def shown_tokens(
+    graph: ShownDecoder, prompt: PreparedPrompt
+) -> tuple[Literal["winml", "transformers"], Iterator[GeneratedToken]]:
+    """Let the model see, and return whose loop chooses the tokens, and the tokens.
+
+    Raises:
+        UsageError: the graphs do not take what is given.
+        StageError: ONNX Runtime fails.
+    """
+    assert prompt.shown is not None  # prepared for such a model
+    pixels = prompt.shown.pixels
+    if prompt.settings.for_transformers is None:
+        return "winml", _tokens_after_seeing(graph, prompt, pixels)
+    import torch
+
+    from winml.modelkit.inference.generation.causal_lm import generated_by
+    from winml.modelkit.inference.generation.shown_model import ShownModel
+
+    model = ShownModel.of_graph(graph, files_folder(prompt.model))
+    tensors = {name: torch.from_numpy(array) for name, array in pixels.items()}
+    given = {"inputs": torch.tensor([list(prompt.tokens)]), **tensors}
+    return "transformers", generated_by(model, given, len(prompt.tokens), prompt.settings)
+
+
+def _tokens_after_seeing(
+    graph: ShownDecoder, prompt: PreparedPrompt, pixels: Mapping[str, NDArray[Any]]
+) -> Iterator[GeneratedToken]:
+    """Yield the tokens; the time of the first is that of seeing, too."""
+    started = time.perf_counter()
+    seen = graph.see(pixels) if pixels else {}
+    seconds = time.perf_counter() - started
+    for entry in generate_tokens(graph, prompt.tokens, prompt.settings, encoded=seen):
+        yield replace(entry, seconds=entry.seconds + seconds)
+        seconds = 0.0
+
+
+def _opened_picture(path: str) -> Any:
+    from winml.modelkit.evaluate.media import Unreadable, open_image
+
+    if not Path(path).is_file():
+        raise UsageError(f"--image {path}: no such file", hint="Give the path of a picture.")
+    image = open_image(path, None, path)
+    if isinstance(image, Unreadable):
+        raise InputError(f"--image {path}: does not open: {image.reason}", hint="Give a picture, such as PNG or JPEG.")
+    return image.convert("RGB")
+
+
+def _processed(
+    vision: Path, folder: Path, text: str, images: Sequence[Any], *, is_chat: bool
+) -> tuple[str, tuple[int, ...], dict[str, NDArray[Any]]]:
+    """Return the text with places for the pictures, its tokens, and what the graph that sees takes."""
+    from winml.modelkit.graph.files.reading import read_structure
+
+    processor = _open_processor(folder)
+    text = _chat_text(processor, folder, text, len(images)) if is_chat else _placed_text(processor, text, len(images))
+    try:
+        made = processor(images=list(images) or None, text=[text], add_special_tokens=not is_chat, return_tensors="pt")
+    except _FAILURES as error:
+        raise InputError(
+            f"--image: the processor in {folder} fails: {first_line(error)}",
+            hint="Give one picture for each place in the prompt.",
+        ) from error
+    arrays = {name: np.asarray(value) for name, value in made.items()}
+    names = [value.name for value in read_structure(vision).graph.input]
+    tokens = tuple(int(token) for token in arrays["input_ids"][0])
+    return text, tokens, {name: arrays[name] for name in names if name in arrays}
+
+
+def _open_processor(folder: Path) -> Any:
+    import transformers
+
+    from winml.modelkit.evaluate.model_config import UNREADABLE
+
+    make: Any = transformers.AutoProcessor
+    try:
+        processor = make.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except UNREADABLE as error:
+        raise InputError(f"{folder}: its processor cannot be read: {first_line(error)}", hint=_COPY_HINT) from error
+    if not hasattr(processor, "image_processor"):
+        raise InputError(f"{folder}: holds no processor for pictures and text", hint=_COPY_HINT)
+    return processor
+
+
+_COPY_HINT = "Copy the processor files of the checkpoint there (processor_config.json), or build the model again."
+
+
+def _placed_text(processor: Any, text: str, count: int) -> str:
+    """Return a text that holds a place for each picture: before it, where it names none itself."""
+    place = getattr(processor, "image_token", None)
+    return text if not place or place in text else place * count + text
+
+
+def _chat_text(processor: Any, folder: Path, text: str, count: int) -> str:
+    """Return what the chat template makes of a message with pictures.
+
+    Raises:
+        UsageError: there is no template.
+        InputError: it fails.
+    """
+    content = [*({"type": "image"} for _ in range(count)), {"type": "text", "text": text}]
+    if not (getattr(processor, "chat_template", None) or getattr(processor.tokenizer, "chat_template", None)):
+        raise UsageError(f"{folder}: has no chat template", hint="Leave out --chat: the model goes on with any text.")
+    try:
+        rendered = processor.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        )
+    except Exception as error:  # a template is code of the model's maker and raises what it likes
+        raise InputError(f"{folder}: its chat template fails: {first_line(error)}") from error
+    return str(rendered)

@@ -1,0 +1,213 @@
+"""What a model makes of its images, and how its own code puts that in place of tokens.
+
+Found by running the model on shapes: the method that makes the vectors of images, and the module that is given the
+vectors of all tokens. No model is known by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.caches.layout import EMBEDDED
+from winml.modelkit.load.inputs.shape_run import run_on_shapes
+
+__all__ = ["FEATURES", "FEATURES_METHOD", "ImageCode", "find_image_code", "has_image_code"]
+
+FEATURES_METHOD = "get_image_features"
+"""Specified by transformers: the method that makes vectors of images, in place of which it is given them here."""
+FEATURES = "image_features"
+"""Specified: what transformers.js and onnxruntime-genai call the vectors of images."""
+_CARRIERS = ("pixel_values", "image_patches")
+"""Specified: what forwards call images."""
+_POOLED = "pooler_output"
+_GIVEN_ON = frozenset({EMBEDDED, "attention_mask", "position_ids", "past_key_values"})
+"""What a language model is given besides constants, where its vectors say all that images do."""
+
+
+@dataclass(frozen=True)
+class ImageCode:
+    """Where a model handles images."""
+
+    owner: str
+    """Path of the module that has the method and hands vectors to the language model."""
+    language_model: str
+    """Path of the module that is given the vectors of all tokens."""
+    parameters: frozenset[str]
+    """Of the method."""
+    feature_shape: tuple[int, ...]
+    """Of what it makes of one row of inputs: images, vectors, width; or vectors, width."""
+    made_by: str | None
+    """Path of the module whose answer the method returns in pieces, one for each image; None: it returns one tensor."""
+
+    def features(self, module: torch.nn.Module) -> Callable[..., torch.Tensor]:
+        """Return what makes the vectors of images, as one tensor.
+
+        Args:
+            module: The owner.
+        """
+        method = getattr(module, FEATURES_METHOD)
+
+        def image_features(**tensors: torch.Tensor) -> torch.Tensor:
+            if self.made_by is None:
+                vectors: torch.Tensor = _pooled(method(**tensors))
+                return vectors
+            answers: list[torch.Tensor] = []
+            maker = module.get_submodule(self.made_by)
+            handle = maker.register_forward_hook(lambda _module, _args, answer: answers.append(answer))
+            try:
+                method(**tensors)
+            finally:
+                handle.remove()
+            return answers[-1]
+
+        return image_features
+
+    def token_vectors(self, module: torch.nn.Module) -> Callable[..., torch.Tensor]:
+        """Return what makes the vectors of all tokens, those of images put in place by the model's own code.
+
+        Args:
+            module: The owner.
+        """
+        language_model = module.get_submodule(self.language_model.removeprefix(f"{self.owner}.").lstrip("."))
+        # The call through which this is reached may have another forward in its place.
+        forward = module.forward
+        carrier = next(name for name in _CARRIERS if name in inspect.signature(forward).parameters)
+
+        def inputs_embeds(input_ids: torch.Tensor, image_features: torch.Tensor) -> torch.Tensor:
+            given = [image_features.flatten(0, -2)] if self.made_by is not None else image_features
+            with _features_given(module, given), _given_to(language_model) as calls:
+                # That there are images is all that is asked of these.
+                forward(**{"input_ids": input_ids, carrier: image_features})
+            vectors: torch.Tensor = calls[-1][EMBEDDED]
+            return vectors
+
+        return inputs_embeds
+
+
+def has_image_code(model: Any) -> bool:
+    """Say whether a model makes vectors of images that it puts in place of tokens."""
+    return hasattr(_owner(model), FEATURES_METHOD) and callable(getattr(model, "get_decoder", None))
+
+
+def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageCode | str:
+    """Return where a model handles images, or as a clause why that is not known.
+
+    Args:
+        model: One that has such code; its parameters may be on the ``meta`` device.
+        inputs: What its forward takes, with sizes.
+    """
+    name = type(model).__name__
+    owner = _owner(model)
+    language_model = model.get_decoder()
+    paths = {id(module): path for path, module in model.named_modules()}
+    if language_model in (None, model, owner) or id(language_model) not in paths:
+        return f"{name} has no language model of its own"
+    parameters = frozenset(inspect.signature(getattr(owner, FEATURES_METHOD)).parameters)
+    media = {key: spec for key, spec in inputs.items() if key in parameters}
+    with _answers_of(owner) as answers:
+        features = run_on_shapes(lambda **tensors: _pooled(getattr(owner, FEATURES_METHOD)(**tensors)), media)
+    with _given_to(language_model) as calls:
+        run_on_shapes(model, inputs)
+    if features is None or not calls:
+        return f"{name} does not run on images"
+    beside = sorted(key for key, value in calls[-1].items() if _holds_tensors(value) and key not in _GIVEN_ON)
+    if beside:
+        return f"the language model of {name} is given {beside[0]} beside the vectors of tokens"
+    if not isinstance(calls[-1].get(EMBEDDED), torch.Tensor):
+        return f"the language model of {name} is given no vectors"
+    shape, made_by = _made_of(features, answers)
+    if shape is None:
+        return f"{FEATURES_METHOD}() of {name} returns a {type(features).__name__}"
+    places = (paths[id(owner)], paths[id(language_model)])
+    return ImageCode(*places, parameters, shape, made_by)
+
+
+def _owner(model: Any) -> Any:
+    base = getattr(model, "base_model", model)
+    return base if hasattr(base, FEATURES_METHOD) else model
+
+
+def _made_of(features: Any, answers: Sequence[tuple[str, Any]]) -> tuple[tuple[int, ...] | None, str | None]:
+    """Return the shape of the vectors of images, and the module that made them where they come in pieces."""
+    if isinstance(features, torch.Tensor):
+        return tuple(features.shape), None
+    pieces = list(features) if isinstance(features, (list, tuple)) else []
+    if not pieces or not all(isinstance(piece, torch.Tensor) for piece in pieces):
+        return None, None
+    count, width = sum(piece.shape[:-1].numel() for piece in pieces), pieces[0].shape[-1]
+    for path, answer in reversed(answers):
+        if isinstance(answer, torch.Tensor) and (answer.shape[:-1].numel(), answer.shape[-1]) == (count, width):
+            return tuple(answer.shape), path
+    return None, None
+
+
+def _pooled(answer: Any) -> Any:
+    """Return the vectors of images in what the method returned: a record, or the vectors themselves."""
+    if isinstance(answer, Mapping):
+        return answer.get(_POOLED)
+    return answer
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_tensors, value))
+    return isinstance(value, torch.Tensor)
+
+
+@contextmanager
+def _answers_of(module: torch.nn.Module) -> Iterator[list[tuple[str, Any]]]:
+    """Yield a list that takes path and answer of each module that runs inside another, in the order of their ends."""
+    answers: list[tuple[str, Any]] = []
+    with ExitStack() as hooks:
+        for path, inner in module.named_modules():
+
+            def keep(_module: Any, _args: Any, answer: Any, path: str = path) -> None:
+                answers.append((path, answer))
+
+            hooks.callback(inner.register_forward_hook(keep).remove)
+        yield answers
+
+
+@contextmanager
+def _features_given(module: torch.nn.Module, given: Any) -> Iterator[None]:
+    """Let the method of a module return these vectors, for the time of the block."""
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    own = vars(module).get(FEATURES_METHOD)
+    vars(module)[FEATURES_METHOD] = lambda *_args, **_named: BaseModelOutputWithPooling(pooler_output=given)
+    try:
+        yield
+    finally:
+        if own is None:
+            del vars(module)[FEATURES_METHOD]
+        else:
+            vars(module)[FEATURES_METHOD] = own
+
+
+@contextmanager
+def _given_to(language_model: torch.nn.Module) -> Iterator[list[dict[str, Any]]]:
+    """Yield a list that takes the keywords a language model is called with; it returns the vectors it is given."""
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+    calls: list[dict[str, Any]] = []
+    own = vars(language_model).get("forward")
+
+    def forward(*_args: Any, **named: Any) -> Any:
+        calls.append(named)
+        return BaseModelOutputWithPast(last_hidden_state=named.get(EMBEDDED))
+
+    vars(language_model)["forward"] = forward
+    try:
+        yield calls
+    finally:
+        if own is None:
+            del vars(language_model)["forward"]
+        else:
+            vars(language_model)["forward"] = own

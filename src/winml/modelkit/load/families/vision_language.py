@@ -1,0 +1,202 @@
+"""A language model that is shown images: a graph that sees, one that puts what was seen in place of tokens, a decoder.
+
+The first runs once for each set of images. The second turns tokens, and the vectors of the images that some of them
+stand for, into vectors of tokens; with no images, it looks up tokens. The third is a decoder with a cache, which takes
+vectors in place of tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
+from winml.modelkit.graph.bundle import PartFeed
+from winml.modelkit.graph.dimensions import DynamicRequest, OpenSize
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.caches.arguments import arguments_with_cache
+from winml.modelkit.load.caches.decision import NO_CACHE_ASKED, cached_keywords, open_cached_inputs
+from winml.modelkit.load.caches.finding import find_cache
+from winml.modelkit.load.caches.inputs import PAST_KEY
+from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
+from winml.modelkit.load.checkpoints.config import CheckpointConfig
+from winml.modelkit.load.families.family import FoundParts, part_of_decision
+from winml.modelkit.load.families.image_features import FEATURES, ImageCode, find_image_code, has_image_code
+from winml.modelkit.load.families.whole_model import firm_keys
+from winml.modelkit.load.inputs.decision import InputDecision, decide_inputs
+from winml.modelkit.load.inputs.dynamic_axes import open_axes
+from winml.modelkit.load.inputs.nested_arguments import NestedArguments
+from winml.modelkit.load.parts import ModelPart
+
+if TYPE_CHECKING:
+    from winml.modelkit.load.request import ModelRequest
+
+__all__ = ["vision_language_parts"]
+
+_TASKS = ("image-text-to-text", "image-to-text", "text-generation")
+_TOKENS, _MASK = "input_ids", "attention_mask"
+_BATCH_KEY, _SEQUENCE_KEY = "batch_size", "sequence_length"
+_IMAGE_RANK = 4
+"""Rows, channels, height and width."""
+_WITHOUT_IMAGES = "With no images, image_features is empty, and a run takes any number of tokens."
+_IMAGES = "images"
+"""Name of the number of images in the vectors of all of them."""
+
+
+def vision_language_parts(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> FoundParts:
+    """Return the three parts of a language model that is shown images.
+
+    Raises:
+        UsageError: the cache is of a kind that no graph can take, or sizes do not fit.
+    """
+    if task not in _TASKS or not has_image_code(model):
+        return FoundParts()
+    found = _find_parts(model, checkpoint, task, request)
+    # Of a model that also goes on with text alone, the family of decoders says why it has no cache.
+    return replace(found, notes=()) if task == "text-generation" else found
+
+
+def _find_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest) -> FoundParts:
+    shape = request.shape_config and request.shape_config.model_copy(update={PAST_KEY: None})
+    plain = decide_inputs(
+        model, checkpoint.config, checkpoint.root, task=task, shape=shape, batch_size=request.batch_size
+    )
+    inputs = {spec.name: spec for spec in plain.inputs}
+    if "decoder_input_ids" in inputs:
+        return FoundParts()
+    if not request.cache or request.input_specs is not None:
+        described = (
+            f"One graph, as {request.specs_origin} describes it: every run sees the images and reads all tokens."
+        )
+        return FoundParts(notes=(described if request.cache else NO_CACHE_ASKED,))
+    code = find_image_code(model, inputs)
+    if isinstance(code, str):
+        return FoundParts(notes=(f"One graph without a cache, since {code}: every run reads all tokens.",))
+    found = _Found(model, checkpoint.config, plain, code, request)
+    unknown = [name for name in inputs if name not in (*code.parameters, _TOKENS, _MASK)]
+    if unknown:
+        reason = f"{type(model).__name__} takes {unknown[0]} beside tokens and images"
+        return FoundParts(notes=(f"One graph without a cache, since {reason}: every run reads all tokens.",))
+    layout = find_cache(model, found.decoder_inputs.inputs, cached_keywords(model, request))
+    if isinstance(layout, str):
+        return FoundParts(notes=(f"One graph without a cache, since {layout}: every run reads all tokens.",))
+    return FoundParts((found.vision_part(), found.embedding_part(), found.decoder_part(layout)))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is known of a model whose images are handled by code of its own."""
+
+    model: torch.nn.Module
+    config: Any
+    plain: InputDecision
+    """The inputs of the whole model."""
+    code: ImageCode
+    request: ModelRequest
+
+    def vision_part(self) -> ModelPart:
+        """Return what makes vectors of images."""
+        names = [spec.name for spec in self.plain.inputs if spec.name in self.code.parameters]
+        decision = self._among(names)
+        # Of several images in a row, those that are filler are left out: their number is known to their values alone.
+        has_one_in_each_row = all(len(spec.shape) <= _IMAGE_RANK for spec in decision.inputs)
+        decision = self._opened(decision, (_BATCH_KEY,) if has_one_in_each_row else ())
+        return part_of_decision(
+            self.model,
+            replace(decision, notes=()),
+            {},
+            NestedArguments(tuple(names), {}, dict, lambda answer: {FEATURES: answer}),
+            name=VISION,
+            path=self.code.owner,
+            entry=self.code.features,
+            feeds=(PartFeed(FEATURES, EMBEDDING, FEATURES),),
+        )
+
+    def embedding_part(self) -> ModelPart:
+        """Return what makes vectors of tokens, those of images in their places."""
+        decision = self._opened(self._among([_TOKENS]), (_BATCH_KEY, _SEQUENCE_KEY))
+        # Without images, and with several in a row, their number is not that of the rows.
+        images, *others = self.code.feature_shape
+        features = InputTensorSpec(
+            name=FEATURES,
+            shape=(_IMAGES, *others),
+            dtype=self._dtype,
+            sums={_IMAGES: (decision.inputs[0].shape[0],) * (images // self._rows)},
+        )
+        return part_of_decision(
+            self.model,
+            replace(decision, inputs=(*decision.inputs, features), notes=(*self.plain.notes, _WITHOUT_IMAGES)),
+            {},
+            NestedArguments((_TOKENS, FEATURES), {}, dict, lambda answer: {EMBEDDED: answer}),
+            name=EMBEDDING,
+            path=self.code.owner,
+            entry=self.code.token_vectors,
+            feeds=(PartFeed(EMBEDDED, DECODER, EMBEDDED),),
+        )
+
+    def decoder_part(self, layout: CacheLayout) -> ModelPart:
+        """Return the language model with its head: vectors of tokens, and the cache."""
+        text_config = self.config.get_text_config(decoder=True)
+        decision = open_cached_inputs(self.decoder_inputs, layout, self.model, text_config, self.request)
+        return part_of_decision(
+            self.model,
+            replace(decision, notes=()),
+            cached_keywords(self.model, self.request),
+            arguments_with_cache(layout, [spec.name for spec in decision.inputs if spec.cache is None]),
+            name=DECODER,
+            feeds=tuple(PartFeed(state.output, DECODER, state.input) for state in layout.states),
+            cache=layout,
+        )
+
+    @property
+    def decoder_inputs(self) -> InputDecision:
+        """The inputs of the language model without a cache."""
+        plain = self._among([name for name in (_TOKENS, _MASK) if name in self._names])
+        tokens = plain.inputs[0]
+        shape = (*tokens.shape, self.code.feature_shape[-1])
+        vectors = InputTensorSpec(name=EMBEDDED, shape=shape, dtype=self._dtype)
+        keys: dict[str, tuple[str | None, ...]] = {
+            **plain.meanings.keys,
+            EMBEDDED: (*plain.meanings.keys[_TOKENS], None),
+        }
+        del keys[_TOKENS]
+        bounds = dict(plain.meanings.bounds)
+        limit = bounds.get(_SEQUENCE_KEY)
+        if limit is not None:
+            # That a prompt holds places for an image does not count in the steps after it.
+            bounds[_SEQUENCE_KEY] = replace(limit, min=1)
+        meanings = replace(plain.meanings, keys=keys, bounds=bounds)
+        return replace(plain, inputs=(vectors, *plain.inputs[1:]), meanings=meanings)
+
+    @property
+    def _names(self) -> list[str]:
+        return [spec.name for spec in self.plain.inputs]
+
+    @property
+    def _rows(self) -> int:
+        """How many rows the images were counted for."""
+        return self.plain.meanings.sizes.get(_BATCH_KEY, 1)
+
+    @property
+    def _dtype(self) -> str:
+        """Of the vectors of tokens."""
+        model: Any = self.model
+        return str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
+
+    def _among(self, names: list[str]) -> InputDecision:
+        inputs = tuple(spec for spec in self.plain.inputs if spec.name in names)
+        keys = {spec.name: self.plain.meanings.keys[spec.name] for spec in inputs}
+        return replace(self.plain, inputs=inputs, meanings=replace(self.plain.meanings, keys=keys))
+
+    def _opened(self, decision: InputDecision, by_default: tuple[str, ...]) -> InputDecision:
+        """Return inputs with rows and tokens left open, as far as the user gave no number."""
+        firm = firm_keys(self.request)
+        own = {key for axes in decision.meanings.keys.values() for key in axes}
+        asked = self.request.shape_config.left_open() if self.request.shape_config else {}
+        left_open = {key: OpenSize() for key in by_default if key not in firm}
+        left_open |= {key: size for key, size in asked.items() if key in own}
+        return open_axes(decision, DynamicRequest(), left_open, firm_keys=firm)

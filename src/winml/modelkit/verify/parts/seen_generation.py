@@ -1,0 +1,192 @@
+"""Do vision, embedding and decoder, each in a file, generate what the model generates from images and a text?
+
+The model generates in PyTorch, greedily, from two rows of tokens that hold places for images, one of them padded on the
+left; then it reads a second prompt. The files are given the same images and tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from winml.modelkit.compare.generation import GenerationInfo
+from winml.modelkit.errors import StageError, VerificationError, first_line
+from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.load.library_messages import quiet_libraries
+from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.verify.generation import (
+    GeneratedText,
+    as_the_user_calls_it,
+    compare_generation,
+    generated_text,
+    most_tokens,
+    reason_against,
+)
+from winml.modelkit.verify.input_draws import InputDraws
+from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
+from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, run_reference, with_values
+from winml.modelkit.verify.stable_draws import is_decided_by_rounding
+
+__all__ = ["SeenParts", "compare_seen_generation"]
+
+Arrays = Mapping[str, NDArray[Any]]
+Tensors = Mapping[str, torch.Tensor]
+
+_NEW_TOKENS = 32
+_TEXT, _PADDING = 7, 3
+"""Chosen: tokens of a row beside the places of its images, and how many of them are padding in the first row."""
+_SECOND_PROMPT = 4
+_ROWS = 2
+_TOKENS, _SCORES = "input_ids", "logits"
+
+
+@dataclass(frozen=True)
+class SeenParts:
+    """The parts of one model, and the files that were made of them."""
+
+    vision: ModelPart
+    embedding: ModelPart
+    decoder: PreparedPart
+    paths: Mapping[str, Path]
+    """Name of the part → its file; without those that were not asked for."""
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What PyTorch was shown, and what it generated."""
+
+    images: Tensors
+    text: GeneratedText
+
+
+def compare_seen_generation(parts: SeenParts, seed: int) -> GenerationInfo | str:
+    """Compare the scores that three files give, token by token, with those of PyTorch; return why not, where it cannot.
+
+    Args:
+        parts: The parts and their files.
+        seed: Seed of images and tokens.
+
+    Raises:
+        VerificationError: the scores of a step differ, or ONNX Runtime cannot run a file.
+    """
+    missing = [part.name for part in (parts.vision, parts.embedding) if part.name not in parts.paths]
+    if missing:
+        return f"{missing[0]} is not among the files"
+    with with_values(parts.decoder) as weighted:
+        reference = _generate(parts, weighted, seed)
+    if isinstance(reference, str):
+        return reference
+    decoder = parts.decoder.part
+    dtypes = dtypes_inside(decoder.module, {})
+
+    def is_rounding(draw: Draw) -> bool:
+        with with_values(parts.decoder) as weighted, unchanged_attributes(weighted.model):
+            answered = Draw(draw.inputs, run_reference(weighted, draw.inputs), {})
+            return is_decided_by_rounding(weighted, answered, [_SCORES], dtypes)
+
+    try:
+        run = _opened(parts.paths[decoder.name])
+        return compare_generation(
+            decoder,
+            reference.text,
+            lambda draw: run({name: to_numpy(value) for name, value in draw.inputs.items()}),
+            dtypes,
+            is_rounding,
+            _vectors_of(parts, reference.images),
+        )
+    except StageError as error:
+        raise VerificationError(
+            f"cannot generate with the files: {error.message}",
+            hint="--no-verify writes them without comparing.",
+            is_graph_wrong=True,
+        ) from error
+
+
+def _generate(parts: SeenParts, weighted: PreparedPart, seed: int) -> _Reference | str:
+    """Let PyTorch generate; return why not, where it cannot."""
+    decoder = weighted.part
+    if reason := reason_against(decoder):
+        return reason
+    tokens, mask = _prompt(parts.embedding, seed)
+    room = most_tokens(decoder)
+    free = room - tokens.shape[1] - _SECOND_PROMPT if room is not None else _NEW_TOKENS
+    if free < 1:
+        return f"the model has no more than {room} positions"
+    images = _images(parts.vision, seed, len(tokens))
+    places = _places(parts.embedding)
+    try:
+        with as_the_user_calls_it(weighted), unchanged_attributes(weighted.model), quiet_libraries():
+            text = generated_text(decoder, weighted.model, (tokens, mask), min(free, _NEW_TOKENS), images, places)
+    except Exception as error:  # code of the model
+        return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
+    return _Reference(images, text)
+
+
+def _images(vision: ModelPart, seed: int, rows: int) -> Tensors:
+    """Return images for so many rows of tokens; of a graph that takes a fixed number, as many draws as that takes."""
+    draws = InputDraws(vision, seed)
+    count = _fixed_rows(vision)
+    if count is None:
+        return draws.draw(1, _sizes(vision))
+    drawn = [draws.draw(number + 1) for number in range(rows // count)]
+    return {name: torch.cat([tensors[name] for tensors in drawn]) for name in drawn[0]}
+
+
+def _fixed_rows(vision: ModelPart) -> int | None:
+    """Return how many rows a run takes; None: any number."""
+    rows = vision.inputs[0].shape[0]
+    return rows if isinstance(rows, int) else None
+
+
+def _prompt(embedding: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens that hold places for images, and their mask; the first of several rows is padded on the left."""
+    spec = next(spec for spec in embedding.inputs if spec.name == _TOKENS)
+    length = sum(count for _, count in spec.first_values) + _TEXT
+    tokens = InputDraws(embedding, seed).draw(1, {**_sizes(embedding), str(spec.shape[1]): length})[_TOKENS]
+    mask = torch.ones_like(tokens)
+    if len(tokens) > 1:
+        tokens[0] = tokens[0].roll(_PADDING)
+        mask[0, :_PADDING] = 0
+    return tokens, mask
+
+
+def _places(embedding: ModelPart) -> list[int]:
+    """Return the tokens that hold places for images."""
+    return [value for spec in embedding.inputs if spec.name == _TOKENS for value, _ in spec.first_values]
+
+
+def _sizes(part: ModelPart) -> dict[str, int]:
+    batch = part.inputs[0].shape[0]
+    return {name: _ROWS if name == batch else size for name, size in part.trace_sizes.items()}
+
+
+def _vectors_of(parts: SeenParts, images: Tensors) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Return what makes vectors of tokens with the files: with those of the images where tokens hold their places."""
+    (feed,) = parts.vision.feeds
+    (made,) = parts.embedding.feeds
+    places = _places(parts.embedding)
+    see = _opened(parts.paths[parts.vision.name])
+    arrays = {name: to_numpy(value) for name, value in images.items()}
+    rows = len(next(iter(arrays.values())))
+    step = _fixed_rows(parts.vision) or rows
+    pieces = [{name: value[start : start + step] for name, value in arrays.items()} for start in range(0, rows, step)]
+    features = np.concatenate([see(piece)[feed.output] for piece in pieces])
+    run = _opened(parts.paths[parts.embedding.name])
+
+    def vectors(tokens: NDArray[Any]) -> NDArray[Any]:
+        given = features if any((tokens == place).any() for place in places) else features[:0]
+        return run({_TOKENS: tokens, feed.input: given})[made.output]
+
+    return vectors
+
+
+def _opened(path: Path) -> Callable[[Arrays], Arrays]:
+    from winml.modelkit.runtime.sessions import Session
+
+    return Session(path).run

@@ -1,0 +1,139 @@
+"""Models of several encoders, and language models that are shown images: their parts, and the text they write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from transformers import AutoProcessor, CLIPModel, LlavaForConditionalGeneration
+
+from checkpoints import save_checkpoint
+from e2e.in_process import run_here
+from shown import PLACE, save_picture, save_shown
+from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, WinMLModelForImageTextToText
+from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.bundle import ModelBundle
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.load.resolution import resolve_model
+from winml.modelkit.runtime.sessions import run_onnx
+
+pytestmark = pytest.mark.usefixtures("libraries_may_warn")
+
+NAMES = ("vision", "embedding", "decoder")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llava with its processor."""
+    return save_shown(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Path) -> ExportResult:
+    """Its three parts, in a folder inside the checkpoint, whose files they find above."""
+    (checkpoint / "onnx").mkdir()
+    exporter = HTPExporter(WinMLExportConfig())
+    return exporter.export_checkpoint(ModelRequest(str(checkpoint)), checkpoint / "onnx" / "net.onnx")
+
+
+def test_parts_are_tagged_as_the_whole_model_and_feed_each_other(exported: ExportResult) -> None:
+    """The modules around a method's module stand in its paths; each part says whom it feeds."""
+    assert NAMES == tuple(part.name for part in exported.parts)
+    assert all(100.0 == part.coverage.percent for part in exported.parts)
+    modules = {part.name: {node.module for node in part.nodes} for part in exported.parts}
+    assert all(path.startswith("model") for path in modules["vision"])
+    assert "model.language_model.layers.1.mlp" in modules["decoder"]
+    tags = {node.path: node.tag for part in exported.parts for node in part.tree}
+    assert tags["model.multi_modal_projector"].startswith("/LlavaForConditionalGeneration/LlavaModel/")
+    feeds = ModelBundle.read([part.model_path for part in exported.parts]).feeds
+    assert [("image_features", "embedding")] == [(feed.output, feed.part) for feed in feeds["vision"]]
+    assert [("inputs_embeds", "decoder")] == [(feed.output, feed.part) for feed in feeds["embedding"]]
+    assert {"decoder"} == {feed.part for feed in feeds["decoder"]}
+
+
+def test_text_written_with_the_parts_is_verified(exported: ExportResult) -> None:
+    """Of two rows, one of them padded, as PyTorch writes it."""
+    verification = exported.parts[-1].verification
+    assert verification is not None
+    assert verification.generation is not None
+    assert (2, 32) == (verification.generation.rows, verification.generation.new_tokens)
+
+
+@pytest.mark.parametrize("asked", [{}, {"num_beams": 2}])
+def test_generate_shown_pictures_writes_what_pytorch_writes(
+    checkpoint: Path, exported: ExportResult, asked: dict[str, Any]
+) -> None:
+    """Rows of other lengths, whose pictures stand elsewhere, and with beams."""
+    for name in ("config.json", "generation_config.json"):
+        (checkpoint / "onnx" / name).write_bytes((checkpoint / name).read_bytes())
+    make: Any = AutoProcessor
+    processor = make.from_pretrained(checkpoint)
+    noise = np.random.default_rng(1).integers(0, 255, (2, 20, 30, 3), dtype=np.uint8)
+    given = processor(
+        images=list(map(PIL.Image.fromarray, noise)), text=["<image> w5 w6 w7", "w9 <image> w1"], padding=True,
+        return_tensors="pt",
+    )  # fmt: skip
+    settings = {"max_new_tokens": 16, "suppress_tokens": [PLACE], **asked}
+    reference: Any = LlavaForConditionalGeneration.from_pretrained(checkpoint)
+    model: Any = WinMLModelForImageTextToText.from_pretrained(checkpoint / "onnx")
+
+    assert reference.generate(**given, **settings).tolist() == model.generate(**given, **settings).tolist()
+    with pytest.raises(UsageError, match="hold 32 places for images, and the model makes 16 vectors"):
+        model(input_ids=given["input_ids"], pixel_values=given["pixel_values"][:1])
+
+
+def test_command_shown_a_picture_writes_what_pytorch_writes(
+    checkpoint: Path, exported: ExportResult, tmp_path: Path
+) -> None:
+    """A prompt without a place for the picture has it in front; what is no picture is refused."""
+    folder, picture = str(exported.parts[0].model_path.parent), save_picture(tmp_path / "noise.png")
+    outcome = run_here(
+        "generate", folder, "-p", "w5 w6", "--image", str(picture), "--max-new-tokens", "8", "--format", "json"
+    )
+    assert 0 == outcome.code, outcome.err
+    make: Any = AutoProcessor
+    given = make.from_pretrained(checkpoint)(images=PIL.Image.open(picture), text="<image>w5 w6", return_tensors="pt")
+    reference: Any = LlavaForConditionalGeneration.from_pretrained(checkpoint)
+    written = reference.generate(**given, max_new_tokens=8, suppress_tokens=[PLACE])
+    assert written[0, given["input_ids"].shape[1] :].tolist() == json.loads(outcome.out)["tokens"]
+
+    refused = {
+        "no such file": ["--image", str(tmp_path / "none.png")],
+        "does not open": ["--image", str(checkpoint / "config.json")],
+        "reads text and pictures": ["--audio", "x.wav"],
+    }
+    for words, options in refused.items():
+        assert words in run_here("generate", folder, "-p", "w5", *options).err
+
+
+def test_dual_encoder_gives_the_features_of_its_methods(tmp_path: Path) -> None:
+    """Text and image features, pooled and projected; without --submodel, one graph."""
+    folder = save_checkpoint("clip", tmp_path / "clip")
+    request = ModelRequest(str(folder), submodel=("text", "vision"))
+    exported = HTPExporter(WinMLExportConfig()).export_checkpoint(request, tmp_path / "net.onnx")
+    assert [tmp_path / "net_text.onnx", tmp_path / "net_vision.onnx"] == [part.model_path for part in exported.parts]
+    model: Any = CLIPModel.from_pretrained(folder).eval()
+    rng = np.random.default_rng(0)
+    methods = {"text_embeds": model.get_text_features, "image_embeds": model.get_image_features}
+    for part, (output, method) in zip(exported.parts, methods.items(), strict=True):
+        shapes = {spec.name: tuple(map(int, spec.shape)) for spec in part.inputs}
+        feeds: dict[str, Any] = {
+            name: np.ones(shape, np.int64) if "mask" in name else rng.integers(3, 30, shape)
+            for name, shape in shapes.items()
+        }
+        if "pixel_values" in feeds:
+            feeds["pixel_values"] = rng.standard_normal(shapes["pixel_values"]).astype(np.float32)
+        with torch.no_grad():
+            expected = method(**{name: torch.from_numpy(value) for name, value in feeds.items()}).pooler_output
+        # float32 against float32.
+        np.testing.assert_allclose(expected.numpy(), run_onnx(part.model_path, feeds)[output], rtol=1e-4, atol=1e-5)
+
+    assert ["model"] == [part.name for part in resolve_model(ModelRequest(str(folder))).parts]
+    with pytest.raises(UsageError, match="--submodel visio: CLIPModel has no such part") as refusal:
+        resolve_model(ModelRequest(str(folder), submodel=("visio",)))
+    assert "text, vision" in str(refusal.value.hint)
