@@ -45,7 +45,7 @@ def test_short_flags_are_read() -> None:
     ("arguments", "words"),
     [
         (("exprt", "-m", "x"), "No such verb 'exprt'. Did you mean 'export'?"),
-        (("qqq",), "No such verb 'qqq'. Verbs: build, cache, compare, config, "),
+        (("qqq",), "No such verb 'qqq'. Verbs: build, cache, compare, compile, config, "),
         (("export", "--modle", "x"), "'--model'"),
         (("-x",), "No such option '-x'"),
     ],

@@ -150,7 +150,7 @@ def test_text_stays_within_the_positions_of_the_model() -> None:
     settings = GenerationSettings()
     assert 20 == settings.fitted(10, 30).max_new_tokens
     asked = settings.asked(max_new_tokens=21, temperature=None, top_p=None, seed=0)
-    with pytest.raises(UsageError, match=r"the text may have 31, and the model has 30 positions") as caught:
+    with pytest.raises(UsageError, match=r"the text may have 31 tokens, and the model has 30 positions") as caught:
         asked.fitted(10, 30)
     assert "Ask for 20 or fewer." == caught.value.hint
     with pytest.raises(UsageError, match="the prompt has 30 tokens, and the model has 30 positions"):

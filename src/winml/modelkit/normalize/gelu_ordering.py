@@ -53,6 +53,11 @@ def _order(outer: ir.Node) -> bool:
                 outer.replace_input_with(0, product)
                 outer.replace_input_with(1, half)
                 product.shape = outer.outputs[0].shape
+                # It reads the tensor now, which may be made after the sum.
+                graph = outer.graph
+                assert graph is not None
+                graph.remove(inner)
+                graph.insert_before(outer, inner)
                 return True
     return False
 

@@ -6,8 +6,10 @@ Runs the graph node by node as it is written, so that every value that is asked 
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -21,6 +23,7 @@ from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy.module_identity import ModuleIdentity
 from winml.modelkit.inspect.onnx_contents import PlacedNode, read_contents
 from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree, read_tree
+from winml.modelkit.metadata_keys import MODULE_KEY, MODULES_KEY
 from winml.modelkit.quantize.planning import QUANTIZED_OPERATORS
 from winml.modelkit.runtime.graph_inputs import graph_inputs
 from winml.modelkit.runtime.recording import open_with_outputs
@@ -172,9 +175,26 @@ class OnnxSide:
         self.is_rounded = any(map(_has_few_bits, model.graph))
         parts = ModuleParts(model)
         position = {node: number for number, node in enumerate(model.graph)}
+        taken_in = _taken_in(model)
         for module in self.tree.modules:
             for boundary in _boundaries(module, parts, position):
-                self.boundaries[boundary.key] = boundary
+                self.boundaries[boundary.key] = replace(boundary, ends_in=taken_in.get(module.path, ""))
+
+
+def _taken_in(model: ir.Model) -> dict[str, str]:
+    """Return the modules whose last work is part of a node above them, with the name of the node."""
+    found: dict[str, str] = {}
+    for node in model.graph:
+        own = node.metadata_props.get(MODULE_KEY, "")
+        makers = [value.producer() for value in node.inputs if value is not None]
+        read = [maker.metadata_props.get(MODULE_KEY, "") for maker in makers if maker is not None]
+        for path in json.loads(node.metadata_props.get(MODULES_KEY, "[]")):
+            # Up to the module of the node itself, each that made something the node reads ends in it.
+            while path and path != own:
+                if any(f"{maker}.".startswith(f"{path}.") for maker in read):
+                    found[path] = node.name or node.op_type
+                path = path.rpartition(".")[0]
+    return found
 
 
 def _boundaries(module: OnnxModule, parts: ModuleParts, position: Mapping[ir.Node, int]) -> list[ModuleBoundary]:

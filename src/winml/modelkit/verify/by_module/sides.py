@@ -39,6 +39,9 @@ class ModuleBoundary:
     """When the last of them is computed, beside the other boundaries of one side."""
     reason: str = ""
     """Why there is no such boundary."""
+    ends_in: str = ""
+    """Name of a node of a module above it that took in its last work, such as an addition: ``outputs`` are then not
+    what it returns; empty where there is none."""
 
     @property
     def key(self) -> CallKey:

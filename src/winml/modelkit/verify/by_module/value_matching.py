@@ -68,14 +68,19 @@ def _matched(
     common = reference.value_names & candidate.value_names
     inputs = tuple((name, name) for name in boundary.inputs if name in common)
     outputs = tuple((name, name) for name in boundary.outputs if name in candidate.value_names)
-    if not outputs and other is not None and other.outputs and len(other.outputs) == len(boundary.outputs):
+    ends_in = boundary.ends_in or (other.ends_in if other is not None else "")
+    if not outputs and not ends_in and other is not None and len(other.outputs) == len(boundary.outputs):
         outputs = tuple(zip(boundary.outputs, other.outputs, strict=True))
-    reason = ""
-    if not outputs:
+    reason = _ends_in_words(ends_in) if ends_in and not outputs else ""
+    if not outputs and not reason:
         reason = boundary.reason or (
             "the candidate has no such module" if other is None else other.reason or "none of its outputs is kept there"
         )
     return MatchedBoundary(boundary.identity, inputs, outputs, len(boundary.inputs) - len(inputs), reason)
+
+
+def _ends_in_words(node: str) -> str:
+    return f"its last operators are part of {node}, which belongs to a module above it"
 
 
 def match_with_torch(counts: ValueCounts, file: OnnxSide) -> list[MatchedBoundary]:
@@ -88,9 +93,10 @@ def match_with_torch(counts: ValueCounts, file: OnnxSide) -> list[MatchedBoundar
     matched = []
     for boundary in _in_order(file.boundaries):
         identity = boundary.identity
-        outputs = _paired(boundary.outputs, counts, identity, "output")
+        outputs = () if boundary.ends_in else _paired(boundary.outputs, counts, identity, "output")
         inputs = _paired(boundary.inputs, counts, identity, "input")
-        reason = "" if outputs else boundary.reason or "PyTorch returns nothing like its outputs"
+        reason = _ends_in_words(boundary.ends_in) if boundary.ends_in else boundary.reason
+        reason = "" if outputs else reason or "PyTorch returns nothing like its outputs"
         unknown = len(boundary.inputs) - len(inputs)
         matched.append(MatchedBoundary(identity, inputs, outputs, unknown, reason))
     return matched
