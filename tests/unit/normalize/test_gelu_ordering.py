@@ -40,3 +40,14 @@ def test_other_products_stay(factor: float, inner: str) -> None:
     ]
     normalize(model)
     assert before[-1] == [value.name for value in list(model.graph)[-1].inputs if value is not None]
+
+
+def test_nodes_stay_sorted_where_the_tensor_is_made_after_the_sum() -> None:
+    """A gated form multiplies by what comes later."""
+    model = parse(
+        TEXT.format(factor=0.5, inner="h = Mul (half, s)").replace("y = Mul (x, h)", "z = Relu (x)  y = Mul (z, h)")
+    )
+    expected = answer(model, x=X)
+    normalize(model)
+    assert ["Div", "Erf", "Add", "Relu", "Mul", "Mul"] == operators(model)
+    assert expected == answer(model, x=X)

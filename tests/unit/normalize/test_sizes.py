@@ -124,6 +124,60 @@ def test_axis_that_may_be_empty_is_computed() -> None:
     assert np.array_equal(new, second)
 
 
+SHAPE_OF_X = "sh = Shape (x)  p = Gather (sh, zero)  second = Constant <value_ints=[1]> ()"
+MISREADINGS = {
+    "differences of positions and their transpose": (
+        "count = Constant <value_ints=[0,1,2,3]> ()  pos = Add (count, p)"
+        "  across = Unsqueeze (count, first)  down = Unsqueeze (count, second)  pa = Unsqueeze (pos, first)"
+        "  pd = Unsqueeze (pos, second)  d = Sub (pd, across)  e = Sub (pa, down)  y = Concat <axis=0> (d, e)"
+    ),
+    "axes that an input gives": (
+        "end = Slice (sh, first, second)  cut = Slice (x, first, end, axis)  y = Cast <to=7> (cut)"
+    ),
+    "a table of fewer rows": (
+        "end = Slice (sh, first, second)  table = Constant <value_ints=[5,6]> ()"
+        "  cut = Slice (table, first, end)  y0 = Shape (cut)  y = Unsqueeze (y0, first)"
+    ),
+    "two constants of the same numbers": (
+        "two = Constant <value_ints=[2]> ()  last = Slice (sh, second, two)"
+        "  pair = Concat <axis=0> (last, two)  a = Unsqueeze (pair, first)  b = Unsqueeze (pair, second)"
+        "  y = Add (a, b)"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISREADINGS)
+def test_what_looks_alike_is_told_apart(case: str) -> None:
+    """Each was answered wrongly by a rule that compared elements without axes, or took a size for granted."""
+    body = f"{SHAPE_OF_X}  {MISREADINGS[case]}"
+    model = parse(_graph("float[p,4] x, int64[1] axis", "int64[m,n] y", body))
+    feeds = [{"x": np.ones((rows, 4), np.float32), "axis": np.array([1])} for rows in (2, 3)]
+    before = [answer(model, **given) for given in feeds]
+    normalize(model)
+    assert before == [answer(model, **given) for given in feeds]
+
+
+def test_parts_of_a_split_have_their_own_sizes() -> None:
+    """Before opset 13 an attribute says them."""
+    body = "a, c = Split <axis=1, split=[2,4]> (x)  z = Shape (a)  y = Relu (c)"
+    model = parse(f"m (float[b,6] x) => (float[b,n] y, int64[2] z) {{ {body} }}", opset=12)
+    feeds = {"x": np.ones((3, 6), np.float32)}
+    before = answer(model, **feeds)
+    normalize(model)
+    assert before == answer(model, **feeds)
+
+
+def test_size_that_a_file_states_wrongly_is_not_taken() -> None:
+    """An inner shape from before the rows were opened."""
+    model = parse(
+        "m (float[batch,s,4] x) => (float[k,n] y) <float[1,s,4] a> { first = Constant <value_ints=[0]> ()"
+        "  one = Constant <value_ints=[1]> ()  minus = Constant <value_ints=[-1]> ()  a = Relu (x)  sh = Shape (a)"
+        "  b = Slice (sh, first, one)  t = Concat <axis=0> (b, minus)  y = Reshape (x, t) }"
+    )
+    normalize(model)
+    assert np.shape(answer(model, x=np.ones((3, 2, 4), np.float32))[0]) == (3, 8)
+
+
 def test_parameters_of_zeros_stay() -> None:
     """A bias that happens to be zero is no addition of nothing."""
     model = parse("m (float[b,2] x) => (float[b,2] y) <float[2] bias = {0, 0}> { a = Add (x, bias)  y = Relu (a) }")

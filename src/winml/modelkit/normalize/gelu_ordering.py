@@ -47,7 +47,7 @@ def _order(outer: ir.Node) -> bool:
         if len(product.uses()) != 1 or product.is_graph_output() or value is product or inner.graph is not outer.graph:
             continue
         for half, rest in (inner.inputs, inner.inputs[::-1]):
-            if half is not None and rest is not None and _is_half(half) and _is_sum_with_erf(rest):
+            if half is not None and rest is not None and _is_half(half, product) and _is_sum_with_erf(rest):
                 inner.replace_input_with(0, value)
                 inner.replace_input_with(1, rest)
                 outer.replace_input_with(0, product)
@@ -66,9 +66,12 @@ def _is_operator(node: ir.Node, operator: str) -> bool:
     return node.op_type == operator and node.domain in ("", "ai.onnx")
 
 
-def _is_half(value: ir.Value) -> bool:
+def _is_half(value: ir.Value, scaled: ir.Value) -> bool:
+    """Say whether a value is one half, of no more axes than what is multiplied by it."""
     tensor = value.const_value
-    return tensor is not None and tensor.size == 1 and float(tensor.numpy().reshape(-1)[0]) == 0.5
+    if tensor is None or tensor.size != 1 or scaled.shape is None or len(tensor.shape) > len(scaled.shape):
+        return False
+    return float(tensor.numpy().reshape(-1)[0]) == 0.5
 
 
 def _is_sum_with_erf(value: ir.Value) -> bool:

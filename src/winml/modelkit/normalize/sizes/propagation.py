@@ -38,10 +38,14 @@ LARGEST_END = 2**31 - 1
 class KnownSizes:
     """What is known of the values of a graph."""
 
+    names: frozenset[str] = frozenset()
+    """Names of the open dimensions of the inputs."""
     shapes: dict[ir.Value, Shape] = field(default_factory=dict)
     """Value → size of each axis."""
     contents: dict[ir.Value, tuple[Size, ...]] = field(default_factory=dict)
-    """Small tensor of whole numbers → its elements; of a scalar the one."""
+    """Small tensor of whole numbers of no axis or one → its elements; of a scalar the one."""
+    cut: dict[str, Size] = field(default_factory=dict)
+    """Name of the size of a table that was cut to an open size, which may be less → that size."""
 
     def shape(self, value: ir.Value | None) -> Shape | None:
         """Return the sizes of a value, or None."""
@@ -86,8 +90,8 @@ def names_of_inputs(graph: ir.Graph) -> frozenset[str]:
 
 def learn_sizes(graph: ir.Graph) -> KnownSizes:
     """Return what is known of the values of a graph. The graph stays as it is."""
-    known = KnownSizes()
     names = names_of_inputs(graph)
+    known = KnownSizes(names)
     for value in (*graph.inputs, *graph.initializers.values()):
         _take_stated(known, value, names)
     for node in graph:
@@ -99,15 +103,17 @@ def learn_sizes(graph: ir.Graph) -> KnownSizes:
     return known
 
 
-def broadcast(shapes: Sequence[Shape]) -> tuple[Size | None, ...]:
+def broadcast(known: KnownSizes, shapes: Sequence[Shape]) -> tuple[Size | None, ...]:
     """Return the shape that values of several shapes have together; None for an axis that is unknown."""
     rank = max(map(len, shapes))
     padded = [(ONE,) * (rank - len(shape)) + shape for shape in shapes]
-    return tuple(_joint(sizes) for sizes in zip(*padded, strict=True))
+    return tuple(_joint(known, sizes) for sizes in zip(*padded, strict=True))
 
 
-def _joint(sizes: tuple[Size, ...]) -> Size | None:
+def _joint(known: KnownSizes, sizes: tuple[Size, ...]) -> Size | None:
     wide = {size for size in sizes if size != ONE}
+    # Beside the size it was cut to, a table is as long, or has one row: with fewer rows the graph does not run.
+    wide -= {size for size in wide if size.name in known.cut and known.cut[size.name or ""] in wide}
     if len(wide) < 2:
         return next(iter(wide), ONE)
     # An open size beside a number above one is either that number or one.
@@ -146,7 +152,9 @@ def _learn(known: KnownSizes, node: ir.Node, names: frozenset[str]) -> None:
         for value, part in zip(node.outputs, _parts_of_split(known, node), strict=False):
             _take(known, value, part)
     content = content_rule(known, node) if content_rule is not None else None
-    if content is not None and len(content) <= MOST_ELEMENTS:
+    made = known.shape(node.outputs[0])
+    # Elements are told without axes: of more than one, two tensors of the same elements may differ.
+    if content is not None and made is not None and len(made) < 2 and product(made).number == len(content):
         known.contents[node.outputs[0]] = content
 
 
@@ -155,19 +163,27 @@ def _take(known: KnownSizes, value: ir.Value, shape: _PartialShape) -> None:
     stated = known.shapes.get(value)
     if stated is None or len(stated) == len(shape):
         known.shapes[value] = tuple(
-            _better(size, stated[axis] if stated is not None else symbol(_own_name(value, axis)))
+            _better(known, size, stated[axis] if stated is not None else symbol(_own_name(value, axis)))
             for axis, size in enumerate(shape)
         )
 
 
-def _better(size: Size | None, stated: Size) -> Size:
-    """Return the size that says more: what follows from the graph, or what is stated."""
-    return stated if size is None or (size.number is None and stated.number is not None) else size
+def _better(known: KnownSizes, size: Size | None, stated: Size) -> Size:
+    """Return the size that says more: what follows from the graph, or what is stated.
+
+    A file may state what was true before its inputs were opened.
+    """
+    if size is None:
+        return stated
+    is_of_inputs = all(name in known.names for names, _ in size.terms for name in names)
+    return stated if stated.number is not None and not is_of_inputs else size
 
 
 def _constant_content(value: ir.Value) -> tuple[Size, ...] | None:
     tensor = value.const_value
-    if tensor is None or tensor.size > MOST_ELEMENTS or tensor.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+    if tensor is None or tensor.size > MOST_ELEMENTS or len(tensor.shape) > 1:
+        return None
+    if tensor.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
         return None
     return tuple(constant(int(number)) for number in tensor.numpy().reshape(-1))
 
@@ -180,7 +196,7 @@ _ShapeRule = Callable[[KnownSizes, ir.Node], "_PartialShape | None"]
 def _of_all(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     shapes = [known.shape(value) for value in node.inputs if value is not None]
     present = [shape for shape in shapes if shape is not None]
-    return broadcast(present) if present and len(present) == len(shapes) else None
+    return broadcast(known, present) if present and len(present) == len(shapes) else None
 
 
 def _of_first(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
@@ -191,7 +207,7 @@ def _of_product(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     left, right = known.shape(node.inputs[0]), known.shape(node.inputs[1])
     if left is None or right is None or len(left) < 2 or len(right) < 2:
         return None
-    return (*broadcast([left[:-2], right[:-2]]), left[-2], right[-1])
+    return (*broadcast(known, [left[:-2], right[:-2]]), left[-2], right[-1])
 
 
 def _of_gemm(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
@@ -291,7 +307,7 @@ def _of_reshape(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
 
 def _of_expand(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     shape, target = known.shape(node.inputs[0]), known.content(node.inputs[1])
-    return None if shape is None or target is None else broadcast([shape, target])
+    return None if shape is None or target is None else broadcast(known, [shape, target])
 
 
 def _of_slice(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
@@ -301,6 +317,10 @@ def _of_slice(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
     sizes: list[Size | None] = list(shape)
     for axis, (start, end, step) in ranges.items():
         sizes[axis] = _sliced(shape[axis], start, end, step)
+        if sizes[axis] is None and start == ZERO and step == 1 and shape[axis].number is not None and end.is_natural:
+            name = f"min({end}, {shape[axis]})"
+            known.cut[name] = end
+            sizes[axis] = symbol(name)
     return tuple(sizes)
 
 
@@ -310,10 +330,7 @@ def _sliced(size: Size, start: Size, end: Size, step: int) -> Size | None:
         return None
     if size.number is not None and start.number is not None and end.number is not None:
         return constant(len(range(size.number)[start.number : end.number]))
-    if start == ZERO and takes_all(size, end):
-        return size
-    # Up to an open size, of a table of positions, say: for more than it has there are none.
-    return end if start == ZERO and size.number is not None and end.is_natural else None
+    return size if start == ZERO and takes_all(size, end) else None
 
 
 def takes_all(size: Size, end: Size) -> bool:
@@ -329,10 +346,10 @@ def slice_ranges(known: KnownSizes, node: ir.Node) -> dict[int, tuple[Size, Size
     starts, ends = known.content(node.inputs[1]), known.content(node.inputs[2])
     if starts is None or ends is None:
         return None
-    axes = known.numbers(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else None
-    axes = axes if axes is not None else list(range(len(starts)))
+    has_axes = len(node.inputs) > 3 and node.inputs[3] is not None
+    axes = known.numbers(node.inputs[3]) if has_axes else list(range(len(starts)))
     steps = known.numbers(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else [1] * len(starts)
-    if steps is None or not len(starts) == len(ends) == len(axes) == len(steps):
+    if axes is None or steps is None or not len(starts) == len(ends) == len(axes) == len(steps):
         return None
     return {
         axis % len(shape): (start, end, step) for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
@@ -382,9 +399,11 @@ def _parts_of_split(known: KnownSizes, node: ir.Node) -> list[_PartialShape]:
     if not shape:
         return []
     axis = node.attributes.get_int("axis", 0) % len(shape)
-    parts = known.content(node.inputs[1]) if len(node.inputs) > 1 else None
+    stated = node.attributes.get_ints("split", ())
+    is_stated = bool(stated) or len(node.inputs) > 1
+    parts = tuple(map(constant, stated)) or (known.content(node.inputs[1]) if len(node.inputs) > 1 else None)
     if parts is None:
-        equal = shape[axis].divided_by(constant(len(node.outputs))) if len(node.inputs) < 2 else None
+        equal = None if is_stated else shape[axis].divided_by(constant(len(node.outputs)))
         return [(*shape[:axis], equal, *shape[axis + 1 :])] * len(node.outputs)
     return [(*shape[:axis], size, *shape[axis + 1 :]) for size in parts]
 

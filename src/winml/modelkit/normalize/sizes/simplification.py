@@ -27,6 +27,12 @@ _RESHAPES = ("Reshape", "Flatten", "Unsqueeze", "Squeeze")
 """Specified: operators that keep the elements in their order."""
 _COUNTING_TYPES = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 
+_PLAIN_ATTRIBUTES = (
+    ir.AttributeType.INT, ir.AttributeType.INTS, ir.AttributeType.FLOAT, ir.AttributeType.FLOATS,
+    ir.AttributeType.STRING,
+)  # fmt: skip
+_RANDOM = ("Multinomial", "Bernoulli", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")
+
 
 class SizeSimplificationPass(ir.passes.InPlacePass):
     """Compute sizes once, and shapes that are known not at all. Works in place.
@@ -79,11 +85,11 @@ class _Simplification:
     """Type, shape and elements of a tensor of sizes → the first that has them."""
     made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
     """Operator, inputs and attributes → what the first node of them makes."""
-    constants: dict[tuple[int, ...], ir.Value] = field(default_factory=dict)
+    constants: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
 
     def constant(self, numbers: Sequence[int], shape: Sequence[int], dtype: ir.DataType, name: str) -> ir.Value:
         """Return an initializer with these whole numbers."""
-        key = (int(dtype), len(shape), *numbers)
+        key = (dtype, tuple(shape), tuple(numbers))
         if key not in self.constants:
             tensor = ir.tensor(np.array(numbers, dtype=dtype.numpy()).reshape(tuple(shape)), name=name)
             value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape), const_value=tensor)
@@ -164,24 +170,30 @@ def _before_reshapes(value: ir.Value) -> list[ir.Value]:
     return values
 
 
-def _names_in(size: Size) -> set[str]:
+def _names_in(size: Size) -> frozenset[str]:
+    """Return the names that make a size zero where one of them is."""
     # A sum is empty only where all of it is.
-    return set(size.terms[0][0]) if len(size.terms) == 1 else set()
+    parts = [frozenset(names) for names, _ in size.terms]
+    return frozenset.intersection(*parts) if parts else frozenset()
 
 
 def _possibly_empty(graph: ir.Graph, known: KnownSizes) -> frozenset[str]:
-    """Return the names of axes of inputs to which something is joined: those of caches, which begin empty."""
+    """Return the names of axes that may be empty: those of caches, which begin without a token.
+
+    They are joined along that axis, or go into an operator that is not ONNX's own and joins them inside.
+    """
+    names: frozenset[str] = frozenset()
     inputs = set(graph.inputs)
-    names = set()
     for node in graph:
-        if not is_standard(node, "Concat"):
-            continue
-        for value in node.inputs:
-            shape = known.shape(value) if value in inputs else None
-            if shape:
-                size = shape[node.attributes.get_int("axis", 0)]
-                names |= _names_in(size)
-    return frozenset(names)
+        shapes = [(value, known.shape(value)) for value in node.inputs]
+        if is_standard(node, "Concat"):
+            axis = node.attributes.get_int("axis", 0)
+            names = names.union(*(_names_in(shape[axis]) for _, shape in shapes if shape))
+        elif node.domain not in ("", "ai.onnx"):
+            names = names.union(
+                *(_names_in(size) for value, shape in shapes if value in inputs for size in shape or ())
+            )
+    return names
 
 
 # Rules. Each says whether it changed the graph.
@@ -211,13 +223,13 @@ def _replace_repetition(work: _Simplification, node: ir.Node) -> bool:
     """Let the readers of a tensor that counts read the first that is made in the same way."""
     if len(node.outputs) != 1 or node.outputs[0].dtype not in _COUNTING_TYPES or not _is_free(node):
         return False
-    if any(item.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for item in node.attributes.values()):
+    if node.domain not in ("", "ai.onnx") or node.op_type in _RANDOM:
         return False
-    if any(word in node.op_type for word in ("Random", "Multinomial", "Bernoulli")):
+    if any(item.type not in _PLAIN_ATTRIBUTES for item in node.attributes.values()):
         return False
     attributes = tuple(sorted((name, str(item.value)) for name, item in node.attributes.items()))
     inputs = tuple(work.identity_of(value) for value in node.inputs)
-    first = work.made.setdefault((node.domain, node.op_type, inputs, attributes), node.outputs[0])
+    first = work.made.setdefault((node.op_type, inputs, attributes), node.outputs[0])
     return _use(first, node.outputs[0])
 
 
