@@ -220,14 +220,6 @@ CASES = (
         "{ a = Add (x, z) y = LayerNormalization (a, w1, w2) }",
     ),
     CapabilityCase(
-        "matmul_scale_fusion",
-        "m (float[2, 3] x, float[3, 4] z) => (float[2, 4] y) <float half = {0.5}>"
-        "{ a = MatMul (x, z) y = Mul (a, half) }",
-        "com.microsoft:FusedMatMul",
-        near_miss="m (float[2, 3] x, float[3, 4] z, float half) => (float[2, 4] y)"
-        "{ a = MatMul (x, z) y = Mul (a, half) }",
-    ),
-    CapabilityCase(
         "matmul_transpose_fusion",
         "m (float[2, 5, 3] x, float[2, 4, 3] z) => (float[2, 5, 4] y)"
         "{ a = Transpose <perm = [0, 2, 1]> (z) y = MatMul (x, a) }",
@@ -253,6 +245,14 @@ CASES = (
         _matmul_graph("a = MatMul (x, w1) y = Add (a, w2)"),
         "Gemm",
         near_miss=_matmul_graph("a = MatMul (x, w1) b = Add (a, w2) y = Mul (a, b)"),
+    ),
+    CapabilityCase(
+        "matmul_scale_fusion",
+        "m (float[2, 3] x, float[3, 4] z) => (float[2, 4] y) <float half = {0.5}>"
+        "{ a = MatMul (x, z) y = Mul (a, half) }",
+        "com.microsoft:FusedMatMul",
+        near_miss="m (float[2, 3] x, float[3, 4] z, float half) => (float[2, 4] y)"
+        "{ a = MatMul (x, z) y = Mul (a, half) }",
     ),
     CapabilityCase(
         "gemm_activation_fusion",

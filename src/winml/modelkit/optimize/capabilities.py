@@ -183,10 +183,6 @@ _ENTRIES = (
         makes=("com.microsoft:SkipLayerNormalization",),
     ),
     Capability(
-        "matmul_scale_fusion", "let a matrix product scale its result", "extended", _ORT,
-        contrib_transformers=("MatMulScaleFusion",), providers=_CPU_CUDA_DML, marks=("MatMulScaleFusion",),
-    ),
-    Capability(
         "matmul_transpose_fusion", "let a matrix product transpose its inputs", "extended", _ORT,
         contrib_transformers=("MatmulTransposeFusion",), providers=_CPU_CUDA_DML, marks=("MatmulTransposeFusion",),
     ),
@@ -225,6 +221,11 @@ _ENTRIES = (
     Capability(
         "matmul_add_fusion", "replace a matrix product and the addition after it by one Gemm", None, _ORT,
         transformers=("MatMulAddFusion",), makes=("Gemm", "com.microsoft:FusedGemm"),
+    ),
+    # ONNX Runtime 1.31 removes a scale that a second product still reads, and then cannot load the graph.
+    Capability(
+        "matmul_scale_fusion", "let a matrix product scale its result", None, _ORT,
+        contrib_transformers=("MatMulScaleFusion",), providers=_CPU_CUDA_DML, marks=("MatMulScaleFusion",),
     ),
     Capability(
         "gemm_activation_fusion", "let a Gemm apply the activation after it", None, _ORT,
