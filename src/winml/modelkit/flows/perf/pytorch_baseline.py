@@ -60,7 +60,13 @@ def pytorch_run(
         torch.set_num_threads(threads)
     # As fast as PyTorch is by itself.
     prepared = prepared_for_export(
-        loaded.model, names, loaded.forward_kwargs, arguments=loaded.arguments, plain_attention=False
+        loaded.model,
+        names,
+        loaded.forward_kwargs,
+        path=loaded.path,
+        entry=loaded.entry,
+        arguments=loaded.arguments,
+        plain_attention=False,
     )
     with prepared, torch.inference_mode():
         tensors = [to_torch(feeds[name]) for name in names]
