@@ -135,6 +135,7 @@ def test_library_that_is_no_plug_in_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "libplug.so").write_bytes(b"no library")
     with pytest.raises(StageError, match=rf"ONNX Runtime {onnxruntime_version()} does not load libplug.so"):
         register_library("QNNExecutionProvider", tmp_path / "libplug.so")
+    register_library("CPUExecutionProvider", tmp_path / "libplug.so")  # has devices already, so nothing is loaded
 
 
 def test_absent_device_is_refused_unless_the_plug_in_simulates_it() -> None:

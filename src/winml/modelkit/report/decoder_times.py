@@ -135,8 +135,8 @@ class _ModuleTimes:
         for tag in (*own, *(module.tag for module in prompt if module.tag not in self.step)):
             in_prompt, in_step = self.prompt.get(tag), self.step.get(tag)
             yield DecoderRow(tag.rpartition(address.SEPARATOR)[2], in_prompt, in_step, level)
-            below = (() if module is None else module.children for module in (in_prompt, in_step))
-            yield from self.rows(*below, depth, level + 1)
+            below, below_step = (() if module is None else module.children for module in (in_prompt, in_step))
+            yield from self.rows(below, below_step, depth, level + 1)
 
 
 def _name(module: ModuleTime) -> str:
