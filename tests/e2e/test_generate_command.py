@@ -318,6 +318,21 @@ def test_step_of_a_comparison_is_that_of_the_reference(built: Path, reference: A
     ]
 
 
+def test_step_needs_token_ids_and_scores(built: Path, tmp_path: Path) -> None:
+    """A decoder whose input or output is called otherwise is refused before it is run."""
+    for old, new in (("input_ids", "decoder_input_ids"), ("logits", "scores")):
+        model = onnx.load(built / "model.onnx")
+        for value in (*model.graph.input, *model.graph.output):
+            value.name = new if value.name == old else value.name
+        for node in model.graph.node:
+            for names in (node.input, node.output):
+                names[:] = [new if name == old else name for name in names]
+        onnx.save(model, tmp_path / "other.onnx")
+        other = tmp_path / "other.onnx"
+        outcome = run_here("compare", other, other, "--step", "2")
+        assert (2, True) == (outcome.code, f"{old!r}" in outcome.err), outcome.err
+
+
 def test_compare_names_the_first_wrong_module_at_a_step(built: Path, checkpoint: Path, tmp_path: Path) -> None:
     """A file with one weight of another size, against the checkpoint; steps beyond the positions are refused."""
     model = onnx.load(built / "model.onnx")

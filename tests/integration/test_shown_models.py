@@ -17,6 +17,7 @@ from e2e.in_process import run_here
 from shown import PLACE, save_picture, save_shown
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, WinMLModelForImageTextToText
 from winml.modelkit.errors import UsageError
+from winml.modelkit.flows.perf.pytorch_baseline import pytorch_run
 from winml.modelkit.graph.bundle import ModelBundle
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
@@ -54,6 +55,15 @@ def test_parts_are_tagged_as_the_whole_model_and_feed_each_other(exported: Expor
     assert [("image_features", "embedding")] == [(feed.output, feed.part) for feed in feeds["vision"]]
     assert [("inputs_embeds", "decoder")] == [(feed.output, feed.part) for feed in feeds["embedding"]]
     assert {"decoder"} == {feed.part for feed in feeds["decoder"]}
+
+
+def test_baseline_of_a_part_is_that_part(checkpoint: Path, exported: ExportResult) -> None:
+    """PyTorch is timed on what the file computes, not on the whole model."""
+    feeds = {"pixel_values": np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)}
+    (expected,) = run_onnx(exported.parts[0].model_path, feeds).values()
+    with pytorch_run(ModelRequest(str(checkpoint)), feeds, threads=None) as run:
+        answer: Any = run()
+    np.testing.assert_allclose(answer[0].numpy(), expected, rtol=1e-3, atol=1e-5)
 
 
 def test_text_written_with_the_parts_is_verified(exported: ExportResult) -> None:

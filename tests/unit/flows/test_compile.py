@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -12,13 +13,17 @@ import pytest
 
 from graphs import parse
 from weighted_graphs import CONVOLUTION, PERCEPTRON
-from winml.modelkit import compile_onnx, optimize_onnx
+from winml.modelkit import compile_onnx, optimize_onnx, quantize_onnx
+from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.errors import InputError, StageError, UsageError
+from winml.modelkit.graph.contexts import context_file_names
 from winml.modelkit.graph.files.orphaned_data import replaceable_data
 from winml.modelkit.graph.files.placing import data_names, external_files, place_copy
-from winml.modelkit.metadata_keys import COMPILE_KEY
-from winml.modelkit.runtime.bindings.plug_ins import register_library
+from winml.modelkit.graph.files.temporary import temporary_folder
+from winml.modelkit.metadata_keys import COMPILE_KEY, NORMALIZED_KEY
+from winml.modelkit.runtime.bindings.plug_ins import fitting_kind, register_library
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
+from winml.modelkit.runtime.processor import instruction_sets, is_x86
 from winml.modelkit.runtime.sessions import Session, onnxruntime_version
 
 CONTEXT = """m (float[1, 3] x) => (float[1, 3] y)
@@ -57,8 +62,9 @@ def test_compiled_for_the_cpu_keeps_tags_and_says_what_made_it(perceptron: Path,
         np.testing.assert_allclose(expected, session.run(feeds)[output], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.skipif(not is_x86(), reason="ONNX Runtime lays convolutions out on x86-64 in every version")
 def test_compiled_convolution_is_laid_out_for_this_processor_and_says_so(tmp_path: Path) -> None:
-    """The file that holds a layout of one kind of processor names it, in its metadata and in a note."""
+    """The file names the processor, in its metadata and in a note; on another one it is not opened."""
     wide = "m (float[1, 16, 8, 8] x) => (float[1, 32, 6, 6] y) <float[32, 16, 3, 3] w> { y = Conv (x, w) }"
     model = parse(wide.replace("<float[32, 16, 3, 3] w>", ""))
     weights = ir.tensor(np.random.default_rng(0).standard_normal((32, 16, 3, 3)).astype(np.float32), name="w")
@@ -69,8 +75,15 @@ def test_compiled_convolution_is_laid_out_for_this_processor_and_says_so(tmp_pat
     ir.save(model, tmp_path / "model.onnx")
     result = compile_onnx(tmp_path / "model.onnx", tmp_path / "out.onnx", ep="cpu")
     written = onnx.load(result.model_path, load_external_data=False)
-    is_laid_out = any(node.domain == "com.microsoft.nchwc" for node in written.graph.node)
-    assert is_laid_out == ("processor" in result.compiled) == any("laid out" in note for note in result.notes)
+    assert any(node.domain == "com.microsoft.nchwc" for node in written.graph.node)
+    assert instruction_sets() == result.compiled["processor"]
+    assert any("laid out" in note for note in result.notes)
+    record = next(entry for entry in written.metadata_props if entry.key == COMPILE_KEY)
+    record.value = json.dumps({**json.loads(record.value), "processor": "x86_64 other"})
+    onnx.save(written, tmp_path / "elsewhere.onnx")
+    with pytest.raises(StageError, match="is compiled for x86_64 other, and this processor is") as refused:
+        Session(tmp_path / "elsewhere.onnx")
+    assert "Compile it again" in refused.value.hint
 
 
 @pytest.mark.parametrize("embed", [True, False])
@@ -96,13 +109,16 @@ def test_unnamed_unknown_and_absent_providers_are_refused(perceptron: Path, tmp_
     assert not (tmp_path / "out.onnx").exists()
 
 
-def test_compiled_model_is_not_compiled_again(perceptron: Path, tmp_path: Path) -> None:
+def test_compiled_model_is_not_changed_again(perceptron: Path, tmp_path: Path) -> None:
     """Neither one of ours nor one that another tool compiled."""
     ours = compile_onnx(perceptron, tmp_path / "out.onnx", ep="cpu").model_path
     foreign = _context_model(tmp_path / "context.onnx")
     for path, by in ((ours, "CPUExecutionProvider"), (foreign, "X")):
-        with pytest.raises(InputError, match=f"the model is compiled already, by {by}"):
-            compile_onnx(path, tmp_path / "again.onnx", ep="cpu")
+        for change in (functools.partial(compile_onnx, ep="cpu"), optimize_onnx, quantize_onnx):
+            with pytest.raises(InputError, match=f"the model is compiled already, by {by}"):
+                change(path, tmp_path / "again.onnx")
+    assert NORMALIZED_KEY not in Session(ours).metadata
+    assert not (tmp_path / "again.onnx").exists()
 
 
 def test_operator_of_nobody_is_refused_by_name(tmp_path: Path) -> None:
@@ -119,6 +135,47 @@ def test_library_that_is_no_plug_in_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "libplug.so").write_bytes(b"no library")
     with pytest.raises(StageError, match=rf"ONNX Runtime {onnxruntime_version()} does not load libplug.so"):
         register_library("QNNExecutionProvider", tmp_path / "libplug.so")
+    register_library("CPUExecutionProvider", tmp_path / "libplug.so")  # has devices already, so nothing is loaded
+
+
+def test_absent_device_is_refused_unless_the_plug_in_simulates_it() -> None:
+    """Nothing stands in for a GPU that was asked for; QNN simulates its NPU on x86-64."""
+    qnn = EXECUTION_PROVIDERS["qnn"]
+    selecting = {kind: dict([qnn.device_options[kind]]) for kind in qnn.devices}
+    assert "npu" == fitting_kind(qnn, ["cpu", "npu"], selecting["npu"])
+    assert "cpu" == fitting_kind(qnn, ["cpu"], {})
+    with pytest.raises(UsageError, match="finds no gpu on this machine, which has cpu"):
+        fitting_kind(qnn, ["cpu"], selecting["gpu"])
+    if is_x86():
+        assert "cpu" == fitting_kind(qnn, ["cpu"], selecting["npu"])
+    with pytest.raises(UsageError, match="finds no device of its own"):
+        fitting_kind(qnn, [], selecting["npu"])
+
+
+def test_flags_beside_options_are_refused(perceptron: Path, tmp_path: Path) -> None:
+    """None of them is dropped without a word."""
+    with pytest.raises(UsageError, match="compile_onnx: embed is given beside options"):
+        compile_onnx(perceptron, tmp_path / "out.onnx", options=CompileOptions(ep="cpu"), embed=True)
+
+
+def test_files_on_their_way_lie_on_the_file_system_of_the_output(tmp_path: Path) -> None:
+    """They can be moved into place, also where the output's folder is yet to be made."""
+    with temporary_folder(beside=tmp_path / "new" / "out.onnx") as folder:
+        assert tmp_path == folder.parent
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_file_of_a_part_in_a_branch_belongs_to_the_model(tmp_path: Path) -> None:
+    """Parts are found wherever they are; an operator of that name from elsewhere is none."""
+    part = 'EPContext <embed_mode = 0, ep_cache_context = "{}", source = "X"> (x)'
+    ours = f"then_branch = t () => (float[3] a) {{ a = com.microsoft.{part.format('ours.bin')} }}"
+    theirs = f"else_branch = e () => (float[3] b) {{ b = mine.{part.format('theirs.bin')} }}"
+    model = parse(
+        f"m (float[3] x, bool c) => (float[3] y) {{ y = If (c) <{ours}, {theirs}> }}",
+        domains=', "com.microsoft" : 1, "mine" : 1',
+    )
+    ir.save(model, tmp_path / "model.onnx")
+    assert ("ours.bin",) == context_file_names(model) == data_names(tmp_path / "model.onnx")
 
 
 def test_file_of_a_compiled_part_belongs_to_the_model(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from winml.modelkit.measure.module_profile import ModuleProfile, charge_modules
 from winml.modelkit.report.chrome_trace import chrome_trace_record
+from winml.modelkit.report.decoder_times import module_rows
 from winml.modelkit.report.model_explorer import node_data_record
 from winml.modelkit.report.module_times import print_module_times
 from winml.modelkit.report.terminal import console_for
@@ -93,3 +94,12 @@ def test_node_data_has_the_layout_model_explorer_reads() -> None:
     assert [0, 1] == [stops[0], stops[-1]]
     assert sorted(stops) == stops
     assert ["<main>"] == list(node_data_record("", {}))
+
+
+def test_module_that_one_phase_of_a_decoder_lacks_has_a_row() -> None:
+    """In the tree and among the longest; what only the prompt runs comes behind."""
+    prompt = _profile()
+    step = charge_modules(prompt.profile, {**TAGS, "/b/MatMul": "/Net/C", "/b/Add": "/Net/C"}, [("/Net", "", "Net")])
+    rows = [(row.name, row.level, row.prompt is not None, row.step is not None) for row in module_rows(prompt, step)]
+    assert [("Net", 0, True, True), ("A", 1, True, True), ("C", 1, False, True), ("B", 1, True, False)] == rows
+    assert ["/Net/A", "/Net/C", "/Net/B"] == [row.name for row in module_rows(prompt, step, top=3)]

@@ -15,6 +15,7 @@ from winml.modelkit.runtime.decoder_inputs import (
     decoder_run,
     decoder_tokens,
     inputs_of_file,
+    next_feeds,
 )
 from winml.modelkit.runtime.graph_inputs import GraphInput
 
@@ -101,3 +102,17 @@ def test_recurrent_state_has_a_prompt_and_a_step(tmp_path: Path) -> None:
     inputs = inputs_of_file(tmp_path / "recurrent.onnx")
     assert [None, "recurrent"] == [item.cache for item in inputs]
     assert DecoderRun(1, 128) == decoder_run(inputs, {})
+
+
+def test_next_step_lengthens_what_goes_along_with_the_tokens_alone() -> None:
+    """The mask of an encoder stays, however many entries it has by chance; segments get one for the new token."""
+    shapes = {
+        "input_ids": ("batch", "tokens"),
+        "token_type_ids": ("batch", "tokens"),
+        "encoder_attention_mask": ("batch", "encoded"),
+    }
+    feeds = {name: np.ones((1, 3), np.int64) for name in shapes}
+    scores = np.zeros((1, 3, 5), np.float32)
+    scores[0, -1, 4] = 1
+    following = next_feeds(feeds, {"logits": scores}, {}, shapes)
+    assert [[[4]], [[0]], [[1, 1, 1]]] == [array.tolist() for array in following.values()]

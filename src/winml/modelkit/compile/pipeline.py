@@ -19,9 +19,9 @@ from winml.modelkit.compile.absorbed_modules import write_absorbed_modules
 from winml.modelkit.compile.context_engine import compile_context
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.compile.provider_versions import provider_version
-from winml.modelkit.errors import CompileError, InputError, UsageError
+from winml.modelkit.errors import CompileError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
-from winml.modelkit.graph.contexts import CONTEXT_OPERATOR, context_nodes
+from winml.modelkit.graph.contexts import context_nodes, is_context, refuse_compiled
 from winml.modelkit.graph.files.foreign_reading import load_foreign
 from winml.modelkit.graph.pinning import open_dimensions
 from winml.modelkit.graph.stage import StageResult
@@ -34,7 +34,7 @@ from winml.modelkit.runtime.offline_optimization import rewrite_file
 from winml.modelkit.runtime.processor import instruction_sets
 from winml.modelkit.runtime.sessions import onnxruntime_version
 
-__all__ = ["CompileResult", "CompiledPart", "OutsideNode", "compile_graph", "refuse_compiled"]
+__all__ = ["CompileResult", "CompiledPart", "OutsideNode", "compile_graph"]
 
 _SENT, _RETURNED = "sent.onnx", "returned.onnx"
 
@@ -123,22 +123,6 @@ def compile_graph(model: ir.Model, options: CompileOptions, chosen: ChosenProvid
     return CompileResult(compiled, True, carried.notes, measure_coverage(compiled), parts, outside, record)
 
 
-def refuse_compiled(model: ir.Model) -> None:
-    """Refuse a model that was compiled before: it can only be run.
-
-    Raises:
-        InputError: it was.
-    """
-    done = json.loads(model.metadata_props.get(COMPILE_KEY, "null"))
-    nodes = context_nodes(model)
-    if nodes or done:
-        by = (done or {}).get("provider") or nodes[0].attributes.get_string("source", "an execution provider")
-        raise InputError(
-            f"the model is compiled already, by {by}, and cannot be compiled again",
-            hint="Compile the file that it was made from.",
-        )
-
-
 def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider) -> None:
     places = open_dimensions(model.graph)
     if places and not chosen.provider.takes_dynamic:
@@ -158,7 +142,7 @@ def _compiled_part(node: ir.Node) -> CompiledPart:
 
 
 def _nodes_outside(model: ir.Model) -> list[ir.Node]:
-    return [node for node in all_nodes(model) if node.op_type != CONTEXT_OPERATOR]
+    return [node for node in all_nodes(model) if not is_context(node)]
 
 
 def _outside_node(node: ir.Node) -> OutsideNode:
@@ -178,6 +162,8 @@ def _record(model: ir.Model, options: CompileOptions, chosen: ChosenProvider) ->
     }
     if any(node.domain == LAYOUT_DOMAIN for node in all_nodes(model)):
         record["processor"] = instruction_sets()
+    if chosen.stand_in:
+        record["simulated_on"] = chosen.stand_in
     return record
 
 

@@ -21,9 +21,10 @@ from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compile.options import DEFAULT_MIN_SQNR_DB, CompileOptions
 from winml.modelkit.compile.pipeline import CompileResult, compile_graph
 from winml.modelkit.compile.providers import can_compile, choose_compiler, unreadable_reason
-from winml.modelkit.errors import StageError, UsageError, VerificationError, WriteError
+from winml.modelkit.errors import StageError, UsageError, VerificationError
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.contexts import context_file_names, rename_context_files
+from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.graph.files.placing import name_data
 from winml.modelkit.graph.files.temporary import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
@@ -67,12 +68,17 @@ def compile_onnx(
 
     Raises:
         UsageError: a provider that is unknown, not installed or compiles nothing, an option it does not take, an output
-            that exists, or open dimensions for a provider that needs fixed sizes.
+            that exists, open dimensions for a provider that needs fixed sizes, or ``flags`` beside ``options``.
         InputError: the file is no ONNX model, its data is missing, or it is compiled already.
         CompileError: the provider failed, or took none of the nodes.
         StageError: ``model`` itself does not run, so the result cannot be compared with it.
         VerificationError: the result does not load, or does not answer as ``model`` does; no file was written.
     """
+    if options is not None and flags:
+        raise UsageError(
+            f"compile_onnx: {next(iter(flags))} is given beside options",
+            hint="Set it in the options, or give keywords alone.",
+        )
     if options is None:
         options = parse_options(CompileOptions, flags, "compile_onnx")
     task = GraphFileTask(Path(model), Path(output), overwrite=overwrite, verify=verify, seed=seed)
@@ -90,10 +96,10 @@ def compile_file(
     task.refuse_early()
     chosen = choose_compiler(options.ep, options.device, options.ep_options or {})
     try:
-        with temporary_folder() as folder:
+        with temporary_folder(beside=task.output) as folder:
             done = transform_file(task, _Compiling(options, chosen, sizes or {}, folder), on_step)
     except OSError as error:
-        raise WriteError(f"no room for the graph on its way to {chosen.provider.name}: {error.strerror}") from error
+        raise write_error(task.output, error) from error
     return CompiledFile(
         source=task.source,
         model_path=done.model_path,
@@ -148,7 +154,7 @@ class _Compiling(GraphWork[CompileResult]):
 
     def summary(self, result: CompileResult) -> str:
         """Return what the provider took."""
-        place = f"for {self.chosen.provider.name} ({self.chosen.device})"
+        place = f"for {self.chosen.provider.name} ({self.chosen.device_words})"
         if not result.parts:
             return f"{result.coverage.nodes} nodes {place}"
         parts = f"{len(result.parts)} compiled part{'' if len(result.parts) == 1 else 's'}"
@@ -188,8 +194,12 @@ class _Compiling(GraphWork[CompileResult]):
 
 
 def _place_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say where alone the file runs."""
-    if "processor" not in record:
-        return ()
-    made_for = f"{record['processor']} and ONNX Runtime {record['onnxruntime']}"
-    return (f"The weights are laid out for {made_for}: on another kind of processor, compile again.",)
+    """Say where alone the file runs, and where it ran here."""
+    notes = []
+    if "processor" in record:
+        made_for = f"{record['processor']} and ONNX Runtime {record['onnxruntime']}"
+        notes.append(f"The weights are laid out for {made_for}: on another kind of processor, compile again.")
+    if "simulated_on" in record:
+        device, place = record["device"], record["simulated_on"]
+        notes.append(f"There is no {device} here: {record['provider']} simulates it on the {place}.")
+    return tuple(notes)

@@ -21,6 +21,7 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import comparison_words
+from winml.modelkit.graph.contexts import refuse_compiled
 from winml.modelkit.graph.files.foreign_reading import MergedKeys, load_by_reference, merge_duplicate_keys
 from winml.modelkit.graph.files.graph_reading import graph_of, reading_graph
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_inputs
@@ -32,7 +33,7 @@ from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.graph.validity import refuse_invalid
 from winml.modelkit.hierarchy.coverage import Coverage, all_nodes, measure_coverage
 from winml.modelkit.hierarchy.tagging import read_tag
-from winml.modelkit.metadata_keys import EXPORT_KEY, NORMALIZED_KEY
+from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, NORMALIZED_KEY
 from winml.modelkit.normalize.stamp import is_normalized, stamp
 from winml.modelkit.optimize.operator_counts import GraphCensus, operator_name
 from winml.modelkit.progress import StepClock, StepEvent, StepTiming
@@ -238,7 +239,7 @@ def transform_file(
 
     Raises:
         UsageError: the output exists, is a directory, or is data that the source names.
-        InputError: the file is no ONNX model or not a valid one, or its data is missing.
+        InputError: the file is no ONNX model or not a valid one, its data is missing, or it is compiled already.
         NormalizeError: the graph could not be brought into its plain form.
         StageError: the work failed; or the source itself does not run, so the result cannot be compared with it.
         VerificationError: the result does not answer as the source does; no file was written.
@@ -299,6 +300,7 @@ def _read_source(task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock
         # The structure only: a copy by reference never reads the weights.
         structure, merged = _checked_structure(source)
         model = graph_of(structure, source)
+        refuse_compiled(model)
         summary = summarize_graph(model, sum(file.stat().st_size for file in (source, *data)))
         is_plain = is_normalized(model)
         may_be_copied = not merged and (
@@ -325,12 +327,13 @@ def read_plain(source: Path) -> tuple[ir.Model, tuple[str, ...]]:
     Weights stay in the file until they are read.
 
     Raises:
-        InputError: the file is no ONNX model or not a valid one, or its data is missing.
+        InputError: the file is no ONNX model or not a valid one, its data is missing, or it is compiled already.
         NormalizeError: the graph could not be brought into its plain form.
     """
     external_files(source)  # raises our errors, where a library would raise its own
     _, merged = _checked_structure(source)
     model = reading_graph(source, lambda: load_by_reference(source))
+    refuse_compiled(model)
     return model, (*merged.notes(), *_lower_ir_version(model), *([] if is_normalized(model) else _normalize(model)))
 
 
@@ -424,7 +427,7 @@ def _write_result(
 def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: bool) -> None:
     """Bring what the file says about itself up to date, in place; a key that the file does not have is not added.
 
-    The stamp is: every graph that is in its plain form bears one.
+    The stamp is: every graph that is in its plain form bears one. A compiled one is in it no more.
     """
     records = dict(work.metadata(model))
     # Not where the file says nothing of an export, or what it says is damaged.
@@ -433,7 +436,7 @@ def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: boo
         records[EXPORT_KEY] = {**export, "opset_produced": model.opset_imports[""]}
     for key in records.keys() & model.metadata_props.keys():
         model.metadata_props[key] = json.dumps(records[key], ensure_ascii=False, separators=(",", ":"))
-    if is_plain:
+    if is_plain and COMPILE_KEY not in model.metadata_props:
         stamp(model)
     else:
         model.metadata_props.pop(NORMALIZED_KEY, None)

@@ -169,6 +169,8 @@ class _Rewriting:
         self._record(node, "operator")
         if bias is not None and input_scale is not None and integers.scales.size in (1, bias.values.size):
             self._quantize_bias(bias, input_scale.numpy() * integers.scales)
+            if bias.reader is not node:
+                self._record(bias.reader, "operator")
 
     def _dequantized_weight(
         self, weight: ir.Value, axis: int | None, node: ir.Node, least: Array | None
@@ -382,7 +384,7 @@ def _constant_bias(node: ir.Node, task: EngineTask) -> _Bias | None:
     reader, index = node, 2
     if node.op_type == "MatMul":
         addition = bias_addition(node)
-        if addition is None or addition[0].name not in task.placement.companions:
+        if addition is None or addition[0].name not in task.placement.bias_additions:
             return None
         reader, index = addition
     elif node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3:

@@ -57,6 +57,8 @@ class QdqPlacement:
     values: tuple[QuantizedValue, ...] = ()
     companions: frozenset[str] = frozenset()
     """Names of the nodes without weights that compute with few bits too."""
+    bias_additions: frozenset[str] = frozenset()
+    """Names of the additions behind a product whose constant may become an integer."""
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -120,6 +122,7 @@ class _Placing:
         """Values that integer kernels make."""
         self._read: defaultdict[ir.Value, set[str]] = defaultdict(set)
         self._companions: set[str] = set()
+        self._bias_additions: set[str] = set()
 
     def place(self, graph: ir.Graph) -> QdqPlacement:
         for node in graph:
@@ -136,7 +139,7 @@ class _Placing:
                 values.append(self._made[value])
             elif value in self._read:
                 values.append(QuantizedValue(value.name or "", frozenset(self._read[value])))
-        return QdqPlacement(tuple(values), frozenset(self._companions))
+        return QdqPlacement(tuple(values), frozenset(self._companions), frozenset(self._bias_additions))
 
     def _place_layer(self, node: ir.Node) -> None:
         weight = weight_operand(node)
@@ -148,7 +151,7 @@ class _Placing:
         self._read[data].add(node.name or "")
         addition = bias_addition(node)
         if addition is not None and addition[0].name in self._allowed:
-            self._companions.add(addition[0].name or "")
+            self._bias_additions.add(addition[0].name or "")
         if node.op_type in WITH_QUANTIZED_OUTPUT:
             self._make(node)
 

@@ -19,7 +19,7 @@ from winml.modelkit.report.perf import provider_words, time_words
 from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.profiled_modules import ProfiledDecoder
 
-__all__ = ["decoder_page", "print_decoder_times"]
+__all__ = ["DecoderRow", "decoder_page", "module_rows", "print_decoder_times"]
 
 _OPERATORS = "operators of its own in a step"
 _COLUMNS = ("prompt ms", "share", "self ms", "step ms", "share", "self ms")
@@ -27,14 +27,29 @@ _PAGE_COLUMNS = ("prompt ms", "prompt share %", "prompt self ms", "step ms", "st
 
 
 @dataclass(frozen=True)
-class _Row:
+class DecoderRow:
     """One module, or one class, in both phases."""
 
     name: str
     prompt: ModuleTime | ClassTime | None
     """None where nothing of it ran."""
-    step: ModuleTime | ClassTime
+    step: ModuleTime | ClassTime | None
+    """The same; one of the two is there."""
     level: int = 0
+
+    @property
+    def operators(self) -> str:
+        """Its operators in a step, for people."""
+        if self.step is None:
+            return ""
+        fused = fused_words(self.step) if isinstance(self.step, ModuleTime) else ""
+        return operator_words(self.step.operators, self.step.self_ms) + fused
+
+    @property
+    def self_ms(self) -> tuple[float, float]:
+        """Own time in a step, and in a prompt."""
+        step, prompt = (0.0 if time is None else time.self_ms for time in (self.step, self.prompt))
+        return step, prompt
 
 
 def print_decoder_times(
@@ -58,10 +73,9 @@ def print_decoder_times(
     console.print()
     columns = ("class" if by_class else "module", *_COLUMNS, _OPERATORS)
     table = TextTable(columns, numbers=frozenset(range(1, 1 + len(_COLUMNS))))
-    for row in _class_rows(profiled, top) if by_class else _module_rows(profiled, depth, top):
-        fused = fused_words(row.step) if isinstance(row.step, ModuleTime) else ""
-        operators = operator_words(row.step.operators, row.step.self_ms) + fused
-        table.add("  " * row.level + row.name, *_cells(row, profiled), operators)
+    profiles = (profiled.prompt.profile, profiled.step.profile)
+    for row in _class_rows(profiled, top) if by_class else module_rows(*profiles, depth=depth, top=top):
+        table.add("  " * row.level + row.name, *_cells(row, profiled), row.operators)
     table.print(console)
     console.print()
     print_rows(_sum_rows(profiled), console)
@@ -81,40 +95,69 @@ def _summary_rows(profiled: ProfiledDecoder) -> Iterator[tuple[str, str]]:
     yield from (("note", note) for note in dict.fromkeys(notes))
 
 
-def _module_rows(profiled: ProfiledDecoder, depth: int | None, top: int | None) -> Iterator[_Row]:
-    of_prompt = {module.tag: module for module in profiled.prompt.profile.modules()}
-    if top is not None:
-        longest = sorted(profiled.step.profile.modules(), key=lambda module: module.self_ms, reverse=True)[:top]
-        yield from (_Row(module.path or module.tag, of_prompt.get(module.tag), module) for module in longest)
-        return
-    yield from _tree_rows(profiled.step.profile.roots, of_prompt, depth, 0)
+def module_rows(
+    prompt: ModuleProfile, step: ModuleProfile, *, depth: int | None = None, top: int | None = None
+) -> list[DecoderRow]:
+    """Return a row for each module that ran in one of the two, as a tree, or those with the longest own time.
+
+    Args:
+        prompt: The times in a prompt.
+        step: The times in a step.
+        depth: Levels of the tree. None: all.
+        top: How many of the longest, in place of the tree.
+    """
+    times = _ModuleTimes(*({module.tag: module for module in profile.modules()} for profile in (prompt, step)))
+    if top is None:
+        return list(times.rows(prompt.roots, step.roots, depth, 0))
+    tags = dict.fromkeys((*times.step, *times.prompt))
+    rows = (DecoderRow(_name(times.either(tag)), times.prompt.get(tag), times.step.get(tag)) for tag in tags)
+    return sorted(rows, key=lambda row: row.self_ms, reverse=True)[:top]
 
 
-def _tree_rows(
-    modules: Sequence[ModuleTime], of_prompt: Mapping[str, ModuleTime], depth: int | None, level: int
-) -> Iterator[_Row]:
-    if depth is not None and level >= depth:
-        return
-    for module in modules:
-        yield _Row(module.tag.rpartition(address.SEPARATOR)[2], of_prompt.get(module.tag), module, level)
-        yield from _tree_rows(module.children, of_prompt, depth, level + 1)
+@dataclass(frozen=True)
+class _ModuleTimes:
+    """The times of all modules by tag, in both phases."""
+
+    prompt: Mapping[str, ModuleTime]
+    step: Mapping[str, ModuleTime]
+
+    def either(self, tag: str) -> ModuleTime:
+        """Return a module as it ran in a step, else as it ran in a prompt."""
+        return self.step.get(tag) or self.prompt[tag]
+
+    def rows(
+        self, prompt: Sequence[ModuleTime], step: Sequence[ModuleTime], depth: int | None, level: int
+    ) -> Iterator[DecoderRow]:
+        """Yield a tree; behind the modules of a step come those beside them that only a prompt runs."""
+        if depth is not None and level >= depth:
+            return
+        own = [module.tag for module in step]
+        for tag in (*own, *(module.tag for module in prompt if module.tag not in self.step)):
+            in_prompt, in_step = self.prompt.get(tag), self.step.get(tag)
+            yield DecoderRow(tag.rpartition(address.SEPARATOR)[2], in_prompt, in_step, level)
+            below, below_step = (() if module is None else module.children for module in (in_prompt, in_step))
+            yield from self.rows(below, below_step, depth, level + 1)
 
 
-def _class_rows(profiled: ProfiledDecoder, top: int | None) -> Iterator[_Row]:
-    of_prompt = {entry.class_name: entry for entry in profiled.prompt.profile.by_class()}
-    classes: Sequence[ClassTime] = profiled.step.profile.by_class()
-    if top is not None:
-        classes = sorted(classes, key=lambda entry: entry.self_ms, reverse=True)[:top]
-    yield from (_Row(entry.class_name, of_prompt.get(entry.class_name), entry) for entry in classes)
+def _name(module: ModuleTime) -> str:
+    return module.path or module.tag
 
 
-def _phase_times(row: _Row, profiled: ProfiledDecoder) -> Iterator[tuple[float, float, float]]:
+def _class_rows(profiled: ProfiledDecoder, top: int | None) -> list[DecoderRow]:
+    prompt, step = (
+        {entry.class_name: entry for entry in phase.profile.by_class()} for phase in profiled.phases.values()
+    )
+    rows = [DecoderRow(name, prompt.get(name), step.get(name)) for name in dict.fromkeys((*step, *prompt))]
+    return rows if top is None else sorted(rows, key=lambda row: row.self_ms, reverse=True)[:top]
+
+
+def _phase_times(row: DecoderRow, profiled: ProfiledDecoder) -> Iterator[tuple[float, float, float]]:
     """Yield total, own and kernel time in milliseconds, of the prompt first."""
     for time, profile in ((row.prompt, profiled.prompt.profile), (row.step, profiled.step.profile)):
         yield (0.0, 0.0, profile.kernel_ms) if time is None else (time.total_ms, time.self_ms, profile.kernel_ms)
 
 
-def _cells(row: _Row, profiled: ProfiledDecoder) -> Iterator[str]:
+def _cells(row: DecoderRow, profiled: ProfiledDecoder) -> Iterator[str]:
     for total_ms, self_ms, kernel_ms in _phase_times(row, profiled):
         yield from time_cells(total_ms, self_ms, kernel_ms)
 
@@ -139,7 +182,7 @@ def _unattributed_words(profile: ModuleProfile) -> str:
 def decoder_page(profiled: ProfiledDecoder) -> str:
     """Return the page of a decoder: a chart for each phase, and tables with both."""
     columns = (*((name, True) for name in _PAGE_COLUMNS), (_OPERATORS, False))
-    modules = _module_rows(profiled, None, None)
+    modules = module_rows(profiled.prompt.profile, profiled.step.profile)
     named = (("module", False), ("class", False), *columns)
     counted = (("class", False), ("instances", True), *columns)
     charts = [
@@ -163,20 +206,22 @@ def decoder_page(profiled: ProfiledDecoder) -> str:
     return render_page(page)
 
 
-def _page_modules(rows: Iterable[_Row], profiled: ProfiledDecoder) -> Iterator[tuple[object, ...]]:
+def _page_modules(rows: Iterable[DecoderRow], profiled: ProfiledDecoder) -> Iterator[tuple[object, ...]]:
     for row in rows:
-        assert isinstance(row.step, ModuleTime)  # they are of the tree
-        module = row.step
-        operators = ", ".join(module.operators) + fused_words(module)
+        module = row.step or row.prompt
+        assert isinstance(module, ModuleTime)  # they are of the tree
+        operators = "" if row.step is None else ", ".join(module.operators) + fused_words(module)
         yield (module.path or module.tag, module.class_name, *_page_cells(row, profiled), operators)
 
 
 def _page_classes(profiled: ProfiledDecoder) -> Iterator[tuple[object, ...]]:
     for row in _class_rows(profiled, None):
-        assert isinstance(row.step, ClassTime)
-        yield (row.name, row.step.instances, *_page_cells(row, profiled), ", ".join(row.step.operators))
+        entry = row.step or row.prompt
+        assert isinstance(entry, ClassTime)
+        operators = "" if row.step is None else ", ".join(entry.operators)
+        yield (row.name, entry.instances, *_page_cells(row, profiled), operators)
 
 
-def _page_cells(row: _Row, profiled: ProfiledDecoder) -> Iterator[float]:
+def _page_cells(row: DecoderRow, profiled: ProfiledDecoder) -> Iterator[float]:
     for total_ms, self_ms, kernel_ms in _phase_times(row, profiled):
         yield from (total_ms, 100.0 * total_ms / kernel_ms if kernel_ms else 0.0, self_ms)

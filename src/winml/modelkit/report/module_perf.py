@@ -15,7 +15,7 @@ __all__ = ["print_module_perf"]
 
 def print_module_perf(result: ModulePerfResult, console: Console) -> None:
     """Print a table of instances, a table of classes, and the instances that failed."""
-    provider = f"{result.provider.provider.name} on {result.provider.device}"
+    provider = f"{result.provider.provider.name} on {result.provider.device_words}"
     threads = f", {result.threads} thread{'' if result.threads == 1 else 's'}" if result.threads else ""
     input_words = "the values of the file" if result.input_source == "file" else "random values"
     runs = (

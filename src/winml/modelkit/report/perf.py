@@ -58,7 +58,7 @@ def _summary_rows(result: PerfResult) -> Iterator[tuple[str, str]]:
 
 def provider_words(result: PerfResult) -> str:
     """Return where a model ran."""
-    provider = f"{result.provider.provider.name} on {result.provider.device}"
+    provider = f"{result.provider.provider.name} on {result.provider.device_words}"
     threads = f", {result.threads} thread{'' if result.threads == 1 else 's'}" if result.threads else ""
     return f"{provider}{threads} (ONNX Runtime {result.onnxruntime_version})"
 

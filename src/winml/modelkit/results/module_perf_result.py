@@ -121,7 +121,7 @@ class ModulePerfResult:
                 "tool_version": self.tool_version,
                 "onnxruntime_version": self.onnxruntime_version,
                 "ep": self.provider.provider.name,
-                "device": self.provider.device,
+                **self.provider.device_record(),
                 "ep_options": dict(self.provider.options),
                 "threads": self.threads,
                 "iterations": self.options.iterations if self.options.duration_s is None else None,

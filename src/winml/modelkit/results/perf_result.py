@@ -134,7 +134,7 @@ class PerfResult:
             "tool_version": self.tool_version,
             "onnxruntime_version": self.onnxruntime_version,
             "ep": self.provider.provider.name,
-            "device": self.provider.device,
+            **self.provider.device_record(),
             "ep_options": dict(self.provider.options),
             "threads": self.threads,
             "iterations": len(self.latency.samples_ms),

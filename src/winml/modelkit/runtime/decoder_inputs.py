@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.metadata_keys import PART_KEY
 from winml.modelkit.runtime.default_sizes import TOKENS
 from winml.modelkit.runtime.graph_inputs import GraphInput, described_inputs, draw_feeds, settle_sizes, sizes_by_key
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = [
+    "SCORES",
+    "TOKEN_IDS",
     "DecoderRun",
     "decoder_feeds",
     "decoder_run",
@@ -32,10 +33,11 @@ __all__ = [
     "state_feeds",
 ]
 
-_TOKEN_INPUTS = ("input_ids", "inputs_embeds", "decoder_input_ids")
+TOKEN_IDS, SCORES = "input_ids", "logits"
+_TOKEN_INPUTS = (TOKEN_IDS, "inputs_embeds", "decoder_input_ids")
 _MASK, _POSITIONS = "attention_mask", "position_ids"
-"""Specified: what transformers, optimum and onnxruntime-genai call the inputs of a decoder that are no state."""
-_LOGITS = "logits"
+"""Specified: what transformers, optimum and onnxruntime-genai call the inputs of a decoder that are no state, and its
+scores."""
 _PROMPT = 16
 """Chosen: tokens of a prompt before the step that is compared."""
 _PAST, _PRESENT = "past_key_values.", "present."
@@ -83,6 +85,9 @@ def inputs_of_file(path: Path) -> tuple[GraphInput, ...]:
         ModelPathError: there is no such file.
         InputError: it is no ONNX file.
     """
+    # Late: who only writes a text with an open session need not wait for onnx.
+    from winml.modelkit.graph.files.reading import read_structure
+
     proto = read_structure(path)
     stored = {tensor.name for tensor in proto.graph.initializer}
     taken = [value for value in proto.graph.input if value.name not in stored]
@@ -212,16 +217,22 @@ def prompt_before(inputs: Sequence[GraphInput], requested: Mapping[str, int], st
 
 
 def next_feeds(
-    feeds: Mapping[str, NDArray[Any]], answer: Mapping[str, NDArray[Any]], states: Mapping[str, str]
+    feeds: Mapping[str, NDArray[Any]],
+    answer: Mapping[str, NDArray[Any]],
+    states: Mapping[str, str],
+    shapes: Mapping[str, Sequence[int | str | None]],
 ) -> dict[str, NDArray[Any]]:
     """Return what the next step is fed: the token with the largest score, and what the run before it remembers.
 
     Args:
-        feeds: What the run before was fed, one array for each input.
-        answer: What it answered.
+        feeds: What the run before was fed, one array for each input; token ids among them.
+        answer: What it answered; scores of tokens among it.
         states: Input → output that is its next value.
+        shapes: Input → sizes as the model states them. What has the named axis of the tokens gets one entry for the new
+            token; all else stays, such as the mask of an encoder.
     """
-    token = answer[_LOGITS][:, -1].argmax(-1)[:, None]
+    token = answer[SCORES][:, -1].argmax(-1)[:, None]
+    tokens_axis = shapes[TOKEN_IDS][1]
     following = dict(feeds)
     for name, array in feeds.items():
         if name in states:
@@ -230,11 +241,13 @@ def next_feeds(
             following[name] = array[..., -1:] + 1
         elif name == _MASK:
             # Of the tokens of a run alone, where states hold what came before.
-            is_whole = array.shape[1] != feeds[_TOKEN_INPUTS[0]].shape[1] or _holds_tokens(feeds, states)
+            is_whole = array.shape[1] != feeds[TOKEN_IDS].shape[1] or _holds_tokens(feeds, states)
             last = np.ones_like(array[:, -1:])
             following[name] = np.concatenate([array, last], axis=1) if is_whole else last
-        elif array.shape == feeds[_TOKEN_INPUTS[0]].shape:
-            following[name] = (token if name == _TOKEN_INPUTS[0] else np.zeros_like(token)).astype(array.dtype)
+        elif name == TOKEN_IDS:
+            following[name] = token.astype(array.dtype)
+        elif isinstance(tokens_axis, str) and tuple(shapes[name][1:]) == (tokens_axis,):
+            following[name] = np.zeros_like(token, array.dtype)
     return following
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import onnxruntime as ort
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.runtime.bindings.plug_ins import installed_plug_ins, register_plug_in
+from winml.modelkit.runtime.bindings.plug_ins import installed_plug_ins, stand_in_kind
 from winml.modelkit.runtime.execution_providers import (
     EXECUTION_PROVIDERS,
     Device,
@@ -33,6 +33,17 @@ class ChosenProvider:
     device: Device
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of the provider, including the one that selects the device."""
+    stand_in: str = ""
+    """Kind of the device on which the provider simulates ``device``, which is not here; empty where it is."""
+
+    @property
+    def device_words(self) -> str:
+        """The device, for people."""
+        return f"{self.device}, simulated on the {self.stand_in}" if self.stand_in else self.device
+
+    def device_record(self) -> dict[str, str]:
+        """Return the device that does the work, and the one that it simulates, where it does."""
+        return {"device": self.stand_in, "simulates": self.device} if self.stand_in else {"device": self.device}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,8 +65,8 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
         options: Options of the provider.
 
     Raises:
-        UsageError: the provider is unknown, is not installed, has no options, or does not run on the device; or no
-            installed provider runs on it.
+        UsageError: the provider is unknown, is not installed, has no options, does not run on the device, or does not
+            find it here; or no installed provider runs on it.
         StageError: it comes as a plug-in that the installed ONNX Runtime does not load.
     """
     provider = find_execution_provider(ep) if ep is not None else _provider_for(device or "cpu")
@@ -77,11 +88,11 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
             hint="--threads sets the number of threads.",
         )
     is_plug_in = provider.name in installed_plug_ins()
-    if is_plug_in:
-        register_plug_in(provider)
     # A plug-in does not know which of its devices is the default.
     device_option = provider.device_options.get(chosen) if device is not None or is_plug_in else None
-    return ChosenProvider(provider, chosen, {**dict([device_option] if device_option else []), **options})
+    all_options = {**dict([device_option] if device_option else []), **options}
+    stand_in = stand_in_kind(provider, all_options) if is_plug_in else ""
+    return ChosenProvider(provider, chosen, all_options, stand_in)
 
 
 def _provider_for(device: Device) -> ExecutionProvider:

@@ -45,6 +45,8 @@ class ExecutionProvider:
     plug_in: str = ""
     """Python module of the package that brings it as a plug-in for the installed ONNX Runtime; empty where an ONNX
     Runtime of its own contains it."""
+    simulates: tuple[Device, ...] = ()
+    """Kinds of processors that it simulates on x86-64 where they are absent; specified by its documentation."""
     compiles: bool = False
     """Whether it writes what it compiled into a file (``EPContext``); specified by its documentation."""
 
@@ -111,6 +113,7 @@ EXECUTION_PROVIDERS: Mapping[str, ExecutionProvider] = {
         # From version 2 on, the package is a plug-in. On x86-64 it compiles for the NPU, and simulates it.
         packages={"linux": "onnxruntime-qnn>=2", "win32": "onnxruntime-qnn>=2"},
         plug_in="onnxruntime_qnn",
+        simulates=("npu",),
         compiles=True,
     ),
     "vitisai": ExecutionProvider("VitisAIExecutionProvider", ("npu",), takes_dynamic=False, compiles=True),

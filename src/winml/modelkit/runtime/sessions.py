@@ -7,6 +7,7 @@ Runtime's own numpy interface does not support.
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,8 +21,10 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
+from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS, ort_reason
 from winml.modelkit.runtime.bindings.plug_ins import installed_plug_ins, named_providers
+from winml.modelkit.runtime.processor import instruction_sets
 
 __all__ = [
     "CPU",
@@ -87,7 +90,7 @@ class Session:
         Raises:
             UsageError: a provider is not part of the installed ONNX Runtime.
             StageError: ONNX Runtime cannot load the graph, or not on the preferred provider; names the file and its
-                reason.
+                reason. Or its weights are laid out for another kind of processor.
         """
         self.name = (name or "the model in memory") if isinstance(model, bytes) else os.fspath(model)
         _refuse_unknown(providers)
@@ -104,6 +107,7 @@ class Session:
         except ORT_ERRORS as error:
             raise StageError(f"ONNX Runtime cannot load {self.name}: {ort_reason(error)}") from error
         _refuse_inactive(providers[0], self._session)
+        _refuse_other_processor(self.name, self.metadata.get(COMPILE_KEY))
         inputs, outputs = self._described(lambda: (self._session.get_inputs(), self._session.get_outputs()))
         self.inputs: dict[str, str] = {value.name: value.type for value in inputs}
         """Input name → type as ONNX Runtime writes it (``tensor(float)``), in order."""
@@ -324,6 +328,19 @@ def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
         raise StageError(
             f"{provider} is installed but does not start here; ONNX Runtime would use {', '.join(active)}",
             hint="Its driver or a library of its vendor is missing, or too old for this ONNX Runtime.",
+        )
+
+
+def _refuse_other_processor(name: str, told: str | None) -> None:
+    """Refuse a file whose weights are laid out for registers of another width: ONNX Runtime would read them wrongly."""
+    try:
+        made_for = json.loads(told or "{}").get("processor")
+    except (ValueError, AttributeError):
+        return  # what the file says is damaged
+    if made_for and made_for != (here := instruction_sets()):
+        raise StageError(
+            f"{name} is compiled for {made_for}, and this processor is {here}",
+            hint="Compile it again here, from the file that it was made from: winml compile --ep cpu.",
         )
 
 

@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from winml.modelkit.graph.files.numbered_data import place_numbered
+from winml.modelkit.errors import InputError
+from winml.modelkit.graph.files.numbered_data import _copy_bytes, place_numbered
 
 SIZES = {"a": 100, "b": 300, "c": 50, "d": 40}
 """Values of each weight, four bytes each."""
@@ -57,3 +58,14 @@ def test_model_with_its_weights_inside_is_linked(tmp_path: Path) -> None:
     assert (tmp_path / "a.onnx").samefile(tmp_path / "b.onnx")
     assert (tmp_path / "c.onnx",) == place_numbered(tmp_path / "a.onnx", tmp_path / "c.onnx", may_link=False)
     assert not (tmp_path / "a.onnx").samefile(tmp_path / "c.onnx")
+
+
+def test_data_that_ends_early_is_told(tmp_path: Path) -> None:
+    """Such as of a file that is being written meanwhile."""
+    (tmp_path / "weights").write_bytes(b"123")
+    with (
+        (tmp_path / "weights").open("rb") as source,
+        (tmp_path / "copy").open("wb") as target,
+        pytest.raises(InputError, match="weights ends 2 bytes too early"),
+    ):
+        _copy_bytes(source, target, 5)

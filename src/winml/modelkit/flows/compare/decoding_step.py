@@ -5,11 +5,11 @@ An error that grows with the cache shows at a late step, and not in one run on r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.runtime.decoder_inputs import next_feeds, state_feeds
+from winml.modelkit.runtime.decoder_inputs import SCORES, TOKEN_IDS, next_feeds, state_feeds
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import SidePair
 from winml.modelkit.verify.by_module.torch_side import TorchSide
@@ -25,29 +25,64 @@ def at_step(pair: SidePair, step: int) -> SidePair:
         step: Tokens that the reference writes greedily, with its own cache; 0 leaves the prompts.
 
     Raises:
-        UsageError: the model has no cache.
+        UsageError: the model has no cache, takes no token ids, or answers no scores of tokens.
         WinMLError: whatever a run raises.
     """
-    states = _states(pair)
+    _refuse_without_ids(pair, step)
+    states, shapes = _states(pair), _shapes(pair)
     texts = []
     for prompt in pair.draws:
         feeds = dict(prompt)
         for _ in range(step):
-            answer = pair.reference.outputs(pair.reference_feeds(feeds))
-            feeds = next_feeds(feeds, {pair.names.get(name, name): array for name, array in answer.items()}, states)
+            outputs = pair.reference.outputs(pair.reference_feeds(feeds))
+            answer = {pair.names.get(name, name): array for name, array in outputs.items()}
+            _refuse_without_scores(pair, list(answer), step)
+            feeds = next_feeds(feeds, answer, states, shapes)
         texts.append(feeds)
     return replace(pair, draws=texts)
 
 
 def step_words(pair: SidePair, step: int) -> str:
     """Say what both are fed."""
-    tokens = pair.draws[0]["input_ids"].shape[1]
+    tokens = pair.draws[0][TOKEN_IDS].shape[1]
     if step == 0:
         return f"At step 0: the prompt of {tokens} tokens."
     return (
         f"At step {step}: token {step} of the text that {pair.reference.shown} writes greedily, with the cache of its "
         "own runs before."
     )
+
+
+def _refuse_without_ids(pair: SidePair, step: int) -> None:
+    """Refuse, before anything is run, what the reference cannot write a text with.
+
+    Raises:
+        UsageError: the model takes no token ids, or a file answers no scores.
+    """
+    if TOKEN_IDS not in pair.candidate.input_dtypes:
+        raise UsageError(
+            f"--step {step}: {pair.candidate.shown} has no input {TOKEN_IDS!r}, to which the next token is fed",
+            hint="Only decoders that take token ids write a text here; compare others on values of a file "
+            "(--input-data), without --step.",
+        )
+    if step and isinstance(pair.reference, OnnxSide):
+        _refuse_without_scores(pair, [pair.names.get(name, name) for name in pair.reference.output_names], step)
+
+
+def _refuse_without_scores(pair: SidePair, outputs: Sequence[str], step: int) -> None:
+    if SCORES not in outputs:
+        raise UsageError(
+            f"--step {step}: {pair.reference.shown} has no output {SCORES!r}, from which the next token is taken",
+            hint="Say which output it is with --map, or compare without --step.",
+        )
+
+
+def _shapes(pair: SidePair) -> Mapping[str, Sequence[int | str | None]]:
+    """Return the sizes of the inputs as the candidate states them."""
+    side = pair.candidate
+    if isinstance(side, OnnxSide):
+        return side.session().input_shapes
+    return {spec.name: spec.shape for spec in side.part.inputs} if isinstance(side, TorchSide) else {}
 
 
 def _states(pair: SidePair) -> Mapping[str, str]:

@@ -146,6 +146,8 @@ def opened_torch_side(loaded: Any, inputs: Sequence[GraphInput] | None, *, shown
         part.model,
         list(used),
         part.forward_kwargs,
+        path=part.path,
+        entry=part.entry,
         arguments=part.arguments if list(used) == list(own) else None,
         plain_attention=False,
     )

@@ -59,9 +59,8 @@ def pytorch_run(
     if threads is not None:
         torch.set_num_threads(threads)
     # As fast as PyTorch is by itself.
-    prepared = prepared_for_export(
-        loaded.model, names, loaded.forward_kwargs, arguments=loaded.arguments, plain_attention=False
-    )
+    place: dict[str, Any] = {"path": loaded.path, "entry": loaded.entry, "arguments": loaded.arguments}
+    prepared = prepared_for_export(loaded.model, names, loaded.forward_kwargs, **place, plain_attention=False)
     with prepared, torch.inference_mode():
         tensors = [to_torch(feeds[name]) for name in names]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ import onnx_ir as ir
 from winml.modelkit.graph.files.graph_reading import checked_graph, graph_of
 from winml.modelkit.graph.files.reading import read_referring, read_structure
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
+from winml.modelkit.graph.proto_nodes import proto_nodes
 from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
 from winml.modelkit.metadata_keys import (
@@ -137,10 +138,7 @@ def merge_duplicate_keys(model: onnx.ModelProto) -> MergedKeys:
         _replace_metadata(model, {entry.key: entry.value for entry in model.metadata_props})
     nodes = 0
     modules = _modules_by_tag(model)
-    for node in (
-        *_all_nodes(model.graph.node),
-        *_all_nodes(node for function in model.functions for node in function.node),
-    ):
+    for node in proto_nodes(model):
         keys = [entry.key for entry in node.metadata_props]
         if len(keys) == len(set(keys)):
             continue
@@ -190,14 +188,3 @@ def _merged_metadata(node: onnx.NodeProto, modules: Mapping[str, str]) -> dict[s
         merged[MODULE_KEY] = modules[tag]
         merged[DEPTH_KEY] = str(address.depth(tag))
     return merged
-
-
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes and those of their subgraphs."""
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _all_nodes(attribute.g.node)
-            for graph in attribute.graphs:
-                yield from _all_nodes(graph.node)

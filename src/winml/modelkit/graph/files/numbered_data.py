@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import onnx
 
+from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import numbered_data_path
 from winml.modelkit.graph.files.placing import (
     data_names,
@@ -97,6 +98,11 @@ def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_byte
 def _copy_bytes(source: BinaryIO, target: BinaryIO, length: int) -> None:
     while length > 0:
         block = source.read(min(length, _COPIED_BYTES))
+        if not block:
+            raise InputError(
+                f"data file {source.name} ends {length} bytes too early: a tensor in it is larger",
+                hint="Export or download the model again.",
+            )
         target.write(block)
         length -= len(block)
 

@@ -14,13 +14,17 @@ __all__ = ["temporary_folder"]
 
 
 @contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Yield a new folder among the system's temporary files, removed with all that is in it when the block ends.
+def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder, removed with all that is in it when the block ends.
+
+    Args:
+        beside: A file that is to be written; the folder is then on its file system, so that what is in it can be moved
+            there however large it is. None: among the system's temporary files.
 
     Raises:
         OSError: it cannot be made.
     """
-    directory = Path(tempfile.gettempdir())
+    directory = Path(tempfile.gettempdir()) if beside is None else _nearest_folder(beside)
     for abandoned in abandoned_folders(directory, TEMPORARY_PREFIX):
         abandoned.remove()
     folder = OwnedFolder.make(directory, TEMPORARY_PREFIX)
@@ -28,3 +32,7 @@ def temporary_folder() -> Iterator[Path]:
         yield folder.path
     finally:
         folder.remove()
+
+
+def _nearest_folder(path: Path) -> Path:
+    return next(folder for folder in path.absolute().parents if folder.is_dir())

@@ -18,8 +18,17 @@ import onnxruntime as ort
 from winml.modelkit.errors import StageError, UsageError, first_line
 from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS, ort_reason
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider
+from winml.modelkit.runtime.processor import is_x86
 
-__all__ = ["add_plug_in", "installed_plug_ins", "named_providers", "register_library", "register_plug_in"]
+__all__ = [
+    "add_plug_in",
+    "fitting_kind",
+    "installed_plug_ins",
+    "named_providers",
+    "register_library",
+    "register_plug_in",
+    "stand_in_kind",
+]
 
 
 def installed_plug_ins() -> tuple[str, ...]:
@@ -53,11 +62,13 @@ def _register(name: str, module: str) -> None:
 
 
 def register_library(name: str, library: Path) -> None:
-    """Register a library as the plug-in of a provider.
+    """Register a library as the plug-in of a provider, unless the calling program has registered one.
 
     Raises:
         StageError: it is no plug-in that the installed ONNX Runtime loads.
     """
+    if _devices_of(name):
+        return
     try:
         ort.register_execution_provider_library(name, str(library))
     except ORT_ERRORS as error:
@@ -77,19 +88,16 @@ def add_plug_in(options: ort.SessionOptions, name: str, provider_options: Mappin
         provider_options: Options of the provider.
 
     Raises:
-        UsageError: it finds no device on this machine, or refuses an option.
+        UsageError: it does not find the device on this machine, or refuses an option.
         StageError: its plug-in cannot be loaded.
     """
     provider = next(item for item in EXECUTION_PROVIDERS.values() if item.name == name)
     register_plug_in(provider)
-    devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
-    if not devices:
-        raise UsageError(
-            f"{name} finds no device of its own on this machine",
-            hint="winml sys lists the devices that providers offer.",
-        )
+    devices = _devices_of(name)
+    kind = fitting_kind(provider, list(map(_kind_of, devices)), provider_options)
+    device = next(device for device in devices if _kind_of(device) == kind)
     try:
-        options.add_provider_for_devices([_fitting(devices, provider, provider_options)], dict(provider_options))
+        options.add_provider_for_devices([device], dict(provider_options))
     except ORT_ERRORS as error:
         raise UsageError(f"{name} does not take {dict(provider_options)}: {ort_reason(error)}") from error
 
@@ -112,10 +120,54 @@ def named_providers(
     return {}  # what the plug-in lacks goes to the CPU provider without being asked for
 
 
-def _fitting(
-    devices: Sequence[ort.OrtEpDevice], provider: ExecutionProvider, options: Mapping[str, str]
-) -> ort.OrtEpDevice:
-    """Return the device of the kind that the options select; else the first, which then stands in for it."""
-    selected = {kind for kind, (key, value) in provider.device_options.items() if options.get(key) == value}
-    fitting = (device for device in devices if device.device.type.name.lower() in selected)
-    return next(fitting, devices[0])
+def stand_in_kind(provider: ExecutionProvider, options: Mapping[str, str]) -> str:
+    """Return the kind of the device on which a plug-in simulates the one that its options select; empty where it need
+    not.
+
+    Raises:
+        UsageError: it does not find the device on this machine.
+        StageError: its plug-in cannot be loaded.
+    """
+    register_plug_in(provider)
+    kind = fitting_kind(provider, list(map(_kind_of, _devices_of(provider.name))), options)
+    selected = _selected_kinds(provider, options)
+    return kind if selected and kind not in selected else ""
+
+
+def fitting_kind(provider: ExecutionProvider, present: Sequence[str], options: Mapping[str, str]) -> str:
+    """Return the kind of the device that is taken.
+
+    Args:
+        provider: A plug-in.
+        present: Kinds of the devices that it finds on this machine.
+        options: Its options, one of which may select a kind.
+
+    Raises:
+        UsageError: it finds none, or not the one that is selected and does not simulate it.
+    """
+    if not present:
+        raise UsageError(
+            f"{provider.name} finds no device of its own on this machine",
+            hint="winml sys lists the devices that providers offer.",
+        )
+    selected = _selected_kinds(provider, options)
+    if fitting := next((kind for kind in present if kind in selected), ""):
+        return fitting
+    if not selected or (is_x86() and selected <= set(provider.simulates)):
+        return present[0]
+    raise UsageError(
+        f"{provider.name} finds no {' or '.join(sorted(selected))} on this machine, which has {', '.join(present)}",
+        hint="Name one that is here with --device; winml sys lists the devices that providers offer.",
+    )
+
+
+def _selected_kinds(provider: ExecutionProvider, options: Mapping[str, str]) -> set[str]:
+    return {kind for kind, (key, value) in provider.device_options.items() if options.get(key) == value}
+
+
+def _devices_of(name: str) -> list[ort.OrtEpDevice]:
+    return [device for device in ort.get_ep_devices() if device.ep_name == name]
+
+
+def _kind_of(device: ort.OrtEpDevice) -> str:
+    return str(device.device.type.name).lower()
