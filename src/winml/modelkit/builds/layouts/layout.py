@@ -166,7 +166,9 @@ def _reads_encoded_cache(model: Path) -> bool:
     from winml.modelkit.graph.files.reading import read_structure  # imports onnx
 
     names = [value.name for value in read_structure(model).graph.input]
-    return _ENCODED not in names and any(re.fullmatch(r"past_key_values\.\d+\.encoder\.(key|value)", name) for name in names)
+    return _ENCODED not in names and any(
+        re.fullmatch(r"past_key_values\.\d+\.encoder\.(key|value)", name) for name in names
+    )
 
 
 def refuse_task(layout: Layout, task: str | None, *, is_described: bool = True) -> None:
