@@ -134,6 +134,21 @@ def test_readers_that_compute_the_keys_in_the_decoder_are_refused(encoded: Encod
         refuse_models(LAYOUTS[layout], [part.model_path for part in encoded.result.parts])
 
 
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_decoder_of_other_readers_computes_the_keys_itself(architecture: str, tmp_path: Path) -> None:
+    """The encoder answers its states alone; what both files write together is compared with PyTorch's text."""
+    folder = save_encoder_decoder(tmp_path / "checkpoint", architecture)
+    exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
+    result = exporter.export_checkpoint(ModelRequest(str(folder), cross_keys="decoder"), tmp_path / "model.onnx")
+    encoder, decoder = result.parts
+    assert ["last_hidden_state"] == [spec.name for spec in encoder.outputs]
+    assert {"encoder_hidden_states", "past_key_values.0.encoder.key"} < {spec.name for spec in decoder.inputs}
+    assert "present.1.encoder.value" in {spec.name for spec in decoder.outputs}
+    assert decoder.verification is not None
+    assert decoder.verification.generation is not None
+    refuse_models(LAYOUTS["optimum"], [part.model_path for part in result.parts])
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small T5."""

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from checkpoints import save_checkpoint
 from e2e.in_process import run_here
+from encoded import save_encoder_decoder
 from generating import PROMPT, build_decoder, counting_graph, save_decoder, save_tokenizer
 from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.results.build_manifest import read_manifest
@@ -64,6 +65,27 @@ const tokens = (await AutoTokenizer.from_pretrained(folder))(text);
 const model = await AutoModelForCausalLM.from_pretrained(folder, { dtype: 'fp32' });
 const all = await model.generate({ ...tokens, max_new_tokens: Number(count), do_sample: false });
 console.log(JSON.stringify(all.tolist()[0].slice(tokens.input_ids.dims[1]).map(Number)));
+""",
+}
+ENCODED_PROGRAMS = {
+    "optimum": """
+import json, sys
+from optimum.onnxruntime import ORTModelForSeq2SeqLM
+from transformers import AutoTokenizer
+given = AutoTokenizer.from_pretrained(sys.argv[1])(sys.argv[2], return_tensors="pt")
+model = ORTModelForSeq2SeqLM.from_pretrained(sys.argv[1])
+asked = {"max_new_tokens": int(sys.argv[3]), "no_repeat_ngram_size": 1}
+print(json.dumps(model.generate(given["input_ids"], attention_mask=given["attention_mask"], **asked)[0].tolist()))
+""",
+    "transformers.js": """
+import { AutoModelForSeq2SeqLM, AutoTokenizer, env } from '@huggingface/transformers';
+env.allowRemoteModels = false;
+env.localModelPath = '';
+const [folder, text, count] = process.argv.slice(-3);
+const tokens = (await AutoTokenizer.from_pretrained(folder))(text);
+const model = await AutoModelForSeq2SeqLM.from_pretrained(folder, { dtype: 'fp32' });
+const asked = { max_new_tokens: Number(count), no_repeat_ngram_size: 1, do_sample: false };
+console.log(JSON.stringify((await model.generate({ ...tokens, ...asked })).tolist()[0].map(Number)));
 """,
 }
 FETCHED = """
@@ -144,6 +166,19 @@ def test_reader_of_a_layout_writes_what_pytorch_writes(
     """The folder as it is: its tokenizer, its config, its graph with a cache."""
     folder = laid_out(built / "model.onnx", tmp_path / "folder", layout)
     assert expected == read_with(layout, PROGRAMS[layout], folder, PROMPT, str(NEW_TOKENS))
+
+
+@pytest.mark.parametrize("layout", [pytest.param(layout, marks=needs_reader(layout)) for layout in ENCODED_PROGRAMS])
+def test_reader_of_an_encoder_decoder_writes_what_pytorch_writes(tmp_path: Path, layout: str) -> None:
+    """Its decoder computes keys and values of what was encoded in the first run, and takes them in every later one."""
+    checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "t5")
+    given = AutoTokenizer.from_pretrained(checkpoint)(PROMPT, return_tensors="pt")
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(checkpoint).eval()
+    asked = {"max_new_tokens": NEW_TOKENS, "no_repeat_ngram_size": 1}
+    expected = model.generate(given["input_ids"], attention_mask=given["attention_mask"], **asked)[0].tolist()
+    folder = laid_out(checkpoint, tmp_path / "folder", layout, "--no-verify")
+    assert expected == read_with(layout, ENCODED_PROGRAMS[layout], folder, PROMPT, str(NEW_TOKENS))
+    assert len(set(expected)) > NEW_TOKENS // 2
 
 
 @pytest.fixture(scope="module")

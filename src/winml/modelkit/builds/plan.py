@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
 from winml.modelkit.builds.judged_models import refuse_missing_judges, refuse_unfit_limits
+from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.quantization import quantize_options
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, told_as
 from winml.modelkit.flows.quantize.calibration_files import refuse_missing_files
@@ -105,7 +106,7 @@ def plan_build(
         specs = config.export.input_tensors
         request = dataclasses.replace(request, input_specs=specs, specs_origin="export.input_tensors")
     dynamic = request.dynamic.joined(config.export.dynamic.given_by("export.{}"))
-    request = dataclasses.replace(request, dynamic=dynamic)
+    request = dataclasses.replace(request, dynamic=dynamic, cross_keys=find_layout(config.layout).cross_keys)
     if not verify:
         config = config.model_copy(update={"export": config.export.model_copy(update={"verify": False})})
     return BuildPlan(config, request, None, sections_off, skip_pre_normalization, verify, with_companions)

@@ -67,6 +67,8 @@ class ModelRequest(LoadOptions):
     """Rows of every input; None is 1."""
     dynamic: DynamicRequest = field(default_factory=DynamicRequest)
     """Dimensions to leave open, besides those named in ``input_specs`` and ``shape_config``."""
+    cross_keys: Literal["decoder"] | None = None
+    """Part of an encoder-decoder that computes the keys and values of what was encoded; None: the encoder."""
 
     def __post_init__(self) -> None:
         """Take a path as the text it is.

@@ -39,6 +39,8 @@ class Layout:
     """Names of the files that are written for it, where they differ from those of the checkpoint."""
     with_card: bool = True
     """Whether licence and card of the checkpoint come along."""
+    cross_keys: Literal["decoder"] | None = None
+    """Which part of an encoder-decoder computes the keys and values of what was encoded; None: the encoder."""
     numbers_data: bool = False
     """Whether readers look for weights outside by name: ``<model>_data``, ``<model>_data_1`` and so on."""
 
@@ -66,6 +68,10 @@ _OTHER_TOOLS: Mapping[str, str] = {
     "embedding": "embed_tokens", "text": "text_model",
 }  # fmt: skip
 """Specified: part → how transformers.js calls the file of it; optimum's are the same for encoders and decoders."""
+
+
+_ENCODED = "encoder_hidden_states"
+"""Specified: how both call what the encoder answered, at the decoder."""
 
 
 def _part_name(part: str, of_several: bool) -> str:
@@ -102,6 +108,7 @@ LAYOUTS: Mapping[str, Layout] = {
             lambda part, of_several, _precision: f"{_part_name(part, of_several)}.onnx",
             readers="optimum and sentence-transformers",
             tasks=_ONE_ANSWER,
+            cross_keys="decoder",
             written=(TOKENIZER_CONFIG_NAME,),
         ),
         Layout(
@@ -109,6 +116,7 @@ LAYOUTS: Mapping[str, Layout] = {
             _js_name,
             readers="transformers.js",
             tasks=_ONE_ANSWER,
+            cross_keys="decoder",
             written=(CHECKPOINT_CONFIG_NAME,),
             numbers_data=True,
         ),
@@ -143,7 +151,7 @@ def refuse_models(layout: Layout, models: Sequence[Path]) -> None:
         raise UsageError(
             f"--layout {layout.name}: {decoder.name} takes keys and values that the encoder computed, and "
             f"{layout.readers} lets the decoder compute them",
-            hint="Leave --layout out: winml generate and WinMLModelForSeq2SeqLM run the model.",
+            hint="Build from the checkpoint, whose decoder is then made for them, or leave --layout out.",
         )
     texts = [entry.value for entry in read_structure(models[0]).metadata_props if entry.key == MODEL_KEY]
     try:
@@ -158,7 +166,9 @@ def _reads_encoded_cache(model: Path) -> bool:
     from winml.modelkit.graph.files.reading import read_structure  # imports onnx
 
     names = [value.name for value in read_structure(model).graph.input]
-    return any(re.fullmatch(r"past_key_values\.\d+\.encoder\.(key|value)", name) for name in names)
+    return _ENCODED not in names and any(
+        re.fullmatch(r"past_key_values\.\d+\.encoder\.(key|value)", name) for name in names
+    )
 
 
 def refuse_task(layout: Layout, task: str | None, *, is_described: bool = True) -> None:

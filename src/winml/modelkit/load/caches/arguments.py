@@ -13,18 +13,23 @@ from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 
 __all__ = [
     "DECODER_TOKENS",
+    "ENCODED",
     "ENCODER_MASK",
+    "ENCODER_STATES",
     "TOKENS",
     "arguments_with_cache",
     "decoder_arguments",
     "empty_states",
     "encoder_arguments",
+    "self_feeding_decoder_arguments",
 ]
 
 DECODER_TOKENS, _MASK = "decoder_input_ids", "attention_mask"
 """Specified: how encoder-decoders of transformers call the tokens of the decoder, and the mask over the encoder's."""
 TOKENS, ENCODER_MASK = "input_ids", "encoder_attention_mask"
 """Specified: what other readers of a graph of the decoder call these."""
+ENCODED, ENCODER_STATES = "last_hidden_state", "encoder_hidden_states"
+"""Specified: how the same readers call what the encoder answers, at the encoder and the decoder."""
 
 
 def arguments_with_cache(layout: CacheLayout, names: Sequence[str]) -> NestedArguments:
@@ -45,7 +50,9 @@ def arguments_with_cache(layout: CacheLayout, names: Sequence[str]) -> NestedArg
     return NestedArguments((*names, layout.argument), {}, build, results)
 
 
-def encoder_arguments(layout: EncoderDecoderLayout, names: Sequence[str], start: int) -> NestedArguments:
+def encoder_arguments(
+    layout: EncoderDecoderLayout, names: Sequence[str], start: int, *, with_cross: bool
+) -> NestedArguments:
     """Return how the inputs of an encoder become the arguments of the whole forward, and its result its outputs.
 
     The decoder runs on one token, for the keys and values that it computes from what the encoder answers. Nothing else
@@ -55,6 +62,7 @@ def encoder_arguments(layout: EncoderDecoderLayout, names: Sequence[str], start:
         layout: What the model keeps.
         names: Names of the inputs, each an argument.
         start: A token of the decoder.
+        with_cross: Whether these keys and values are outputs.
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -64,7 +72,8 @@ def encoder_arguments(layout: EncoderDecoderLayout, names: Sequence[str], start:
 
     def results(outputs: Any) -> dict[str, Any]:
         cross = outputs[layout.cross.argument].cross_attention_cache
-        return {"last_hidden_state": outputs["encoder_last_hidden_state"], **_states_of(layout.cross, cross)}
+        kept = _states_of(layout.cross, cross) if with_cross else {}
+        return {ENCODED: outputs["encoder_last_hidden_state"], **kept}
 
     return NestedArguments((*names, DECODER_TOKENS), {}, build, results)
 
@@ -89,15 +98,58 @@ def decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bool) -> Nested
             **mask,
             DECODER_TOKENS: tensors[TOKENS],
             "encoder_outputs": BaseModelOutput(last_hidden_state=hidden),
-            layout.own.argument: _both_caches(layout, tensors),
+            layout.own.argument: _both_caches(layout, tensors, has_cross=True),
         }
 
     def results(outputs: Any) -> dict[str, Any]:
         own = outputs[layout.own.argument].self_attention_cache
         return {"logits": outputs["logits"], **_states_of(layout.own, own)}
 
-    names = (*([_MASK] if has_mask else []), DECODER_TOKENS, "encoder_outputs", layout.own.argument)
-    return NestedArguments(names, {}, build, results)
+    return NestedArguments(_decoder_names(layout, has_mask), {}, build, results)
+
+
+def self_feeding_decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bool) -> NestedArguments:
+    """Return the same for a decoder that is given what the encoder answered in every run.
+
+    It computes keys and values of what lies beyond those it is given: of all in the first run, of nothing later.
+
+    Args:
+        layout: What the model keeps.
+        has_mask: Whether the forward takes a mask over the tokens of the encoder.
+    """
+
+    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        from transformers.modeling_outputs import BaseModelOutput
+
+        keys, hidden = tensors[layout.cross.states[0].input], tensors[ENCODER_STATES]
+        mask = {_MASK: _mask_over_keys(tensors[ENCODER_MASK], keys, hidden.dtype)} if has_mask else {}
+        return {
+            **mask,
+            DECODER_TOKENS: tensors[TOKENS],
+            "encoder_outputs": BaseModelOutput(last_hidden_state=hidden[:, keys.shape[2] :]),
+            layout.own.argument: _both_caches(layout, tensors, has_cross=False),
+        }
+
+    def results(outputs: Any) -> dict[str, Any]:
+        caches = outputs[layout.own.argument]
+        states = _states_of(layout.own, caches.self_attention_cache)
+        return {"logits": outputs["logits"], **states, **_states_of(layout.cross, caches.cross_attention_cache)}
+
+    return NestedArguments(_decoder_names(layout, has_mask), {}, build, results)
+
+
+def _decoder_names(layout: EncoderDecoderLayout, has_mask: bool) -> tuple[str, ...]:
+    return (*([_MASK] if has_mask else []), DECODER_TOKENS, "encoder_outputs", layout.own.argument)
+
+
+def _mask_over_keys(mask: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a mask of the tokens of an encoder as what is added to scores, which forwards take as it is.
+
+    They would make it as long as what is encoded in this run. Keys beyond the mask are hidden.
+    """
+    beyond = torch.zeros_like(keys[:, 0, mask.shape[1] :, 0], dtype=dtype)
+    shown = torch.cat([mask.to(dtype), beyond], dim=1)
+    return (1 - shown[:, None, None, :]) * torch.finfo(dtype).min
 
 
 def empty_states(layout: CacheLayout, batch: int) -> dict[str, torch.Tensor]:
@@ -128,15 +180,21 @@ def _cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
     return cache
 
 
-def _both_caches(layout: EncoderDecoderLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return a new cache of an encoder-decoder that holds these tensors."""
+def _both_caches(layout: EncoderDecoderLayout, tensors: Mapping[str, torch.Tensor], *, has_cross: bool) -> Any:
+    """Return a new cache of an encoder-decoder that holds these tensors.
+
+    Args:
+        layout: What the model keeps.
+        tensors: By names of the inputs.
+        has_cross: Whether all keys and values of what was encoded are among them; else the forward appends others.
+    """
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
     cache: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
     cache.self_attention_cache = _cache_of(layout.own, tensors)
     cache.cross_attention_cache = _cache_of(layout.cross, tensors)
     # Else asked of sizes, which a trace would keep.
-    cache.is_updated = dict.fromkeys(range(len(layout.cross.layer_classes)), True)
+    cache.is_updated = dict.fromkeys(range(len(layout.cross.layer_classes)), has_cross)
     return cache
 
 

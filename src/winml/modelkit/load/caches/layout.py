@@ -8,7 +8,7 @@ torch nor transformers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from winml.modelkit.file_names import ONLY_PART
@@ -157,6 +157,11 @@ class EncoderDecoderLayout:
     """Of what the encoder answers for each of its tokens."""
     encoder_length: int
     """How many entries it answered on inputs of the sizes that were tried."""
+
+    @property
+    def both(self) -> CacheLayout:
+        """The states of both, for a graph that feeds both to itself."""
+        return replace(self.own, states=(*self.own.states, *self.cross.states))
 
 
 def _joined(words: Sequence[str]) -> str:

@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from winml.modelkit.file_names import DECODER, ENCODER
-from winml.modelkit.graph.dimensions import DynamicRequest, OpenSize
+from winml.modelkit.graph.bundle import PartFeed
+from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest, OpenSize
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import (
     DECODER_TOKENS,
+    ENCODED,
     ENCODER_MASK,
+    ENCODER_STATES,
     TOKENS,
     decoder_arguments,
     encoder_arguments,
+    self_feeding_decoder_arguments,
 )
 from winml.modelkit.load.caches.decision import NO_CACHE_ASKED, cached_keywords
 from winml.modelkit.load.caches.encoder_decoder import find_encoder_decoder
@@ -43,6 +47,8 @@ _MASK = "attention_mask"
 _BATCH_KEY, _TEXT_KEY, _TOKENS_KEY = "batch_size", "sequence_length", "decoder_sequence_length"
 _ENCODED_NAME = "encoder_sequence"
 """Name of the length of what the encoder answers, where it is no length of an input."""
+_KEPT = DynamicDimension(name="past_encoder_sequence", min=0, example=3)
+"""Length of the keys and values of what was encoded, where the decoder computes those that are missing."""
 _TRACED: Mapping[str, int] = {_TEXT_KEY: 11, _TOKENS_KEY: 5, PAST_KEY: 7}
 """Chosen: small, apart from each other, and neither powers of two nor usual numbers of heads."""
 
@@ -73,27 +79,31 @@ def encoder_decoder_parts(
         return FoundParts(notes=(f"The graph takes no cache, since {layout}: every run reads all tokens.",))
     sizes = _Sizes.of(request)
     encoder = _encoder_inputs(plain, request, sizes)
-    decoder = _decoder_inputs(plain, layout, encoder, sizes)
+    is_given_states = request.cross_keys == DECODER
+    decoder = _decoder_inputs(plain, layout, encoder, sizes, is_given_states=is_given_states)
     start = _start_token(model, plain)
     own_names = [spec.name for spec in encoder.inputs]
+    fed = (PartFeed(ENCODED, DECODER, ENCODER_STATES),) if is_given_states else layout.cross.feeds_to(DECODER)
+    cache = layout.both if is_given_states else layout.own
+    arguments_of = self_feeding_decoder_arguments if is_given_states else decoder_arguments
     return FoundParts(
         (
             part_of_decision(
                 model,
                 encoder,
                 keywords,
-                encoder_arguments(layout, own_names, start),
+                encoder_arguments(layout, own_names, start, with_cross=not is_given_states),
                 name=ENCODER,
-                feeds=layout.cross.feeds_to(DECODER),
+                feeds=fed,
             ),
             part_of_decision(
                 model,
                 decoder,
                 keywords,
-                decoder_arguments(layout, has_mask=_MASK in names),
+                arguments_of(layout, has_mask=_MASK in names),
                 name=DECODER,
-                feeds=layout.own.feeds_to(DECODER),
-                cache=layout.own,
+                feeds=cache.feeds_to(DECODER),
+                cache=cache,
             ),
         )
     )
@@ -131,9 +141,17 @@ def _encoder_inputs(plain: InputDecision, request: ModelRequest, sizes: _Sizes) 
 
 
 def _decoder_inputs(
-    plain: InputDecision, layout: EncoderDecoderLayout, encoder: InputDecision, sizes: _Sizes
+    plain: InputDecision,
+    layout: EncoderDecoderLayout,
+    encoder: InputDecision,
+    sizes: _Sizes,
+    *,
+    is_given_states: bool,
 ) -> InputDecision:
-    """Return tokens, the mask over what was encoded, the decoder's own cache, and keys and values of the encoder."""
+    """Return tokens, the mask over what was encoded, the decoder's own cache, and keys and values of the encoder.
+
+    Where the decoder computes the last, what was encoded is an input as well.
+    """
     specs = {spec.name: spec for spec in plain.inputs}
     start = {key: sizes.given.get(key, size) for key, size in _TRACED.items()}
     batch = sizes.given.get(_BATCH_KEY, 1)
@@ -157,13 +175,20 @@ def _decoder_inputs(
         length = encoded if is_masked_length else mask.shape[1]
         inputs.append(mask.model_copy(update={"name": ENCODER_MASK, "shape": (batch, length)}))
         keys[ENCODER_MASK] = (_BATCH_KEY, mask_key)
-    for cache, length, key in ((layout.own, start[PAST_KEY], PAST_KEY), (layout.cross, encoded, cross_key)):
+    cross: tuple[int | str, str | None] = (encoded, cross_key)
+    if is_given_states:
+        cross = (_KEPT.name, None)
+        shape, dtype = (batch, encoded, layout.hidden_size), layout.cross.states[0].dtype
+        inputs.append(InputTensorSpec(name=ENCODER_STATES, shape=shape, dtype=dtype))
+        keys[ENCODER_STATES] = (_BATCH_KEY, cross_key, None)
+    for cache, length, key in ((layout.own, start[PAST_KEY], PAST_KEY), (layout.cross, *cross)):
         for spec in _state_specs(cache, batch, length):
             inputs.append(spec)
             keys[spec.name] = (_BATCH_KEY, None, key, None)
     key_sizes = {**plain.meanings.sizes, **start, _BATCH_KEY: batch}
     decision = InputDecision(_in_layers(inputs), meanings=AxisMeanings(keys, key_sizes, bounds))
-    return sizes.opened(decision, (_BATCH_KEY, _TEXT_KEY, _TOKENS_KEY, PAST_KEY), DynamicRequest())
+    dynamic = DynamicRequest(dimensions=(_KEPT,)) if is_given_states else DynamicRequest()
+    return sizes.opened(decision, (_BATCH_KEY, _TEXT_KEY, _TOKENS_KEY, PAST_KEY), dynamic)
 
 
 def _state_specs(cache: CacheLayout, batch: int, length: int | str) -> list[InputTensorSpec]:
