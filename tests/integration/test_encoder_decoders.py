@@ -110,6 +110,17 @@ def test_transformers_loop_writes_the_same_text(encoded: Encoded, settings: dict
     assert torch.equal(*texts)
 
 
+@pytest.mark.parametrize("name", ["decoder_attention_mask", "decoder_inputs_embeds", "labels", "attention_mask"])
+def test_input_that_no_graph_takes_is_refused(encoded: Encoded, name: str) -> None:
+    """It would change nothing; the encoder of recordings takes no mask."""
+    given = encoded.inputs()
+    if name in given:
+        return
+    tokens = torch.tensor([[2, 5], [2, 6]])
+    with pytest.raises(UsageError, match=f"input '{name}' is given, and the encoder takes"):
+        encoded.model(**given, decoder_input_ids=tokens, **{name: torch.tensor([[1, 0], [1, 1]])})
+
+
 def test_graphs_of_two_models_do_not_write_the_text(encoded: Encoded, tmp_path: Path) -> None:
     """The comparison finds a decoder that was given what another encoder answered."""
     loaded = load_model(ModelRequest(str(encoded.folder)))

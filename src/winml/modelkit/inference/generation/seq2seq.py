@@ -116,17 +116,31 @@ class EncodedModel(DecoderModel):
             raise UsageError(
                 "no decoder_input_ids are given", hint="Give the tokens of the decoder, or call generate()."
             )
+        given = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
+        self._refuse_unknown(given, attention_mask, return_dict=kwargs.get("return_dict"))
         if past_key_values is None:
             if encoder_outputs is None:
-                names = {item.name for item in self.graphs.inputs}
-                mask = {} if attention_mask is None else {"attention_mask": attention_mask}
-                given = {key: value for key, value in {**kwargs, **mask}.items() if key in names}
-                encoder_outputs = self.get_encoder()(**given)
+                encoder_outputs = self.get_encoder()(**given, attention_mask=attention_mask)
             encoded = {name: to_numpy(encoder_outputs[_field(name)]) for name in self.graph.encoded}
             past_key_values = self.graph.empty_cache(len(decoder_input_ids), encoded)
         logits = to_torch(self.graph.run(to_numpy(torch.as_tensor(decoder_input_ids)), cache=past_key_values))
         kept = past_key_values if use_cache is None or use_cache else None
         return Seq2SeqLMOutput(logits=logits, past_key_values=kept)  # type: ignore[arg-type]
+
+    def _refuse_unknown(self, given: Mapping[str, Any], mask: Any, *, return_dict: bool | None) -> None:
+        names = {item.name for item in self.graphs.inputs}
+        unknown = [name for name in given if name not in names]
+        # transformers' loop gives a mask that hides nothing to every model.
+        if mask is not None and "attention_mask" not in names and not torch.as_tensor(mask).bool().all():
+            unknown.append("attention_mask")
+        if unknown:
+            raise UsageError(
+                f"input {unknown[0]!r} is given, and the encoder takes {', '.join(sorted(names))}, the decoder "
+                "decoder_input_ids",
+                hint="Leave it out: every token of the decoder counts.",
+            )
+        if return_dict is False:
+            raise UsageError("return_dict=False: the answer is a record", hint="Leave it out, or read its fields.")
 
     __call__ = forward  # type: ignore[assignment]  # an encoder-decoder's own names
 
@@ -149,7 +163,9 @@ class _Encoder:
     def __call__(self, **given: Any) -> ModelOutput:
         """Encode; every tensor of the answer has one entry for each row."""
         names = {item.name for item in self._graphs.inputs}
-        arrays = {key: to_numpy(torch.as_tensor(value)) for key, value in given.items() if key in names}
+        arrays = {
+            key: to_numpy(torch.as_tensor(value)) for key, value in given.items() if key in names and value is not None
+        }
         encoded = self._graphs.encode(arrays)
         fields: Mapping[str, Any] = {_field(name): to_torch(value) for name, value in encoded.items()}
         return ModelOutput(fields)  # type: ignore[no-untyped-call]
