@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils.generic import ModelOutput
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
+from winml.modelkit.inference.generation.beginnings import read_prompt
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
 from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.graph import GraphCache
+from winml.modelkit.inference.generation.writing import files_folder
 from winml.modelkit.inference.model_folder import config_beside
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.sessions import Session
@@ -81,6 +83,26 @@ class EncodedModel(DecoderModel):
         self.generation_config: GenerationConfig = generation_config_beside(folder, config, has_cache=True)
         self.main_input_name = graphs.inputs[0].name
         self.encoder = _Encoder(graphs)
+        self._folder = files_folder(folder / "model.onnx")
+
+    def generate(self, *inputs: Any, **settings: Any) -> Any:
+        """Let transformers' loop write texts; see ``GenerationMixin.generate``.
+
+        Args:
+            *inputs: As there.
+            **settings: As there; besides them ``language`` and ``task`` of a model that writes what it hears. Without
+                ``decoder_input_ids``, a text begins with the tokens of these, or of those that the files name.
+
+        Raises:
+            InputError: the model has no such language or task.
+        """
+        asked = {key: settings.pop(key, None) for key in ("language", "task")}
+        if settings.get("decoder_input_ids") is None and (allowed := read_prompt(self._folder, **asked)):
+            first = tuple(getattr(self.generation_config, "begin_suppress_tokens", None) or ())
+            own = _Beginning(allowed, first)
+            settings["logits_processor"] = LogitsProcessorList([*(settings.get("logits_processor") or ()), own])
+        loop: Any = super()  # declared for models of torch
+        return loop.generate(*inputs, **settings)
 
     def get_encoder(self, *_modality: Any) -> _Encoder:
         """Return what encodes; transformers' loop calls it once."""
@@ -143,6 +165,26 @@ class EncodedModel(DecoderModel):
             raise UsageError("return_dict=False: the answer is a record", hint="Leave it out, or read its fields.")
 
     __call__ = forward  # type: ignore[assignment]  # an encoder-decoder's own names
+
+
+class _Beginning(LogitsProcessor):
+    """Leaves only the tokens of language and task at their places, and no others that must not follow them."""
+
+    def __init__(self, allowed: Mapping[int, tuple[int, ...]], first_suppressed: tuple[int, ...]) -> None:
+        self._allowed, self._first_suppressed = allowed, list(first_suppressed)
+        self._free = max(allowed) + 1
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Return the scores of one step."""
+        kept: Any = scores.clone()
+        allowed = self._allowed.get(input_ids.shape[1])
+        if allowed is not None:
+            kept.fill_(-torch.inf)
+            # A token alone stands there even where it is suppressed otherwise.
+            kept[:, list(allowed)] = 0.0 if len(allowed) == 1 else scores[:, list(allowed)]
+        elif input_ids.shape[1] == self._free:
+            kept[:, self._first_suppressed] = -torch.inf
+        return kept
 
 
 class _Encoder:
