@@ -11,6 +11,7 @@ import pytest
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.inference.generation.beginnings import TextBeginning, read_beginning
+from winml.modelkit.inference.generation.settings import position_limit
 
 
 def folder(path: Path, generation: dict[str, Any], config: dict[str, Any] | None = None) -> Path:
@@ -113,3 +114,21 @@ def test_config_tells_forced_tokens_where_nothing_else_does(tmp_path: Path) -> N
     (path / "generation_config.json").unlink()
     beginning, _ = read_beginning(path)
     assert ({4}, {1}) == (chosen(beginning, 1), chosen(beginning, 9, is_last=True))
+
+
+@pytest.mark.parametrize(
+    ("config", "limits"),
+    [
+        ({"n_positions": 512, "relative_attention_num_buckets": 32}, (None, None)),
+        ({"max_position_embeddings": 64}, (64, 64)),
+        ({"max_encoder_position_embeddings": 96, "max_decoder_position_embeddings": 48}, (96, 48)),
+        ({"encoder": {"n_positions": 7}, "decoder": {"max_position_embeddings": 9}}, (7, 9)),
+    ],
+    ids=str,
+)
+def test_positions_are_those_of_encoder_and_decoder(
+    tmp_path: Path, config: dict[str, Any], limits: tuple[int | None, int | None]
+) -> None:
+    """Relative positions limit nothing."""
+    path = folder(tmp_path, {}, config)
+    assert limits == (position_limit(path, "encoder"), position_limit(path))
