@@ -129,7 +129,9 @@ def read_prompt(folder: Path, **asked: Any) -> dict[int, tuple[int, ...]]:
         )
     forced = given.get("forced_decoder_ids") or read_record(folder / CHECKPOINT_CONFIG_NAME).get("forced_decoder_ids")
     pairs = () if is_named else forced or ()
-    allowed = {int(position): (int(token),) for position, token in pairs if token is not None}
+    allowed: dict[int, tuple[int, ...]] = {
+        int(position): (int(token),) for position, token in pairs if token is not None
+    }
     languages = given.get("lang_to_id") or {}
     if language is not None:
         allowed[1] = (_token_of(language, languages, "language", folder),)

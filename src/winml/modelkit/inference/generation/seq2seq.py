@@ -174,7 +174,7 @@ class _Beginning(LogitsProcessor):
         self._allowed, self._first_suppressed = allowed, list(first_suppressed)
         self._free = max(allowed) + 1
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
         """Return the scores of one step."""
         kept: Any = scores.clone()
         allowed = self._allowed.get(input_ids.shape[1])
