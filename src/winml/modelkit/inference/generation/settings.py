@@ -194,7 +194,7 @@ def position_limit(folder: Path, part: str = DECODER) -> int | None:
         InputError: the config is damaged.
     """
     config = read_record(folder / CHECKPOINT_CONFIG_NAME)
-    keys = (f"max_{part}_position_embeddings", *_POSITION_KEYS)
+    keys: tuple[str, ...] = (f"max_{part}_position_embeddings", *_POSITION_KEYS)
     if isinstance(config.get(part), dict):
         config = config[part]
     if _first_of(config, (_RELATIVE_KEY,)) is not None:
