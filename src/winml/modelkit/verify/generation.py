@@ -197,8 +197,7 @@ def compare_generation(
     assert part.cache is not None  # there was something to generate with
     rows = text.steps[0].tokens.shape[0]
     states: Mapping[str, Any] = {name: to_numpy(value) for name, value in empty_states(part.cache, rows).items()}
-    largest, ties, stopped_after = 0.0, 0, None
-    number, reads_several = 0, False
+    largest, ties, stopped_after, number, reads_several = 0.0, 0, None, 0, False
     while number < len(text.steps) and stopped_after is None:
         joined = text.steps[number : number + _joined_count(number, text, reads_several)]
         for run, told in _told_runs(part, _joined(joined), vectors_of):
