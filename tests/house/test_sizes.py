@@ -24,6 +24,7 @@ LARGE_ROOMS: dict[str, str] = {
     "builds": "configs, stages, folders and the cache read each other's records; none of them is a room by itself",
     "graph/files": "short modules, each one promise about files: reading, writing, placing, completing, removing",
     "runtime": "short modules, each one fact about ONNX Runtime, its devices, or what a graph is fed",
+    "inference/generation": "short modules, three kinds of models: what runs each, and what prepares its prompt",
     "report": "one short renderer for each answer of a verb",
 }
 LONG_MODULES: dict[str, str] = {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,34 @@ def test_transformers_loop_writes_the_same_text(encoded: Encoded, settings: dict
         generate: Any = transformers.GenerationMixin.generate
         texts.append(generate(model, **encoded.inputs(), max_new_tokens=12, **settings))
     assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 2}], ids=str)
+def test_text_begins_with_the_language_and_task_of_the_files(
+    encoded: Encoded, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """Also where the task is a token that is suppressed elsewhere; a call may ask for another language."""
+    told = {
+        "decoder_start_token_id": 2, "lang_to_id": {"<|en|>": 10, "<|de|>": 11}, "task_to_id": {"transcribe": 12},
+        "no_timestamps_token_id": 13, "language": "de", "suppress_tokens": [12], "begin_suppress_tokens": [20],
+    }  # fmt: skip
+    (tmp_path / "generation_config.json").write_text(json.dumps(told), encoding="utf-8")
+    shutil.copy(encoded.folder / "config.json", tmp_path)
+    model = EncodedModel.of_graphs(encoded.model.graphs, tmp_path)
+    for asked, language in (({}, 11), ({"language": "en"}, 10)):
+        written = model.generate(**encoded.inputs(), max_new_tokens=5, **settings, **asked)
+        assert [[2, language, 12, 13]] * 2 == written[:, :4].tolist()
+
+
+@pytest.mark.parametrize("name", ["decoder_attention_mask", "decoder_inputs_embeds", "labels", "attention_mask"])
+def test_input_that_no_graph_takes_is_refused(encoded: Encoded, name: str) -> None:
+    """It would change nothing; the encoder of recordings takes no mask."""
+    given = encoded.inputs()
+    if name in given:
+        return
+    tokens = torch.tensor([[2, 5], [2, 6]])
+    with pytest.raises(UsageError, match=f"input '{name}' is given, and the encoder takes"):
+        encoded.model(**given, decoder_input_ids=tokens, **{name: torch.tensor([[1, 0], [1, 1]])})
 
 
 def test_graphs_of_two_models_do_not_write_the_text(encoded: Encoded, tmp_path: Path) -> None:

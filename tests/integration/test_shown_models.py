@@ -19,9 +19,10 @@ from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, WinMLMo
 from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.perf.pytorch_baseline import pytorch_run
 from winml.modelkit.graph.bundle import ModelBundle
+from winml.modelkit.inference.generation.shown import ShownDecoder, ShownSessions
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
-from winml.modelkit.runtime.sessions import run_onnx
+from winml.modelkit.runtime.sessions import Session, run_onnx
 
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")
 
@@ -95,6 +96,46 @@ def test_generate_shown_pictures_writes_what_pytorch_writes(
     assert reference.generate(**given, **settings).tolist() == model.generate(**given, **settings).tolist()
     with pytest.raises(UsageError, match="hold 32 places for images, and the model makes 16 vectors"):
         model(input_ids=given["input_ids"], pixel_values=given["pixel_values"][:1])
+
+
+def test_second_turn_sees_its_own_picture(checkpoint: Path, exported: ExportResult) -> None:
+    """As in PyTorch, with the cache of the first turn; a place without a new picture is refused."""
+    for name in ("config.json", "generation_config.json"):
+        (checkpoint / "onnx" / name).write_bytes((checkpoint / name).read_bytes())
+    make: Any = AutoProcessor
+    processor = make.from_pretrained(checkpoint)
+    pictures = map(PIL.Image.fromarray, np.random.default_rng(2).integers(0, 255, (2, 20, 30, 3), dtype=np.uint8))
+    first, second = (processor(images=item, text="<image> w5 w6", return_tensors="pt") for item in pictures)
+    seen = first["attention_mask"].shape[1]
+    second["attention_mask"] = torch.ones((1, 2 * seen), dtype=torch.int64)
+    reference: Any = LlavaForConditionalGeneration.from_pretrained(checkpoint)
+    model: Any = WinMLModelForImageTextToText.from_pretrained(checkpoint / "onnx")
+
+    with torch.no_grad():
+        expected = reference(**second, past_key_values=reference(**first, use_cache=True).past_key_values).logits
+    begun = model(**first)
+    got = model(**second, past_key_values=begun.past_key_values).logits
+    kept = torch.arange(expected.shape[-1]) != PLACE  # scores of places are never given
+    # float32 against float32.
+    torch.testing.assert_close(got[..., kept], expected[..., kept], rtol=1e-4, atol=1e-5)
+    del second["pixel_values"], second["attention_mask"]
+    with pytest.raises(UsageError, match="hold 16 places for images, and the model makes 0 vectors"):
+        model(**second, past_key_values=begun.past_key_values)
+
+
+def test_images_are_spread_over_the_runs_of_a_prompt(exported: ExportResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that takes few tokens in a run gives the scores of one that takes them all."""
+    shown = ShownDecoder(ShownSessions(*(Session(part.model_path) for part in exported.parts)))
+    (pixels,) = shown.image_inputs
+    size = [item if isinstance(item, int) else 1 for item in pixels.shape]
+    image = np.random.default_rng(3).standard_normal(size).astype(np.float32)
+    tokens = np.array([[5, *[PLACE] * 16, 6, 7, 8]])
+    scores = []
+    for step in (None, 7):
+        monkeypatch.setattr(shown, "length", step)
+        scores.append(shown.run(tokens, cache=shown.empty_cache(1, shown.see({pixels.name: image}))))
+    # float32 in another order.
+    np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-5)
 
 
 def test_command_shown_a_picture_writes_what_pytorch_writes(

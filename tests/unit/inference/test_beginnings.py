@@ -11,6 +11,7 @@ import pytest
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.inference.generation.beginnings import TextBeginning, read_beginning
+from winml.modelkit.inference.generation.settings import position_limit
 
 
 def folder(path: Path, generation: dict[str, Any], config: dict[str, Any] | None = None) -> Path:
@@ -62,3 +63,72 @@ def test_folder_that_names_no_first_token_is_refused(tmp_path: Path) -> None:
     """Any token would begin another text."""
     with pytest.raises(InputError, match="decoder_start_token_id"):
         read_beginning(folder(tmp_path, {}))
+
+
+WHISPER: dict[str, Any] = {
+    "decoder_start_token_id": 0,
+    "lang_to_id": {"<|en|>": 1, "<|de|>": 2},
+    "task_to_id": {"transcribe": 3, "translate": 5},
+    "no_timestamps_token_id": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "config", "expected"),
+    [
+        ({"language": "german", "task": "transcribe"}, {}, [{2}, {3}, {4}]),
+        ({"language": "<|en|>"}, {}, [{1}, {3}, {4}]),
+        ({"task": "translate"}, {}, [{1, 2}, {5}, {4}]),
+        ({}, {"forced_decoder_ids": [[1, 2], [2, 5]]}, [{2}, {5}, {4}]),
+        ({"language": "de", "forced_decoder_ids": [[1, 1], [2, 5]]}, {}, [{2}, {3}, {4}]),
+    ],
+    ids=str,
+)
+def test_language_and_task_are_those_of_the_files(
+    tmp_path: Path, told: dict[str, Any], config: dict[str, Any], expected: list[set[int]]
+) -> None:
+    """As transformers begins what Whisper writes; what is forced counts where neither is named."""
+    beginning, _ = read_beginning(folder(tmp_path, {**WHISPER, **told}, config))
+    assert expected == [chosen(beginning, place) for place in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"language": "french"},
+        {"task": "sing"},
+        {"return_timestamps": True},
+        {"language": "de", "is_multilingual": False},
+    ],
+    ids=str,
+)
+def test_beginning_that_cannot_be_written_is_refused(tmp_path: Path, told: dict[str, Any]) -> None:
+    """The text would be another one."""
+    with pytest.raises(InputError, match=next(iter(told))):
+        read_beginning(folder(tmp_path, {**WHISPER, **told}))
+
+
+def test_config_tells_forced_tokens_where_nothing_else_does(tmp_path: Path) -> None:
+    """As transformers reads an older checkpoint."""
+    path = folder(tmp_path, {}, {"decoder_start_token_id": 2, "forced_bos_token_id": 4, "forced_eos_token_id": 1})
+    (path / "generation_config.json").unlink()
+    beginning, _ = read_beginning(path)
+    assert ({4}, {1}) == (chosen(beginning, 1), chosen(beginning, 9, is_last=True))
+
+
+@pytest.mark.parametrize(
+    ("config", "limits"),
+    [
+        ({"n_positions": 512, "relative_attention_num_buckets": 32}, (None, None)),
+        ({"max_position_embeddings": 64}, (64, 64)),
+        ({"max_encoder_position_embeddings": 96, "max_decoder_position_embeddings": 48}, (96, 48)),
+        ({"encoder": {"n_positions": 7}, "decoder": {"max_position_embeddings": 9}}, (7, 9)),
+    ],
+    ids=str,
+)
+def test_positions_are_those_of_encoder_and_decoder(
+    tmp_path: Path, config: dict[str, Any], limits: tuple[int | None, int | None]
+) -> None:
+    """Relative positions limit nothing."""
+    path = folder(tmp_path, {}, config)
+    assert limits == (position_limit(path, "encoder"), position_limit(path))

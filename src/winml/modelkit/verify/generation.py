@@ -197,13 +197,11 @@ def compare_generation(
     assert part.cache is not None  # there was something to generate with
     rows = text.steps[0].tokens.shape[0]
     states: Mapping[str, Any] = {name: to_numpy(value) for name, value in empty_states(part.cache, rows).items()}
-    largest, ties, stopped_after = 0.0, 0, None
-    number, reads_several = 0, False
+    largest, ties, stopped_after, number, reads_several = 0.0, 0, None, 0, False
     while number < len(text.steps) and stopped_after is None:
         joined = text.steps[number : number + _joined_count(number, text, reads_several)]
-        for run in _runs(part, _joined(joined)):
-            told = states if vectors_of is None else {**states, EMBEDDED: vectors_of(run.tokens)}
-            feeds = _feeds(part, run, told)
+        for run, told in _told_runs(part, _joined(joined), vectors_of):
+            feeds = _feeds(part, run, {**states, **told})
             draw = Draw({name: torch.from_numpy(value) for name, value in feeds.items()}, {}, {})
             answer = run_file(draw)
             states = _fed(part.cache, answer)
@@ -257,6 +255,17 @@ def _runs(part: ModelPart, step: _Step) -> Iterator[_Step]:
         yield step
         return
     yield from _single_tokens(step)
+
+
+def _told_runs(
+    part: ModelPart, step: _Step, vectors_of: Callable[[NDArray[Any]], NDArray[Any]] | None
+) -> Iterator[tuple[_Step, Mapping[str, NDArray[Any]]]]:
+    """Yield the runs of a step with the vectors of their tokens, which are made of all at once."""
+    vectors = vectors_of(step.tokens) if vectors_of is not None else None
+    end = 0
+    for run in _runs(part, step):
+        start, end = end, end + run.tokens.shape[1]
+        yield run, {} if vectors is None else {EMBEDDED: vectors[:, start:end]}
 
 
 def _single_tokens(step: _Step) -> Iterator[_Step]:

@@ -17,7 +17,7 @@ from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
 from winml.modelkit.inference.generation.settings import GenerationSettings, read_record, read_settings
 
-__all__ = ["TextBeginning", "read_beginning"]
+__all__ = ["TextBeginning", "read_beginning", "read_prompt"]
 
 _READ_HERE = {
     "forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "suppress_tokens", "begin_suppress_tokens",
@@ -85,30 +85,88 @@ def read_beginning(folder: Path) -> tuple[TextBeginning, GenerationSettings]:
             f"{folder}: nothing says which token a text begins with (decoder_start_token_id)",
             hint=f"Add it to {GENERATION_CONFIG_NAME}, or build the model again with its files beside it.",
         )
+    told = given if (folder / GENERATION_CONFIG_NAME).is_file() else config
+    allowed = dict(read_prompt(folder))
+    if (first := _number(told, "forced_bos_token_id")) is not None:
+        allowed[1] = (first,)
     beginning = TextBeginning(
         start,
-        allowed=_allowed(given),
-        last=_number(given, "forced_eos_token_id"),
-        suppressed=tuple(given.get("suppress_tokens") or ()),
-        first_suppressed=tuple(given.get("begin_suppress_tokens") or ()),
+        allowed=allowed,
+        last=_number(told, "forced_eos_token_id"),
+        suppressed=tuple(told.get("suppress_tokens") or ()),
+        first_suppressed=tuple(told.get("begin_suppress_tokens") or ()),
     )
     others = {key: value for key, value in (settings.for_transformers or {}).items() if key not in _READ_HERE}
     return beginning, replace(settings, for_transformers=others or None)
 
 
-def _allowed(given: Mapping[str, Any]) -> dict[int, tuple[int, ...]]:
-    """Return the tokens of the first positions, one by one or, for a language that nobody named, any of them."""
-    allowed: dict[int, tuple[int, ...]] = {}
-    if (first := _number(given, "forced_bos_token_id")) is not None:
-        allowed[1] = (first,)
-    languages = tuple((given.get("lang_to_id") or {}).values())
-    for position, token in given.get("forced_decoder_ids") or ():
-        if token is not None or languages:
-            allowed[int(position)] = languages if token is None else (int(token),)
+def read_prompt(folder: Path, **asked: Any) -> dict[int, tuple[int, ...]]:
+    """Return the tokens that tell language and task, by position: one, or for a language that nobody named any of them.
+
+    As transformers makes the beginning of what Whisper writes.
+
+    Args:
+        folder: With the files of a model.
+        **asked: ``language`` and ``task`` that stand before those of the files; None: as the files say.
+
+    Raises:
+        InputError: a language or task is not one of the model, or times are asked for.
+    """
+    given = read_record(folder / GENERATION_CONFIG_NAME)
+    given = _without_none({**given, **_without_none(asked)})
+    language, task = given.get("language"), given.get("task")
+    if given.get("return_timestamps"):
+        raise InputError(
+            f"{folder / GENERATION_CONFIG_NAME}: return_timestamps is {given['return_timestamps']}, and text is "
+            "written without times",
+            hint="Set it to false.",
+        )
+    is_named = language is not None or task is not None
+    if is_named and given.get("is_multilingual") is False:
+        raise InputError(
+            f"{folder}: language {language!r} and task {task!r} are asked of a model that is not multilingual",
+            hint=f"Leave them out of {GENERATION_CONFIG_NAME}.",
+        )
+    forced = given.get("forced_decoder_ids") or read_record(folder / CHECKPOINT_CONFIG_NAME).get("forced_decoder_ids")
+    pairs = () if is_named else forced or ()
+    allowed: dict[int, tuple[int, ...]] = {
+        int(position): (int(token),) for position, token in pairs if token is not None
+    }
+    languages = given.get("lang_to_id") or {}
+    if language is not None:
+        allowed[1] = (_token_of(language, languages, "language", folder),)
+    elif languages and 1 not in allowed:
+        allowed[1] = tuple(languages.values())
+    tasks = given.get("task_to_id") or {}
+    if task is not None or (language is not None and tasks):
+        allowed[max(allowed, default=0) + 1] = (_token_of(task or "transcribe", tasks, "task", folder),)
     without_times = _number(given, "no_timestamps_token_id")
-    if without_times is not None and not given.get("return_timestamps") and (without_times,) not in allowed.values():
+    if without_times is not None and (without_times,) not in allowed.values():
         allowed[max(allowed, default=0) + 1] = (without_times,)
     return allowed
+
+
+def _token_of(name: Any, known: Mapping[str, int], key: str, folder: Path) -> int:
+    """Return the token of a language or a task; languages may be given by token, code or English name."""
+    if isinstance(name, (list, tuple)) and len(name) == 1:
+        (name,) = name
+    names = [str(name).lower()]
+    names += [f"<|{names[0]}|>"]
+    if key == "language" and not any(item in known for item in names):
+        from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+        names += [f"<|{TO_LANGUAGE_CODE.get(names[0])}|>"]
+    found = next((known[item] for item in names if item in known), None)
+    if found is None:
+        raise InputError(
+            f"{folder}: {key} is {name!r}, and {key}s of the model are {', '.join(list(known)[:8]) or 'not named'}",
+            hint=f"Name one of them in {GENERATION_CONFIG_NAME} (lang_to_id, task_to_id).",
+        )
+    return int(found)
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _number(given: Mapping[str, Any], key: str) -> int | None:

@@ -62,6 +62,11 @@ def prepare_encoded(files: Mapping[str, Path], given: Mapping[str, str | None], 
     tokens = tuple(tokenizer.encode(content)) if wanted == "prompt" else ()
     if wanted == "prompt" and not tokens:
         raise UsageError("the prompt is empty", hint="Give a text.")
+    limit = position_limit(folder, ENCODER)
+    if limit is not None and len(tokens) > limit:
+        raise UsageError(
+            f"the prompt has {len(tokens)} tokens, and the encoder has {limit} positions", hint="Shorten it."
+        )
     if wanted != "prompt" and not Path(content).is_file():
         raise UsageError(f"--{wanted} {content}: no such file", hint="Give the path of one.")
     return PreparedPrompt(

@@ -185,14 +185,16 @@ class DecoderGraph:
         self._refuse_foreign_cache(cache, len(tokens))
         if self.has_cache and cache is None:
             cache = self.empty_cache(len(tokens))
+        # Of all tokens at once: what images become is spread over them.
+        values = self.token_values(tokens, cache)
         if cache is None or not self.has_cache:
-            feeds = self._feeds(tokens, mask, positions, None)
+            feeds = self._feeds(values, mask, positions, None)
             return self._session.run(feeds, [_LOGITS])[_LOGITS][:, : tokens.shape[1]]
         step = self.length or max(tokens.shape[1], 1)
         past = cache.length
         logits = [
             self._run_step(
-                tokens[:, start : start + step],
+                values[:, start : start + step],
                 None if mask is None else mask[:, : past + start + step],
                 None if positions is None else positions[:, start : start + step],
                 cache,
@@ -201,20 +203,20 @@ class DecoderGraph:
         ]
         return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
 
-    def _run_step(self, tokens: Array, mask: Array | None, positions: Array | None, cache: GraphCache) -> Array:
-        """Answer as many tokens as the graph takes in one run, and let the cache be what it is after them."""
+    def _run_step(self, values: Array, mask: Array | None, positions: Array | None, cache: GraphCache) -> Array:
+        """Answer the tokens of one run, given as the graph takes them, and let the cache be what it is after them."""
         past = cache.length
-        feeds = {**self._feeds(tokens, mask, positions, cache), **{name: cache.encoded[name] for name in self.encoded}}
+        feeds = {**self._feeds(values, mask, positions, cache), **{name: cache.encoded[name] for name in self.encoded}}
         arrays, kept = self._session.run_with_states(feeds, cache.values, {*self.states.values()})
         cache.values = {name: kept[output] for name, output in self.states.items()}
-        cache.length = past + tokens.shape[1]
+        cache.length = past + values.shape[1]
         self.last_cache = cache
         return arrays[_LOGITS]
 
     def _feeds(
-        self, tokens: Array, mask: Array | None, positions: Array | None, cache: GraphCache | None
+        self, values: Array, mask: Array | None, positions: Array | None, cache: GraphCache | None
     ) -> dict[str, Array]:
-        rows, count = tokens.shape
+        rows, count = values.shape[:2]
         past = cache.length if cache is not None else 0
         filled = count
         if self.length is not None and not self.has_cache:
@@ -233,7 +235,7 @@ class DecoderGraph:
         if positions is None:
             positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
         given = {
-            self.fed_input: self.token_values(_filled(tokens, filled), cache),
+            self.fed_input: _filled(values, filled),
             MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
             POSITIONS: _filled(np.asarray(positions), filled),
             TOKEN_TYPES: np.zeros((rows, filled), np.int64),
@@ -291,7 +293,7 @@ class DecoderGraph:
 
 def _filled(array: Array, length: int) -> Array:
     missing = length - array.shape[1]
-    return np.pad(array, ((0, 0), (0, missing))) if missing > 0 else array
+    return np.pad(array, ((0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2))) if missing > 0 else array
 
 
 def _cache_words(cache: Any) -> str:

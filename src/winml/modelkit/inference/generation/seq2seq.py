@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils.generic import ModelOutput
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
+from winml.modelkit.inference.generation.beginnings import read_prompt
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
 from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.graph import GraphCache
+from winml.modelkit.inference.generation.writing import files_folder
 from winml.modelkit.inference.model_folder import config_beside
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.sessions import Session
@@ -81,6 +83,26 @@ class EncodedModel(DecoderModel):
         self.generation_config: GenerationConfig = generation_config_beside(folder, config, has_cache=True)
         self.main_input_name = graphs.inputs[0].name
         self.encoder = _Encoder(graphs)
+        self._folder = files_folder(folder / "model.onnx")
+
+    def generate(self, *inputs: Any, **settings: Any) -> Any:
+        """Let transformers' loop write texts; see ``GenerationMixin.generate``.
+
+        Args:
+            *inputs: As there.
+            **settings: As there; besides them ``language`` and ``task`` of a model that writes what it hears. Without
+                ``decoder_input_ids``, a text begins with the tokens of these, or of those that the files name.
+
+        Raises:
+            InputError: the model has no such language or task.
+        """
+        asked = {key: settings.pop(key, None) for key in ("language", "task")}
+        if settings.get("decoder_input_ids") is None and (allowed := read_prompt(self._folder, **asked)):
+            first = tuple(getattr(self.generation_config, "begin_suppress_tokens", None) or ())
+            own = _Beginning(allowed, first)
+            settings["logits_processor"] = LogitsProcessorList([*(settings.get("logits_processor") or ()), own])
+        loop: Any = super()  # declared for models of torch
+        return loop.generate(*inputs, **settings)
 
     def get_encoder(self, *_modality: Any) -> _Encoder:
         """Return what encodes; transformers' loop calls it once."""
@@ -116,19 +138,53 @@ class EncodedModel(DecoderModel):
             raise UsageError(
                 "no decoder_input_ids are given", hint="Give the tokens of the decoder, or call generate()."
             )
+        given = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
+        self._refuse_unknown(given, attention_mask, return_dict=kwargs.get("return_dict"))
         if past_key_values is None:
             if encoder_outputs is None:
-                names = {item.name for item in self.graphs.inputs}
-                mask = {} if attention_mask is None else {"attention_mask": attention_mask}
-                given = {key: value for key, value in {**kwargs, **mask}.items() if key in names}
-                encoder_outputs = self.get_encoder()(**given)
+                encoder_outputs = self.get_encoder()(**given, attention_mask=attention_mask)
             encoded = {name: to_numpy(encoder_outputs[_field(name)]) for name in self.graph.encoded}
             past_key_values = self.graph.empty_cache(len(decoder_input_ids), encoded)
         logits = to_torch(self.graph.run(to_numpy(torch.as_tensor(decoder_input_ids)), cache=past_key_values))
         kept = past_key_values if use_cache is None or use_cache else None
         return Seq2SeqLMOutput(logits=logits, past_key_values=kept)  # type: ignore[arg-type]
 
+    def _refuse_unknown(self, given: Mapping[str, Any], mask: Any, *, return_dict: bool | None) -> None:
+        names = {item.name for item in self.graphs.inputs}
+        unknown = [name for name in given if name not in names]
+        # transformers' loop gives a mask that hides nothing to every model.
+        if mask is not None and "attention_mask" not in names and not torch.as_tensor(mask).bool().all():
+            unknown.append("attention_mask")
+        if unknown:
+            raise UsageError(
+                f"input {unknown[0]!r} is given, and the encoder takes {', '.join(sorted(names))}, the decoder "
+                "decoder_input_ids",
+                hint="Leave it out: every token of the decoder counts.",
+            )
+        if return_dict is False:
+            raise UsageError("return_dict=False: the answer is a record", hint="Leave it out, or read its fields.")
+
     __call__ = forward  # type: ignore[assignment]  # an encoder-decoder's own names
+
+
+class _Beginning(LogitsProcessor):
+    """Leaves only the tokens of language and task at their places, and no others that must not follow them."""
+
+    def __init__(self, allowed: Mapping[int, tuple[int, ...]], first_suppressed: tuple[int, ...]) -> None:
+        self._allowed, self._first_suppressed = allowed, list(first_suppressed)
+        self._free = max(allowed) + 1
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
+        """Return the scores of one step."""
+        kept: Any = scores.clone()
+        allowed = self._allowed.get(input_ids.shape[1])
+        if allowed is not None:
+            kept.fill_(-torch.inf)
+            # A token alone stands there even where it is suppressed otherwise.
+            kept[:, list(allowed)] = 0.0 if len(allowed) == 1 else scores[:, list(allowed)]
+        elif input_ids.shape[1] == self._free:
+            kept[:, self._first_suppressed] = -torch.inf
+        return kept
 
 
 class _Encoder:
@@ -149,7 +205,9 @@ class _Encoder:
     def __call__(self, **given: Any) -> ModelOutput:
         """Encode; every tensor of the answer has one entry for each row."""
         names = {item.name for item in self._graphs.inputs}
-        arrays = {key: to_numpy(torch.as_tensor(value)) for key, value in given.items() if key in names}
+        arrays = {
+            key: to_numpy(torch.as_tensor(value)) for key, value in given.items() if key in names and value is not None
+        }
         encoded = self._graphs.encode(arrays)
         fields: Mapping[str, Any] = {_field(name): to_torch(value) for name, value in encoded.items()}
         return ModelOutput(fields)  # type: ignore[no-untyped-call]

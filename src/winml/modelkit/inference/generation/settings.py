@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, GENERATION_CONFIG_NAME
 from winml.modelkit.options import JsonError, read_json_file
 
 __all__ = ["DEFAULT_NEW_TOKENS", "GenerationSettings", "StepSettings", "position_limit", "read_record", "read_settings"]
@@ -23,6 +23,9 @@ _DEFAULT_TOP_K = 50
 
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_sequence_length", "seq_length")
 """Specified: how the configs of transformers call the number of positions."""
+_RELATIVE_KEY = "relative_attention_num_buckets"
+"""Specified: stands in configs of models whose positions are relative. ``n_positions`` limits nothing beside it: it is
+the length of the texts of the training."""
 _TEXT_CONFIGS = ("text_config", "decoder", "llm_config")
 """Specified: sections of the config of a model of several parts that are about its text."""
 
@@ -180,13 +183,23 @@ def read_settings(folder: Path) -> GenerationSettings:
     )
 
 
-def position_limit(folder: Path) -> int | None:
+def position_limit(folder: Path, part: str = DECODER) -> int | None:
     """Return the tokens that the model in a folder has positions for, as its config says; None: nothing limits them.
+
+    Args:
+        folder: With the config.
+        part: ``encoder`` or ``decoder``, where the model is made of both.
 
     Raises:
         InputError: the config is damaged.
     """
-    limit = _first_of(read_record(folder / CHECKPOINT_CONFIG_NAME), _POSITION_KEYS)
+    config = read_record(folder / CHECKPOINT_CONFIG_NAME)
+    keys: tuple[str, ...] = (f"max_{part}_position_embeddings", *_POSITION_KEYS)
+    if isinstance(config.get(part), dict):
+        config = config[part]
+    if _first_of(config, (_RELATIVE_KEY,)) is not None:
+        keys = tuple(key for key in keys if key != "n_positions")
+    limit = _first_of(config, keys)
     return limit if isinstance(limit, int) and limit > 0 else None
 
 

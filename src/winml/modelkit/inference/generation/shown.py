@@ -114,10 +114,17 @@ class ShownDecoder(DecoderGraph):
         """Answer tokens; see :meth:`DecoderGraph.run`.
 
         The scores of tokens that stand for images are −∞: none may follow, since there is no picture to show then.
+        Images whose places were read are forgotten: further places need further images.
         """
         logits = super().run(tokens, mask, positions, cache)
+        if cache is not None and self.count_places(tokens):
+            cache.encoded = {}
         logits[..., self._places] = -np.inf
         return logits
+
+    def count_places(self, tokens: Any) -> int:
+        """Return how many places for images tokens hold."""
+        return int(np.isin(np.asarray(tokens), self._places).sum())
 
     def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:
         """Return the vectors of tokens; those of images where tokens hold their places.
@@ -129,7 +136,7 @@ class ShownDecoder(DecoderGraph):
         Raises:
             UsageError: there are more places than vectors, or fewer.
         """
-        places = int(np.isin(tokens, self._places).sum())
+        places = self.count_places(tokens)
         features = self._no_features
         if places:
             features = cache.encoded.get(self._features, features) if cache is not None else features
@@ -137,7 +144,8 @@ class ShownDecoder(DecoderGraph):
             if vectors != places:
                 raise UsageError(
                     f"the tokens hold {places} places for images, and the model makes {vectors} vectors of those given",
-                    hint="Let the processor of the model make tokens and pixels of the same text and pictures.",
+                    hint="Let the processor of the model make tokens and pixels of the same text and pictures; after a "
+                    "cache, give the pixels of the new pictures.",
                 )
         return self._embedding.run({TOKENS: tokens, self._features: features}, [self._vectors])[self._vectors]
 

@@ -106,7 +106,8 @@ class ShownModel(DecoderModel):
             past_key_values: As there.
             use_cache: As there.
             return_dict: As there.
-            **images: What the graph that sees takes, such as ``pixel_values``. Read where a new text begins.
+            **images: What the graph that sees takes, such as ``pixel_values``; with a cache, of the images for which
+                these tokens hold places. Not read where they hold none.
 
         Raises:
             UsageError: an input is missing, unknown or of a shape the graphs do not take.
@@ -116,6 +117,8 @@ class ShownModel(DecoderModel):
         pixels = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
         if past_key_values is None and input_ids is not None:
             past_key_values = self.graph.empty_cache(len(input_ids), self.graph.see(pixels) if pixels else {})
+        elif pixels and isinstance(past_key_values, GraphCache) and self.graph.count_places(input_ids):
+            past_key_values.encoded = self.graph.see(pixels)
         others = {name: value for name, value in images.items() if name not in names}
         return super().forward(
             input_ids, attention_mask, position_ids, past_key_values, use_cache, return_dict, **others
