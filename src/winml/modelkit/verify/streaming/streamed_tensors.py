@@ -306,8 +306,8 @@ def _transposed_source(value: Any) -> _Source | None:
 def _is_transposing(view: _View) -> bool:
     """Say whether a view of a matrix swaps its axes."""
     if view.operation is aten.transpose.int:
-        first, second = (axis % 2 for axis in view.arguments[1:3])
-        return first != second
+        first, second = view.arguments[1:3]
+        return bool((first - second) % 2)
     return view.operation is aten.t.default
 
 
