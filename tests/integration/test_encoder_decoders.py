@@ -19,7 +19,9 @@ from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
 from winml.modelkit.builds.layouts.layout import LAYOUTS, refuse_models
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.graph.bundle import ModelBundle, PartFeed
+from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest
 from winml.modelkit.inference.generation.seq2seq import EncodedModel
+from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.verify.parts.encoded_generation import EncodedParts, compare_encoded_generation
@@ -214,8 +216,6 @@ def test_parts_that_are_not_there_are_refused(checkpoint: Path, wishes: dict[str
 
 def test_sizes_that_are_given_are_fixed_in_both_parts(checkpoint: Path) -> None:
     """The length of what is encoded is the same number at both; what nobody named stays open."""
-    from winml.modelkit.load.inputs.options import ShapeConfig
-
     request = ModelRequest(str(checkpoint), batch_size=1, shape_config=ShapeConfig(sequence_length=24))
     encoder, decoder = load_model(request).parts
     assert {(1, 24)} == {spec.shape for spec in encoder.inputs}
@@ -223,3 +223,27 @@ def test_sizes_that_are_given_are_fixed_in_both_parts(checkpoint: Path) -> None:
     assert (1, 4, 24, 8) == shapes["past_key_values.0.encoder.key"]
     assert (1, 24) == shapes["encoder_attention_mask"]
     assert (1, "decoder_sequence") == shapes["input_ids"]
+
+
+def test_axes_are_named_in_the_part_that_takes_the_input(checkpoint: Path) -> None:
+    """By the name that the model has for it; bounds count wherever the name stands. What no part has is refused."""
+    axes = {"input_ids": {1: "text"}, "decoder_input_ids": {1: "written"}}
+    bounds = (DynamicDimension(name="written", max=9), DynamicDimension(name="text", max=40))
+    request = ModelRequest(str(checkpoint), dynamic=DynamicRequest(axes=axes, dimensions=bounds))
+    encoder, decoder = load_model(request).parts
+    assert ("batch", "text") == encoder.inputs[0].shape
+    assert ("batch", "written") == decoder.inputs[0].shape
+    assert [40] == [item.max for item in encoder.dimensions if item.name == "text"]
+    assert [9] == [item.max for item in decoder.dimensions if item.name == "written"]
+    odd = DynamicRequest(axes=axes, dimensions=(DynamicDimension(name="writen", max=9),))
+    with pytest.raises(UsageError, match="no axis is named 'writen'"):
+        load_model(ModelRequest(str(checkpoint), dynamic=odd))
+
+
+@pytest.mark.parametrize("sizes", [{"past_sequence_length": 5000}, {"decoder_sequence_length": 5000}])
+def test_more_tokens_than_positions_are_refused(sizes: dict[str, int], tmp_path: Path) -> None:
+    """Of a table, which holds no more."""
+    folder = save_encoder_decoder(tmp_path / "bart", "bart")
+    request = ModelRequest(str(folder), shape_config=ShapeConfig.model_validate(sizes))
+    with pytest.raises(UsageError, match="5000"):
+        load_model(request)

@@ -200,13 +200,18 @@ def test_scores_of_another_model_are_refused_at_the_step_that_differs(decoder: D
         return decoder.session.run({name: value.numpy() for name, value in draw.inputs.items()})
 
     assert compare_generation(part, text, run, (), lambda _draw: False).stopped_after is None
-    # The prompt, single steps, the rest of the text several tokens at a time, and the second prompt.
-    assert [7, *[1] * 8, 8, 8, 7, 4] == read
+    # The prompt, single steps, the text several tokens at a time, single steps again, and the second prompt.
+    assert [7, *[1] * 8, 8, 8, 5, 1, 1, 4] == read
     wrong = replace(text.steps[9], scores=text.steps[9].scores[:, :, ::-1])
     spoiled = GeneratedText((*text.steps[:9], wrong, *text.steps[10:]))
     with pytest.raises(VerificationError, match="at step 9, 1 tokens after 15 in the cache"):
         compare_generation(part, spoiled, run, (), lambda _draw: False)
     assert 9 == compare_generation(part, spoiled, run, (), lambda _draw: True).stopped_after
+
+    # Rounding that decides one token of a run excuses no other token of it.
+    judged = text.steps[11].tokens.tolist()
+    with pytest.raises(VerificationError, match="at step 9, 1 tokens after 15 in the cache"):
+        compare_generation(part, spoiled, run, (), lambda draw: judged == draw.inputs["input_ids"][:, -1:].tolist())
 
 
 @pytest.fixture(scope="module")

@@ -53,3 +53,18 @@ def test_pairs_compute_what_complex_tensors_do() -> None:
         torch.testing.assert_close(found[name], torch.view_as_real(value))
     torch.testing.assert_close(absolute, expected.abs())
     assert torch.polar(torch.ones(1), torch.zeros(1)).is_complex()
+
+
+def test_operators_of_python_take_pairs() -> None:
+    """As they take complex tensors; what writes into a pair is refused, not forgotten."""
+    parts = torch.randn(3, 2)
+    expected = torch.view_as_complex(parts)
+    with complex_as_pairs():
+        pair = torch.view_as_complex(input=parts)
+        found = [pair + pair, 1 - pair, pair / 2, -pair, torch.polar(abs=torch.ones(3), angle=torch.zeros(3)) + pair]
+        found = [torch.view_as_real(value) for value in found]
+        assert 3 == len(pair)
+        with pytest.raises(NotImplementedError, match=r"mul_\(\) writes into complex numbers"):
+            pair.mul_(2)
+    for value, other in zip(found, [2 * expected, 1 - expected, expected / 2, -expected, 1 + expected], strict=True):
+        torch.testing.assert_close(value, torch.view_as_real(other))

@@ -73,6 +73,8 @@ class FidelityInfo:
     draws: int
     is_streamed: bool = False
     """Whether the weights were read piece by piece on both sides: the whole was compared, and never in memory."""
+    is_part_alone: bool = False
+    """Whether the source is one of several parts, which were not compared together."""
 
     @property
     def worst(self) -> OutputFidelity:
@@ -94,6 +96,7 @@ class FidelityInfo:
             "min_sqnr_db": self.least_sqnr_db,
             "draws": self.draws,
             **({"is_streamed": True} if self.is_streamed else {}),
+            **({"is_part_alone": True} if self.is_part_alone else {}),
             "outputs": [output.as_record() for output in self.outputs],
         }
 

@@ -20,7 +20,8 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
     worst = fidelity.worst
     where = f"for {worst.name} over {fidelity.draws} {'draw' if fidelity.draws == 1 else 'draws'}"
     streamed = ", of the whole model, weights streamed" if fidelity.is_streamed else ""
-    return f"{nearness_words(worst)} {where}{streamed} (least accepted {fidelity.least_sqnr_db:g} dB)"
+    alone = "; the parts were not compared together" if fidelity.is_part_alone else ""
+    return f"{nearness_words(worst)} {where}{streamed} (least accepted {fidelity.least_sqnr_db:g} dB){alone}"
 
 
 def nearness_words(output: OutputFidelity) -> str:

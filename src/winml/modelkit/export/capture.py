@@ -40,3 +40,5 @@ class Capture:
     """Names of the graph inputs that nothing reads."""
     fixed_choices: tuple[str, ...] = ()
     """Lines of the user's Python (``net.py:8``) that read a tensor's value: the graph contains the traced value."""
+    notes: tuple[str, ...] = ()
+    """What else is to be said of how it was made."""

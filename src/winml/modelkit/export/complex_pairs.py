@@ -27,6 +27,12 @@ def complex_as_pairs() -> Iterator[None]:
         vars(torch).update(makers)
 
 
+_OPERATORS = (
+    "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__pow__",
+    "__rpow__", "__matmul__", "__rmatmul__", "__neg__", "__pos__", "__abs__", "__eq__", "__ne__",
+)  # fmt: skip
+
+
 class _Pair:
     """A complex tensor as its real and its imaginary part, which have the same shape."""
 
@@ -39,14 +45,14 @@ class _Pair:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(torch.Tensor, name)
+        if name.endswith("_") and not name.startswith("_"):
+            raise _written(name)
         if not callable(value):
             return _SHARED[name](self) if name in _SHARED else getattr(self.as_complex(), name)
         return lambda *args, **kwargs: _apply(name, value, (self, *args), kwargs)
 
-    def __mul__(self, other: Any) -> Any:
-        return _apply("mul", torch.Tensor.mul, (self, other), {})
-
-    __rmul__ = __mul__
+    def __len__(self) -> int:
+        return len(self.real)
 
     def __getitem__(self, places: Any) -> _Pair:
         return _Pair(self.real[places], self.imag[places])
@@ -56,15 +62,35 @@ class _Pair:
         return _AS_COMPLEX(torch.stack([self.real, self.imag], dim=-1))
 
 
-def _polar_pair(length: torch.Tensor, angle: torch.Tensor) -> _Pair:
-    return _Pair(length * torch.cos(angle), length * torch.sin(angle))
+def _written(name: str) -> NotImplementedError:
+    return NotImplementedError(f"{name}() writes into complex numbers, which are kept as pairs of real ones")
 
 
-def _pair_of_parts(parts: torch.Tensor) -> _Pair:
-    return _Pair(parts[..., 0], parts[..., 1])
+def _operator(name: str) -> Callable[..., Any]:
+    """Return a method for an operator of Python, which is looked up in the class alone."""
+    function = getattr(torch.Tensor, name)
+
+    def operator(self: _Pair, *others: Any) -> Any:
+        return _apply(name, function, (self, *others), {})
+
+    return operator
 
 
-_AS_COMPLEX = torch.view_as_complex
+for _name in _OPERATORS:
+    setattr(_Pair, _name, _operator(_name))
+
+
+def _polar_pair(abs: torch.Tensor, angle: torch.Tensor, *, out: Any = None) -> Any:
+    if out is not None:
+        return _POLAR(abs, angle, out=out)
+    return _Pair(abs * torch.cos(angle), abs * torch.sin(angle))
+
+
+def _pair_of_parts(input: torch.Tensor) -> _Pair:
+    return _Pair(input[..., 0], input[..., 1])
+
+
+_AS_COMPLEX, _POLAR = torch.view_as_complex, torch.polar
 
 _SHARED: Mapping[str, Callable[[_Pair], Any]] = {
     "shape": lambda pair: pair.real.shape,
@@ -88,8 +114,8 @@ def _apply(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return _Pair(real, imag) if isinstance(real, torch.Tensor) else real
     if isinstance(first, _Pair) and name == "view_as_real":
         return torch.stack([first.real, first.imag], dim=-1)
-    if name in ("mul", "multiply", "__mul__", "__rmul__") and len(args) == 2 and not kwargs:
-        return _product(*args)
+    if name in _COMPUTED and not kwargs:
+        return _COMPUTED[name](*args)
     if isinstance(first, _Pair) and name == "to" and not kwargs and isinstance(args[1], (str, torch.device)):
         return _Pair(first.real.to(args[1]), first.imag.to(args[1]))
     return func(*map(_without_pairs, args), **{key: _without_pairs(value) for key, value in kwargs.items()})
@@ -109,6 +135,36 @@ def _product(left: Any, right: Any) -> _Pair:
     if imag is None:
         return _Pair(real * other_real, real * other_imag)
     return _Pair(real * other_real - imag * other_imag, real * other_imag + imag * other_real)
+
+
+def _sum(left: Any, right: Any) -> _Pair:
+    (real, imag), (other_real, other_imag) = _parts(left), _parts(right)
+    sums = [part for part in (imag, other_imag) if part is not None]
+    total = real + other_real
+    # A real summand may have more rows than the pair.
+    return _Pair(total, sum(sums[1:], sums[0]) + torch.zeros_like(total))
+
+
+def _quotient(left: Any, right: Any) -> Any:
+    real, imag = _parts(right)
+    if imag is not None:
+        return torch.div(_without_pairs(left), _without_pairs(right))
+    return _product(left, 1 / real)
+
+
+def _negative(value: _Pair) -> _Pair:
+    return _Pair(-value.real, -value.imag)
+
+
+_COMPUTED: Mapping[str, Callable[..., Any]] = {
+    **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__"), _product),
+    **dict.fromkeys(("add", "__add__", "__radd__"), _sum),
+    **dict.fromkeys(("sub", "subtract", "__sub__"), lambda left, right: _sum(left, -right)),
+    **dict.fromkeys(("rsub", "__rsub__"), lambda right, left: _sum(left, -right)),
+    **dict.fromkeys(("div", "divide", "true_divide", "__truediv__"), _quotient),
+    **dict.fromkeys(("neg", "negative", "__neg__"), _negative),
+}
+"""Operators that are computed on pairs."""
 
 
 def _parts(value: Any) -> tuple[Any, Any]:

@@ -3,7 +3,8 @@
 The model generates with a cache of its own: two prompts of different lengths at once, greedily, then a second prompt
 after what it wrote. The graph is given the same tokens, and in every run what it returned itself in the run before. The
 same best token in every step means the same text. The first steps are run one by one, as a reader does; the graph reads
-what PyTorch chose after them several tokens at a time, and each has its scores all the same.
+what PyTorch chose after them several tokens at a time, and each has its scores all the same. The last steps are single
+ones again, after a longer cache.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.compare.generation import GenerationInfo
-from winml.modelkit.compare.outputs import compare_outputs
+from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
 from winml.modelkit.errors import VerificationError, first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.caches.arguments import empty_states
@@ -52,6 +53,8 @@ _SINGLE_STEPS = 8
 """Specified: so many steps of one token each, after its own cache, are asked of a graph."""
 _JOINED_STEPS = 8
 """Tokens in a run after those. Chosen: a run of eight takes little longer than a run of one."""
+_LAST_STEPS = 2
+"""Steps of one token each, after those. Chosen: enough to show what is wrong once a window is full."""
 _SECOND_PROMPT = 4
 _ROWS = 2
 _SCORES = "logits"
@@ -196,34 +199,36 @@ def compare_generation(
     """
     assert part.cache is not None  # there was something to generate with
     rows = text.steps[0].tokens.shape[0]
-    states: Mapping[str, Any] = {name: to_numpy(value) for name, value in empty_states(part.cache, rows).items()}
-    largest, ties, stopped_after, number, reads_several = 0.0, 0, None, 0, False
+    graph = _Graph(part, run_file, vectors_of, rows)
+    largest, ties, stopped_after = 0.0, 0, None
+    number, singly_until, doubt = 0, 0, None
     while number < len(text.steps) and stopped_after is None:
-        joined = text.steps[number : number + _joined_count(number, text, reads_several)]
-        for run, told in _told_runs(part, _joined(joined), vectors_of):
-            feeds = _feeds(part, run, {**states, **told})
-            draw = Draw({name: torch.from_numpy(value) for name, value in feeds.items()}, {}, {})
-            answer = run_file(draw)
-            states = _fed(part.cache, answer)
-        given = answer[_SCORES]
-        reads_several = reads_several or given.shape[1] == text.steps[0].tokens.shape[1]
-        for step in joined:
-            count = step.scores.shape[1]
-            scores, given = (given, given) if len(joined) == 1 else (given[:, :count], given[:, count:])
-            # A graph that reads one token in each run gives the scores of the last.
-            scores = scores[:, -count:]
-            expected = step.scores[:, -scores.shape[1] :]
-            compared = compare_outputs([{_SCORES: expected}], [{_SCORES: scores}], computed_in=computed_in).worst
-            if not compared.is_equal:
-                if compared.problem or not is_rounding(draw):
-                    difference = compared.problem or f"they differ by {compared.relative_diff:.1e} of scale"
-                    raise _unequal(text, number, difference)
-                stopped_after = number
-                break
-            largest = max(largest, compared.relative_diff)
+        count = 1 if number < singly_until else _joined_count(number, text, graph.reads_several)
+        joined = text.steps[number : number + count]
+        states = graph.states
+        scores, draw = graph.read(_joined(joined))
+        found = [
+            compare_outputs([{_SCORES: expected}], [{_SCORES: given}], computed_in=computed_in).worst
+            for expected, given in _by_step(joined, scores)
+        ]
+        wrong = next((place for place, item in enumerate(found) if not item.is_equal), None)
+        if wrong is not None and count > 1:
+            # What excuses one token is no excuse for the others of a run: each is judged alone.
+            graph.states, singly_until, doubt = states, number + count, _Doubt(number + wrong, draw, found[wrong])
+            continue
+        if wrong is not None:
+            _refuse_wrong(text, _Doubt(number, draw, found[wrong]), is_rounding)
+            stopped_after = number
+            break
+        for step, item in zip(joined, found, strict=True):
+            largest = max(largest, item.relative_diff)
             if number < text.new_tokens:
-                ties += tied_rows(expected[:, -1], 2 * compared.threshold * compared.scale)
+                ties += tied_rows(step.scores[:, -1], 2 * item.threshold * item.scale)
             number += 1
+        if doubt is not None and number == singly_until:
+            # Read alone, each is right.
+            _refuse_wrong(text, doubt, is_rounding)
+            doubt = None
     return GenerationInfo(
         rows=rows,
         prompt_tokens=text.steps[0].tokens.shape[1],
@@ -235,9 +240,72 @@ def compare_generation(
     )
 
 
+@dataclass(frozen=True)
+class _Doubt:
+    """A step whose scores differ."""
+
+    number: int
+    draw: Draw
+    """What the graph was given."""
+    compared: OutputComparison
+
+
+def _refuse_wrong(text: GeneratedText, doubt: _Doubt, is_rounding: Callable[[Draw], bool]) -> None:
+    """Refuse scores that differ, unless rounding decides what PyTorch answers.
+
+    Raises:
+        VerificationError: names the step.
+    """
+    problem = doubt.compared.problem
+    if problem or not is_rounding(doubt.draw):
+        raise _unequal(text, doubt.number, problem or f"they differ by {doubt.compared.relative_diff:.1e} of scale")
+
+
+class _Graph:
+    """The graph as its reader runs it: with what it returned itself in the run before."""
+
+    def __init__(
+        self,
+        part: ModelPart,
+        run_file: Callable[[Draw], Mapping[str, NDArray[Any]]],
+        vectors_of: Callable[[NDArray[Any]], NDArray[Any]] | None,
+        rows: int,
+    ) -> None:
+        """Begin with an empty cache."""
+        assert part.cache is not None
+        self._part, self._cache, self._run_file, self._vectors_of = part, part.cache, run_file, vectors_of
+        self.states: Mapping[str, Any] = {
+            name: to_numpy(value) for name, value in empty_states(part.cache, rows).items()
+        }
+        self.reads_several = False
+        """Whether it gave scores of several tokens in one run."""
+
+    def read(self, step: _Step) -> tuple[NDArray[Any], Draw]:
+        """Return the scores of the last run that a step takes, and what the graph was given in it."""
+        for run, told in _told_runs(self._part, step, self._vectors_of):
+            feeds = _feeds(self._part, run, {**self.states, **told})
+            draw = Draw({name: torch.from_numpy(value) for name, value in feeds.items()}, {}, {})
+            answer = self._run_file(draw)
+            self.states = _fed(self._cache, answer)
+        scores: NDArray[Any] = answer[_SCORES]
+        self.reads_several = self.reads_several or 1 < scores.shape[1] == step.tokens.shape[1]
+        return scores, draw
+
+
+def _by_step(joined: Sequence[_Step], scores: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Yield the scores of PyTorch and those of the graph, for each of the steps that were read at once."""
+    for place, step in enumerate(joined):
+        # Of steps that are read at once, each is one token.
+        given = scores if len(joined) == 1 else scores[:, place : place + 1]
+        # A graph that reads one token in each run gives the scores of the last.
+        given = given[:, -step.scores.shape[1] :]
+        yield step.scores[:, -given.shape[1] :], given
+
+
 def _joined_count(number: int, text: GeneratedText, reads_several: bool) -> int:
     """Return how many steps a graph reads at once, from this one on."""
-    last = len(text.steps) - 1  # the second prompt
+    # The second prompt, and before it steps of one token after a cache that is longer than a usual window.
+    last = len(text.steps) - 1 - _LAST_STEPS
     return min(_JOINED_STEPS, last - number) if reads_several and _SINGLE_STEPS < number < last else 1
 
 

@@ -23,6 +23,7 @@ from winml.modelkit.errors import ExportError, first_line
 from winml.modelkit.export.preparation import FlatForward, prepared_for_export
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.hierarchy.tracing import module_of_error
+from winml.modelkit.load.inputs.shape_run import REFUSALS
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.words import shape_words
 
@@ -115,7 +116,7 @@ def run_for_shapes(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) 
     try:
         with _as_exported(model), conditions_as_python():
             outputs = functional_call(model, without_storage, inputs)
-    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+    except REFUSALS:
         return run_reference(prepared, tensors)
     return {name: _output_array(value) for name, value in zip(prepared.forward.output_names, outputs, strict=True)}
 

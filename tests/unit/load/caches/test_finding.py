@@ -171,3 +171,26 @@ def test_rotation_that_changes_with_the_length_is_told() -> None:
     assert (0, 63) == decision.inputs[1].value_range
     model.config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
     assert not with_cache_inputs(InputDecision((TOKENS,)), layout, parameters, model.config, {}).notes
+
+
+class Counted(Remembering):
+    """Keeps beside the sums what no tensor holds."""
+
+    counted: Any = staticmethod(lambda tokens: tokens.shape[1])
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
+        """Count the tokens."""
+        outputs = super().forward(input_ids, past_key_values and past_key_values[:2], **keywords)
+        outputs.past_key_values.append(self.counted(input_ids))
+        return outputs
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_count_that_depends_on_what_was_read_is_refused(as_tensor: bool) -> None:
+    """A graph would hold the one of the run that found it. One that is always the same is none."""
+    model = Counted(build_model("llama").config).eval()
+    model.counted = lambda tokens: torch.tensor(tokens.shape[1]) if as_tensor else tokens.shape[1]
+    with pytest.raises(UsageError, match=r"past_key_values\.2 of a list depends on what was read"):
+        find_cache(model, (TOKENS,), {})
+    model.counted = lambda _tokens: torch.tensor(4) if as_tensor else 4
+    assert isinstance(find_cache(model, (TOKENS,), {}), CacheLayout)

@@ -50,15 +50,16 @@ def test_each_page_is_read_once_and_a_reader_who_is_behind_catches_up() -> None:
 
 
 def test_error_of_one_reader_is_raised_and_no_thread_is_left() -> None:
-    """The others go on to their end."""
-    before = threading.active_count()
+    """The others are ended: what they wait for is not read any more."""
+    before, book = threading.active_count(), _Book()
 
     def fail(ask: Ask[_Page, str]) -> list[str]:
         ask(_Page(1))
         raise ValueError("torn page")
 
     with pytest.raises(ValueError, match="torn page"):
-        run_in_lock_step([_reader(1, 2), fail], _Book().serve)
+        run_in_lock_step([_reader(1, 2, 3), fail, _reader(3)], book.serve)
+    assert [(1, 2)] == book.read
     assert before == threading.active_count()
 
 

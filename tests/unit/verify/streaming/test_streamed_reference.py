@@ -20,7 +20,13 @@ from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.other_sizes import Draw
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
 from winml.modelkit.verify.streaming.streamed_reference import answered_streaming, with_streamed_values
-from winml.modelkit.verify.streaming.streamed_tensors import KEPT_BYTES, stream_parameters
+from winml.modelkit.verify.streaming.streamed_tensors import (
+    KEPT_BYTES,
+    WeightRequest,
+    answer_requests,
+    asking,
+    stream_parameters,
+)
 
 _ROWS = 700
 """Tokens of the vocabulary, so that tables and products with them are larger than what is kept."""
@@ -97,6 +103,29 @@ def test_weight_larger_than_a_piece_is_multiplied_in_pieces_of_its_rows(llama: P
         expected = part.with_weights().get_submodule("lm_head")(matrix)
         answer = model.get_submodule("lm_head")(matrix)
     torch.testing.assert_close(answer, expected)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_no_product_reads_a_whole_matrix(llama: Path, mode: Any) -> None:
+    """Nor under inference_mode, where a layer's product comes whole. A view that swaps no axes is none of the other."""
+    part = _weightless(llama)
+    assert part.with_references is not None
+    assert part.with_weights is not None
+    model, held = part.with_references(), part.with_weights().get_parameter("lm_head.weight")
+    stream_parameters(model)
+    weight, matrix, asked = model.get_parameter("lm_head.weight"), torch.randn(3, 5, _WIDTH), list[WeightRequest]()
+
+    def ask(request: WeightRequest) -> torch.Tensor:
+        asked.append(request)
+        return answer_requests([request])[0]
+
+    with mode(), asking(ask):
+        product = torch.nn.functional.linear(matrix, weight, torch.ones(_ROWS)) - 1
+    assert [True] == [request.rows is not None for request in asked]
+    torch.testing.assert_close(product, matrix @ held.t())
+    with torch.no_grad():
+        upright = torch.ones(2, _ROWS) @ weight.transpose(1, -1)
+    torch.testing.assert_close(upright, held.sum(0).expand(2, -1))
 
 
 def test_forward_that_writes_into_a_parameter_is_refused(llama: Path) -> None:

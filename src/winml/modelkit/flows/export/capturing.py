@@ -11,13 +11,17 @@ from winml.modelkit.errors import ExportError
 from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.config import ExporterName, WinMLExportConfig
 from winml.modelkit.export.exporter_choice import ExporterUse
+from winml.modelkit.flows.export.loading import parameter_bytes
 from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.load.parts import ModelPart
+from winml.modelkit.runtime.available_memory import available_bytes
+from winml.modelkit.verify.memory_check import refuse_verification_beyond_memory
 from winml.modelkit.verify.other_sizes import axes_of, unchanged_attributes
 from winml.modelkit.verify.reference_run import PreparedPart, copies_for, with_values
 
 __all__ = ["capture_graph"]
 
+_WEIGHTS_LOADED = "The weights were loaded: without them no exporter makes a graph of the model."
 _WORDS: Mapping[ExporterName, str] = {"torchscript": "TorchScript", "dynamo": "dynamo"}
 
 
@@ -87,8 +91,11 @@ def _capture_with(
     name: ExporterName, request: _CaptureRequest, time_limit_s: float | None, *, has_values: bool
 ) -> Capture:
     if has_values:
+        if request.config.verify:
+            refuse_verification_beyond_memory(parameter_bytes(request.prepared.model), available_bytes())
         with with_values(request.prepared) as weighted:
-            return _capture_with(name, replace(request, prepared=weighted), time_limit_s, has_values=False)
+            capture = _capture_with(name, replace(request, prepared=weighted), time_limit_s, has_values=False)
+        return replace(capture, notes=(*capture.notes, _WEIGHTS_LOADED))
     prepared, config = request.prepared, request.config
     part, model = prepared.part, prepared.model
     tensors = copies_for(model, request.tensors)

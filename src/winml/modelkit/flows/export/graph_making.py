@@ -199,4 +199,4 @@ def _capture_notes(capture: Capture) -> tuple[str, ...]:
         f"{place} reads the value of a tensor: the graph holds the choice made for the traced inputs."
         for place in capture.fixed_choices
     )
-    return (*unused, *choices)
+    return (*capture.notes, *unused, *choices)

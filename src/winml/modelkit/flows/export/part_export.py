@@ -183,7 +183,8 @@ def _verify_part(
     )
     if run.handover is not None:
         least, piece_bytes = run.handover.least_sqnr_db, run.handover.piece_bytes
-        return measure_written_file(written, prepared, run.inputs(part), least, piece_bytes)
+        fidelity = measure_written_file(written, prepared, run.inputs(part), least, piece_bytes)
+        return replace(fidelity, is_part_alone=len(run.loaded.parts) > 1)
     advice = _LEAVE_IT_TO_DYNAMO if run.config.exporter == "torchscript" else ""
     verification = verify_written_file(written, prepared, run.inputs(part), advice=advice)
     return _verify_text(run, prepared, verification)

@@ -16,7 +16,7 @@ import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.held_states import held_tensors
+from winml.modelkit.load.caches.held_states import held_tensors, held_values
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout, CacheState, Side, Way
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
@@ -81,12 +81,21 @@ def _held_states(model_name: str, argument: str, cache: Any, outputs_of_other_si
         UsageError: a tensor is no state of one size for each row.
     """
     tensors = held_tensors(cache)
-    others = held_tensors(outputs_of_other_sizes()[argument]) if tensors else {}
+    if not tensors:
+        return ()
+    other_outputs = outputs_of_other_sizes()
+    if other_outputs is None:
+        raise cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
+    other_cache = other_outputs[argument]
+    others = held_tensors(other_cache)
+    _refuse_values_that_differ(model_name, argument, cache, other_cache)
     states: list[tuple[Way, CacheState]] = []
     for way, value in tensors.items():
         shapes = [list(found.shape) for found in (value, others.get(way)) if found is not None]
-        if len(shapes) == 2 and shapes[0] == shapes[1] and not value.is_meta:
-            # A count, which says nothing of rows.
+        if len(shapes) == 2 and shapes[0] == shapes[1] and not (value.is_meta or others[way].is_meta):
+            if not torch.equal(value, others[way]):
+                raise _changing_value(model_name, argument, way, cache)
+            # The same whatever was read.
             continue
         if shapes != [[RUN_ROWS, *shapes[0][1:]], [RUN_ROWS + 1, *shapes[0][1:]]]:
             place = ".".join(map(str, (argument, *way)))
@@ -97,10 +106,24 @@ def _held_states(model_name: str, argument: str, cache: Any, outputs_of_other_si
         dtype = str(value.dtype).removeprefix("torch.")
         state = CacheState(layer, "recurrent", tuple(shapes[0][1:]), dtype, index=index, value_range=_SUMS)
         states.append((way, state))
-    names = [state.input for _, state in states]
-    if len({*names}) < len(names):
-        raise cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
     return tuple(states)
+
+
+def _refuse_values_that_differ(model_name: str, argument: str, cache: Any, other: Any) -> None:
+    """Refuse a cache with a number or another value that is not of tensors, and depends on what was read.
+
+    Raises:
+        UsageError: names the value.
+    """
+    values, others = held_values(cache), held_values(other)
+    for way in dict.fromkeys([*values, *others]):
+        if way not in values or way not in others or values[way] != others[way]:
+            raise _changing_value(model_name, argument, way, cache)
+
+
+def _changing_value(model_name: str, argument: str, way: Way, cache: Any) -> UsageError:
+    place = ".".join(map(str, (argument, *way)))
+    return cache_refusal(model_name, f"{place} of a {type(cache).__name__} depends on what was read, and is no state")
 
 
 def _place_of(way: Way) -> tuple[int, int | None]:
@@ -161,6 +184,9 @@ def layout_of(
                     model_name, f"layer {number} of {argument} ({type(layer).__name__}) holds {kind} {shape}"
                 )
             states.append(state)
+    inputs = [state.input for state in states]
+    if len({*inputs}) < len(inputs):
+        raise cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
     template = cache if held else None
     return CacheLayout(argument, tuple(names), tuple(states), template, held) if states else None
 

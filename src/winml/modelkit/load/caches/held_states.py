@@ -14,15 +14,21 @@ import torch
 
 from winml.modelkit.load.caches.layout import Way
 
-__all__ = ["held_tensors", "with_tensors"]
+__all__ = ["held_tensors", "held_values", "with_tensors"]
 
 _LAYERS = "layers"
 """Attribute of a cache of transformers that holds its layers."""
+_PLAIN = (bool, int, float, complex, str)
 
 
 def held_tensors(cache: Any) -> dict[Way, torch.Tensor]:
     """Return the tensors that a cache holds outside of its layers, each with the way to it."""
-    return dict(_walk(cache, ()))
+    return {way: value for way, value in _leaves(cache, ()) if isinstance(value, torch.Tensor)}
+
+
+def held_values(cache: Any) -> dict[Way, object]:
+    """Return what else a cache holds outside of its layers: numbers, truth values, text and None, each with its way."""
+    return {way: value for way, value in _leaves(cache, ()) if value is None or isinstance(value, _PLAIN)}
 
 
 def with_tensors(cache: Any, tensors: Mapping[Way, torch.Tensor], layers: Sequence[Any] = ()) -> Any:
@@ -45,16 +51,18 @@ def with_tensors(cache: Any, tensors: Mapping[Way, torch.Tensor], layers: Sequen
     return made
 
 
-def _walk(value: Any, way: Way) -> Iterator[tuple[Way, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
+def _leaves(value: Any, way: Way) -> Iterator[tuple[Way, Any]]:
+    items = _items(value, way)
+    if not items:
         yield way, value
-        return
-    for key, item in _items(value, way):
-        yield from _walk(item, (*way, key))
+    for key, item in items:
+        yield from _leaves(item, (*way, key))
 
 
 def _items(value: Any, way: Way) -> Sequence[tuple[str | int, Any]]:
     """Return what a container holds, or the cache itself."""
+    if isinstance(value, torch.Tensor):
+        return ()
     if isinstance(value, Mapping):
         return tuple(value.items())
     if isinstance(value, (list, tuple)):

@@ -21,7 +21,7 @@ from winml.modelkit.load.inputs.option_names import SHAPE_CONFIG_OPTION
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.inputs.sizes import SizeBounds
 
-__all__ = ["PAST_KEY", "given_sizes", "open_by_default", "with_cache_inputs", "with_sums"]
+__all__ = ["PAST_KEY", "given_sizes", "open_by_default", "refuse_beyond_positions", "with_cache_inputs", "with_sums"]
 
 PAST_KEY = "past_sequence_length"
 _SEQUENCE_KEY = "sequence_length"
@@ -70,7 +70,7 @@ def with_cache_inputs(
         tokens=given.get(_SEQUENCE_KEY, _TRACED_TOKENS),
         past=given.get(PAST_KEY, _TRACED_PAST),
     )
-    _refuse_beyond_positions(usable, given)
+    refuse_beyond_positions(usable, given)
     most = usable or limit or _USUAL_POSITIONS
     if layout.grows:
         bounds[PAST_KEY] = SizeBounds(min=0, max=None if usable is None else usable - 1)
@@ -120,13 +120,18 @@ def _state_keys(state: CacheState) -> tuple[str | None, ...]:
     return tuple(keys)
 
 
-def _refuse_beyond_positions(usable: int | None, given: Mapping[str, int]) -> None:
+def refuse_beyond_positions(usable: int | None, given: Mapping[str, int], tokens_key: str = _SEQUENCE_KEY) -> None:
     """Refuse more tokens than there are positions.
+
+    Args:
+        usable: Number of positions; None: any.
+        given: Key of ``--shape-config`` → number the user gave.
+        tokens_key: Key of the tokens that are read beside those in the cache.
 
     Raises:
         UsageError: names the sizes.
     """
-    wanted = {key: given[key] for key in (PAST_KEY, _SEQUENCE_KEY) if key in given}
+    wanted = {key: given[key] for key in (PAST_KEY, tokens_key) if key in given}
     if usable is not None and sum(wanted.values()) > usable:
         words = " and ".join(f"{key} {size}" for key, size in wanted.items())
         raise UsageError(

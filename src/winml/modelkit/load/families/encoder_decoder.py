@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,9 +29,10 @@ from winml.modelkit.load.caches.arguments import (
 )
 from winml.modelkit.load.caches.decision import NO_CACHE_ASKED, cached_keywords
 from winml.modelkit.load.caches.encoder_decoder import find_encoder_decoder
-from winml.modelkit.load.caches.inputs import PAST_KEY
+from winml.modelkit.load.caches.inputs import PAST_KEY, refuse_beyond_positions
 from winml.modelkit.load.caches.layout import CacheLayout, EncoderDecoderLayout
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
+from winml.modelkit.load.families.divided_axes import PartAxes, divided_axes
 from winml.modelkit.load.families.family import FoundParts, part_of_decision
 from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision, decide_inputs
 from winml.modelkit.load.inputs.dynamic_axes import open_axes
@@ -78,9 +80,11 @@ def encoder_decoder_parts(
     if isinstance(layout, str):
         return FoundParts(notes=(f"The graph takes no cache, since {layout}: every run reads all tokens.",))
     sizes = _Sizes.of(request)
-    encoder = _encoder_inputs(plain, request, sizes)
     is_given_states = request.cross_keys == DECODER
-    decoder = _decoder_inputs(plain, layout, encoder, sizes, is_given_states=is_given_states)
+    encoder_axes = _encoder_axes(plain, layout, sizes)
+    opened = encoder_axes.open(encoder_axes.decision, DynamicRequest())
+    decoder_axes = _decoder_axes(plain, layout, opened, sizes, is_given_states=is_given_states)
+    encoder, decoder = divided_axes([encoder_axes, decoder_axes], request.dynamic)
     start = _start_token(model, plain)
     own_names = [spec.name for spec in encoder.inputs]
     fed = (PartFeed(ENCODED, DECODER, ENCODER_STATES),) if is_given_states else layout.cross.feeds_to(DECODER)
@@ -124,7 +128,7 @@ class _Sizes:
             given[_BATCH_KEY] = request.batch_size
         return cls(given, request.shape_config.left_open() if request.shape_config else {})
 
-    def opened(self, decision: InputDecision, keys: tuple[str, ...], dynamic: DynamicRequest) -> InputDecision:
+    def opened(self, keys: tuple[str, ...], decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
         """Return inputs with axes left open: those of these keys unless a number was given, and what was asked for."""
         own = {key for axes in decision.meanings.keys.values() for key in axes if key is not None}
         by_default = {key: OpenSize() for key in keys if key in own and key not in self.given}
@@ -133,21 +137,22 @@ class _Sizes:
         return open_axes(decision, dynamic, {**by_default, **asked}, firm_keys=firm)
 
 
-def _encoder_inputs(plain: InputDecision, request: ModelRequest, sizes: _Sizes) -> InputDecision:
+def _encoder_axes(plain: InputDecision, layout: EncoderDecoderLayout, sizes: _Sizes) -> PartAxes:
     inputs = tuple(spec for spec in plain.inputs if spec.name != DECODER_TOKENS)
     keys = {spec.name: plain.meanings.keys.get(spec.name, ()) for spec in inputs}
     decision = dataclasses.replace(plain, inputs=inputs, meanings=dataclasses.replace(plain.meanings, keys=keys))
-    return sizes.opened(decision, (_BATCH_KEY, _TEXT_KEY), request.dynamic)
+    outputs = frozenset(state.output for state in layout.cross.states)
+    return PartAxes(decision, partial(sizes.opened, (_BATCH_KEY, _TEXT_KEY)), {}, outputs)
 
 
-def _decoder_inputs(
+def _decoder_axes(
     plain: InputDecision,
     layout: EncoderDecoderLayout,
     encoder: InputDecision,
     sizes: _Sizes,
     *,
     is_given_states: bool,
-) -> InputDecision:
+) -> PartAxes:
     """Return tokens, the mask over what was encoded, the decoder's own cache, and keys and values of the encoder.
 
     Where the decoder computes the last, what was encoded is an input as well.
@@ -157,6 +162,7 @@ def _decoder_inputs(
     batch = sizes.given.get(_BATCH_KEY, 1)
     bounds = {key: plain.meanings.bounds[key] for key in (_TEXT_KEY, _TOKENS_KEY) if key in plain.meanings.bounds}
     positions = bounds.get(_TOKENS_KEY, SizeBounds()).max
+    refuse_beyond_positions(positions, sizes.given, _TOKENS_KEY)
     bounds[PAST_KEY] = SizeBounds(min=0, max=None if positions is None else positions - 1)
 
     mask = specs.get(_MASK)
@@ -187,8 +193,17 @@ def _decoder_inputs(
             keys[spec.name] = (_BATCH_KEY, None, key, None)
     key_sizes = {**plain.meanings.sizes, **start, _BATCH_KEY: batch}
     decision = InputDecision(_in_layers(inputs), meanings=AxisMeanings(keys, key_sizes, bounds))
-    dynamic = DynamicRequest(dimensions=(_KEPT,)) if is_given_states else DynamicRequest()
-    return sizes.opened(decision, (_BATCH_KEY, _TEXT_KEY, _TOKENS_KEY, PAST_KEY), dynamic)
+    # What the model calls tokens are those that are encoded; so is the mask.
+    renamed = {DECODER_TOKENS: TOKENS, _MASK: ENCODER_MASK}
+    hidden = {TOKENS, _MASK} & {spec.name for spec in encoder.inputs}
+    keys_open = (_BATCH_KEY, _TEXT_KEY, _TOKENS_KEY, PAST_KEY)
+    kept = (_KEPT,) if is_given_states else ()
+
+    def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+        asked = dataclasses.replace(dynamic, dimensions=(*dynamic.dimensions, *kept))
+        return sizes.opened(keys_open, decision, asked)
+
+    return PartAxes(decision, opened, renamed, hidden=frozenset(hidden))
 
 
 def _state_specs(cache: CacheLayout, batch: int, length: int | str) -> list[InputTensorSpec]:

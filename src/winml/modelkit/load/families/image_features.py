@@ -111,8 +111,7 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
         return f"{name} has no language model of its own"
     parameters = frozenset(inspect.signature(getattr(owner, FEATURES_METHOD)).parameters)
     media = {key: spec for key, spec in inputs.items() if key in parameters}
-    with _answers_of(owner) as answers:
-        features = run_on_shapes(lambda **tensors: _pooled(getattr(owner, FEATURES_METHOD)(**tensors)), media)
+    features, answers = _seen(owner, media)
     with _given_to(language_model) as calls:
         run_on_shapes(model, inputs)
     if features is None or not calls:
@@ -125,6 +124,8 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
     shape, made_by = _made_of(features, answers)
     if shape is None:
         return f"{FEATURES_METHOD}() of {name} returns a {type(features).__name__}"
+    if made_by is not None and not _makes_all_at_once(owner, made_by, media):
+        return f"{made_by} of {name} does not make the vectors of all images in one call"
     places = (paths[id(owner)], paths[id(language_model)])
     return ImageCode(*places, parameters, shape, made_by)
 
@@ -132,6 +133,25 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
 def _owner(model: Any) -> Any:
     base = getattr(model, "base_model", model)
     return base if hasattr(base, FEATURES_METHOD) else model
+
+
+def _seen(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[Any, Sequence[tuple[str, Any]]]:
+    """Return what the method makes of images, None where it does not run, and the answer of each module in it."""
+    with _answers_of(owner) as answers:
+        features = run_on_shapes(lambda **tensors: _pooled(getattr(owner, FEATURES_METHOD)(**tensors)), media)
+    return features, answers
+
+
+def _makes_all_at_once(owner: Any, path: str, media: Mapping[str, InputTensorSpec]) -> bool:
+    """Say whether a module runs once, whatever the number of images; asked with twice as many."""
+    twice = {
+        name: spec.model_copy(
+            update={"shape": tuple(int(size) * (1 + (axis == 0)) for axis, size in enumerate(spec.shape))}
+        )
+        for name, spec in media.items()
+    }
+    features, answers = _seen(owner, twice)
+    return features is not None and [other for other, _ in answers].count(path) == 1
 
 
 def _made_of(features: Any, answers: Sequence[tuple[str, Any]]) -> tuple[tuple[int, ...] | None, str | None]:

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from winml.modelkit.graph.specs import InputTensorSpec
 
-__all__ = ["run_on_shapes"]
+__all__ = ["REFUSALS", "run_on_shapes"]
 
-_REFUSALS = (
+REFUSALS = (
     ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
 )  # fmt: skip
 """What Python of models raises when it is given what it does not take, or asks for a value there is not."""
@@ -45,7 +45,7 @@ def run_on_shapes(call: Callable[..., Any], inputs: Mapping[str, InputTensorSpec
         try:
             with _KeepPythonNumbers(), _ComputeShapesOnly():
                 return call(**tensors)
-        except _REFUSALS:
+        except REFUSALS:
             return None
 
 

@@ -82,7 +82,8 @@ class TorchSide:
                 hint="Compare it with a file that was exported from it, or name the input with --map.",
             )
         tensors = {name: to_torch(feeds[name]) for name in names}
-        with torch.inference_mode(), unchanged_attributes(self._prepared.model):
+        # Parameters that are read when they are computed with have no views under inference_mode.
+        with torch.no_grad(), unchanged_attributes(self._prepared.model):
             return dict(run_reference(self._prepared, tensors))
 
     def values(self, feeds: Feeds, names: Sequence[str]) -> dict[str, Array]:

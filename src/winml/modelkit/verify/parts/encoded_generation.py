@@ -77,8 +77,7 @@ def compare_encoded_generation(parts: EncodedParts, seed: int) -> GenerationInfo
     Raises:
         VerificationError: the scores of a step differ, or ONNX Runtime cannot run a file.
     """
-    with with_values(parts.decoder) as weighted:
-        reference = _generate(parts, weighted, seed)
+    reference = _loaded_and_generated(parts, seed)
     if isinstance(reference, str):
         return reference
     try:
@@ -89,6 +88,12 @@ def compare_encoded_generation(parts: EncodedParts, seed: int) -> GenerationInfo
             hint="--no-verify writes them without comparing.",
             is_graph_wrong=True,
         ) from error
+
+
+def _loaded_and_generated(parts: EncodedParts, seed: int) -> _Reference | str:
+    """Generate with the model and its weights, which are gone before ONNX Runtime opens files."""
+    with with_values(parts.decoder) as weighted:
+        return _generate(parts, weighted, seed)
 
 
 def _generate(parts: EncodedParts, weighted: PreparedPart, seed: int) -> _Reference | str:

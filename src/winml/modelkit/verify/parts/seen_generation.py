@@ -78,8 +78,7 @@ def compare_seen_generation(parts: SeenParts, seed: int) -> GenerationInfo | str
     missing = [part.name for part in (parts.vision, parts.embedding) if part.name not in parts.paths]
     if missing:
         return f"{missing[0]} is not among the files"
-    with with_values(parts.decoder) as weighted:
-        reference = _generate(parts, weighted, seed)
+    reference = _loaded_and_generated(parts, seed)
     if isinstance(reference, str):
         return reference
     decoder = parts.decoder.part
@@ -106,6 +105,12 @@ def compare_seen_generation(parts: SeenParts, seed: int) -> GenerationInfo | str
             hint="--no-verify writes them without comparing.",
             is_graph_wrong=True,
         ) from error
+
+
+def _loaded_and_generated(parts: SeenParts, seed: int) -> _Reference | str:
+    """Generate with the model and its weights, which are gone before ONNX Runtime opens files."""
+    with with_values(parts.decoder) as weighted:
+        return _generate(parts, weighted, seed)
 
 
 def _generate(parts: SeenParts, weighted: PreparedPart, seed: int) -> _Reference | str:

@@ -50,12 +50,14 @@ def run_in_lock_step(
         try:
             for run in runs:
                 run.go_on()
+                run.raise_error()
             while waiting := [(run, run.request) for run in runs if run.request is not None]:
                 first = min((request for _, request in waiting), key=lambda request: request.position)
                 group = [(run, request) for run, request in waiting if request.key == first.key]
                 answers = serve([request for _, request in group])
                 for (run, _), answer in zip(group, answers, strict=True):
                     run.go_on(answer)
+                    run.raise_error()
         finally:
             for run in runs:
                 run.end()
@@ -75,6 +77,7 @@ class _Run(Generic[_Request, _Answer, _Result]):
         """What it waits for; None before it began and after it ended."""
         self._answers: list[_Answer] = []
         self._is_ending = False
+        self._error: BaseException | None = None
         self._turn, self._stop = threading.Semaphore(0), threading.Semaphore(0)
         self.future: Future[_Result] = threads.submit(self._main, work)
 
@@ -84,6 +87,11 @@ class _Run(Generic[_Request, _Answer, _Result]):
         self._turn.release()
         self._stop.acquire()
 
+    def raise_error(self) -> None:
+        """Raise what its function raised, if it did."""
+        if self._error is not None:
+            raise self._error
+
     def end(self) -> None:
         """End it, if it is still at work."""
         self._is_ending = True
@@ -92,7 +100,12 @@ class _Run(Generic[_Request, _Answer, _Result]):
     def _main(self, work: Callable[[Ask[_Request, _Answer]], _Result]) -> _Result:
         try:
             self._turn.acquire()
+            if self._is_ending:
+                raise _EndedError
             return work(self._ask)
+        except BaseException as error:
+            self._error = error
+            raise
         finally:
             self._stop.release()
 

@@ -30,7 +30,6 @@ PIECE_BYTES = 1 << 25
 KEPT_BYTES = 1 << 18
 """Parameters up to this size are read once and kept. Chosen: norms and biases, which together are small."""
 
-_TRANSPOSING = frozenset({aten.t.default, aten.transpose.int})
 _CAST = aten._to_copy.default
 
 
@@ -207,6 +206,9 @@ class _StreamedTensor(torch.Tensor):
             return _viewed(func, args, kwargs)
         if func is aten.embedding.default and (source := _source_of(args[0])) is not None:
             return source.rows(args[1])
+        if func in (aten.linear.default, aten.matmul.default):
+            # Under inference_mode these come whole; their parts are handled here.
+            return func.decompose(*args, **kwargs)
         if func is aten.mm.default and (source := _transposed_source(args[1])) is not None:
             return _asked(WeightRequest(source, _values(args[0])))
         if func is aten.addmm.default and (source := _transposed_source(args[2])) is not None and not kwargs:
@@ -297,9 +299,16 @@ def _transposed_source(value: Any) -> _Source | None:
     """Return the parameter that a tensor is the transposed matrix of; None where it is anything else."""
     if not isinstance(value, _StreamedTensor) or not isinstance(value._origin, _View) or value.dim() != 2:
         return None
-    is_transposed = value._origin.operation in _TRANSPOSING
-    source = _source_of(value._origin.arguments[0]) if is_transposed else None
+    source = _source_of(value._origin.arguments[0]) if _is_transposing(value._origin) else None
     return source if source is not None and source.deferred.dim() == 2 else None
+
+
+def _is_transposing(view: _View) -> bool:
+    """Say whether a view of a matrix swaps its axes."""
+    if view.operation is aten.transpose.int:
+        first, second = view.arguments[1:3]
+        return bool((first - second) % 2)
+    return view.operation is aten.t.default
 
 
 def _row_slice(stored: StoredValues, start: int, count: int) -> StoredValues:

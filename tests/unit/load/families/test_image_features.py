@@ -1,0 +1,41 @@
+"""Where a model handles images is found by running it on shapes, with more than one image."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
+
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.families.image_features import find_image_code
+
+pytestmark = pytest.mark.usefixtures("libraries_may_warn")
+
+_SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+_SPECS = (
+    InputTensorSpec(name="input_ids", shape=(1, 8), dtype="int64", value_range=(4, 60), first_values=((3, 4),)),
+    InputTensorSpec(name="attention_mask", shape=(1, 8), dtype="int64", value_range=(1, 1)),
+    InputTensorSpec(name="pixel_values", shape=(1, 16, 48), dtype="float32"),
+    InputTensorSpec(name="spatial_shapes", shape=(1, 2), dtype="int64", value_range=(4, 4)),
+    InputTensorSpec(name="pixel_attention_mask", shape=(1, 16), dtype="int64", value_range=(1, 1)),
+)
+
+
+def test_projector_that_runs_once_for_each_image_is_no_part() -> None:
+    """With one image it looks as if it made all vectors; of two, only those of the last would be left."""
+    config = Lfm2VlConfig(
+        vision_config={
+            **_SIZES, "model_type": "siglip2_vision_model", "num_hidden_layers": 1, "patch_size": 4, "num_patches": 16,
+        },
+        text_config={
+            **_SIZES, "model_type": "lfm2", "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": 64,
+            "layer_types": ["conv", "full_attention"],
+        },
+        image_token_id=3,
+        downsample_factor=2,
+        projector_hidden_size=32,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = Lfm2VlForConditionalGeneration(config).eval()
+    code = find_image_code(model, {spec.name: spec for spec in _SPECS})
+    assert "of Lfm2VlForConditionalGeneration does not make the vectors of all images" in str(code)
