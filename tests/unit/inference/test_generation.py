@@ -118,7 +118,9 @@ def test_graph_that_does_not_generate_is_refused(tmp_path: Path) -> None:
     """By what it answers, or by an input that no step could feed."""
     texts = {
         "answers": "m (int64[b, s] input_ids) => (int64[b, s] y) { y = Neg (input_ids) }",
-        "takes": "m (int64[b, s] input_ids, int64[b, s] x) => (int64[b, s] logits) { logits = Add (input_ids, x) }",
+        "takes": "m (int64[b, s, v] input_ids, int64[b, s, v] x) => (int64[b, s, v] logits)"
+        "{ logits = Add (input_ids, x) }",
+        "classifies": "m (int64[b, s] input_ids) => (int64[b, s] logits) { logits = Neg (input_ids) }",
     }
     errors = []
     for name, text in texts.items():
@@ -129,6 +131,7 @@ def test_graph_that_does_not_generate_is_refused(tmp_path: Path) -> None:
         errors.append(caught.value.message)
     assert "does not generate: it takes input_ids and answers y" in errors[0]
     assert "takes 'x', of which nothing says" in errors[1]
+    assert "logits are ['b', 's'], scores of the whole text" in errors[2]
 
 
 def test_settings_are_those_of_the_files_and_of_the_user(tmp_path: Path) -> None:

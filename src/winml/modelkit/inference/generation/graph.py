@@ -283,11 +283,19 @@ class DecoderGraph:
                 f"{', '.join(self._session.outputs)}; expected {self.fed_input} and {_LOGITS}",
                 hint="Build the model for text-generation.",
             )
+        shape = self._session.output_shapes[_LOGITS]
+        if shape and len(shape) != 3:
+            raise InputError(
+                f"{self.name} does not generate: {_LOGITS} are {list(shape)}, scores of the whole text; expected those "
+                "of each token, [batch, tokens, vocabulary]",
+                hint="Build the model for text-generation.",
+            )
         known = {self.fed_input, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
         if other := [name for name in self._by_name if name not in known]:
             raise InputError(
                 f"{self.name} takes {other[0]!r}, of which nothing says what a step is to feed it",
-                hint="Build the model with this version of winml, whose files say which output it takes.",
+                hint="Name the folder where it is one part of a model. An encoder-decoder generates with a cache only: "
+                "leave out --no-cache.",
             )
 
 
