@@ -200,7 +200,7 @@ def _decoder_axes(
     kept = (_KEPT,) if is_given_states else ()
 
     def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
-        asked = dataclasses.replace(dynamic, dimensions=(*dynamic.dimensions, *kept))
+        asked = dynamic.model_copy(update={"dimensions": (*dynamic.dimensions, *kept)})
         return sizes.opened(keys_open, decision, asked)
 
     return PartAxes(decision, opened, renamed, hidden=frozenset(hidden))
