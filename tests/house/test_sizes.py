@@ -25,6 +25,7 @@ LARGE_ROOMS: dict[str, str] = {
     "graph/files": "short modules, each one promise about files: reading, writing, placing, completing, removing",
     "runtime": "short modules, each one fact about ONNX Runtime, its devices, or what a graph is fed",
     "inference/generation": "short modules, three kinds of models: what runs each, and what prepares its prompt",
+    "verify": "short modules, each one question about a file that was written, or one run it is compared with",
     "report": "one short renderer for each answer of a verb",
 }
 LONG_MODULES: dict[str, str] = {}

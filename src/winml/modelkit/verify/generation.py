@@ -207,10 +207,7 @@ def compare_generation(
         joined = text.steps[number : number + count]
         states = graph.states
         scores, draw = graph.read(_joined(joined))
-        found = [
-            compare_outputs([{_SCORES: expected}], [{_SCORES: given}], computed_in=computed_in).worst
-            for expected, given in _by_step(joined, scores)
-        ]
+        found = _compared(joined, scores, computed_in)
         wrong = next((place for place, item in enumerate(found) if not item.is_equal), None)
         if wrong is not None and count > 1:
             # What excuses one token is no excuse for the others of a run: each is judged alone.
@@ -290,6 +287,14 @@ class _Graph:
         scores: NDArray[Any] = answer[_SCORES]
         self.reads_several = self.reads_several or 1 < scores.shape[1] == step.tokens.shape[1]
         return scores, draw
+
+
+def _compared(joined: Sequence[_Step], scores: NDArray[Any], computed_in: Sequence[str]) -> list[OutputComparison]:
+    """Compare the scores of steps that were read at once, each by itself."""
+    return [
+        compare_outputs([{_SCORES: expected}], [{_SCORES: given}], computed_in=computed_in).worst
+        for expected, given in _by_step(joined, scores)
+    ]
 
 
 def _by_step(joined: Sequence[_Step], scores: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:

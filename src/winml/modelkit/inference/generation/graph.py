@@ -283,13 +283,7 @@ class DecoderGraph:
                 f"{', '.join(self._session.outputs)}; expected {self.fed_input} and {_LOGITS}",
                 hint="Build the model for text-generation.",
             )
-        shape = self._session.output_shapes[_LOGITS]
-        if shape and len(shape) != 3:
-            raise InputError(
-                f"{self.name} does not generate: {_LOGITS} are {list(shape)}, scores of the whole text; expected those "
-                "of each token, [batch, tokens, vocabulary]",
-                hint="Build the model for text-generation.",
-            )
+        _refuse_scores_of_texts(self._session)
         known = {self.fed_input, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
         if other := [name for name in self._by_name if name not in known]:
             raise InputError(
@@ -297,6 +291,21 @@ class DecoderGraph:
                 hint="Name the folder where it is one part of a model. An encoder-decoder generates with a cache only: "
                 "leave out --no-cache.",
             )
+
+
+def _refuse_scores_of_texts(session: Session) -> None:
+    """Refuse a graph that classifies.
+
+    Raises:
+        InputError: its scores are not those of each token.
+    """
+    shape = session.output_shapes[_LOGITS]
+    if shape and len(shape) != 3:
+        raise InputError(
+            f"{session.name} does not generate: {_LOGITS} are {list(shape)}, scores of the whole text; expected those "
+            "of each token, [batch, tokens, vocabulary]",
+            hint="Build the model for text-generation.",
+        )
 
 
 def _filled(array: Array, length: int) -> Array:
