@@ -23,6 +23,7 @@ from winml.modelkit.errors import CompileError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.contexts import context_nodes, is_context, refuse_compiled
 from winml.modelkit.graph.files.foreign_reading import load_foreign
+from winml.modelkit.graph.foreign_metadata import restore_description
 from winml.modelkit.graph.pinning import open_dimensions
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
@@ -107,7 +108,7 @@ def compile_graph(model: ir.Model, options: CompileOptions, chosen: ChosenProvid
         compile_context(sent, written, chosen, embed=bool(options.embed))
     compiled = load_foreign(written)
     carried = carry_tags(model, compiled)
-    _restore_description(compiled, model)
+    restore_description(compiled, model)
     contexts = context_nodes(compiled)
     # What one node absorbed may be the whole graph: more than carrying looks through.
     write_absorbed_modules(contexts, model)
@@ -165,14 +166,3 @@ def _record(model: ir.Model, options: CompileOptions, chosen: ChosenProvider) ->
     if chosen.stand_in:
         record["simulated_on"] = chosen.stand_in
     return record
-
-
-def _restore_description(compiled: ir.Model, original: ir.Model) -> None:
-    """Restore the metadata and description of the model, and remove unused opsets; in place."""
-    compiled.metadata_props.clear()
-    compiled.metadata_props.update(original.metadata_props)
-    compiled.producer_name, compiled.producer_version = original.producer_name, original.producer_version
-    compiled.doc_string, compiled.domain = original.doc_string, original.domain
-    compiled.model_version = original.model_version
-    compiled.graph.name = original.graph.name
-    onnx_ir.passes.common.RemoveUnusedOpsetsPass()(compiled)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from winml.modelkit.hierarchy.coverage import all_nodes
+from winml.modelkit.normalize.sizes.propagation import is_standard
 
 __all__ = ["GeluOrderingPass"]
 
@@ -33,8 +34,8 @@ class GeluOrderingPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Order every GELU."""
         changed = False
-        for node in all_nodes(model):
-            if _is_operator(node, "Mul"):
+        for node in list(all_nodes(model)):
+            if is_standard(node, "Mul"):
                 changed |= _order(node)
         return ir.passes.PassResult(model, changed)
 
@@ -42,7 +43,7 @@ class GeluOrderingPass(ir.passes.InPlacePass):
 def _order(outer: ir.Node) -> bool:
     for value, product in (outer.inputs, outer.inputs[::-1]):
         inner = product.producer() if product is not None else None
-        if inner is None or product is None or value is None or not _is_operator(inner, "Mul"):
+        if inner is None or product is None or value is None or not is_standard(inner, "Mul"):
             continue
         if len(product.uses()) != 1 or product.is_graph_output() or value is product or inner.graph is not outer.graph:
             continue
@@ -62,10 +63,6 @@ def _order(outer: ir.Node) -> bool:
     return False
 
 
-def _is_operator(node: ir.Node, operator: str) -> bool:
-    return node.op_type == operator and node.domain in ("", "ai.onnx")
-
-
 def _is_half(value: ir.Value, scaled: ir.Value) -> bool:
     """Say whether a value is one half, of no more axes than what is multiplied by it."""
     tensor = value.const_value
@@ -76,7 +73,7 @@ def _is_half(value: ir.Value, scaled: ir.Value) -> bool:
 
 def _is_sum_with_erf(value: ir.Value) -> bool:
     node = value.producer()
-    if node is None or not _is_operator(node, "Add"):
+    if node is None or not is_standard(node, "Add"):
         return False
     makers = [term.producer() for term in node.inputs if term is not None]
-    return any(maker is not None and _is_operator(maker, "Erf") for maker in makers)
+    return any(maker is not None and is_standard(maker, "Erf") for maker in makers)

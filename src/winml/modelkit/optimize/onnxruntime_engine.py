@@ -18,6 +18,7 @@ from winml.modelkit.errors import OptimizeError, StageError, first_line
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.files.foreign_reading import load_foreign
 from winml.modelkit.graph.files.temporary import temporary_folder
+from winml.modelkit.graph.foreign_metadata import restore_description
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.optimize.capabilities import CAPABILITIES, UNUSED_TRANSFORMERS, Capability
 from winml.modelkit.runtime.offline_optimization import rewrite_file
@@ -69,7 +70,7 @@ def rewrite_with_onnxruntime(
         _restore_shared_weights(rewritten, model)
         _keep_weights(rewritten, model, ir.load(sent))
     report = carry_tags(model, rewritten)
-    _restore_description(rewritten, model)
+    restore_description(rewritten, model)
     return rewritten, report.notes
 
 
@@ -152,14 +153,3 @@ def _is_same(left: ir.TensorProtocol, right: ir.TensorProtocol) -> bool:
 
 def _as_bytes(tensor: ir.TensorProtocol) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)
-
-
-def _restore_description(rewritten: ir.Model, original: ir.Model) -> None:
-    """Restore the model's metadata and description, and remove unused opsets; in place."""
-    rewritten.metadata_props.clear()
-    rewritten.metadata_props.update(original.metadata_props)
-    rewritten.producer_name, rewritten.producer_version = original.producer_name, original.producer_version
-    rewritten.doc_string, rewritten.domain = original.doc_string, original.domain
-    rewritten.model_version = original.model_version
-    rewritten.graph.name = original.graph.name
-    ir.passes.common.RemoveUnusedOpsetsPass()(rewritten)

@@ -105,6 +105,21 @@ class DecoderModel(GenerationMixin):
 
     __call__ = forward
 
+    def _read_configs(self, folder: Path, *, has_cache: bool) -> None:
+        """Take the configs in a folder.
+
+        Raises:
+            InputError: there is none.
+        """
+        config = config_beside(folder / "model.onnx")
+        if config is None:
+            raise InputError(
+                f"{folder}: transformers reads no config there, which its generation loop needs",
+                hint="Build the model again without --no-tokenizer.",
+            )
+        self.config = config
+        self.generation_config = generation_config_beside(folder, config, has_cache=has_cache)
+
     def _new_cache(self, rows: int) -> GraphCache | None:
         return self.graph.empty_cache(rows) if self.graph.has_cache else None
 
@@ -129,14 +144,8 @@ class _GraphModel(DecoderModel):
     """A graph with the configs in a folder."""
 
     def __init__(self, graph: DecoderGraph, folder: Path) -> None:
-        config = config_beside(folder / "model.onnx")
-        if config is None:
-            raise InputError(
-                f"{folder}: transformers reads no config there, which its generation loop needs",
-                hint="Build the model again without --no-tokenizer.",
-            )
-        self.graph, self.config = graph, config
-        self.generation_config = generation_config_beside(folder, config, has_cache=graph.has_cache)
+        self.graph = graph
+        self._read_configs(folder, has_cache=graph.has_cache)
 
 
 def generation_config_beside(folder: Path, config: PretrainedConfig, *, has_cache: bool) -> GenerationConfig:

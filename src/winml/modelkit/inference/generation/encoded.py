@@ -6,16 +6,15 @@ ONNX Runtime only. Chooses no token.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import UsageError
 from winml.modelkit.inference.generation.graph import DecoderGraph, GraphCache
-from winml.modelkit.metadata_keys import PART_KEY
+from winml.modelkit.inference.generation.part_feeds import feeds_between
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
@@ -43,7 +42,7 @@ class EncodedDecoder:
         """
         self._encoder = encoder
         self.inputs: tuple[GraphInput, ...] = graph_inputs(encoder)
-        self._feeds = _feeds_between(encoder, decoder)
+        self._feeds = feeds_between(encoder, decoder)
         self.decoder = DecoderGraph(decoder, {*self._feeds.values(), _DECODER_MASK})
 
     def encode(self, given: Mapping[str, Array]) -> dict[str, Array]:
@@ -85,23 +84,3 @@ class EncodedDecoder:
                 hint="Give that size, or build the model with it left open.",
             )
         return array
-
-
-def _feeds_between(encoder: Session, decoder: Session) -> dict[str, str]:
-    """Return which output of the encoder becomes which input of the decoder.
-
-    Raises:
-        InputError: the file does not say it, or says it of another model.
-    """
-    try:
-        record = json.loads(encoder.metadata.get(PART_KEY) or "{}")
-        name = json.loads(decoder.metadata.get(PART_KEY) or "{}").get("name")
-        feeds = {feed["output"]: feed["input"] for feed in record.get("feeds", ()) if feed["part"] == name}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        feeds = {}
-    if not feeds or not set(feeds) <= set(encoder.outputs) or not set(feeds.values()) <= set(decoder.inputs):
-        raise InputError(
-            f"{encoder.name} and {decoder.name} do not say how they belong together",
-            hint="Build both again with this version of winml, from one model.",
-        )
-    return feeds

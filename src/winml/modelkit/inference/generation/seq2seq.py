@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils.generic import ModelOutput
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import UsageError
 from winml.modelkit.export.tensors import to_numpy, to_torch
 from winml.modelkit.inference.generation.beginnings import read_prompt
-from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
+from winml.modelkit.inference.generation.causal_lm import DecoderModel
 from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.graph import GraphCache
 from winml.modelkit.inference.generation.writing import files_folder
-from winml.modelkit.inference.model_folder import config_beside
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.sessions import Session
 
@@ -73,14 +72,8 @@ class EncodedModel(DecoderModel):
         return model
 
     def _open(self, graphs: EncodedDecoder, folder: Path) -> None:
-        config = config_beside(folder / "model.onnx")
-        if config is None:
-            raise InputError(
-                f"{folder}: transformers reads no config there, which its generation loop needs",
-                hint="Build the model again without --no-tokenizer.",
-            )
-        self.graphs, self.graph, self.config = graphs, graphs.decoder, config
-        self.generation_config: GenerationConfig = generation_config_beside(folder, config, has_cache=True)
+        self.graphs, self.graph = graphs, graphs.decoder
+        self._read_configs(folder, has_cache=True)
         self.main_input_name = graphs.inputs[0].name
         self.encoder = _Encoder(graphs)
         self._folder = files_folder(folder / "model.onnx")

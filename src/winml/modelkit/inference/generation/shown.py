@@ -6,7 +6,6 @@ becomes which input is said by the files (``winml.part``). Needs numpy and ONNX 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import UsageError
 from winml.modelkit.inference.generation.graph import TOKENS, DecoderGraph, GraphCache
-from winml.modelkit.metadata_keys import PART_KEY
+from winml.modelkit.inference.generation.part_feeds import only_feed_between
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
@@ -62,8 +61,8 @@ class ShownDecoder(DecoderGraph):
         """
         self._vision, self._embedding = sessions.vision, sessions.embedding
         self.image_inputs: tuple[GraphInput, ...] = graph_inputs(sessions.vision)
-        self._seen, self._features = _feed_between(sessions.vision, sessions.embedding)
-        self._vectors, _ = _feed_between(sessions.embedding, sessions.decoder)
+        self._seen, self._features = only_feed_between(sessions.vision, sessions.embedding)
+        self._vectors, _ = only_feed_between(sessions.embedding, sessions.decoder)
         by_name = {item.name: item for item in graph_inputs(sessions.embedding)}
         self._places = [value for value, _ in by_name[TOKENS].first_values]
         empty = (0, *(size for size in by_name[self._features].shape[1:] if isinstance(size, int)))
@@ -148,23 +147,3 @@ class ShownDecoder(DecoderGraph):
                     "cache, give the pixels of the new pictures.",
                 )
         return self._embedding.run({TOKENS: tokens, self._features: features}, [self._vectors])[self._vectors]
-
-
-def _feed_between(giver: Session, taker: Session) -> tuple[str, str]:
-    """Return which output of a graph becomes which input of another.
-
-    Raises:
-        InputError: the files do not say it.
-    """
-    try:
-        name = json.loads(taker.metadata.get(PART_KEY) or "{}").get("name")
-        feeds = json.loads(giver.metadata.get(PART_KEY) or "{}").get("feeds", ())
-        (feed,) = [(feed["output"], feed["input"]) for feed in feeds if feed["part"] == name]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        feed = ("", "")
-    if feed[0] not in giver.outputs or feed[1] not in taker.inputs:
-        raise InputError(
-            f"{giver.name} and {taker.name} do not say how they belong together",
-            hint="Build both again with this version of winml, from one model.",
-        )
-    return feed

@@ -7,16 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from winml.modelkit.errors import InputError
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
-from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
+from winml.modelkit.inference.generation.causal_lm import DecoderModel
 from winml.modelkit.inference.generation.graph import GraphCache
 from winml.modelkit.inference.generation.shown import ShownDecoder, ShownSessions
-from winml.modelkit.inference.model_folder import config_beside
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.sessions import Session
 
@@ -71,14 +68,8 @@ class ShownModel(DecoderModel):
         return model
 
     def _open(self, graph: ShownDecoder, folder: Path) -> None:
-        config = config_beside(folder / "model.onnx")
-        if config is None:
-            raise InputError(
-                f"{folder}: transformers reads no config there, which its generation loop needs",
-                hint="Build the model again without --no-tokenizer.",
-            )
-        self.graph, self.config = graph, config
-        self.generation_config: GenerationConfig = generation_config_beside(folder, config, has_cache=True)
+        self.graph = graph
+        self._read_configs(folder, has_cache=True)
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
         # Called by transformers' loop, which knows the names in a signature only.

@@ -19,7 +19,6 @@ __all__ = [
     "broadcast",
     "is_standard",
     "learn_sizes",
-    "names_of_inputs",
     "reduced_axes",
     "slice_ranges",
     "takes_all",
@@ -78,7 +77,7 @@ def is_standard(node: ir.Node, *operators: str) -> bool:
     return node.op_type in operators and node.domain in ("", "ai.onnx")
 
 
-def names_of_inputs(graph: ir.Graph) -> frozenset[str]:
+def _names_of_inputs(graph: ir.Graph) -> frozenset[str]:
     """Return the names of the open dimensions of the inputs."""
     return frozenset(
         size.value
@@ -90,16 +89,15 @@ def names_of_inputs(graph: ir.Graph) -> frozenset[str]:
 
 def learn_sizes(graph: ir.Graph) -> KnownSizes:
     """Return what is known of the values of a graph. The graph stays as it is."""
-    names = names_of_inputs(graph)
-    known = KnownSizes(names)
+    known = KnownSizes(_names_of_inputs(graph))
     for value in (*graph.inputs, *graph.initializers.values()):
-        _take_stated(known, value, names)
+        _take_stated(known, value)
     for node in graph:
         for read in node.inputs:
             # Of a graph around this one, or an initializer that is none of the graph's.
             if read is not None and read not in known.shapes:
-                _take_stated(known, read, names)
-        _learn(known, node, names)
+                _take_stated(known, read)
+        _learn(known, node)
     return known
 
 
@@ -121,11 +119,11 @@ def _joint(known: KnownSizes, sizes: tuple[Size, ...]) -> Size | None:
     return numbers.pop() if len(numbers) == 1 else None
 
 
-def _take_stated(known: KnownSizes, value: ir.Value, names: frozenset[str]) -> None:
+def _take_stated(known: KnownSizes, value: ir.Value) -> None:
     """Learn the shape a value states; an axis without a name of the inputs is a size of its own."""
     if value.shape is None:
         return
-    known.shapes[value] = tuple(_stated_size(value, axis, size, names) for axis, size in enumerate(value.shape))
+    known.shapes[value] = tuple(_stated_size(value, axis, size, known.names) for axis, size in enumerate(value.shape))
 
 
 def _stated_size(value: ir.Value, axis: int, size: int | ir.SymbolicDim, names: frozenset[str]) -> Size:
@@ -138,10 +136,10 @@ def _own_name(value: ir.Value, axis: int) -> str:
     return f"{value.name}#{axis}"
 
 
-def _learn(known: KnownSizes, node: ir.Node, names: frozenset[str]) -> None:
+def _learn(known: KnownSizes, node: ir.Node) -> None:
     """Learn shapes and contents of what a node makes."""
     for value in node.outputs:
-        _take_stated(known, value, names)
+        _take_stated(known, value)
     if node.domain not in ("", "ai.onnx") or not node.outputs:
         return
     shape_rule, content_rule = _SHAPES.get(node.op_type), _CONTENTS.get(node.op_type)

@@ -15,7 +15,6 @@ from winml.modelkit.normalize.sizes.propagation import (
     Shape,
     is_standard,
     learn_sizes,
-    names_of_inputs,
     slice_ranges,
     takes_all,
 )
@@ -426,7 +425,6 @@ _RULES: tuple[Callable[[_Simplification, ir.Node], bool], ...] = (
 
 def _state_shapes(graph: ir.Graph, known: KnownSizes) -> bool:
     """Write the sizes that are known by the names of the inputs' dimensions to the values; say whether one is new."""
-    names = names_of_inputs(graph)
     changed = False
     for node in graph:
         for value in node.outputs:
@@ -436,7 +434,7 @@ def _state_shapes(graph: ir.Graph, known: KnownSizes) -> bool:
             stated: Sequence[int | ir.SymbolicDim | None] = (
                 list(value.shape) if value.shape is not None else [None] * len(shape)
             )
-            better = [_stated(size, old, names) for size, old in zip(shape, stated, strict=True)]
+            better = [_stated(size, old, known.names) for size, old in zip(shape, stated, strict=True)]
             if better != [old.value if isinstance(old, ir.SymbolicDim) else old for old in stated]:
                 value.shape = ir.Shape(better)
                 changed = True

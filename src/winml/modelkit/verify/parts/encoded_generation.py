@@ -7,7 +7,7 @@ in the run before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.compare.generation import GenerationInfo
 from winml.modelkit.compare.outputs import compare_outputs
-from winml.modelkit.errors import StageError, VerificationError, first_line
+from winml.modelkit.errors import VerificationError, first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.load.caches.arguments import DECODER_TOKENS, ENCODER_MASK, TOKENS, empty_states
@@ -26,18 +26,16 @@ from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.generation import as_the_user_calls_it, plain_generation, tied_rows
 from winml.modelkit.verify.input_draws import InputDraws
-from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
+from winml.modelkit.verify.other_sizes import unchanged_attributes
+from winml.modelkit.verify.parts.part_runs import SCORES, Arrays, is_rounding, opened_file, sizes_of_rows, told_failures
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, prepared_part, run_reference, with_values
-from winml.modelkit.verify.stable_draws import is_decided_by_rounding
 
 __all__ = ["EncodedParts", "compare_encoded_generation"]
-
-Arrays = Mapping[str, NDArray[Any]]
 
 _NEW_TOKENS = 32
 _SECOND_PROMPT = 4
 _ROWS = 2
-_SCORES, _MASK = "logits", "attention_mask"
+_MASK = "attention_mask"
 
 
 @dataclass(frozen=True)
@@ -80,14 +78,8 @@ def compare_encoded_generation(parts: EncodedParts, seed: int) -> GenerationInfo
     reference = _loaded_and_generated(parts, seed)
     if isinstance(reference, str):
         return reference
-    try:
+    with told_failures():
         return _compare(parts, reference)
-    except StageError as error:
-        raise VerificationError(
-            f"cannot generate with the files: {error.message}",
-            hint="--no-verify writes them without comparing.",
-            is_graph_wrong=True,
-        ) from error
 
 
 def _loaded_and_generated(parts: EncodedParts, seed: int) -> _Reference | str:
@@ -113,7 +105,7 @@ def _generate(parts: EncodedParts, weighted: PreparedPart, seed: int) -> _Refere
     count = _NEW_TOKENS if room is None else min(_NEW_TOKENS, room - 1 - _SECOND_PROMPT)
     if count < 1:
         return f"the decoder has no more than {room} positions"
-    inputs = InputDraws(encoder, seed).draw(1, _sizes(encoder), with_padding=True)
+    inputs = InputDraws(encoder, seed).draw(1, sizes_of_rows(encoder, _ROWS), with_padding=True)
     try:
         with unchanged_attributes(model), quiet_libraries(), as_the_user_calls_it(weighted):
             steps = _steps(decoder, model, inputs, count)
@@ -122,11 +114,6 @@ def _generate(parts: EncodedParts, weighted: PreparedPart, seed: int) -> _Refere
     except Exception as error:  # code of the model
         return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
     return _Reference(inputs, encoded, steps)
-
-
-def _sizes(encoder: ModelPart) -> dict[str, int]:
-    batch = encoder.inputs[0].shape[0]
-    return {name: _ROWS if name == batch else size for name, size in encoder.trace_sizes.items()}
 
 
 def _steps(
@@ -145,7 +132,7 @@ def _steps(
     second = torch.cat([tokens[:, -1:], tokens[:, :1].expand(-1, _SECOND_PROMPT - 1)], dim=1)
     cache = {decoder.cache.argument: result.past_key_values}
     answer = model(**inputs, **{DECODER_TOKENS: second}, **cache, **decoder.forward_kwargs)
-    return (*steps, (to_numpy(second), to_numpy(answer[_SCORES])))
+    return (*steps, (to_numpy(second), to_numpy(answer[SCORES])))
 
 
 def _start(model: Any) -> int:
@@ -158,10 +145,10 @@ def _start(model: Any) -> int:
 def _compare(parts: EncodedParts, reference: _Reference) -> GenerationInfo:
     decoder = parts.decoder.part
     assert decoder.cache is not None
-    run = _opened(parts.decoder_path)
+    run = opened_file(parts.decoder_path)
     encoded = reference.encoded
     if parts.encoder_path is not None:
-        encoded = _opened(parts.encoder_path)({name: to_numpy(value) for name, value in reference.inputs.items()})
+        encoded = opened_file(parts.encoder_path)({name: to_numpy(value) for name, value in reference.inputs.items()})
     rows = len(reference.steps[0][0])
     fixed = {feed.input: encoded[feed.output] for feed in parts.feeds}
     if any(spec.name == ENCODER_MASK for spec in decoder.inputs):
@@ -173,10 +160,10 @@ def _compare(parts: EncodedParts, reference: _Reference) -> GenerationInfo:
     for number, (tokens, expected) in enumerate(reference.steps):
         feeds = {TOKENS: tokens, **fixed, **states}
         answer = run({spec.name: feeds[spec.name] for spec in decoder.inputs})
-        scores = answer[_SCORES][:, -expected.shape[1] :]
-        (compared,) = compare_outputs([{_SCORES: expected}], [{_SCORES: scores}], computed_in=dtypes).comparisons
+        scores = answer[SCORES][:, -expected.shape[1] :]
+        (compared,) = compare_outputs([{SCORES: expected}], [{SCORES: scores}], computed_in=dtypes).comparisons
         if not compared.is_equal:
-            if compared.problem or not _is_rounding(parts.decoder, feeds, dtypes):
+            if compared.problem or not is_rounding(parts.decoder, _tensors(decoder, feeds), dtypes):
                 raise _unequal(number, new_tokens, compared.problem or f"{compared.relative_diff:.1e} of scale")
             stopped_after = number
             break
@@ -195,18 +182,8 @@ def _compare(parts: EncodedParts, reference: _Reference) -> GenerationInfo:
     )
 
 
-def _opened(path: Path) -> Callable[[Arrays], Arrays]:
-    from winml.modelkit.runtime.sessions import Session
-
-    return Session(path).run
-
-
-def _is_rounding(decoder: PreparedPart, feeds: Arrays, dtypes: tuple[str, ...]) -> bool:
-    """Say whether rounding decides what PyTorch answers to the inputs of a step."""
-    tensors = {spec.name: torch.from_numpy(np.array(feeds[spec.name])) for spec in decoder.part.inputs}
-    with with_values(decoder) as weighted, unchanged_attributes(weighted.model):
-        draw = Draw(tensors, run_reference(weighted, tensors), {})
-        return is_decided_by_rounding(weighted, draw, [_SCORES], dtypes)
+def _tensors(decoder: ModelPart, feeds: Arrays) -> dict[str, torch.Tensor]:
+    return {spec.name: torch.from_numpy(np.array(feeds[spec.name])) for spec in decoder.inputs}
 
 
 def _unequal(number: int, new_tokens: int, difference: str) -> VerificationError:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from winml.modelkit.compare.generation import GenerationInfo
-from winml.modelkit.errors import StageError, VerificationError, first_line
+from winml.modelkit.errors import first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
@@ -29,13 +29,12 @@ from winml.modelkit.verify.generation import (
     reason_against,
 )
 from winml.modelkit.verify.input_draws import InputDraws
-from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
-from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, run_reference, with_values
-from winml.modelkit.verify.stable_draws import is_decided_by_rounding
+from winml.modelkit.verify.other_sizes import unchanged_attributes
+from winml.modelkit.verify.parts.part_runs import is_rounding, opened_file, sizes_of_rows, told_failures
+from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, with_values
 
 __all__ = ["SeenParts", "compare_seen_generation"]
 
-Arrays = Mapping[str, NDArray[Any]]
 Tensors = Mapping[str, torch.Tensor]
 
 _NEW_TOKENS = 32
@@ -43,7 +42,7 @@ _TEXT, _PADDING = 7, 3
 """Chosen: tokens of a row beside the places of its images, and how many of them are padding in the first row."""
 _SECOND_PROMPT = 4
 _ROWS = 2
-_TOKENS, _SCORES = "input_ids", "logits"
+_TOKENS = "input_ids"
 
 
 @dataclass(frozen=True)
@@ -84,27 +83,16 @@ def compare_seen_generation(parts: SeenParts, seed: int) -> GenerationInfo | str
     decoder = parts.decoder.part
     dtypes = dtypes_inside(decoder.module, {})
 
-    def is_rounding(draw: Draw) -> bool:
-        with with_values(parts.decoder) as weighted, unchanged_attributes(weighted.model):
-            answered = Draw(draw.inputs, run_reference(weighted, draw.inputs), {})
-            return is_decided_by_rounding(weighted, answered, [_SCORES], dtypes)
-
-    try:
-        run = _opened(parts.paths[decoder.name])
+    with told_failures():
+        run = opened_file(parts.paths[decoder.name])
         return compare_generation(
             decoder,
             reference.text,
             lambda draw: run({name: to_numpy(value) for name, value in draw.inputs.items()}),
             dtypes,
-            is_rounding,
+            lambda draw: is_rounding(parts.decoder, draw.inputs, dtypes),
             _vectors_of(parts, reference.images),
         )
-    except StageError as error:
-        raise VerificationError(
-            f"cannot generate with the files: {error.message}",
-            hint="--no-verify writes them without comparing.",
-            is_graph_wrong=True,
-        ) from error
 
 
 def _loaded_and_generated(parts: SeenParts, seed: int) -> _Reference | str:
@@ -138,7 +126,7 @@ def _images(vision: ModelPart, seed: int, rows: int) -> Tensors:
     draws = InputDraws(vision, seed)
     count = _fixed_rows(vision)
     if count is None:
-        return draws.draw(1, _sizes(vision))
+        return draws.draw(1, sizes_of_rows(vision, _ROWS))
     drawn = [draws.draw(number + 1) for number in range(rows // count)]
     return {name: torch.cat([tensors[name] for tensors in drawn]) for name in drawn[0]}
 
@@ -153,7 +141,9 @@ def _prompt(embedding: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor
     """Return tokens that hold places for images, and their mask; the first of several rows is padded on the left."""
     spec = next(spec for spec in embedding.inputs if spec.name == _TOKENS)
     length = sum(count for _, count in spec.first_values) + _TEXT
-    tokens = InputDraws(embedding, seed).draw(1, {**_sizes(embedding), str(spec.shape[1]): length})[_TOKENS]
+    tokens = InputDraws(embedding, seed).draw(1, {**sizes_of_rows(embedding, _ROWS), str(spec.shape[1]): length})[
+        _TOKENS
+    ]
     mask = torch.ones_like(tokens)
     if len(tokens) > 1:
         tokens[0] = tokens[0].roll(_PADDING)
@@ -166,32 +156,21 @@ def _places(embedding: ModelPart) -> list[int]:
     return [value for spec in embedding.inputs if spec.name == _TOKENS for value, _ in spec.first_values]
 
 
-def _sizes(part: ModelPart) -> dict[str, int]:
-    batch = part.inputs[0].shape[0]
-    return {name: _ROWS if name == batch else size for name, size in part.trace_sizes.items()}
-
-
 def _vectors_of(parts: SeenParts, images: Tensors) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """Return what makes vectors of tokens with the files: with those of the images where tokens hold their places."""
     (feed,) = parts.vision.feeds
     (made,) = parts.embedding.feeds
     places = _places(parts.embedding)
-    see = _opened(parts.paths[parts.vision.name])
+    see = opened_file(parts.paths[parts.vision.name])
     arrays = {name: to_numpy(value) for name, value in images.items()}
     rows = len(next(iter(arrays.values())))
     step = _fixed_rows(parts.vision) or rows
     pieces = [{name: value[start : start + step] for name, value in arrays.items()} for start in range(0, rows, step)]
     features = np.concatenate([see(piece)[feed.output] for piece in pieces])
-    run = _opened(parts.paths[parts.embedding.name])
+    run = opened_file(parts.paths[parts.embedding.name])
 
     def vectors(tokens: NDArray[Any]) -> NDArray[Any]:
         given = features if any((tokens == place).any() for place in places) else features[:0]
         return run({_TOKENS: tokens, feed.input: given})[made.output]
 
     return vectors
-
-
-def _opened(path: Path) -> Callable[[Arrays], Arrays]:
-    from winml.modelkit.runtime.sessions import Session
-
-    return Session(path).run
