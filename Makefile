@@ -7,13 +7,28 @@ RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 CODE = src tests scripts benchmarks
 
-.PHONY: demo test house format lint types documents wheel clean
+.PHONY: demo test test-oldest test-newest house format lint types documents wheel release-check clean
 
 demo: $(READY)
 	$(RUN) scripts/demo.py
 
 test: $(READY)
 	$(RUN) -m pytest -n auto
+
+# The oldest versions that pyproject.toml allows, in an environment of its own. uv is what can choose them.
+test-oldest:
+	$(PYTHON) scripts/check_python.py
+	$(PYTHON) -m venv --clear .venv-oldest
+	.venv-oldest/bin/python -m pip install --disable-pip-version-check -q uv
+	.venv-oldest/bin/uv pip install --python .venv-oldest/bin/python --resolution lowest-direct -e ".[demo,eval,test]"
+	.venv-oldest/bin/python -m pytest -n auto
+
+# The newest versions there are, whatever constraints.txt says.
+test-newest:
+	$(PYTHON) scripts/check_python.py
+	$(PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/python -m pip install --disable-pip-version-check -e ".[demo,eval,test]"
+	.venv-newest/bin/python -m pytest -n auto
 
 house: $(READY)
 	$(RUN) -m pytest tests/house
@@ -36,6 +51,10 @@ documents: $(READY)
 
 wheel: $(READY)
 	$(RUN) -m build --wheel
+
+# Wheel and sdist, installed and tried in fresh environments of each Python that is here.
+release-check: $(READY)
+	$(RUN) scripts/release_check.py
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

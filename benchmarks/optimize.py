@@ -1,12 +1,16 @@
 """What does ``winml optimize`` gain, beside the plain export and what other optimizers make of it?
 
-Method. For each shape (bert-base, minilm, vit-base, resnet-50, gpt2; seeded random weights, made from configs) there is
-one plain export, kept in a folder given by the user, and made of it:
+Method. For each shape (bert-base, minilm, vit-base, resnet-50, gpt2, the encoder of whisper-base; seeded random
+weights, made from configs) there is one plain export, kept in a folder given by the user, and made of it:
 
 * ``full``: ``winml optimize --level full``;
-* ``layout``: the same with ``--ep cpu --enable-nchwc-layout``, for resnet-50; suits processors like this one only;
+* ``open`` and ``open full``: the export with an open batch and open lengths, and ``--level full`` of it; both run at
+  the sizes of the plain export;
+* ``compiled``: ``winml compile --ep cpu`` of ``full``; suits processors like this one only;
 * with ``--peers FOLDER``: ``optimum`` O2 and O3 (where it knows the architecture) and ``onnxslim``, installed into an
-  environment of their own in that folder, with the same ONNX Runtime; what does not install or fails is said.
+  environment of their own in that folder, with the same ONNX Runtime; what does not install or fails is said;
+* with ``--others``, for orientation, each in a process of its own and not in turns: the PyTorch module under
+  ``torch.compile``, and with ``--openvino-python PYTHON`` the plain export in OpenVINO, in fp32 and at its own choice.
 
 Latency: every file gets a session with the options of a user who sets none but the number of threads; then all are run
 in turns, in an order drawn anew each round, on the same values, in one process. Of each run the wall time and the time
@@ -18,6 +22,7 @@ Cold session creation: a fresh process per session, in turns, files in the page 
 A table for people, then one line of JSON.
 
     python benchmarks/optimize.py --cache FOLDER [--models bert-base,gpt2] [--rounds 30] [--threads 1] [--peers FOLDER]
+        [--others] [--openvino-python PYTHON]
 """
 
 from __future__ import annotations
@@ -49,8 +54,21 @@ SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "vit-base": ("ViTConfig", "ViTForImageClassification", {}),
     "resnet-50": ("ResNetConfig", "ResNetForImageClassification", {}),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", {}),
+    "whisper": (
+        "WhisperConfig", "WhisperForConditionalGeneration",
+        {"d_model": 512, "encoder_layers": 6, "encoder_attention_heads": 8, "encoder_ffn_dim": 2048,
+         "decoder_layers": 6, "decoder_attention_heads": 8, "decoder_ffn_dim": 2048},
+    ),
 }  # fmt: skip
 """Name → config class, model class, what differs from the config's defaults."""
+
+SUBMODELS = {"whisper": "encoder"}
+OPEN_SIZES = {
+    "vit-base": ["--dynamic-batch"],
+    "resnet-50": ["--dynamic-batch"],
+    "whisper": ["--dynamic-batch"],
+}
+"""Name → what opens its sizes; the others have an open length as well."""
 
 COLD = (
     "import sys, time, onnxruntime as ort; options = ort.SessionOptions(); options.log_severity_level = 3;"
@@ -79,17 +97,62 @@ else:
 """Run in the peers' environment."""
 
 
-def make_export(name: str, cache: Path) -> Path:
-    """Return the plain export, which is made once."""
+OPENVINO = """
+import sys, time
+import numpy, openvino
+path, feeds, threads, rounds, precision = sys.argv[1], numpy.load(sys.argv[2]), *map(int, sys.argv[3:5]), sys.argv[5]
+settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+if precision != "own":
+    settings["INFERENCE_PRECISION_HINT"] = precision
+request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
+seconds = []
+for _ in range(rounds + 3):
+    started = time.perf_counter()
+    request.infer(dict(feeds))
+    seconds.append(time.perf_counter() - started)
+print(sorted(seconds[3:])[rounds // 2])
+"""
+"""Run in the environment of OpenVINO."""
+
+TORCH_COMPILE = """
+import sys, time
+import numpy, torch, transformers
+torch.set_num_threads(int(sys.argv[3]))
+rounds, kind, part = int(sys.argv[4]), sys.argv[5], sys.argv[6]
+config = transformers.AutoConfig.from_pretrained(sys.argv[1])
+module = getattr(transformers, kind)(config).eval()
+module = module.get_encoder() if part else module
+feeds = {name: torch.from_numpy(array) for name, array in numpy.load(sys.argv[2]).items()}
+compiled, seconds = torch.compile(module), []
+with torch.inference_mode():
+    for _ in range(rounds + 3):
+        started = time.perf_counter()
+        compiled(**feeds)
+        seconds.append(time.perf_counter() - started)
+print(sorted(seconds[3:])[rounds // 2])
+"""
+
+
+def make_export(name: str, cache: Path, kind: str = "plain") -> Path:
+    """Return the export with fixed sizes (``plain``) or with open ones (``open``), which is made once."""
     import transformers
 
-    target = cache / name / "plain.onnx"
+    target = cache / name / f"{kind}.onnx"
     if not target.is_file():
         config_class, model_class, sizes = SHAPES[name]
         config = getattr(transformers, config_class)(architectures=[model_class], **sizes)
         config.save_pretrained(target.parent)
-        source = target.parent / "config.json"
-        call([*WINML, "export", "-m", str(source), "--random-weights", "--no-cache", "-o", str(target), "-q"])
+        source = ["-m", str(target.parent / "config.json"), "--random-weights"]
+        part = SUBMODELS.get(name)
+        if part is None:
+            options = OPEN_SIZES.get(name, ["--dynamic-batch", "--dynamic-seq-len"]) if kind == "open" else []
+            call([*WINML, "export", *source, "--no-cache", *options, "-o", str(target), "-q"])
+        elif kind == "open":  # parts have open sizes anyway, and the file of a part is named after it
+            call([*WINML, "export", *source, "--submodel", part, "-o", str(target), "-q"])
+            target.with_name(f"{kind}_{part}.onnx").replace(target)
+        else:
+            opened = make_export(name, cache, "open")
+            call([*WINML, "export", "-m", str(opened), "--batch-size", "1", "-o", str(target), "-q"])
     return target
 
 
@@ -102,13 +165,15 @@ def call(command: list[str]) -> None:
 
 def make_variants(name: str, plain: Path, peers: Path | None) -> tuple[dict[str, Path], list[str]]:
     """Return the files to compare, the plain export first, and what could not be made."""
-    files, troubles = {"plain": plain}, []
-    ours = {"full": ["--level", "full"]}
-    if name == "resnet-50":
-        ours["layout"] = ["--level", "full", "--ep", "cpu", "--enable-nchwc-layout"]
-    for kind, options in ours.items():
-        files[kind] = plain.with_name(f"{kind}.onnx")
-        call([*WINML, "optimize", "-m", str(plain), "-o", str(files[kind]), *options, "--overwrite", "-q"])
+    opened = make_export(name, plain.parent.parent, "open")
+    files, troubles = {"plain": plain, "open": opened}, []
+    for kind, source in {"full": plain, "open full": opened}.items():
+        files[kind] = plain.with_name(f"{kind.replace(' ', '_')}.onnx")
+        options = ["--level", "full", "--overwrite", "-q"]
+        call([*WINML, "optimize", "-m", str(source), "-o", str(files[kind]), *options])
+    files["compiled"] = plain.with_name("compiled.onnx")
+    compiled = ["-o", str(files["compiled"]), "--ep", "cpu", "--overwrite", "-q"]
+    call([*WINML, "compile", "-m", str(files["full"]), *compiled])
     if peers is not None:
         python = peers_python(peers)
         for kind in ("O2", "O3", "onnxslim"):
@@ -139,6 +204,7 @@ def peers_python(folder: Path) -> Path:
 
 def measure_latency(files: dict[str, Path], rounds: int, threads: int) -> dict[str, Any]:
     """Run all files in turns; return per file the median times and the ratios to the plain export."""
+    import numpy as np
     import onnxruntime as ort
 
     from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
@@ -147,6 +213,7 @@ def measure_latency(files: dict[str, Path], rounds: int, threads: int) -> dict[s
     plain = Session(files["plain"])
     feeds = draw_feeds(graph_inputs(plain), {}, seed=0)
     del plain
+    np.savez(files["plain"].with_name("feeds.npz"), **feeds)
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
@@ -197,6 +264,31 @@ def measure_cold(files: dict[str, Path], rounds: int) -> dict[str, dict[str, flo
     }
 
 
+def measure_others(name: str, plain: Path, arguments: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
+    """Return the median milliseconds of other runtimes, each in a process of its own, and what did not run."""
+    feeds, bounds = plain.with_name("feeds.npz"), [str(arguments.threads), str(arguments.rounds)]
+    model = [SHAPES[name][1], SUBMODELS.get(name, "")]
+    others = {"torch.compile": [sys.executable, "-c", TORCH_COMPILE, str(plain.parent), str(feeds), *bounds, *model]}
+    if arguments.openvino_python:
+        openvino = [str(arguments.openvino_python), "-c", OPENVINO, str(plain), str(feeds), *bounds]
+        others |= {"OpenVINO fp32": [*openvino, "f32"], "OpenVINO": [*openvino, "own"]}
+    answers, troubles = {}, []
+    for kind, command in others.items():
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            troubles.append(f"{name} {kind}: {done.stderr.strip().splitlines()[-1]}")
+        else:
+            answers[kind] = round(float(done.stdout.split()[-1]) * 1000, 3)
+    return answers, troubles
+
+
+def node_counts(files: dict[str, Path]) -> dict[str, int]:
+    """Return the number of nodes of each file, those of subgraphs included."""
+    import onnx_ir as ir
+
+    return {kind: sum(1 for _ in ir.load(path).graph.all_nodes()) for kind, path in files.items()}
+
+
 def main() -> None:
     """Measure, print a table and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -206,15 +298,21 @@ def main() -> None:
     parser.add_argument("--cold-rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--peers", type=Path, help="Folder for an environment with the other optimizers.")
+    parser.add_argument("--others", action="store_true", help="Run other runtimes too, for orientation.")
+    parser.add_argument("--openvino-python", type=Path, help="Interpreter with openvino.")
     arguments = parser.parse_args()
     answer: dict[str, Any] = {"threads": arguments.threads, "rounds": arguments.rounds, "models": {}, "troubles": []}
     heads = ("wall ms", "wall ratio", "computing ratio", "cold ms", "faster")
-    print(f"{'model':<10} {'file':<9} {heads[0]:>9} {heads[1]:>22} {heads[2]:>22} {heads[3]:>9} {heads[4]:>7}")
+    nodes = "nodes"
+    print(
+        f"{'model':<10} {'file':<9} {nodes:>6} {heads[0]:>9} {heads[1]:>22} {heads[2]:>22} {heads[3]:>9} {heads[4]:>7}"
+    )
     for name in arguments.models.split(","):
         files, troubles = make_variants(name, make_export(name, arguments.cache), arguments.peers)
         latency = measure_latency(files, arguments.rounds, arguments.threads)
         cold = measure_cold(files, arguments.cold_rounds)
-        answer["models"][name] = {kind: {**latency[kind], **cold[kind]} for kind in files}
+        nodes_of = node_counts(files)
+        answer["models"][name] = {kind: {"nodes": nodes_of[kind], **latency[kind], **cold[kind]} for kind in files}
         answer["troubles"] += troubles
         for kind, row in answer["models"][name].items():
             ratios = [
@@ -222,9 +320,14 @@ def main() -> None:
                 for low, middle, high in (row["wall_ratio"], row["computing_ratio"])
             ]
             print(
-                f"{name:<10} {kind:<9} {row['wall_ms']:>9.2f} {ratios[0]:>22} {ratios[1]:>22} "
+                f"{name:<10} {kind:<9} {row['nodes']:>6} {row['wall_ms']:>9.2f} {ratios[0]:>22} {ratios[1]:>22} "
                 f"{row['cold_ms']:>9.1f} {row['times_as_fast']:>6.2f}x"
             )
+        if arguments.others:
+            answer.setdefault("others", {})[name], troubles = measure_others(name, files["plain"], arguments)
+            answer["troubles"] += troubles
+            for kind, milliseconds in answer["others"][name].items():
+                print(f"{name:<10} {kind:<15} {milliseconds:>9.2f}")
     for trouble in answer["troubles"]:
         print(f"not made: {trouble}")
     print(json.dumps(answer))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from typing import Any
 
 import onnx
@@ -75,7 +75,7 @@ def _fields(message: Any) -> Iterator[tuple[Any, Any]]:
     for field, value in message.ListFields():
         yield message, field
         if field.message_type is not None:
-            for inner in value if field.is_repeated else (value,):
+            for inner in value if isinstance(value, MutableSequence) else (value,):
                 yield from _fields(inner)
 
 
@@ -94,8 +94,8 @@ def _change_field(content: bytes, position: int, value: int) -> bytes:
 
 
 def _replace(message: Any, field: Any, value: int) -> None:
-    if field.is_repeated:
-        items = getattr(message, field.name)
+    items = getattr(message, field.name)
+    if isinstance(items, MutableSequence):
         index = value % len(items)
         if value % 3 == 0:
             del items[index]

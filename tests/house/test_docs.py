@@ -51,12 +51,12 @@ def test_contributing_draws_the_order_of_rooms() -> None:
 
 def test_make_commands_in_documents_are_targets() -> None:
     """Every ``make`` command a document shows exists."""
-    targets = set(re.findall(r"^(\w+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     shown = {
         target
         for document in _documents()
         for target in re.findall(
-            r"(?:^ *|`|&& )make (?:PYTHON=\S+ )?(\w+)",
+            r"(?:^ *|`|&& )make (?:PYTHON=\S+ )?([\w-]+)",
             (REPOSITORY / document).read_text(encoding="utf-8"),
             re.MULTILINE,
         )

@@ -132,7 +132,7 @@ class QuantizeOptions(Options):
         for name in dict.fromkeys(name for rules in MODES.values() for name in sorted(rules.options)):
             value = getattr(self, name)
             readers = [mode for mode, rules in MODES.items() if name in rules.options]
-            default = type(self).model_fields[name].get_default(call_default_factory=True)
+            default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})
             if value != default and not set(readers) & set(modes):
                 raise UsageError(
                     f"{_words_of(name, value)} has no meaning for {' and '.join(modes)}",

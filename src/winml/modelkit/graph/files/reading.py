@@ -13,7 +13,7 @@ import functools
 import mmap
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableSequence
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +171,12 @@ def _parse_structure(data: mmap.mmap, path: Path, replace: _Replacement) -> onnx
 def _unreadable_texts(message: Any) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of every field of text that is none: protobuf hands it over as bytes."""
     for field, value in message.ListFields():
+        # The descriptor says so too, in words that protobuf 6.31 changed.
+        values = value if isinstance(value, MutableSequence) else (value,)
         if field.type == field.TYPE_STRING:
-            texts = value if field.is_repeated else (value,)
-            yield from ((field.name, text) for text in texts if isinstance(text, bytes))
+            yield from ((field.name, text) for text in values if isinstance(text, bytes))
         elif field.type == field.TYPE_MESSAGE:
-            for inner in value if field.is_repeated else (value,):
+            for inner in values:
                 yield from _unreadable_texts(inner)
 
 
