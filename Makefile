@@ -15,21 +15,6 @@ demo: $(READY)
 test: $(READY)
 	$(RUN) -m pytest -n auto
 
-# The oldest versions that pyproject.toml allows, in an environment of its own. uv is what can choose them.
-test-oldest:
-	$(PYTHON) scripts/check_python.py
-	$(PYTHON) -m venv --clear .venv-oldest
-	.venv-oldest/bin/python -m pip install --disable-pip-version-check -q uv
-	.venv-oldest/bin/uv pip install --python .venv-oldest/bin/python --resolution lowest-direct -e ".[demo,eval,test]"
-	.venv-oldest/bin/python -m pytest -n auto
-
-# The newest versions there are, whatever constraints.txt says.
-test-newest:
-	$(PYTHON) scripts/check_python.py
-	$(PYTHON) -m venv --clear .venv-newest
-	.venv-newest/bin/python -m pip install --disable-pip-version-check -e ".[demo,eval,test]"
-	.venv-newest/bin/python -m pytest -n auto
-
 house: $(READY)
 	$(RUN) -m pytest tests/house
 
@@ -65,3 +50,18 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --disable-pip-version-check -c constraints.txt -e ".[demo,eval,test,dev]"
 	touch $(READY)
+
+# The oldest versions that pyproject.toml allows, in an environment of its own. uv is what can choose them.
+test-oldest:
+	$(PYTHON) scripts/check_python.py
+	$(PYTHON) -m venv --clear .venv-oldest
+	.venv-oldest/bin/python -m pip install --disable-pip-version-check -q uv
+	.venv-oldest/bin/uv pip install --python .venv-oldest/bin/python --resolution lowest-direct -e ".[demo,eval,test]"
+	.venv-oldest/bin/python -m pytest -n auto
+
+# The newest versions there are, whatever constraints.txt says.
+test-newest:
+	$(PYTHON) scripts/check_python.py
+	$(PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/python -m pip install --disable-pip-version-check -e ".[demo,eval,test]"
+	.venv-newest/bin/python -m pytest -n auto
