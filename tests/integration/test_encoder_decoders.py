@@ -16,6 +16,7 @@ import transformers
 
 from encoded import save_encoder_decoder
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
+from winml.modelkit.builds.layouts.genai import genai_texts
 from winml.modelkit.builds.layouts.layout import LAYOUTS, refuse_models
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.graph.bundle import ModelBundle, PartFeed
@@ -159,11 +160,20 @@ def test_graphs_of_two_models_do_not_write_the_text(encoded: Encoded, tmp_path: 
             compare_encoded_generation(dataclasses.replace(parts, encoder_path=tmp_path / "encoder.onnx"), 0)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["optimum", "transformers.js"])
 def test_readers_that_compute_the_keys_in_the_decoder_are_refused(encoded: Encoded, layout: str) -> None:
     """A folder that nobody can open is not written."""
     with pytest.raises(UsageError, match=f"--layout {layout}"):
         refuse_models(LAYOUTS[layout], [part.model_path for part in encoded.result.parts])
+
+
+def test_parts_that_genai_has_no_type_for_are_refused(encoded: Encoded) -> None:
+    """It knows recordings of thirty seconds only; what is in the way is named."""
+    models = {part.name: (part.model_path, part.model_path.name) for part in encoded.result.parts}
+    names = ", ".join(item.name for item in encoded.model.graphs.inputs)
+    problem = "100 frames of sound; expected 3000" if names == "input_features" else f"an encoder that takes {names}"
+    with pytest.raises(UsageError, match=f"--layout genai: onnxruntime-genai has no type for {problem}"):
+        genai_texts(models, {})
 
 
 @pytest.mark.parametrize("architecture", CLASSES)
