@@ -357,6 +357,16 @@ def test_layout_is_part_of_the_build(built: Path, tmp_path: Path) -> None:
     assert (folder / "model.onnx").is_file()
 
 
+def test_change_of_layout_keeps_the_graph_of_a_plain_decoder(checkpoint: Path, tmp_path: Path) -> None:
+    """Only an encoder-decoder is another model for optimum."""
+    folder = laid_out(checkpoint, tmp_path / "folder", "genai", "--no-verify")
+    laid_out(checkpoint, folder, "optimum", "--no-verify")
+    manifest = read_manifest((folder / "build_manifest.json").read_bytes())
+    export = manifest.parts[0].stage("export")
+    assert export is not None
+    assert "reused" == export.status
+
+
 def test_name_of_a_model_bears_its_precision(built: Path, tmp_path: Path) -> None:
     """As transformers.js looks for it."""
     folder = laid_out(
