@@ -173,6 +173,7 @@ def test_what_only_transformers_knows_is_left_to_its_loop(built: Path, tmp_path:
     prompt = torch.tensor([told["prompt_tokens"]])
     assert model.generate(prompt, max_new_tokens=6)[0, prompt.shape[1] :].tolist() == told["tokens"]
     assert "transformers" == told["loop"]
+    assert told["tokens_per_second"] is None
 
 
 def test_tokenizer_in_other_files_is_read_by_transformers(built: Path, tmp_path: Path) -> None:
