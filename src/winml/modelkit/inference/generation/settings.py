@@ -92,7 +92,7 @@ class GenerationSettings:
     @property
     def is_stepwise(self) -> bool:
         """Whether each token is known as soon as it is chosen; of beams, all are known at the end."""
-        return (self.for_transformers or {}).get("num_beams", 1) == 1
+        return bool((self.for_transformers or {}).get("num_beams", 1) == 1)
 
     def as_record(self) -> dict[str, Any]:
         """Return what decides the text, as JSON values."""
