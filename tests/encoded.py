@@ -32,13 +32,13 @@ WHISPER = {
 """One second of sound, of 100 frames."""
 
 
-def build_whisper() -> Any:
+def build_whisper(**changes: Any) -> Any:
     """Build a small Whisper in evaluation mode."""
     import torch
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     torch.manual_seed(0)
-    config: Any = WhisperConfig(**WHISPER)  # type: ignore[arg-type]  # declared one by one
+    config: Any = WhisperConfig(**{**WHISPER, **changes})  # type: ignore[arg-type]  # declared one by one
     model = WhisperForConditionalGeneration(config)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -46,15 +46,18 @@ def build_whisper() -> Any:
     return model.eval()
 
 
-def save_encoder_decoder(folder: Path, architecture: str) -> Path:
-    """Write the checkpoint of a small encoder-decoder, what prepares its inputs, and return the folder."""
+def save_encoder_decoder(folder: Path, architecture: str, *, seconds: int = 1) -> Path:
+    """Write the checkpoint of a small encoder-decoder, what prepares its inputs, and return the folder.
+
+    ``seconds`` is how long a recording of Whisper is.
+    """
     if architecture in CONFIGS:
         model = build_model(architecture)
     else:
         from transformers import WhisperFeatureExtractor
 
-        model = build_whisper()
-        WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(folder)
+        model = build_whisper(max_source_positions=50 * seconds)
+        WhisperFeatureExtractor(feature_size=8, chunk_length=seconds).save_pretrained(folder)
     model.save_pretrained(folder)
     save_tokenizer(folder, chat_template=None)
     return folder

@@ -173,6 +173,7 @@ def test_what_only_transformers_knows_is_left_to_its_loop(built: Path, tmp_path:
     prompt = torch.tensor([told["prompt_tokens"]])
     assert model.generate(prompt, max_new_tokens=6)[0, prompt.shape[1] :].tolist() == told["tokens"]
     assert "transformers" == told["loop"]
+    assert told["tokens_per_second"] is None
 
 
 def test_tokenizer_in_other_files_is_read_by_transformers(built: Path, tmp_path: Path) -> None:
@@ -389,6 +390,25 @@ def test_encoder_decoder_refuses_what_its_encoder_does_not_read(
     outcome = run_here("generate", translator, *arguments)
     assert 2 == outcome.code
     assert message in outcome.err
+
+
+def test_perf_measures_the_parts_of_a_folder(translator: Path) -> None:
+    """Each by itself; with --generation from the text to the first token, and steps by what is cached."""
+    runs = ("--iterations", "2", "--warmup", "0", "--format", "json", "-q")
+    outcome = run_here("perf", translator, *runs)
+    assert 0 == outcome.code, outcome.err
+    parts = json.loads(outcome.out)["parts"]
+    assert ["encoder", "decoder"] == list(parts)
+    assert all(Path(part["benchmark_info"]["model"]).name == f"{name}.onnx" for name, part in parts.items())
+    outcome = run_here("perf", translator, *runs, "--generation")
+    assert 0 == outcome.code, outcome.err
+    record = json.loads(outcome.out)
+    assert [1] == [prompt["tokens"] for prompt in record["prompts"]]
+    assert [16, 64] == [step["cached_tokens"] for step in record["steps"]][:2]
+    outcome = run_here("perf", translator, "--by-module")
+    assert 2 == outcome.code
+    assert "--by-module is for one graph" in outcome.err
+    assert "encoder.onnx" in outcome.err
 
 
 def test_recording_is_written_down(tmp_path: Path) -> None:

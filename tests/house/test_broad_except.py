@@ -12,6 +12,7 @@ from house.sources import functions, modules
 BOUNDARIES: dict[str, str] = {
     "verify.generation:generate_reference": "a foreign generate() raises what it likes; it is then told as the reason",
     "verify.parts.encoded_generation:_generate": "as generate_reference: a foreign generate()",
+    "verify.parts.encoded_fidelity:measure_encoded_text": "as generate_reference: a foreign forward",
     "verify.parts.seen_generation:_generate": "as generate_reference: a foreign generate()",
     "verify.reference_run:run_reference": "a foreign forward raises what it likes; said again with inputs and module",
     "verify.by_module.first_wrong_module:name_first_wrong_module": "the failure stays as it is; says what went wrong",

@@ -16,6 +16,7 @@ import transformers
 
 from encoded import save_encoder_decoder
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
+from winml.modelkit.builds.layouts.genai import genai_texts
 from winml.modelkit.builds.layouts.layout import LAYOUTS, refuse_models
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.graph.bundle import ModelBundle, PartFeed
@@ -24,6 +25,7 @@ from winml.modelkit.inference.generation.seq2seq import EncodedModel
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.verify.parts.encoded_fidelity import measure_encoded_text
 from winml.modelkit.verify.parts.encoded_generation import EncodedParts, compare_encoded_generation
 from winml.modelkit.verify.reference_run import prepared_part
 
@@ -155,15 +157,30 @@ def test_graphs_of_two_models_do_not_write_the_text(encoded: Encoded, tmp_path: 
     with prepared_part(decoder) as prepared:
         parts = EncodedParts(encoder, prepared, paths[1], paths[0])
         assert not isinstance(compare_encoded_generation(parts, 0), str)
-        with pytest.raises(VerificationError, match="at the first token the scores are not those of PyTorch"):
+        with pytest.raises(VerificationError, match="at the start, 1 tokens after 0 in the cache"):
             compare_encoded_generation(dataclasses.replace(parts, encoder_path=tmp_path / "encoder.onnx"), 0)
+        # The same of files of few bits: rounding is far below 80 dB, and another encoder tells nothing of this one.
+        same = measure_encoded_text(parts, 0)
+        other = measure_encoded_text(dataclasses.replace(parts, encoder_path=tmp_path / "encoder.onnx"), 0)
+        assert not isinstance(same, str)
+        assert not isinstance(other, str)
+        assert same.sqnr_db > 80 > 40 > other.sqnr_db
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["optimum", "transformers.js"])
 def test_readers_that_compute_the_keys_in_the_decoder_are_refused(encoded: Encoded, layout: str) -> None:
     """A folder that nobody can open is not written."""
     with pytest.raises(UsageError, match=f"--layout {layout}"):
         refuse_models(LAYOUTS[layout], [part.model_path for part in encoded.result.parts])
+
+
+def test_parts_that_genai_has_no_type_for_are_refused(encoded: Encoded) -> None:
+    """It knows recordings of thirty seconds only; what is in the way is named."""
+    models = {part.name: (part.model_path, part.model_path.name) for part in encoded.result.parts}
+    names = ", ".join(item.name for item in encoded.model.graphs.inputs)
+    problem = "100 frames of sound; expected 3000" if names == "input_features" else f"an encoder that takes {names}"
+    with pytest.raises(UsageError, match=f"--layout genai: onnxruntime-genai has no type for {problem}"):
+        genai_texts(models, {})
 
 
 @pytest.mark.parametrize("architecture", CLASSES)

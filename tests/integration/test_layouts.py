@@ -16,7 +16,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+import soundfile
+import torch
+from transformers import (
+    AutoFeatureExtractor,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    AutoTokenizer,
+    GenerationMixin,
+)
 
 from checkpoints import save_checkpoint
 from e2e.in_process import run_here
@@ -88,6 +98,25 @@ const asked = { max_new_tokens: Number(count), no_repeat_ngram_size: 1, do_sampl
 console.log(JSON.stringify((await model.generate({ ...tokens, ...asked })).tolist()[0].map(Number)));
 """,
 }
+HEARD = """
+import json, sys, numpy as np, onnxruntime_genai as og
+folder, recording, features, tokens, count = sys.argv[1:]
+model = og.Model(folder)
+made = model.create_multimodal_processor()([""], audios=og.Audios.open(recording))["audio_features"].as_numpy()
+given, start = np.load(features), json.loads(tokens)
+options = og.GeneratorParams(model)
+options.set_search_options(do_sample=False, max_length=len(start) + int(count), batch_size=len(given))
+generator = og.Generator(model, options)
+inputs = og.NamedTensors()
+inputs["audio_features"] = given
+generator.set_inputs(inputs)
+generator.append_tokens(np.array([start] * len(given), np.int32))
+written = []
+while not generator.is_done():
+    generator.generate_next_token()
+    written.append(generator.get_next_tokens().tolist())
+print(json.dumps([made.tolist(), np.transpose(written).tolist()]))
+"""
 FETCHED = """
 import { ModelRegistry, env } from '@huggingface/transformers';
 env.allowRemoteModels = false;
@@ -179,6 +208,35 @@ def test_reader_of_an_encoder_decoder_writes_what_pytorch_writes(tmp_path: Path,
     folder = laid_out(checkpoint, tmp_path / "folder", layout, "--no-verify")
     assert expected == read_with(layout, ENCODED_PROGRAMS[layout], folder, PROMPT, str(NEW_TOKENS))
     assert len(set(expected)) > NEW_TOKENS // 2
+
+
+@needs_reader("genai")
+def test_genai_writes_what_pytorch_writes_of_a_recording(tmp_path: Path) -> None:
+    """Its type whisper by the names of our parts; what it makes of a recording is what transformers makes of it."""
+    checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "whisper", seconds=30)
+    torchscript = json.dumps({"export": {"exporter": "torchscript"}})
+    folder = laid_out(checkpoint, tmp_path / "folder", "genai", "--no-verify", "-c", torchscript)
+    sound = np.sin(np.arange(32_000) ** 1.2 / 90).astype(np.float32)
+    soundfile.write(tmp_path / "tone.wav", sound, 16_000)
+    extractor = AutoFeatureExtractor.from_pretrained(folder)
+    features = extractor(sound, sampling_rate=16000, return_tensors="np")["input_features"]
+    given = np.concatenate([features, np.random.default_rng(0).normal(size=features.shape).astype(np.float32)])
+    np.save(tmp_path / "features.npy", given)
+    start = [3, 5, 9]
+    model: Any = AutoModelForSpeechSeq2Seq.from_pretrained(checkpoint).eval()
+    # Whisper's own loop puts other tokens first.
+    expected = GenerationMixin.generate(
+        model,
+        input_features=torch.from_numpy(given),
+        decoder_input_ids=torch.tensor([start] * 2),
+        max_new_tokens=NEW_TOKENS,
+    )
+    arguments = (tmp_path / "tone.wav", tmp_path / "features.npy", json.dumps(start), str(NEW_TOKENS))
+    made, written = read_with("genai", HEARD, folder, *arguments)
+    assert expected[:, len(start) :].tolist() == written
+    # It fills up with zeros where transformers mirrors what lies beyond the ends: two frames at each. The file holds
+    # 16 bits of each value, which shows in the logarithm of silent bands.
+    np.testing.assert_allclose(np.array(made)[..., 2:198], features[..., 2:198], rtol=0, atol=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +355,16 @@ def test_layout_is_part_of_the_build(built: Path, tmp_path: Path) -> None:
     assert 0 == run_here("build", "-m", built / "model.onnx", "-o", folder, "-q").code
     assert not (folder / "genai_config.json").exists()
     assert (folder / "model.onnx").is_file()
+
+
+def test_change_of_layout_keeps_the_graph_of_a_plain_decoder(checkpoint: Path, tmp_path: Path) -> None:
+    """Only an encoder-decoder is another model for optimum."""
+    folder = laid_out(checkpoint, tmp_path / "folder", "genai", "--no-verify")
+    laid_out(checkpoint, folder, "optimum", "--no-verify")
+    manifest = read_manifest((folder / "build_manifest.json").read_bytes())
+    export = manifest.parts[0].stage("export")
+    assert export is not None
+    assert "reused" == export.status
 
 
 def test_name_of_a_model_bears_its_precision(built: Path, tmp_path: Path) -> None:

@@ -138,6 +138,9 @@ def _undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> di
     for key in ("task", "model_class"):
         if key in request and request[key] == earlier.resolved["loader"].get(key):
             _put_back(request, before["request"], key)
+    if decided.input_tensors is not None:
+        # One graph: there is no encoder that could compute keys for its decoder.
+        _put_back(request, before["request"], "cross_keys")
     inputs = [spec.model_dump(mode="json", exclude_none=True) for spec in decided.input_tensors or ()]
     if request.get("input_specs") == inputs and _is_implied(request["dynamic"], before["request"]["dynamic"], written):
         _put_back(request, before["request"], *_INPUT_KEYS)

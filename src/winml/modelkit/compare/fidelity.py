@@ -75,6 +75,8 @@ class FidelityInfo:
     """Whether the weights were read piece by piece on both sides: the whole was compared, and never in memory."""
     is_part_alone: bool = False
     """Whether the source is one of several parts, which were not compared together."""
+    together: OutputFidelity | None = None
+    """How near the answer of two parts is, the second of which reads what the first answered; None: not compared."""
 
     @property
     def worst(self) -> OutputFidelity:
@@ -88,15 +90,27 @@ class FidelityInfo:
             not output.problem and output.sqnr_db >= self.least_sqnr_db for output in self.outputs
         )
 
+    @property
+    def are_verified_together(self) -> bool:
+        """Whether what two parts answer together is near enough, where it was compared."""
+        text = self.together
+        return text is None or (not text.problem and text.sqnr_db >= self.least_together_db)
+
+    @property
+    def least_together_db(self) -> float:
+        """Below it, what two parts answer together counts as wrong: each may be wrong by the least, and errors add."""
+        return self.least_sqnr_db - 10 * math.log10(2)
+
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
         return {
-            "is_verified": self.is_verified,
+            "is_verified": self.is_verified and self.are_verified_together,
             "has_signal": self.has_signal,
             "min_sqnr_db": self.least_sqnr_db,
             "draws": self.draws,
             **({"is_streamed": True} if self.is_streamed else {}),
             **({"is_part_alone": True} if self.is_part_alone else {}),
+            **({"together": self.together.as_record()} if self.together is not None else {}),
             "outputs": [output.as_record() for output in self.outputs],
         }
 

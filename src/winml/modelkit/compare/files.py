@@ -168,7 +168,7 @@ def refuse_little_left(fidelity: FidelityInfo, reference: str, inputs: Mapping[s
     Raises:
         VerificationError: an output does not reach the ratio.
     """
-    if fidelity.has_signal and not fidelity.is_verified:
+    if fidelity.has_signal and not (fidelity.is_verified and fidelity.are_verified_together):
         raise VerificationError(
             f"too little is left of the answers of {reference}: {fidelity_words(fidelity)}",
             hint="No file was written. Exclude the modules that suffer (--exclude), choose another --precision or "

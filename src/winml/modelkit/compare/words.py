@@ -21,7 +21,15 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
     where = f"for {worst.name} over {fidelity.draws} {'draw' if fidelity.draws == 1 else 'draws'}"
     streamed = ", of the whole model, weights streamed" if fidelity.is_streamed else ""
     alone = "; the parts were not compared together" if fidelity.is_part_alone else ""
-    return f"{nearness_words(worst)} {where}{streamed} (least accepted {fidelity.least_sqnr_db:g} dB){alone}"
+    least = f"(least accepted {fidelity.least_sqnr_db:g} dB)"
+    return f"{nearness_words(worst)} {where}{streamed} {least}{alone}{_together_words(fidelity)}"
+
+
+def _together_words(fidelity: FidelityInfo) -> str:
+    text = fidelity.together
+    if text is None:
+        return ""
+    return f"; all parts together {nearness_words(text)} for {text.name} (least {fidelity.least_together_db:.1f} dB)"
 
 
 def nearness_words(output: OutputFidelity) -> str:

@@ -85,6 +85,13 @@ class GeneratedText:
     steps: tuple[_Step, ...]
     """The prompt, one step for each further token, the second prompt."""
 
+    @classmethod
+    def of_runs(cls, runs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> GeneratedText:
+        """Return a text without padding: the tokens of each run, and the scores after them."""
+        counts = np.cumsum([tokens.shape[1] for tokens, _ in runs])
+        masks = (np.ones((len(tokens), count), np.int64) for (tokens, _), count in zip(runs, counts, strict=True))
+        return cls(tuple(_Step(tokens, mask, scores) for (tokens, scores), mask in zip(runs, masks, strict=True)))
+
     @property
     def new_tokens(self) -> int:
         """Tokens that were chosen."""
@@ -372,7 +379,8 @@ def tied_rows(scores: NDArray[Any], margin: float) -> int:
 def _unequal(text: GeneratedText, number: int, difference: str) -> VerificationError:
     step = text.steps[number]
     past = step.mask.shape[1] - step.tokens.shape[1]
-    which = f"step {number}" if 0 < number <= text.new_tokens else "the prompt"
+    begun = "the prompt" if step.tokens.shape[1] > 1 else "the start"
+    which = f"step {number}" if 0 < number <= text.new_tokens else begun
     if number > text.new_tokens:
         which = "a second prompt"
     return VerificationError(

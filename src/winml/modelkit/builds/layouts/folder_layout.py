@@ -8,7 +8,7 @@ from pathlib import Path
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.layouts.browser_config import config_naming_data
 from winml.modelkit.builds.layouts.layout import PLAIN, find_layout, refuse_models
-from winml.modelkit.builds.layouts.older_readers import rewritten_companions
+from winml.modelkit.builds.layouts.reader_files import rewritten_companions
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import BuiltPart
 from winml.modelkit.builds.stages import built_name
@@ -24,6 +24,7 @@ class FolderLayout:
 
     Attributes:
         copied: Files that come along as they are: name in the folder → file.
+        written_names: What is written for the readers besides the models; known once the parts are.
     """
 
     def __init__(self, plan: BuildPlan, identity: ModelIdentity) -> None:
@@ -37,7 +38,9 @@ class FolderLayout:
         self._sources = self._found_sources(identity)
         self._rewritten = rewritten_companions(self._layout, self._sources)
         self._config = self._sources.get(CHECKPOINT_CONFIG_NAME) if self._layout.numbers_data else None
-        self.copied = {name: source for name, source in self._sources.items() if name not in self.written_names}
+        rewritten = {*self._rewritten, *([] if self._config is None else [CHECKPOINT_CONFIG_NAME])}
+        self.copied = {name: source for name, source in self._sources.items() if name not in rewritten}
+        self.written_names: tuple[str, ...] = ()
 
     def _found_sources(self, identity: ModelIdentity) -> dict[str, Path]:
         if not self._plan.with_companions:
@@ -46,17 +49,6 @@ class FolderLayout:
             # Without a layout nothing is known of a reader who looks for them.
             return {} if self._layout is PLAIN else companion_files(self._plan.onnx_path.parent)
         return {**identity.companions, **(identity.card if self._layout.with_card else {})}
-
-    @property
-    def written_names(self) -> tuple[str, ...]:
-        """What is written for the readers, besides the models."""
-        if self._is_described:
-            return (GENAI_CONFIG_NAME,)
-        return (*self._rewritten, *([] if self._config is None else [CHECKPOINT_CONFIG_NAME]))
-
-    @property
-    def _is_described(self) -> bool:
-        return GENAI_CONFIG_NAME in self._layout.written
 
     def model_name(self, part: BuiltPart) -> str:
         """Return the name of a finished part in the folder, ``/`` between parts."""
@@ -118,13 +110,18 @@ class FolderLayout:
             UsageError: the readers have no type for the graph.
             InputError: a config is damaged.
         """
+        texts = {**self._rewritten, **self._described(parts, placed)}
+        self.written_names = tuple(texts)
+        return texts
+
+    def _described(self, parts: Sequence[BuiltPart], placed: Mapping[str, Iterable[str]]) -> dict[str, str]:
+        """Return what tells the readers about the models: name → text."""
         if self._config is not None:
             counts = {Path(model).name: len(data) for model, *data in placed.values()}
-            return {**self._rewritten, CHECKPOINT_CONFIG_NAME: config_naming_data(self._config, counts)}
-        if not self._is_described:
-            return self._rewritten
-        from winml.modelkit.builds.layouts.genai import genai_config_text  # imports onnx
+            return {CHECKPOINT_CONFIG_NAME: config_naming_data(self._config, counts)}
+        if GENAI_CONFIG_NAME not in self._layout.written:
+            return {}
+        from winml.modelkit.builds.layouts.genai import genai_texts  # imports onnx
 
-        (part,) = parts
-        assert part.current is not None  # an export ran, or the model was an ONNX file
-        return {GENAI_CONFIG_NAME: genai_config_text(part.current, self.model_name(part), self._sources)}
+        models = {part.name: (part.current, self.model_name(part)) for part in parts if part.current is not None}
+        return genai_texts(models, self._sources)

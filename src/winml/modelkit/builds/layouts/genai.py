@@ -1,7 +1,8 @@
-"""Describes a decoder for onnxruntime-genai: ``genai_config.json``.
+"""Describes a model for onnxruntime-genai: ``genai_config.json``, and what stands beside it.
 
 Names and sizes are those of the graph; what only the model's files know, such as end tokens, is taken from them. The
-type is that of a decoder of any family, which genai feeds by the names given here.
+type is that of a decoder of any family, which genai feeds by the names given here; two graphs are described in
+``genai_speech.py``.
 """
 
 from __future__ import annotations
@@ -15,12 +16,29 @@ from typing import Any
 
 import onnx
 
-from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
+from winml.modelkit.builds.layouts.genai_fields import (
+    first_number,
+    read_config,
+    search_section,
+    session_section,
+    single,
+    text_section,
+    token_of,
+    value_sizes,
+)
+from winml.modelkit.builds.layouts.genai_speech import audio_processor, speech_config
+from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import (
+    CHECKPOINT_CONFIG_NAME,
+    DECODER,
+    ENCODER,
+    GENAI_CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
+    ONLY_PART,
+)
 from winml.modelkit.graph.files.reading import read_structure
-from winml.modelkit.options import JsonError, read_json_file
 
-__all__ = ["genai_config", "genai_config_text"]
+__all__ = ["genai_config", "genai_texts"]
 
 _TYPE = "decoder"
 """Specified: onnxruntime-genai's name of a model that takes tokens and a cache of keys and values, of any family."""
@@ -44,20 +62,32 @@ class _Caches:
     head_size: int
 
 
-def genai_config_text(model: Path, name: str, sources: Mapping[str, Path]) -> str:
-    """Return the text of ``genai_config.json``.
+def genai_texts(models: Mapping[str, tuple[Path, str]], sources: Mapping[str, Path]) -> dict[str, str]:
+    """Return the files that tell onnxruntime-genai what a folder holds: name → text.
 
     Args:
-        model: The ONNX file, wherever it is now.
-        name: Its name in the folder.
+        models: Part → its ONNX file, wherever it is now, and its name in the folder.
         sources: Files of the checkpoint that come along: name → file.
 
     Raises:
-        UsageError: onnxruntime-genai has no type for the graph.
+        UsageError: onnxruntime-genai has no type for the graphs.
         InputError: a config is damaged.
     """
-    given = (_read(sources.get(file_name)) for file_name in (CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME))
-    return json.dumps(genai_config(model, name, *given), indent=2) + "\n"
+    config, generation = (
+        read_config(sources.get(name), name) for name in (CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME)
+    )
+    if set(models) == {ENCODER, DECODER}:
+        described = speech_config(models[ENCODER], models[DECODER], config, generation)
+        texts = {GENAI_CONFIG_NAME: described, **audio_processor(sources)}
+    elif set(models) == {ONLY_PART}:
+        texts = {GENAI_CONFIG_NAME: genai_config(*models[ONLY_PART], config, generation)}
+    else:
+        raise UsageError(
+            f"--layout genai: onnxruntime-genai has no type for a model of {', '.join(models)}; expected one graph, or "
+            f"{ENCODER} and {DECODER}",
+            hint="Leave --layout out, or --submodel.",
+        )
+    return {name: json.dumps(record, indent=2) + "\n" for name, record in texts.items()}
 
 
 def genai_config(model: Path, name: str, config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,15 +105,15 @@ def genai_config(model: Path, name: str, config: Mapping[str, Any], generation: 
     graph = read_structure(model).graph
     inputs = {value.name: value for value in graph.input}
     caches = _caches(model, inputs, [value.name for value in graph.output])
-    text = _text_config(config)
+    text = text_section(config)
     limit = next((text[key] for key in ("max_position_embeddings", "n_positions", "seq_length") if text.get(key)), None)
     context = int(limit or _DEFAULT_CONTEXT)
-    heads = _first(text, ("num_attention_heads", "n_head", "num_heads"), caches.heads)
+    heads = first_number(text, ("num_attention_heads", "n_head", "num_heads"), caches.heads)
     decoder = {
-        "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+        "session_options": session_section(),
         "filename": name,
         "head_size": caches.head_size,
-        "hidden_size": _first(text, ("hidden_size", "n_embd", "d_model"), heads * caches.head_size),
+        "hidden_size": first_number(text, ("hidden_size", "n_embd", "d_model"), heads * caches.head_size),
         "inputs": {
             **{name: name for name in _PLAIN_INPUTS if name in inputs},
             "past_key_names": caches.past_names["key"],
@@ -98,17 +128,17 @@ def genai_config(model: Path, name: str, config: Mapping[str, Any], generation: 
         "num_hidden_layers": caches.layers,
         "num_key_value_heads": caches.heads,
     }
-    eos = _token(generation, config, "eos_token_id")
+    eos = token_of(generation, config, "eos_token_id")
     described = {
         "type": _TYPE,
-        "bos_token_id": _token(generation, config, "bos_token_id", default=_one(eos)),
+        "bos_token_id": token_of(generation, config, "bos_token_id", default=single(eos)),
         "eos_token_id": eos,
-        "pad_token_id": _one(_token(generation, config, "pad_token_id", default=_one(eos))),
-        "vocab_size": _first(text, ("vocab_size",), _vocabulary(graph)),
+        "pad_token_id": single(token_of(generation, config, "pad_token_id", default=single(eos))),
+        "vocab_size": first_number(text, ("vocab_size",), _vocabulary(graph)),
         "context_length": context,
         "decoder": decoder,
     }
-    return {"model": described, "search": _search(generation, context, shares=_shares_buffers(graph, caches))}
+    return {"model": described, "search": search_section(generation, context, shares=_shares_buffers(graph, caches))}
 
 
 def _caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: list[str]) -> _Caches:
@@ -121,7 +151,7 @@ def _caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: lis
             f"{', '.join(_PLAIN_INPUTS)}, keys and values by layer, and logits",
             hint="Leave --layout out: winml generate and WinMLModelForCausalLM run the model.",
         )
-    sizes = {name: _sizes(value) for name, value in inputs.items() if name in found}
+    sizes = {name: value_sizes(value) for name, value in inputs.items() if name in found}
     shapes = {(size[1], size[3]) for size in sizes.values() if len(size) == 4}
     if len(shapes) != 1 or not all(isinstance(number, int) for number in next(iter(shapes))):
         raise UsageError(
@@ -136,13 +166,9 @@ def _caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: lis
     return _Caches(past, present, layers, int(heads), int(head_size))
 
 
-def _sizes(value: onnx.ValueInfoProto) -> list[int | str]:
-    return [dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim]
-
-
 def _vocabulary(graph: onnx.GraphProto) -> int:
     logits = next(value for value in graph.output if value.name == "logits")
-    size = _sizes(logits)[-1]
+    size = value_sizes(logits)[-1]
     return size if isinstance(size, int) else 0
 
 
@@ -151,42 +177,3 @@ def _shares_buffers(graph: onnx.GraphProto, caches: _Caches) -> bool:
     beginnings = tuple(name.partition("%d")[0] for name in caches.past_names.values())
     readers = [node.op_type for node in graph.node if any(name.startswith(beginnings) for name in node.input)]
     return bool(readers) and set(readers) == {_SHARING}
-
-
-def _search(generation: Mapping[str, Any], context: int, *, shares: bool) -> dict[str, Any]:
-    neutral = {
-        "diversity_penalty": 0.0, "do_sample": False, "early_stopping": True, "length_penalty": 1.0, "min_length": 0,
-        "no_repeat_ngram_size": 0, "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0,
-        "temperature": 1.0, "top_k": 50, "top_p": 1.0,
-    }  # fmt: skip
-    given = {key: generation[key] for key in neutral if generation.get(key) is not None}
-    return {**neutral, **given, "max_length": context, "past_present_share_buffer": shares}
-
-
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    section = config.get("text_config")
-    return section if isinstance(section, dict) else config
-
-
-def _first(config: Mapping[str, Any], keys: tuple[str, ...], default: int) -> int:
-    return next((int(config[key]) for key in keys if isinstance(config.get(key), int)), default)
-
-
-def _token(generation: Mapping[str, Any], config: Mapping[str, Any], key: str, default: Any = 0) -> Any:
-    value = generation.get(key)
-    value = _text_config(config).get(key, config.get(key)) if value is None else value
-    return default if value is None else value
-
-
-def _one(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and value else value
-
-
-def _read(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        record = read_json_file(path)
-    except JsonError as error:
-        raise InputError(f"{path}: {error}", hint=error.hint) from error
-    return record if isinstance(record, dict) else {}

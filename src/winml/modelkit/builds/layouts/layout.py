@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Final, Literal
 
 from winml.modelkit.errors import TaskError, UsageError
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENAI_CONFIG_NAME, TOKENIZER_CONFIG_NAME, built_part_name
+from winml.modelkit.file_names import (
+    AUDIO_PROCESSOR_NAME,
+    CHECKPOINT_CONFIG_NAME,
+    DECODER,
+    GENAI_CONFIG_NAME,
+    TOKENIZER_CONFIG_NAME,
+    built_part_name,
+)
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.quantize.precisions import FLOAT32
 
@@ -33,8 +40,6 @@ class Layout:
     """Who opens it."""
     tasks: frozenset[str] | None = None
     """Tasks the readers know; None: any."""
-    takes_parts: bool = True
-    """Whether a model may have several parts."""
     written: tuple[str, ...] = ()
     """Names of the files that are written for it, where they differ from those of the checkpoint."""
     with_card: bool = True
@@ -97,11 +102,10 @@ LAYOUTS: Mapping[str, Layout] = {
     for layout in (
         Layout(
             "genai",
-            lambda _part, _of_several, _precision: "model.onnx",
+            lambda part, of_several, _precision: built_part_name(part, of_several=of_several),
             readers="onnxruntime-genai",
-            tasks=frozenset({"text-generation"}),
-            takes_parts=False,
-            written=(GENAI_CONFIG_NAME,),
+            tasks=frozenset({"text-generation", "automatic-speech-recognition"}),
+            written=(GENAI_CONFIG_NAME, AUDIO_PROCESSOR_NAME, TOKENIZER_CONFIG_NAME),
         ),
         Layout(
             "optimum",
@@ -138,16 +142,13 @@ def refuse_models(layout: Layout, models: Sequence[Path]) -> None:
         models: The files of all parts.
 
     Raises:
-        UsageError: the model has several parts, or a task, that they do not know.
+        UsageError: they have another decoder in mind.
+        TaskError: they do not know the task.
     """
     from winml.modelkit.graph.files.reading import read_structure  # imports onnx
 
-    if len(models) > 1 and not layout.takes_parts:
-        raise UsageError(
-            f"--layout {layout.name}: {layout.readers} takes a model of one part, and this one has {len(models)}",
-            hint="Leave --layout out.",
-        )
-    if layout is not PLAIN and (decoder := next((path for path in models if _reads_encoded_cache(path)), None)):
+    computing = (path for path in models if layout.cross_keys == DECODER and _reads_encoded_cache(path))
+    if decoder := next(computing, None):
         raise UsageError(
             f"--layout {layout.name}: {decoder.name} takes keys and values that the encoder computed, and "
             f"{layout.readers} lets the decoder compute them",

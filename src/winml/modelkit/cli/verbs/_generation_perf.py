@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from winml.modelkit.measure.latency import LatencyOptions
     from winml.modelkit.runtime.opened_model import RunOptions
 
-__all__ = ["check_generation", "generation_option", "show_generation"]
+__all__ = ["check_generation", "few_runs", "generation_option", "show_generation"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -51,6 +51,11 @@ def check_generation(options: Mapping[str, Any]) -> None:
             )
 
 
+def few_runs(latency: LatencyOptions, iterations: int | None) -> LatencyOptions:
+    """Return how often each length is measured: seldom, unless ``--iterations`` says otherwise."""
+    return replace(latency, iterations=iterations or _RUNS, warmup=min(latency.warmup, _WARMUP))
+
+
 def show_generation(
     model: FoundModel, run_options: RunOptions, latency: LatencyOptions, options: Mapping[str, Any]
 ) -> None:
@@ -59,7 +64,6 @@ def show_generation(
     from winml.modelkit.inference.generation.measuring import measure_generation
     from winml.modelkit.report.generation_perf import print_generation_perf
 
-    runs = replace(latency, iterations=options["iterations"] or _RUNS, warmup=min(latency.warmup, _WARMUP))
     with library_output_to_stderr():
         result = measure_generation(
             exported_path(model, None if options["quiet"] else show_step),
@@ -67,6 +71,6 @@ def show_generation(
             run_options.choose_provider(),
             threads=run_options.threads,
             seed=run_options.seed,
-            latency=runs,
+            latency=few_runs(latency, options["iterations"]),
         )
     show_answer(result.as_record(), options, lambda console: print_generation_perf(result, console))

@@ -31,6 +31,7 @@ from winml.modelkit.cli._streams import library_output_to_stderr, silence_librar
 from winml.modelkit.cli.verbs._generation_perf import check_generation, generation_option, show_generation
 from winml.modelkit.cli.verbs._module_perf import check_module, module_option, show_module_perf
 from winml.modelkit.cli.verbs._module_times import by_module_options, check_by_module, show_by_module
+from winml.modelkit.cli.verbs._parts_perf import named_parts, show_parts_perf
 from winml.modelkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,6 +80,10 @@ def command(**options: Any) -> None:
 
     A model that is not an ONNX file yet is exported first, once. Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
+    if parts := named_parts(options):
+        _refuse_combinations(options)
+        show_parts_perf(parts, latency_options(options), options)
+        return
     model, values = _refuse_early(options)
     values["ep_options"] = parse_ep_options(options["ep_options"])
     latency, baseline = latency_options(options), _find_baseline(options["baseline"], model)
@@ -116,9 +121,7 @@ def _tell(options: Mapping[str, Any]) -> Callable[[str], None] | None:
 
 def _refuse_early(options: dict[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
     """Return the model and what it is fed; refuse what options and paths show to be wrong, before heavy imports."""
-    check_module(options)
-    check_by_module(options)
-    check_generation(options)
+    _refuse_combinations(options)
     model, run_options = runnable_model(options)
     refuse_unknown_ep(options["ep"])
     if options["output"]:
@@ -128,6 +131,17 @@ def _refuse_early(options: dict[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
             "--overwrite replaces a file, and none is to be written", hint="Name one with -o, or leave it out."
         )
     return model, run_options
+
+
+def _refuse_combinations(options: Mapping[str, Any]) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        UsageError: names them.
+    """
+    check_module(options)
+    check_by_module(options)
+    check_generation(options)
 
 
 def _find_baseline(name: str | None, model: FoundModel) -> Baseline | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from winml.modelkit.compare.fidelity import FidelityInfo
+from winml.modelkit.compare.files import refuse_little_left
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import InternalError, VerificationError
@@ -37,6 +38,7 @@ from winml.modelkit.results.words import verification_notes, verification_words
 from winml.modelkit.results.written_file import WrittenFile
 from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
 from winml.modelkit.verify.other_sizes import WrittenGraph
+from winml.modelkit.verify.parts.encoded_fidelity import measure_encoded_text
 from winml.modelkit.verify.parts.encoded_generation import EncodedParts, compare_encoded_generation
 from winml.modelkit.verify.parts.seen_generation import SeenParts, compare_seen_generation
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
@@ -184,10 +186,37 @@ def _verify_part(
     if run.handover is not None:
         least, piece_bytes = run.handover.least_sqnr_db, run.handover.piece_bytes
         fidelity = measure_written_file(written, prepared, run.inputs(part), least, piece_bytes)
-        return replace(fidelity, is_part_alone=len(run.loaded.parts) > 1)
+        return fidelity if len(run.loaded.parts) == 1 else _measured_text(run, prepared, fidelity)
     advice = _LEAVE_IT_TO_DYNAMO if run.config.exporter == "torchscript" else ""
     verification = verify_written_file(written, prepared, run.inputs(part), advice=advice)
     return _verify_text(run, prepared, verification)
+
+
+def _measured_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInfo) -> FidelityInfo:
+    """Return the comparison of a part of few bits with that of all parts together, where this one comes last.
+
+    Raises:
+        VerificationError: too little is left of what they answer together.
+    """
+    decoder = prepared.part
+    if decoder.cache is None:
+        return replace(fidelity, is_part_alone=not any(part.cache is not None for part in run.loaded.wanted_parts))
+    if decoder.cache.side is None:
+        return replace(fidelity, is_part_alone=True)
+    parts = _encoded_parts(run, prepared)
+    text = measure_encoded_text(parts, run.seed)
+    if isinstance(text, str):
+        run.inputs(decoder).notes.append(f"The parts were not compared together: {text}.")
+        return replace(fidelity, is_part_alone=True)
+    fidelity = replace(fidelity, together=text)
+    refuse_little_left(fidelity, "the model in PyTorch", {})
+    return fidelity
+
+
+def _encoded_parts(run: ExportRun, decoder: PreparedPart) -> EncodedParts:
+    """Return an encoder-decoder with its files, the encoder's where it was asked for."""
+    (encoder,) = (part for part in run.loaded.parts if part is not decoder.part)
+    return EncodedParts(encoder, decoder, run.staged[decoder.part.name], run.staged.get(encoder.name))
 
 
 def _verify_text(run: ExportRun, prepared: PreparedPart, verification: VerificationInfo) -> VerificationInfo:
@@ -199,12 +228,11 @@ def _verify_text(run: ExportRun, prepared: PreparedPart, verification: Verificat
     decoder = prepared.part
     if decoder.cache is None or len(run.loaded.parts) == 1:
         return verification
-    *others, maker = [part for part in run.loaded.parts if part is not decoder]
     if decoder.cache.side is None:
-        generation = compare_seen_generation(SeenParts(others[0], maker, prepared, run.staged), run.seed)
+        vision, maker = [part for part in run.loaded.parts if part is not decoder]
+        generation = compare_seen_generation(SeenParts(vision, maker, prepared, run.staged), run.seed)
     else:
-        parts = EncodedParts(maker, prepared, run.staged[decoder.name], run.staged.get(maker.name))
-        generation = compare_encoded_generation(parts, run.seed)
+        generation = compare_encoded_generation(_encoded_parts(run, prepared), run.seed)
     if isinstance(generation, str):
         run.inputs(decoder).notes.append(f"No text was generated to compare: {generation}.")
         return verification

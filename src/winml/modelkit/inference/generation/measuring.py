@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,15 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import DECODER, ENCODER
+from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.graph import TOKENS, DecoderGraph, GraphCache
 from winml.modelkit.inference.generation.settings import position_limit
 from winml.modelkit.inference.generation.writing import files_folder
 from winml.modelkit.measure.latency import LatencyOptions, measure_latency
 from winml.modelkit.results.generation_perf import GenerationPerf, PromptTime, StepTime
 from winml.modelkit.runtime.devices import ChosenProvider
+from winml.modelkit.runtime.opened_model import RunOptions, values_for
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["LENGTHS", "measure_generation"]
+__all__ = ["LENGTHS", "measure_encoded_generation", "measure_generation"]
 
 LENGTHS = (16, 64, 256, 1024)
 """Tokens of the prompts, and before the steps, that are measured as far as the model has positions. Chosen: from a
@@ -74,6 +77,59 @@ def measure_generation(
     per_token = _growth(graph, caches[lengths[0]], tokens[:, :1])
     return GenerationPerf(
         shown, provider.provider.name, threads, latency.iterations, session_ms, prompts, steps, per_token
+    )
+
+
+def measure_encoded_generation(
+    files: Mapping[str, Path], options: RunOptions, *, latency: LatencyOptions
+) -> GenerationPerf:
+    """Measure an encoder and its decoder: the time to the first token holds encoding and the first run of the decoder.
+
+    Args:
+        files: The ONNX files of ``encoder`` and ``decoder``.
+        options: Where they run, sizes of what is encoded, and the seed of its values.
+        latency: How often each length is measured.
+
+    Raises:
+        UsageError: a size does not fit.
+        InputError: the files do not belong together.
+        StageError: ONNX Runtime fails.
+    """
+    provider = options.choose_provider()
+    started = time.perf_counter()
+    encoder, decoder = (
+        Session(files[part], providers=provider.names, provider_options=provider.options, threads=options.threads)
+        for part in (ENCODER, DECODER)
+    )
+    graphs = EncodedDecoder(encoder, decoder)
+    session_ms = (time.perf_counter() - started) * 1000
+    values = values_for(encoder, options)
+    given = dict(values.feeds)
+    rows = len(next(iter(given.values())))
+    limit = position_limit(files_folder(files[DECODER]))
+    lengths = [length for length in LENGTHS if limit is None or length < limit] or [1]
+    tokens = np.repeat(_random_tokens(graphs.decoder, lengths[-1], options.seed), rows, axis=0)
+
+    def begun(count: int) -> GraphCache:
+        cache = graphs.start(given)
+        graphs.decoder.run(tokens[:, :count], cache=cache)
+        return cache
+
+    first_ms = _median_ms(lambda: begun(1), latency)
+    caches = [begun(length) for length in lengths]
+    steps = tuple(_measured_step(graphs.decoder, cache, tokens[:, :1], latency) for cache in caches)
+    per_token = _growth(graphs.decoder, caches[0], tokens[:, :1])
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in given.items())
+    return GenerationPerf(
+        options.shown,
+        provider.provider.name,
+        options.threads,
+        latency.iterations,
+        session_ms,
+        (PromptTime(1, first_ms, begun(1).size_bytes()),),
+        steps,
+        per_token,
+        (f"The first token is that of the encoder on {shapes} and of the decoder on one token.",),
     )
 
 

@@ -89,6 +89,11 @@ class GenerationSettings:
     for_transformers: Mapping[str, Any] | None = None
     """Keys of the files that only transformers' own generation loop honours; None: there are none."""
 
+    @property
+    def is_stepwise(self) -> bool:
+        """Whether each token is known as soon as it is chosen; of beams, all are known at the end."""
+        return bool((self.for_transformers or {}).get("num_beams", 1) == 1)
+
     def as_record(self) -> dict[str, Any]:
         """Return what decides the text, as JSON values."""
         step = self.step

@@ -145,7 +145,7 @@ def write_text(
         settings=prompt.settings.as_record(),
         session_ms=session_ms,
         first_token_ms=progress.seconds[0] * 1000,
-        tokens_per_second=progress.tokens_per_second,
+        tokens_per_second=progress.tokens_per_second if prompt.settings.is_stepwise else None,
         cache_bytes=graph.last_cache.size_bytes() if graph.last_cache is not None else None,
         notes=() if graph.has_cache else _NO_CACHE,
     )

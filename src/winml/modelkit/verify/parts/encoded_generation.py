@@ -17,20 +17,25 @@ import torch
 from numpy.typing import NDArray
 
 from winml.modelkit.compare.generation import GenerationInfo
-from winml.modelkit.compare.outputs import compare_outputs
-from winml.modelkit.errors import VerificationError, first_line
+from winml.modelkit.errors import first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.bundle import PartFeed
-from winml.modelkit.load.caches.arguments import DECODER_TOKENS, ENCODER_MASK, TOKENS, empty_states
+from winml.modelkit.load.caches.arguments import DECODER_TOKENS, ENCODER_MASK, TOKENS
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
-from winml.modelkit.verify.generation import as_the_user_calls_it, plain_generation, tied_rows
+from winml.modelkit.verify.generation import (
+    GeneratedText,
+    as_the_user_calls_it,
+    compare_generation,
+    most_tokens,
+    plain_generation,
+)
 from winml.modelkit.verify.input_draws import InputDraws
-from winml.modelkit.verify.other_sizes import unchanged_attributes
+from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
 from winml.modelkit.verify.parts.part_runs import SCORES, Arrays, is_rounding, opened_file, sizes_of_rows, told_failures
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, prepared_part, run_reference, with_values
 
-__all__ = ["EncodedParts", "compare_encoded_generation"]
+__all__ = ["EncodedParts", "compare_encoded_generation", "new_tokens"]
 
 _NEW_TOKENS = 32
 _SECOND_PROMPT = 4
@@ -53,6 +58,18 @@ class EncodedParts:
         """What of the encoder's answer the decoder takes."""
         return tuple(feed for feed in self.encoder.feeds if feed.part == self.decoder.part.name)
 
+    def taken(self, encoded: Arrays, inputs: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
+        """Return what the decoder takes in every run, by name of its input.
+
+        Args:
+            encoded: The outputs of the encoder.
+            inputs: Its inputs.
+        """
+        taken = {feed.input: encoded[feed.output] for feed in self.feeds}
+        if any(spec.name == ENCODER_MASK for spec in self.decoder.part.inputs):
+            taken[ENCODER_MASK] = to_numpy(inputs[_MASK])
+        return taken
+
 
 @dataclass(frozen=True)
 class _Reference:
@@ -61,8 +78,7 @@ class _Reference:
     inputs: Mapping[str, torch.Tensor]
     encoded: Arrays
     """The outputs of the encoder."""
-    steps: tuple[tuple[NDArray[Any], NDArray[Any]], ...]
-    """Tokens of each run, and the scores after them: the first token, one of each step, the second prompt."""
+    text: GeneratedText
 
 
 def compare_encoded_generation(parts: EncodedParts, seed: int) -> GenerationInfo | str:
@@ -93,32 +109,35 @@ def _generate(parts: EncodedParts, weighted: PreparedPart, seed: int) -> _Refere
     model: Any = weighted.model
     encoder = replace(parts.encoder, model=model, stored=None, with_weights=None)
     decoder = parts.decoder.part
-    tokens = next(spec for spec in decoder.inputs if spec.name == TOKENS)
-    names = {size for spec in decoder.inputs for size in spec.shape if isinstance(size, str)}
-    if tokens.shape[1] not in names or any(
-        isinstance(spec.shape[2], int) for spec in decoder.inputs if spec.cache and spec.cache.side == "decoder"
-    ):
-        return "the number of tokens, or the length of the cache, is fixed"
+    count = new_tokens(decoder)
+    if isinstance(count, str):
+        return count
     if not callable(getattr(model, "generate", None)):
         return f"{type(model).__name__} has no generate()"
-    room = next((item.max for item in decoder.dimensions if item.name == tokens.shape[1]), None)
-    count = _NEW_TOKENS if room is None else min(_NEW_TOKENS, room - 1 - _SECOND_PROMPT)
-    if count < 1:
-        return f"the decoder has no more than {room} positions"
     inputs = InputDraws(encoder, seed).draw(1, sizes_of_rows(encoder, _ROWS), with_padding=True)
     try:
         with unchanged_attributes(model), quiet_libraries(), as_the_user_calls_it(weighted):
-            steps = _steps(decoder, model, inputs, count)
+            text = _text(decoder, model, inputs, count)
             with prepared_part(encoder) as prepared:
                 encoded = run_reference(prepared, inputs)
     except Exception as error:  # code of the model
         return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
-    return _Reference(inputs, encoded, steps)
+    return _Reference(inputs, encoded, text)
 
 
-def _steps(
-    decoder: ModelPart, model: Any, inputs: Mapping[str, torch.Tensor], count: int
-) -> tuple[tuple[NDArray[Any], NDArray[Any]], ...]:
+def new_tokens(decoder: ModelPart) -> int | str:
+    """Return how many tokens are written to compare; why none are, where none can be."""
+    tokens = next(spec for spec in decoder.inputs if spec.name == TOKENS)
+    if isinstance(tokens.shape[1], int) or any(
+        isinstance(spec.shape[2], int) for spec in decoder.inputs if spec.cache and spec.cache.side == "decoder"
+    ):
+        return "the number of tokens, or the length of the cache, is fixed"
+    room = most_tokens(decoder)
+    count = _NEW_TOKENS if room is None else min(_NEW_TOKENS, room - 1 - _SECOND_PROMPT)
+    return count if count > 0 else f"the decoder has no more than {room} positions"
+
+
+def _text(decoder: ModelPart, model: Any, inputs: Mapping[str, torch.Tensor], count: int) -> GeneratedText:
     from transformers import GenerationMixin
 
     assert decoder.cache is not None
@@ -127,12 +146,12 @@ def _steps(
     with plain_generation(model, count, decoder_start_token_id=_start(model)):
         result = generate(model, **inputs, use_cache=True, return_dict_in_generate=True, output_logits=True)
     tokens = result.sequences
-    steps = [(to_numpy(tokens[:, i : i + 1]), to_numpy(scores)[:, None]) for i, scores in enumerate(result.logits)]
+    runs = [(to_numpy(tokens[:, i : i + 1]), to_numpy(scores)[:, None]) for i, scores in enumerate(result.logits)]
     # The last token was chosen and not read yet.
     second = torch.cat([tokens[:, -1:], tokens[:, :1].expand(-1, _SECOND_PROMPT - 1)], dim=1)
     cache = {decoder.cache.argument: result.past_key_values}
     answer = model(**inputs, **{DECODER_TOKENS: second}, **cache, **decoder.forward_kwargs)
-    return (*steps, (to_numpy(second), to_numpy(answer[SCORES])))
+    return GeneratedText.of_runs([*runs, (to_numpy(second), to_numpy(answer[SCORES]))])
 
 
 def _start(model: Any) -> int:
@@ -144,54 +163,24 @@ def _start(model: Any) -> int:
 
 def _compare(parts: EncodedParts, reference: _Reference) -> GenerationInfo:
     decoder = parts.decoder.part
-    assert decoder.cache is not None
     run = opened_file(parts.decoder_path)
     encoded = reference.encoded
     if parts.encoder_path is not None:
         encoded = opened_file(parts.encoder_path)({name: to_numpy(value) for name, value in reference.inputs.items()})
-    rows = len(reference.steps[0][0])
-    fixed = {feed.input: encoded[feed.output] for feed in parts.feeds}
-    if any(spec.name == ENCODER_MASK for spec in decoder.inputs):
-        fixed[ENCODER_MASK] = to_numpy(reference.inputs[_MASK])
-    states = {name: to_numpy(value) for name, value in empty_states(decoder.cache, rows).items()}
+    fixed = parts.taken(encoded, reference.inputs)
+    tensors = {name: torch.from_numpy(np.array(value)) for name, value in fixed.items()}
+    # What was encoded is the same in every run.
+    stepping = replace(decoder, inputs=tuple(spec for spec in decoder.inputs if spec.name not in fixed))
     dtypes = dtypes_inside(decoder.module, encoded)
-    new_tokens = len(reference.steps) - 1
-    largest, ties, stopped_after = 0.0, 0, None
-    for number, (tokens, expected) in enumerate(reference.steps):
-        feeds = {TOKENS: tokens, **fixed, **states}
-        answer = run({spec.name: feeds[spec.name] for spec in decoder.inputs})
-        scores = answer[SCORES][:, -expected.shape[1] :]
-        (compared,) = compare_outputs([{SCORES: expected}], [{SCORES: scores}], computed_in=dtypes).comparisons
-        if not compared.is_equal:
-            if compared.problem or not is_rounding(parts.decoder, _tensors(decoder, feeds), dtypes):
-                raise _unequal(number, new_tokens, compared.problem or f"{compared.relative_diff:.1e} of scale")
-            stopped_after = number
-            break
-        largest = max(largest, compared.relative_diff)
-        if number < new_tokens:
-            ties += tied_rows(expected[:, -1], 2 * compared.threshold * compared.scale)
-        states = {state.input: answer[state.output] for state in decoder.cache.states}
-    return GenerationInfo(
-        rows=rows,
-        prompt_tokens=reference.steps[0][0].shape[1],
-        new_tokens=new_tokens,
-        second_prompt_tokens=reference.steps[-1][0].shape[1],
-        ties=ties,
-        largest_relative_diff=largest,
-        stopped_after=stopped_after,
-    )
 
+    def is_uncertain(draw: Draw) -> bool:
+        given = {**draw.inputs, **tensors}
+        return is_rounding(parts.decoder, {spec.name: given[spec.name] for spec in decoder.inputs}, dtypes)
 
-def _tensors(decoder: ModelPart, feeds: Arrays) -> dict[str, torch.Tensor]:
-    return {spec.name: torch.from_numpy(np.array(feeds[spec.name])) for spec in decoder.inputs}
-
-
-def _unequal(number: int, new_tokens: int, difference: str) -> VerificationError:
-    which = f"step {number}" if 0 < number <= new_tokens else "the first token"
-    which = "tokens given at once" if number > new_tokens else which
-    return VerificationError(
-        f"not equal when generating: at {which} the scores are not those of PyTorch, they differ by {difference}",
-        hint="The graphs are not the model with its caches. No file was written; --no-verify writes them all the same, "
-        "--no-cache one graph that encodes and reads all tokens in every run.",
-        is_graph_wrong=True,
+    return compare_generation(
+        stepping,
+        reference.text,
+        lambda draw: run({**{name: to_numpy(value) for name, value in draw.inputs.items()}, **fixed}),
+        dtypes,
+        is_uncertain,
     )

@@ -1,4 +1,4 @@
-"""Writes files of a checkpoint as readers with an earlier transformers take them; what they hold stays the same."""
+"""Writes files of a checkpoint as readers with code of their own take them; what they hold stays the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from winml.modelkit.builds.layouts.layout import Layout
 from winml.modelkit.errors import InputError
-from winml.modelkit.file_names import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from winml.modelkit.file_names import GENAI_CONFIG_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from winml.modelkit.options import JsonError, read_json_file
 
 __all__ = ["rewritten_companions"]
@@ -22,7 +22,8 @@ def rewritten_companions(layout: Layout, sources: Mapping[str, Path]) -> dict[st
     """Return the files that go into the folder with other words than the checkpoint has: name → text.
 
     Args:
-        layout: For whom the folder is laid out; optimum pins a transformers before version 5.
+        layout: For whom the folder is laid out. optimum pins a transformers before version 5; onnxruntime-genai
+            expects a text wherever there is an entry.
         sources: Files that come along: name → file.
 
     Raises:
@@ -35,6 +36,12 @@ def rewritten_companions(layout: Layout, sources: Mapping[str, Path]) -> dict[st
         record = read_json_file(path)
     except JsonError as error:
         raise InputError(f"{path}: {error}", hint=error.hint) from error
-    if not isinstance(record, dict) or record.get(_CLASS) != _NEW_CLASS:
+    if not isinstance(record, dict):
         return {}
-    return {TOKENIZER_CONFIG_NAME: json.dumps({**record, _CLASS: _OLD_CLASS}, indent=2, ensure_ascii=False) + "\n"}
+    if GENAI_CONFIG_NAME in layout.written:
+        changed = {key: value for key, value in record.items() if value is not None}
+    else:
+        changed = {**record, **({_CLASS: _OLD_CLASS} if record.get(_CLASS) == _NEW_CLASS else {})}
+    if changed == record:
+        return {}
+    return {TOKENIZER_CONFIG_NAME: json.dumps(changed, indent=2, ensure_ascii=False) + "\n"}

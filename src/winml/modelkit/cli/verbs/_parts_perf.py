@@ -1,0 +1,109 @@
+"""``winml perf FOLDER`` of a model of several parts: each part by itself, or the text that they write together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.cli._answers import refuse_outputs, show_answer
+from winml.modelkit.cli._measuring import live_progress, parse_ep_options, refuse_unknown_ep
+from winml.modelkit.cli._runnable_models import files_read, runnable_model
+from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
+from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import DECODER, ENCODER
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from winml.modelkit.measure.latency import LatencyOptions
+    from winml.modelkit.results.perf_result import PerfResult
+
+__all__ = ["named_parts", "show_parts_perf"]
+
+_OF_ONE_GRAPH = ("by_module", "module", "baseline", "input_data")
+
+
+def named_parts(options: Mapping[str, Any]) -> Mapping[str, Path]:
+    """Return the files of the model that the options name, by part; empty where it is of one part.
+
+    Raises:
+        InputError: a file of it is damaged.
+    """
+    given = [value for value in (options["target"], options["model"]) if value is not None]
+    if len(given) != 1 or not Path(given[0]).is_dir():
+        return {}
+    from winml.modelkit.builds.found_models import part_files
+
+    return part_files(given[0])
+
+
+def show_parts_perf(parts: Mapping[str, Path], latency: LatencyOptions, options: dict[str, Any]) -> None:
+    """Measure all parts and show the answer.
+
+    Raises:
+        UsageError: an option that is for one graph, or that a part does not take.
+        WinMLError: a part does not run.
+    """
+    name = options["target"] or options["model"]
+    for key in _OF_ONE_GRAPH:
+        if options[key]:
+            raise UsageError(
+                f"--{key.replace('_', '-')} is for one graph, and {name} holds {', '.join(parts)}",
+                hint=f"Name the file of a part: {next(iter(parts.values()))}",
+            )
+    if options["generation"] and not {ENCODER, DECODER} <= set(parts):
+        raise UsageError(
+            f"--generation measures an encoder and its decoder, or a decoder, and {name} holds {', '.join(parts)}",
+            hint=f"Name the file of a part: {next(iter(parts.values()))}",
+        )
+    named = {part: runnable_model({**options, "target": str(path), "model": None}) for part, path in parts.items()}
+    refuse_unknown_ep(options["ep"])
+    if options["output"]:
+        read = [file for model, _ in named.values() for file in files_read(model, options)]
+        refuse_outputs([options["output"]], read, overwrite=options["overwrite"])
+    silence_library_warnings(debug=options["debug"])
+    from winml.modelkit.runtime.opened_model import RunOptions
+
+    running = {key: options[key] for key in ("ep", "device", "threads")}
+    ep_options = parse_ep_options(options["ep_options"])
+    runs = {part: RunOptions(**values, ep_options=ep_options, **running) for part, (_, values) in named.items()}
+    if options["generation"]:
+        _show_generation(name, parts, runs[ENCODER], latency, options)
+        return
+    from winml.modelkit.flows.perf.whole_model import PerfOptions, measure_model
+
+    results: dict[str, PerfResult] = {}
+    with library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
+        for part, run in runs.items():
+            results[part] = measure_model(parts[part], PerfOptions(run, latency), progress=progress)
+    record = {
+        "schema_version": 1,
+        "model": name,
+        "parts": {part: result.as_record() for part, result in results.items()},
+    }
+    show_answer(record, options, lambda console: _print(results, console))
+
+
+def _print(results: Mapping[str, PerfResult], console: Console) -> None:
+    from winml.modelkit.report.perf import print_perf
+
+    for number, result in enumerate(results.values()):
+        if number:
+            console.print()
+        print_perf(result, console)
+
+
+def _show_generation(
+    name: str, parts: Mapping[str, Path], run: Any, latency: LatencyOptions, options: Mapping[str, Any]
+) -> None:
+    from winml.modelkit.cli.verbs._generation_perf import few_runs
+    from winml.modelkit.inference.generation.measuring import measure_encoded_generation
+    from winml.modelkit.report.generation_perf import print_generation_perf
+
+    with library_output_to_stderr():
+        result = measure_encoded_generation(
+            parts, replace(run, shown=name), latency=few_runs(latency, options["iterations"])
+        )
+    show_answer(result.as_record(), options, lambda console: print_generation_perf(result, console))

@@ -1,0 +1,97 @@
+"""The description of an encoder of recordings and a decoder for onnxruntime-genai, by their inputs and outputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from winml.modelkit.builds.layouts.genai import genai_texts
+from winml.modelkit.errors import UsageError
+
+CROSS = [1, 4, 1500, 8]
+OWN = [1, 4, "past", 8]
+SIDES = ("key", "value")
+
+
+def save(path: Path, inputs: dict[str, list[int | str]], outputs: dict[str, list[int | str]]) -> tuple[Path, str]:
+    """Write a graph that says what goes in and out, which is all that is read of it."""
+    values = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in given.items()]
+        for given in (inputs, outputs)
+    ]
+    onnx.save(helper.make_model(helper.make_graph([], "graph", *values)), path)
+    return path, path.name
+
+
+def parts(folder: Path, frames: int = 3000, **further: list[int | str]) -> dict[str, tuple[Path, str]]:
+    """Return an encoder of recordings and its decoder; ``further`` are inputs of the decoder."""
+    names = [f"{layer}.{{}}.{kind}" for layer in range(2) for kind in SIDES]
+    answered = {f"present.{name.format('encoder')}": CROSS for name in names}
+    cross = {f"past_key_values.{name.format('encoder')}": CROSS for name in names}
+    own = {f"past_key_values.{name.format('decoder')}": OWN for name in names}
+    written = {f"present.{name.format('decoder')}": OWN for name in names}
+    return {
+        "encoder": save(
+            folder / "encoder.onnx",
+            {"input_features": [1, 80, frames]},
+            {"last_hidden_state": [1, 1500, 32], **answered},
+        ),
+        "decoder": save(
+            folder / "decoder.onnx",
+            {"input_ids": [1, "tokens"], **own, **cross, **further},
+            {"logits": [1, "tokens", 99], **written},
+        ),
+    }
+
+
+def test_parts_are_described_by_their_names(tmp_path: Path) -> None:
+    """Sizes are those of the graphs, positions and tokens those of the checkpoint."""
+    (tmp_path / "config.json").write_text(json.dumps({"max_target_positions": 64, "eos_token_id": 2}))
+    extractor = {"n_fft": 400, "hop_length": 160, "chunk_length": 30, "feature_size": 80}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(extractor))
+    sources = {name: tmp_path / name for name in ("config.json", "preprocessor_config.json")}
+    texts = {name: json.loads(text) for name, text in genai_texts(parts(tmp_path), sources).items()}
+    model = texts["genai_config.json"]["model"]
+    keys = ("type", "vocab_size", "context_length", "eos_token_id")
+    assert ("whisper", 99, 64, 2) == tuple(model[key] for key in keys)
+    decoder, encoder = model["decoder"], model["encoder"]
+    for part in (decoder, encoder):
+        keys = ("num_hidden_layers", "num_attention_heads", "head_size", "hidden_size")
+        assert (2, 4, 8, 32) == tuple(part[key] for key in keys)
+    assert ("encoder.onnx", "decoder.onnx") == (encoder["filename"], decoder["filename"])
+    assert "present.%d.encoder.value" == encoder["outputs"]["cross_present_value_names"]
+    assert "past_key_values.%d.encoder.key" == decoder["inputs"]["cross_past_key_names"]
+    assert "past_key_values.%d.decoder.key" == decoder["inputs"]["past_key_names"]
+    operations = texts["audio_processor_config.json"]["feature_extraction"]["sequence"]
+    assert 80 == operations[-1]["operation"]["attrs"]["n_mel"]
+
+
+def test_recordings_without_a_known_extractor_have_no_processor(tmp_path: Path) -> None:
+    """Features are then to be made by whoever calls the model."""
+    assert ["genai_config.json"] == list(genai_texts(parts(tmp_path), {}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"frames": 1500}, "1500 frames of sound; expected 3000"),
+        ({"encoder_attention_mask": [1, 1500]}, "a decoder that takes encoder_attention_mask"),
+        ({"past_key_values.2.decoder.key": [1, 2, "past", 8]}, "caches of several sizes"),
+        ({"past_key_values.2.encoder.key": CROSS}, "an encoder that does not answer present.2.encoder.key"),
+    ],
+)
+def test_parts_of_another_kind_are_refused(tmp_path: Path, changes: dict[str, object], problem: str) -> None:
+    """With what is in the way."""
+    with pytest.raises(UsageError, match=f"--layout genai: onnxruntime-genai has no type for {problem}"):
+        genai_texts(parts(tmp_path, **changes), {})  # type: ignore[arg-type]  # shapes, or the number of frames
+
+
+def test_other_parts_are_refused(tmp_path: Path) -> None:
+    """Such as those of a model that sees."""
+    given = parts(tmp_path)
+    with pytest.raises(UsageError, match="no type for a model of vision, decoder"):
+        genai_texts({"vision": given["encoder"], "decoder": given["decoder"]}, {})
