@@ -145,7 +145,7 @@ def generated_text(
     shown = shown or {}
     with plain_generation(model, count, part.path, **({"suppress_tokens": list(never)} if never else {})):
         result = model.generate(
-            tokens,
+            input_ids=tokens,
             attention_mask=mask,
             use_cache=True,
             return_dict_in_generate=True,
