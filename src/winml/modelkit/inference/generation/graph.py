@@ -238,7 +238,7 @@ class DecoderGraph:
             self.fed_input: _filled(values, filled),
             MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
             POSITIONS: _filled(np.asarray(positions), filled),
-            TOKEN_TYPES: np.zeros((rows, filled), np.int64),
+            TOKEN_TYPES: _filled(self.token_kinds(values, cache), filled),
         }
         others = (item for item in self.inputs if item.name not in (*self.states, *self.encoded))
         return {item.name: self._fitted(item, given[item.name]) for item in others}
@@ -251,6 +251,15 @@ class DecoderGraph:
             cache: What earlier runs remember.
         """
         return tokens
+
+    def token_kinds(self, values: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
+        """Return the kind of each token of a run: that of text.
+
+        Args:
+            values: What the graph takes of the tokens, of shape [batch, sequence, …].
+            cache: What earlier runs remember.
+        """
+        return np.zeros(values.shape[:2], np.int64)
 
     def _fitted(self, item: GraphInput, array: Array) -> Array:
         array = np.ascontiguousarray(array.astype(item.dtype, copy=False))

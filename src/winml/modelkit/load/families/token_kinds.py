@@ -22,6 +22,8 @@ __all__ = ["TokenKinds", "find_first_position", "find_kinds"]
 _MASK, _POSITIONS = "attention_mask", "position_ids"
 _VALUES = (0, 1)
 """Specified by transformers: kinds of tokens; which of them stands for text differs from model to model."""
+_MARKED = 2
+"""Chosen: fewer than the tokens that are traced, so that both kinds are among them."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,13 @@ class TokenKinds:
         return 1 - self.plain
 
     def spec(self, tokens: InputTensorSpec) -> InputTensorSpec:
-        """Return the input that says it of tokens, some of which hold places for images."""
+        """Return the input that says it of these tokens."""
         return InputTensorSpec(
             name=self.name,
             shape=tokens.shape,
             dtype="int64",
             value_range=(self.plain, self.plain),
-            first_values=((self.marked, sum(count for _, count in tokens.first_values)),),
+            first_values=((self.marked, _MARKED),),
         )
 
 
