@@ -97,7 +97,11 @@ def save_shown(folder: Path, kind: str = "llava") -> Path:
 
 def _processor(kind: str) -> Any:
     from transformers import (
-        Blip2Processor, Gemma3Processor, Idefics3Processor, LlavaProcessor, PaliGemmaProcessor,
+        Blip2Processor,
+        Gemma3Processor,
+        Idefics3Processor,
+        LlavaProcessor,
+        PaliGemmaProcessor,
     )  # fmt: skip
     from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil

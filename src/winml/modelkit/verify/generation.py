@@ -40,8 +40,8 @@ __all__ = [
     "generated_text",
     "generates_alone",
     "most_tokens",
-    "plain_value",
     "plain_generation",
+    "plain_value",
     "reason_against",
     "tied_rows",
 ]
@@ -464,9 +464,7 @@ def plain_generation(model: nn.Module, count: int, path: str = "", **settings: A
     choosing = [vars(module) for module in (model, model.get_submodule(path)) if "generation_config" in vars(module)]
     own = [attributes["generation_config"] for attributes in choosing]
     for attributes in choosing:
-        attributes["generation_config"] = make_config(
-            max_new_tokens=count, do_sample=False, pad_token_id=0, **settings
-        )
+        attributes["generation_config"] = make_config(max_new_tokens=count, do_sample=False, pad_token_id=0, **settings)
     try:
         yield
     finally:

@@ -88,9 +88,7 @@ def shown_tokens(
     return "transformers", generated_by(model, given, len(prompt.tokens), prompt.settings)
 
 
-def _tokens_after_seeing(
-    graph: ShownDecoder, prompt: PreparedPrompt, shown: ShownFiles
-) -> Iterator[GeneratedToken]:
+def _tokens_after_seeing(graph: ShownDecoder, prompt: PreparedPrompt, shown: ShownFiles) -> Iterator[GeneratedToken]:
     """Yield the tokens; the time of the first is that of seeing, too."""
     started = time.perf_counter()
     seen = graph.see(shown.pixels) if shown.pixels else {}

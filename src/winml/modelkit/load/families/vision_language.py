@@ -84,9 +84,7 @@ def _find_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str,
         return FoundParts(notes=(f"One graph without a cache, since {reason}: every run reads all tokens.",))
     axes = [found.vision_axes(), found.embedding_axes(), found.decoder_axes(layout)]
     vision, embedding, decoder = divided_axes(axes, request.dynamic)
-    return FoundParts(
-        (found.vision_part(vision), found.embedding_part(embedding), found.decoder_part(decoder, layout))
-    )
+    return FoundParts((found.vision_part(vision), found.embedding_part(embedding), found.decoder_part(decoder, layout)))
 
 
 def _found(model: torch.nn.Module, config: Any, plain: InputDecision, request: ModelRequest) -> _Found | str:

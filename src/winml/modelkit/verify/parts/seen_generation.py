@@ -114,10 +114,12 @@ def _generate(parts: SeenParts, weighted: PreparedPart, seed: int) -> _Reference
         return f"the model has no more than {room} positions"
     images = _images(parts.vision, seed, len(tokens))
     places = _places(parts.embedding)
-    kinds = _kinds(decoder, tokens, places)
+    shown = {**images, **_kinds(decoder, tokens, places)}
     try:
         with as_the_user_calls_it(weighted), unchanged_attributes(weighted.model), quiet_libraries():
-            text = generated_text(decoder, weighted.model, (tokens, mask), min(free, _NEW_TOKENS), {**images, **kinds}, places)
+            text = generated_text(
+                decoder, weighted.model, (tokens, mask), min(free, _NEW_TOKENS), {**images, **kinds}, places
+            )
     except Exception as error:  # code of the model
         return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
     return _Reference(images, text)
