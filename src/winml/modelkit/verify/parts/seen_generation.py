@@ -117,9 +117,7 @@ def _generate(parts: SeenParts, weighted: PreparedPart, seed: int) -> _Reference
     shown = {**images, **_kinds(decoder, tokens, places)}
     try:
         with as_the_user_calls_it(weighted), unchanged_attributes(weighted.model), quiet_libraries():
-            text = generated_text(
-                decoder, weighted.model, (tokens, mask), min(free, _NEW_TOKENS), {**images, **kinds}, places
-            )
+            text = generated_text(decoder, weighted.model, (tokens, mask), min(free, _NEW_TOKENS), shown, places)
     except Exception as error:  # code of the model
         return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
     return _Reference(images, text)
