@@ -102,8 +102,7 @@ class DecoderGraph:
         states: Graph input that takes a state → output that gives its next value; empty without a cache.
         batch_axes: Graph input that takes a state → the axis of its batch.
         last_cache: What the last run left; None before the first, and without a cache.
-        length: Tokens in every run, where the graph takes a fixed number; None where it takes any. With a cache, more
-            of them take as many runs.
+        length: Tokens in every run, where their number is fixed; else None. With a cache, more of them take more runs.
     """
 
     fed_input: ClassVar[str] = TOKENS
@@ -253,12 +252,7 @@ class DecoderGraph:
         return tokens
 
     def token_kinds(self, values: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
-        """Return the kind of each token of a run: that of text.
-
-        Args:
-            values: What the graph takes of the tokens, of shape [batch, sequence, …].
-            cache: What earlier runs remember.
-        """
+        """Return the kind of each token of a run, of which the vectors or numbers are given: that of text."""
         return np.zeros(values.shape[:2], np.int64)
 
     def _fitted(self, item: GraphInput, array: Array) -> Array:

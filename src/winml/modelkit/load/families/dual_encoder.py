@@ -7,14 +7,13 @@ method returns. The whole model is one graph, as long as no part of it is asked 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten  # not public; torch.export flattens arguments with it
 
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.families.family import FoundParts, part_of_decision
@@ -116,9 +115,14 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, and note what it is given."""
         if getattr(func, "__name__", "") != "__get__":
-            given = tree_flatten((args, kwargs or {}))[0]
+            given = _flat([*args, *(kwargs or {}).values()])
             self._read.update(self._names[id(item)] for item in given if id(item) in self._names)
         return func(*args, **(kwargs or {}))
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from _flat(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _inputs_among(whole: InputDecision, names: frozenset[str]) -> InputDecision:
