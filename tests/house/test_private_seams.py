@@ -101,6 +101,10 @@ SEAMS: dict[str, dict[str, str]] = {
         "._from_config": f"{_LOAD}/checkpoints/test_random_weights.py::"
         "test_random_weights_are_seeded_and_leave_the_callers_state",
     },
+    "load.families.token_kinds": {
+        "._attn_implementation": "tests/integration/test_shown_models.py::"
+        "test_images_whose_tokens_see_each_other_are_not_cut",
+    },
     "load.inputs.nested_arguments": {
         "torch.utils._pytree": f"{_LOAD}/inputs/test_nested_arguments.py::"
         "test_flatten_arguments_names_every_tensor_by_its_path",

@@ -10,7 +10,14 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from transformers import AutoProcessor, CLIPModel, LlavaForConditionalGeneration
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    ClapConfig,
+    ClapModel,
+    CLIPModel,
+    LlavaForConditionalGeneration,
+)
 
 from checkpoints import save_checkpoint
 from e2e.in_process import run_here
@@ -19,7 +26,9 @@ from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, WinMLMo
 from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.perf.pytorch_baseline import pytorch_run
 from winml.modelkit.graph.bundle import ModelBundle
+from winml.modelkit.graph.dimensions import DynamicRequest
 from winml.modelkit.inference.generation.shown import ShownDecoder, ShownSessions
+from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
 from winml.modelkit.runtime.sessions import Session, run_onnx
@@ -98,6 +107,69 @@ def test_generate_shown_pictures_writes_what_pytorch_writes(
         model(input_ids=given["input_ids"], pixel_values=given["pixel_values"][:1])
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "paligemma", "idefics3", "blip-2"])
+def test_other_forms_write_what_pytorch_writes(kind: str, tmp_path: Path) -> None:
+    """Tokens of an image that see each other, pictures in pieces, and a language model that generates by itself."""
+    folder = save_shown(tmp_path / kind, kind)
+    exporter = HTPExporter(WinMLExportConfig())
+    request = ModelRequest(str(folder), task="image-text-to-text")
+    exported = exporter.export_checkpoint(request, folder / "onnx" / "net.onnx")
+    assert NAMES == tuple(part.name for part in exported.parts)
+    assert all(100.0 == part.coverage.percent for part in exported.parts)
+    assert "torchscript" == exported.parts[-1].exporter
+    verification = exported.parts[-1].verification
+    assert verification is not None
+    assert verification.generation is not None
+    assert 32 == verification.generation.new_tokens
+
+    for name in ("config.json", "generation_config.json"):
+        (folder / "onnx" / name).write_bytes((folder / name).read_bytes())
+    make: Any = AutoProcessor
+    processor = make.from_pretrained(folder)
+    place = processor.image_token if isinstance(processor.image_token, str) else ""
+    noise = np.random.default_rng(1).integers(0, 255, (2, 20, 30, 3), dtype=np.uint8)
+    given = processor(
+        images=[[PIL.Image.fromarray(pixels)] for pixels in noise], text=[f"{place} w5 w6 w7", f"w9 {place} w1"],
+        padding=True, return_tensors="pt",
+    )  # fmt: skip
+    settings = {"max_new_tokens": 8, "suppress_tokens": [PLACE]}
+    reference: Any = AutoModelForImageTextToText.from_pretrained(folder)
+    model: Any = WinMLModelForImageTextToText.from_pretrained(folder / "onnx")
+    written = model.generate(**given, **settings)
+    given.pop("labels", None)
+    assert reference.generate(**given, **settings).tolist() == written.tolist()
+
+    if "token_type_ids" in given:
+        with pytest.raises(UsageError, match="token_type_ids is int64"):
+            model(**{**given, "token_type_ids": given["token_type_ids"][:, 1:]})
+    if "pixel_attention_mask" in given:
+        given["pixel_attention_mask"][0, 0, 0, 0] = 0
+        with pytest.raises(UsageError, match="pixel_attention_mask hides pixels"):
+            model(**given)
+
+
+def test_axes_are_left_open_in_the_parts_that_have_them(checkpoint: Path) -> None:
+    """Under the names of the whole model; the tokens of the decoder are vectors, and no axis is ignored."""
+    axes = {"input_ids": {0: "rows", 1: "tokens"}, "pixel_values": {0: "pictures"}}
+    loaded = resolve_model(ModelRequest(str(checkpoint), dynamic=DynamicRequest(axes=axes)))
+    shapes = {part.name: {spec.name: spec.shape for spec in part.inputs} for part in loaded.parts}
+    assert "pictures" == shapes["vision"]["pixel_values"][0]
+    assert ("rows", "tokens") == shapes["embedding"]["input_ids"]
+    assert ("rows", "tokens") == shapes["decoder"]["inputs_embeds"][:2]
+    request = ModelRequest(str(checkpoint), dynamic=DynamicRequest(axes={"pixel_values": {2: "high"}}))
+    with pytest.raises(UsageError, match="--dynamic-axes: height cannot be left open"):
+        resolve_model(request)
+
+
+def test_images_whose_tokens_see_each_other_are_not_cut(tmp_path: Path) -> None:
+    """A fixed number of tokens in each run is refused before anything is traced."""
+    request = ModelRequest(
+        str(save_shown(tmp_path, "gemma3")), shape_config=ShapeConfig(sequence_length=8), task="image-text-to-text"
+    )
+    with pytest.raises(UsageError, match="sequence_length 8: the tokens of an image see each other"):
+        resolve_model(request)
+
+
 def test_second_turn_sees_its_own_picture(checkpoint: Path, exported: ExportResult) -> None:
     """As in PyTorch, with the cache of the first turn; a place without a new picture is refused."""
     for name in ("config.json", "generation_config.json"):
@@ -160,6 +232,23 @@ def test_command_shown_a_picture_writes_what_pytorch_writes(
     }
     for words, options in refused.items():
         assert words in run_here("generate", folder, "-p", "w5", *options).err
+
+
+def test_encoder_of_recordings_takes_no_mask_of_texts(tmp_path: Path) -> None:
+    """The method of CLAP has a parameter for it, and computes with the recording alone."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    config = ClapConfig(
+        text_config={**sizes, "vocab_size": 40, "max_position_embeddings": 66, "pad_token_id": 1},
+        audio_config={
+            "hidden_size": 32, "patch_embeds_hidden_size": 16, "spec_size": 64, "num_mel_bins": 16, "patch_size": 4,
+            "patch_stride": [4, 4], "depths": [1, 1], "num_attention_heads": [2, 2], "window_size": 4,
+        },
+        projection_dim=16,
+    )  # fmt: skip
+    ClapModel(config).save_pretrained(tmp_path)
+    text, audio = resolve_model(ModelRequest(str(tmp_path), submodel=("text", "audio"))).parts
+    assert ["input_ids", "attention_mask"] == [spec.name for spec in text.inputs]
+    assert ["input_features"] == [spec.name for spec in audio.inputs]
 
 
 def test_dual_encoder_gives_the_features_of_its_methods(tmp_path: Path) -> None:

@@ -103,6 +103,8 @@ class ModelPart:
     """Which outputs become inputs of another part, or of this one in its next run."""
     cache: CacheLayout | None = None
     """The cache that goes in and out; None without one."""
+    first_position: int = 0
+    """What the forward calls the position of the first token, which its inputs count from 0."""
     notes: tuple[str, ...] = ()
     """Sentences on how its inputs were decided."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from winml.modelkit.compare.generation import GenerationInfo
 from winml.modelkit.compare.outputs import OutputComparison, compare_outputs
 from winml.modelkit.errors import VerificationError, first_line
 from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import empty_states
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
 from winml.modelkit.load.library_messages import quiet_libraries
@@ -40,6 +41,7 @@ __all__ = [
     "generates_alone",
     "most_tokens",
     "plain_generation",
+    "plain_value",
     "reason_against",
     "tied_rows",
 ]
@@ -70,6 +72,8 @@ class _Step:
     """Of all tokens so far."""
     scores: NDArray[Any]
     """What PyTorch answers for the last tokens: rows, tokens, vocabulary."""
+    told: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """What else is said of the tokens, by name of the input."""
 
     @property
     def positions(self) -> NDArray[Any]:
@@ -145,16 +149,18 @@ def generated_text(
     """
     tokens, mask = prompt
     assert part.cache is not None
-    with plain_generation(model, count, **({"suppress_tokens": list(never)} if never else {})):
+    shown = shown or {}
+    with plain_generation(model, count, part.path, **({"suppress_tokens": list(never)} if never else {})):
         result = model.generate(
-            tokens,
+            input_ids=tokens,
             attention_mask=mask,
             use_cache=True,
             return_dict_in_generate=True,
             output_logits=True,
-            **(shown or {}),
+            **shown,
         )
-    steps = [_Step(to_numpy(tokens), to_numpy(mask), to_numpy(result.logits[0])[:, None])]
+    told = {spec.name: to_numpy(shown[spec.name]) for spec in part.inputs if spec.name in shown}
+    steps = [_Step(to_numpy(tokens), to_numpy(mask), to_numpy(result.logits[0])[:, None], told)]
     for number, scores in enumerate(result.logits[1:], start=1):
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
         end = tokens.shape[1] + number
@@ -175,10 +181,12 @@ def _scores_after(part: ModelPart, model: nn.Module, step: _Step, cache: Any) ->
     # The model takes tokens, also where the graph takes their vectors.
     names = {_TOKENS, *(spec.name for spec in part.inputs)}
     scores = []
+    decoder = model.get_submodule(part.path)
     for run in _single_tokens(step) if part.cache.is_recurrent else [step]:
-        named = {_TOKENS: run.tokens, _MASK: _told_mask(part.cache, run), _POSITIONS: run.positions}
+        positions = run.positions + part.first_position
+        named = {_TOKENS: run.tokens, _MASK: _told_mask(part.cache, run), _POSITIONS: positions}
         given = {name: torch.from_numpy(value) for name, value in named.items() if name in names}
-        answer = model(**given, **part.forward_kwargs, **{part.cache.argument: cache})
+        answer = decoder(**given, **part.forward_kwargs, **{part.cache.argument: cache})
         scores.append(to_numpy(answer[_SCORES]))
     return np.concatenate(scores, axis=1)
 
@@ -326,7 +334,8 @@ def _joined(steps: Sequence[_Step]) -> _Step:
     tokens, scores = (
         np.concatenate(arrays, axis=1) for arrays in zip(*((item.tokens, item.scores) for item in steps), strict=True)
     )
-    return _Step(tokens, steps[-1].mask, scores)
+    # Of steps that are read at once, each is told nothing.
+    return _Step(tokens, steps[-1].mask, scores, steps[0].told)
 
 
 def _runs(part: ModelPart, step: _Step) -> Iterator[_Step]:
@@ -362,8 +371,15 @@ def _told_mask(cache: CacheLayout, step: _Step) -> NDArray[Any]:
 def _feeds(part: ModelPart, step: _Step, states: Mapping[str, NDArray[Any]]) -> Arrays:
     assert part.cache is not None
     known = {_TOKENS: step.tokens, _MASK: _told_mask(part.cache, step), _POSITIONS: step.positions, **states}
+    known |= step.told
     # What else says something of each token says the same of all.
-    return {spec.name: known.get(spec.name, np.zeros_like(step.tokens)) for spec in part.inputs}
+    others = {spec.name: np.full_like(step.tokens, plain_value(spec)) for spec in part.inputs if spec.name not in known}
+    return {spec.name: known[spec.name] if spec.name in known else others[spec.name] for spec in part.inputs}
+
+
+def plain_value(spec: InputTensorSpec) -> int:
+    """Return what an input says of a token that is not marked."""
+    return int(spec.value_range[0]) if spec.value_range and spec.first_values else 0
 
 
 def _fed(cache: CacheLayout, answer: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
@@ -441,17 +457,27 @@ def as_the_user_calls_it(prepared: PreparedPart) -> Iterator[None]:
 
 
 @contextmanager
-def plain_generation(model: nn.Module, count: int, **settings: Any) -> Iterator[None]:
-    """Let a model choose the best of so many tokens, whatever its own settings are, for the time of the block."""
+def plain_generation(model: nn.Module, count: int, path: str = "", **settings: Any) -> Iterator[None]:
+    """Let a model choose the best of so many tokens, whatever its own settings are, for the time of the block.
+
+    Args:
+        model: The model.
+        count: Number of tokens.
+        path: Of the module in it that may have settings of its own, since it generates for the model.
+        **settings: Further ones.
+    """
     from transformers import GenerationConfig
 
     make_config: Any = GenerationConfig
-    own = vars(model)["generation_config"]
-    vars(model)["generation_config"] = make_config(max_new_tokens=count, do_sample=False, pad_token_id=0, **settings)
+    choosing = [vars(module) for module in (model, model.get_submodule(path)) if "generation_config" in vars(module)]
+    own = [attributes["generation_config"] for attributes in choosing]
+    for attributes in choosing:
+        attributes["generation_config"] = make_config(max_new_tokens=count, do_sample=False, pad_token_id=0, **settings)
     try:
         yield
     finally:
-        vars(model)["generation_config"] = own
+        for attributes, config in zip(choosing, own, strict=True):
+            attributes["generation_config"] = config
 
 
 class _FewRows(TorchFunctionMode):

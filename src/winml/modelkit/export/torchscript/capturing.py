@@ -34,6 +34,7 @@ from winml.modelkit.export.torchscript.operators import further_operators
 from winml.modelkit.export.torchscript.scopes import ModuleScopes, operator_of_error
 from winml.modelkit.export.torchscript.traced_assertions import asserts_only
 from winml.modelkit.export.torchscript.traced_booleans import booleans_as_numbers
+from winml.modelkit.export.torchscript.traced_masks import masks_without_vmap
 from winml.modelkit.export.torchscript.traced_rounding import tensors_rounded_as_numbers
 from winml.modelkit.hierarchy.tracing import module_of_error
 from winml.modelkit.hierarchy.tree import ModuleTree
@@ -113,6 +114,7 @@ def _export_with_torch(
         untraced_shape_computation(),
         further_operators(options.opset_version),
         booleans_as_numbers(),
+        masks_without_vmap(),
         tensors_rounded_as_numbers(),
         complex_as_pairs(),
     ):

@@ -102,8 +102,7 @@ class DecoderGraph:
         states: Graph input that takes a state → output that gives its next value; empty without a cache.
         batch_axes: Graph input that takes a state → the axis of its batch.
         last_cache: What the last run left; None before the first, and without a cache.
-        length: Tokens in every run, where the graph takes a fixed number; None where it takes any. With a cache, more
-            of them take as many runs.
+        length: Tokens in every run, where their number is fixed; else None. With a cache, more of them take more runs.
     """
 
     fed_input: ClassVar[str] = TOKENS
@@ -238,7 +237,7 @@ class DecoderGraph:
             self.fed_input: _filled(values, filled),
             MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
             POSITIONS: _filled(np.asarray(positions), filled),
-            TOKEN_TYPES: np.zeros((rows, filled), np.int64),
+            TOKEN_TYPES: _filled(self.token_kinds(values, cache), filled),
         }
         others = (item for item in self.inputs if item.name not in (*self.states, *self.encoded))
         return {item.name: self._fitted(item, given[item.name]) for item in others}
@@ -251,6 +250,10 @@ class DecoderGraph:
             cache: What earlier runs remember.
         """
         return tokens
+
+    def token_kinds(self, values: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
+        """Return the kind of each token of a run, of which the vectors or numbers are given: that of text."""
+        return np.zeros(values.shape[:2], np.int64)
 
     def _fitted(self, item: GraphInput, array: Array) -> Array:
         array = np.ascontiguousarray(array.astype(item.dtype, copy=False))

@@ -15,14 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.inference.generation.graph import TOKENS, DecoderGraph, GraphCache
+from winml.modelkit.inference.generation.graph import TOKEN_TYPES, TOKENS, DecoderGraph, GraphCache
 from winml.modelkit.inference.generation.part_feeds import only_feed_between
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["ShownDecoder", "ShownFiles", "ShownSessions"]
+__all__ = ["PIXEL_MASK", "ShownDecoder", "ShownFiles", "ShownSessions"]
 
 Array = NDArray[Any]
+
+PIXEL_MASK = "pixel_attention_mask"
+"""Specified by transformers: which pixels belong to a picture, where a processor fills it up."""
+_IMAGES_RANK = 5
+"""Rows, images in a row, channels, height and width."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class ShownFiles:
     embedding: Path
     pixels: Mapping[str, Array]
     """By name of the input; empty without a picture."""
+    kinds: Array | None = None
+    """Kind of each token of the prompt, where the decoder is told it."""
 
 
 class ShownDecoder(DecoderGraph):
@@ -68,6 +75,13 @@ class ShownDecoder(DecoderGraph):
         empty = (0, *(size for size in by_name[self._features].shape[1:] if isinstance(size, int)))
         self._no_features = np.zeros(empty, np.dtype(by_name[self._features].dtype))
         super().__init__(sessions.decoder)
+        kinds = self._by_name.get(TOKEN_TYPES)
+        self._plain_kind = int(kinds.value_range[0]) if kinds is not None and kinds.value_range is not None else 0
+
+    @property
+    def takes_kinds(self) -> bool:
+        """Whether it is told the kind of each token, by which those of an image see each other."""
+        return TOKEN_TYPES in self._by_name
 
     def see(self, given: Mapping[str, Array]) -> dict[str, Array]:
         """Return what the model makes of images, for :meth:`empty_cache`.
@@ -87,6 +101,7 @@ class ShownDecoder(DecoderGraph):
                     hint="Give what the processor of the model makes of a picture.",
                 )
             feeds[item.name] = np.ascontiguousarray(given[item.name].astype(item.dtype, copy=False))
+        feeds = self._one_in_each_row(feeds, given.get(PIXEL_MASK))
         rows = self.image_inputs[0].shape[0]
         count = len(next(iter(feeds.values())))
         # Of a graph that sees a fixed number, as many runs as there are such.
@@ -103,6 +118,32 @@ class ShownDecoder(DecoderGraph):
         answers = [self._vision.run(piece, [self._seen])[self._seen] for piece in pieces]
         return {self._features: np.concatenate(answers)} if answers else {}
 
+    def _one_in_each_row(self, feeds: dict[str, Array], mask: Array | None) -> dict[str, Array]:
+        """Return pictures with one in each row, for a graph that sees such; without filler, which is zero.
+
+        Args:
+            feeds: As a processor makes them: of rows with several pictures, those with fewer are filled up.
+            mask: Which pixels belong to a picture; None: all.
+
+        Raises:
+            UsageError: some do not.
+        """
+        item = self.image_inputs[0]
+        pixels = feeds[item.name]
+        is_of_rows = len(feeds) == 1 and pixels.ndim == len(item.shape) == _IMAGES_RANK and item.shape[1] == 1
+        if is_of_rows:
+            pixels = pixels.reshape(-1, 1, *pixels.shape[2:])
+            is_real = pixels.any(axis=(1, 2, 3, 4))
+            pixels = pixels[is_real]
+        if mask is not None and item.name != PIXEL_MASK and PIXEL_MASK not in feeds:
+            shown = mask.reshape(-1, *mask.shape[2:])[is_real] if is_of_rows else mask
+            if not shown.all():
+                raise UsageError(
+                    f"{PIXEL_MASK} hides pixels, and {self._vision.name} sees all of them",
+                    hint="Give pictures that fill the size the model sees: the processor divides or resizes them.",
+                )
+        return {**feeds, item.name: pixels}
+
     def run(
         self,
         tokens: Array,
@@ -118,8 +159,26 @@ class ShownDecoder(DecoderGraph):
         logits = super().run(tokens, mask, positions, cache)
         if cache is not None and self.count_places(tokens):
             cache.encoded = {}
+        elif cache is not None:
+            cache.encoded.pop(TOKEN_TYPES, None)
         logits[..., self._places] = -np.inf
         return logits
+
+    def token_kinds(self, values: Array, cache: GraphCache | None) -> Array:
+        """Return the kind of each token of a run: as given, else that of one that sees only those before it.
+
+        Raises:
+            UsageError: kinds of other tokens are given.
+        """
+        given = cache.encoded.get(TOKEN_TYPES) if cache is not None else None
+        if given is None:
+            return np.full(values.shape[:2], self._plain_kind, np.int64)
+        if given.shape != values.shape[:2]:
+            raise UsageError(
+                f"{TOKEN_TYPES} is {array_words(given)}; expected one for each of the tokens, {list(values.shape[:2])}",
+                hint="Give what the processor of the model makes of the same text and pictures.",
+            )
+        return given
 
     def count_places(self, tokens: Any) -> int:
         """Return how many places for images tokens hold."""

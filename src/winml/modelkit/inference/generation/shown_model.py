@@ -12,8 +12,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.inference.generation.causal_lm import DecoderModel
-from winml.modelkit.inference.generation.graph import GraphCache
-from winml.modelkit.inference.generation.shown import ShownDecoder, ShownSessions
+from winml.modelkit.inference.generation.graph import TOKEN_TYPES, GraphCache
+from winml.modelkit.inference.generation.shown import PIXEL_MASK, ShownDecoder, ShownSessions
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.sessions import Session
 
@@ -71,9 +71,16 @@ class ShownModel(DecoderModel):
         self.graph = graph
         self._read_configs(folder, has_cache=True)
 
+    @property
+    def _shown_names(self) -> tuple[str, ...]:
+        """What a call may be given beside tokens."""
+        kinds = (TOKEN_TYPES,) if self.graph.takes_kinds else ()
+        return (*(item.name for item in self.graph.image_inputs), PIXEL_MASK, *kinds)
+
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
         # Called by transformers' loop, which knows the names in a signature only.
-        names = {item.name for item in self.graph.image_inputs}
+        names = {*self._shown_names, "labels"}
+        model_kwargs.pop("labels", None)  # of processors for training as well; no forward is given them
         others = {name: value for name, value in model_kwargs.items() if name not in names}
         loop: Any = super()  # declared for models of torch
         loop._validate_model_kwargs(others)
@@ -98,18 +105,21 @@ class ShownModel(DecoderModel):
             use_cache: As there.
             return_dict: As there.
             **images: What the graph that sees takes, such as ``pixel_values``; with a cache, of the images for which
-                these tokens hold places. Not read where they hold none.
+                these tokens hold places. Not read where they hold none. With them ``token_type_ids``, where the decoder
+                is told the kind of each token.
 
         Raises:
             UsageError: an input is missing, unknown or of a shape the graphs do not take.
             StageError: ONNX Runtime fails.
         """
-        names = [item.name for item in self.graph.image_inputs]
-        pixels = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
+        names = self._shown_names
+        shown = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
+        kinds = {TOKEN_TYPES: shown.pop(TOKEN_TYPES)} if TOKEN_TYPES in shown else {}
         if past_key_values is None and input_ids is not None:
-            past_key_values = self.graph.empty_cache(len(input_ids), self.graph.see(pixels) if pixels else {})
-        elif pixels and isinstance(past_key_values, GraphCache) and self.graph.count_places(input_ids):
-            past_key_values.encoded = self.graph.see(pixels)
+            seen = self.graph.see(shown) if shown else {}
+            past_key_values = self.graph.empty_cache(len(input_ids), {**seen, **kinds})
+        elif shown and isinstance(past_key_values, GraphCache) and self.graph.count_places(input_ids):
+            past_key_values.encoded = {**self.graph.see(shown), **kinds}
         others = {name: value for name, value in images.items() if name not in names}
         return super().forward(
             input_ids, attention_mask, position_ids, past_key_values, use_cache, return_dict, **others

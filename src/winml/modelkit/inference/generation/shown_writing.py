@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError, first_line
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
+from winml.modelkit.inference.generation.graph import TOKEN_TYPES
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
 from winml.modelkit.inference.generation.settings import position_limit, read_settings
-from winml.modelkit.inference.generation.shown import ShownDecoder, ShownFiles
+from winml.modelkit.inference.generation.shown import PIXEL_MASK, ShownDecoder, ShownFiles
 from winml.modelkit.inference.generation.text import read_tokenizer
 from winml.modelkit.inference.generation.writing import PreparedPrompt, files_folder
 
@@ -49,15 +50,16 @@ def prepare_shown(
     images = [_opened_picture(path) for path in pictures]
     tokenizer = read_tokenizer(folder)
     settings = read_settings(folder).asked(**asked)
-    pixels: dict[str, NDArray[Any]] = {}
+    made: dict[str, NDArray[Any]] = {}
     if images or is_chat:
-        text, tokens, pixels = _processed(files[VISION], folder, text, images, is_chat=is_chat)
+        text, tokens, made = _processed(files, folder, text, images, is_chat=is_chat)
     else:
         tokens = tuple(tokenizer.encode(text))
     if not tokens:
         raise UsageError("the prompt is empty, and this model begins with no token of its own", hint="Give a text.")
     settings = settings.fitted(len(tokens), position_limit(folder))
-    shown = ShownFiles(files[VISION], files[EMBEDDING], pixels)
+    kinds = made.pop(TOKEN_TYPES, None)
+    shown = ShownFiles(files[VISION], files[EMBEDDING], made if images else {}, kinds)
     return PreparedPrompt(files[DECODER], text, tokens, settings, tokenizer, shown=shown)
 
 
@@ -71,26 +73,27 @@ def shown_tokens(
         StageError: ONNX Runtime fails.
     """
     assert prompt.shown is not None  # prepared for such a model
-    pixels = prompt.shown.pixels
+    pixels, kinds = prompt.shown.pixels, prompt.shown.kinds
     if prompt.settings.for_transformers is None:
-        return "winml", _tokens_after_seeing(graph, prompt, pixels)
+        return "winml", _tokens_after_seeing(graph, prompt, prompt.shown)
     import torch
 
     from winml.modelkit.inference.generation.causal_lm import generated_by
     from winml.modelkit.inference.generation.shown_model import ShownModel
 
     model = ShownModel.of_graph(graph, files_folder(prompt.model))
-    tensors = {name: torch.from_numpy(array) for name, array in pixels.items()}
+    arrays = pixels if kinds is None else {**pixels, TOKEN_TYPES: kinds}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     given = {"inputs": torch.tensor([list(prompt.tokens)]), **tensors}
     return "transformers", generated_by(model, given, len(prompt.tokens), prompt.settings)
 
 
-def _tokens_after_seeing(
-    graph: ShownDecoder, prompt: PreparedPrompt, pixels: Mapping[str, NDArray[Any]]
-) -> Iterator[GeneratedToken]:
+def _tokens_after_seeing(graph: ShownDecoder, prompt: PreparedPrompt, shown: ShownFiles) -> Iterator[GeneratedToken]:
     """Yield the tokens; the time of the first is that of seeing, too."""
     started = time.perf_counter()
-    seen = graph.see(pixels) if pixels else {}
+    seen = graph.see(shown.pixels) if shown.pixels else {}
+    if shown.kinds is not None:
+        seen[TOKEN_TYPES] = shown.kinds
     seconds = time.perf_counter() - started
     for entry in generate_tokens(graph, prompt.tokens, prompt.settings, encoded=seen):
         yield replace(entry, seconds=entry.seconds + seconds)
@@ -109,9 +112,9 @@ def _opened_picture(path: str) -> Any:
 
 
 def _processed(
-    vision: Path, folder: Path, text: str, images: Sequence[Any], *, is_chat: bool
+    files: Mapping[str, Path], folder: Path, text: str, images: Sequence[Any], *, is_chat: bool
 ) -> tuple[str, tuple[int, ...], dict[str, NDArray[Any]]]:
-    """Return the text with places for the pictures, its tokens, and what the graph that sees takes."""
+    """Return the text with places for the pictures, its tokens, and what the graphs take besides."""
     from winml.modelkit.graph.files.reading import read_structure
 
     processor = _open_processor(folder)
@@ -124,9 +127,16 @@ def _processed(
             hint="Give one picture for each place in the prompt.",
         ) from error
     arrays = {name: np.asarray(value) for name, value in made.items()}
-    names = [value.name for value in read_structure(vision).graph.input]
+    names = [value.name for value in read_structure(files[VISION]).graph.input]
+    names += [PIXEL_MASK, *_kinds_asked(files[DECODER])]
     tokens = tuple(int(token) for token in arrays["input_ids"][0])
     return text, tokens, {name: arrays[name] for name in names if name in arrays}
+
+
+def _kinds_asked(decoder: Path) -> list[str]:
+    from winml.modelkit.graph.files.reading import read_structure
+
+    return [value.name for value in read_structure(decoder).graph.input if value.name == TOKEN_TYPES]
 
 
 def _open_processor(folder: Path) -> Any:
@@ -148,9 +158,12 @@ _COPY_HINT = "Copy the processor files of the checkpoint there (processor_config
 
 
 def _placed_text(processor: Any, text: str, count: int) -> str:
-    """Return a text that holds a place for each picture: before it, where it names none itself."""
+    """Return a text that holds a place for each picture: before it, where it names none itself.
+
+    A token that is more than its text is one that a processor puts before texts itself.
+    """
     place = getattr(processor, "image_token", None)
-    return text if not place or place in text else place * count + text
+    return text if not isinstance(place, str) or not place or place in text else place * count + text
 
 
 def _chat_text(processor: Any, folder: Path, text: str, count: int) -> str:

@@ -24,7 +24,7 @@ __all__ = [
     "self_feeding_decoder_arguments",
 ]
 
-DECODER_TOKENS, _MASK = "decoder_input_ids", "attention_mask"
+DECODER_TOKENS, _MASK, _POSITIONS = "decoder_input_ids", "attention_mask", "position_ids"
 """Specified: how encoder-decoders of transformers call the tokens of the decoder, and the mask over the encoder's."""
 TOKENS, ENCODER_MASK = "input_ids", "encoder_attention_mask"
 """Specified: what other readers of a graph of the decoder call these."""
@@ -32,16 +32,31 @@ ENCODED, ENCODER_STATES = "last_hidden_state", "encoder_hidden_states"
 """Specified: how the same readers call what the encoder answers, at the encoder and the decoder."""
 
 
-def arguments_with_cache(layout: CacheLayout, names: Sequence[str]) -> NestedArguments:
+def arguments_with_cache(
+    layout: CacheLayout, names: Sequence[str], *, kinds: str | None = None, first_position: int = 0
+) -> NestedArguments:
     """Return how inputs become the arguments of a forward with a cache, and its result outputs.
 
     Args:
         layout: The cache.
         names: Names of the other inputs, each an argument.
+        kinds: The one of them that says of each token of a run what kind it is; the forward is told the kinds of the
+            tokens in the cache as well, by which it finds the others. None: there is none.
+        first_position: What the forward calls the position of the first token.
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        return {**{name: tensors[name] for name in names}, layout.argument: _cache_of(layout, tensors)}
+        cache = _cache_of(layout, tensors)
+        arguments = {**{name: tensors[name] for name in names}, layout.argument: cache}
+        if first_position and _POSITIONS in arguments:
+            arguments[_POSITIONS] = tensors[_POSITIONS] + first_position
+        if kinds is not None:
+            from winml.modelkit.load.caches.traced_layers import PromptCache
+
+            arguments[kinds] = torch.nn.functional.pad(tensors[kinds], (cache.get_seq_length(), 0))
+            arguments[layout.argument] = PromptCache()
+            arguments[layout.argument].layers = cache.layers
+        return arguments
 
     def results(outputs: Any) -> dict[str, Any]:
         kept = {name: value for name, value in outputs.items() if name != layout.argument}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import cache_utils
 from transformers.cache_utils import (
+    DynamicCache,
     DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -27,6 +28,7 @@ __all__ = [
     "EMPTY_LAYER",
     "LAYER_CLASSES",
     "EmptyLayer",
+    "PromptCache",
     "TracedAttentionLayer",
     "TracedHybridLayer",
     "TracedIndexedLayer",
@@ -146,6 +148,19 @@ class EmptyLayer(_Empty):  # type: ignore[misc]
         assert not tensors  # it keeps none
         super().__init__()
         self.is_initialized = False
+
+
+class PromptCache(DynamicCache):
+    """A cache that says it holds nothing yet, so that a forward does what it does with a prompt.
+
+    Forwards read what is said of the kinds of tokens in the prompt alone. A graph is told a kind that says nothing in
+    every later run.
+    """
+
+    @property
+    def is_initialized(self) -> bool:
+        """Say that no run was before this one."""
+        return False
 
 
 LAYER_CLASSES: Mapping[type, type] = {

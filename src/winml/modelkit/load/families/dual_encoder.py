@@ -7,18 +7,20 @@ method returns. The whole model is one graph, as long as no part of it is asked 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.families.family import FoundParts, part_of_decision
 from winml.modelkit.load.families.whole_model import decide_whole_inputs
 from winml.modelkit.load.inputs.decision import InputDecision
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments
+from winml.modelkit.load.inputs.shape_run import run_on_shapes
 from winml.modelkit.load.parts import ModelPart
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ def dual_encoder_parts(
     if not request.submodel or len(encoders) < 2 or encoders[0].part != "text":
         return FoundParts()
     whole = decide_whole_inputs(model, checkpoint, task, request)
-    taken = {item.part: _parameters(getattr(model, item.method)) for item in encoders}
+    taken = {item.part: _read_inputs(getattr(model, item.method), whole) for item in encoders}
     decisions = {item.part: _inputs_among(whole, taken[item.part]) for item in encoders}
     if not all(decision.inputs for decision in decisions.values()):
         return FoundParts()
@@ -78,8 +80,49 @@ def _part(model: torch.nn.Module, encoder: _Encoder, decision: InputDecision) ->
     )
 
 
-def _parameters(method: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(method).parameters)
+def _read_inputs(method: Callable[..., Any], whole: InputDecision) -> frozenset[str]:
+    """Return the inputs of the whole model that a method computes with; all it takes, where it does not run alone.
+
+    It may take one for the whole model's sake, such as a mask of the other encoder's tokens.
+    """
+    parameters = inspect.signature(method).parameters
+    sizes = {dimension.name: dimension.example or 1 for dimension in whole.dimensions}
+    specs = {
+        spec.name: spec.model_copy(update={"shape": tuple(sizes.get(str(size), size) for size in spec.shape)})
+        for spec in whole.inputs
+        if spec.name in parameters
+    }
+    read: set[str] = set()
+
+    def recorded(**tensors: torch.Tensor) -> Any:
+        with _Reads(tensors, read):
+            return method(**tensors)
+
+    if run_on_shapes(recorded, specs) is None:
+        return frozenset(specs)
+    needed = {name for name in specs if parameters[name].default is inspect.Parameter.empty}
+    return frozenset(read | needed)
+
+
+class _Reads(TorchFunctionMode):
+    """Notes which of some tensors are computed with; that an attribute of one is asked for does not count."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], read: set[str]) -> None:
+        super().__init__()
+        self._names = {id(tensor): name for name, tensor in tensors.items()}
+        self._read = read
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, and note what it is given."""
+        if getattr(func, "__name__", "") != "__get__":
+            given = _flat([*args, *(kwargs or {}).values()])
+            self._read.update(self._names[id(item)] for item in given if id(item) in self._names)
+        return func(*args, **(kwargs or {}))
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from _flat(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _inputs_among(whole: InputDecision, names: frozenset[str]) -> InputDecision:

@@ -18,7 +18,7 @@ from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.layout import EMBEDDED
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
-__all__ = ["FEATURES", "FEATURES_METHOD", "ImageCode", "find_image_code", "has_image_code"]
+__all__ = ["FEATURES", "FEATURES_METHOD", "ImageCode", "calls_of", "find_image_code", "has_image_code"]
 
 FEATURES_METHOD = "get_image_features"
 """Specified by transformers: the method that makes vectors of images, in place of which it is given them here."""
@@ -82,7 +82,7 @@ class ImageCode:
 
         def inputs_embeds(input_ids: torch.Tensor, image_features: torch.Tensor) -> torch.Tensor:
             given = [image_features.flatten(0, -2)] if self.made_by is not None else image_features
-            with _features_given(module, given), _given_to(language_model) as calls:
+            with _features_given(module, given), calls_of(language_model) as calls:
                 # That there are images is all that is asked of these.
                 forward(**{"input_ids": input_ids, carrier: image_features})
             vectors: torch.Tensor = calls[-1][EMBEDDED]
@@ -112,7 +112,7 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
     parameters = frozenset(inspect.signature(getattr(owner, FEATURES_METHOD)).parameters)
     media = {key: spec for key, spec in inputs.items() if key in parameters}
     features, answers = _seen(owner, media)
-    with _given_to(language_model) as calls:
+    with calls_of(language_model) as calls:
         run_on_shapes(model, inputs)
     if features is None or not calls:
         return f"{name} does not run on images"
@@ -198,10 +198,8 @@ def _answers_of(module: torch.nn.Module) -> Iterator[list[tuple[str, Any]]]:
 @contextmanager
 def _features_given(module: torch.nn.Module, given: Any) -> Iterator[None]:
     """Let the method of a module return these vectors, for the time of the block."""
-    from transformers.modeling_outputs import BaseModelOutputWithPooling
-
     own = vars(module).get(FEATURES_METHOD)
-    vars(module)[FEATURES_METHOD] = lambda *_args, **_named: BaseModelOutputWithPooling(pooler_output=given)
+    vars(module)[FEATURES_METHOD] = lambda *_args, **_named: _record_of(given)
     try:
         yield
     finally:
@@ -211,8 +209,20 @@ def _features_given(module: torch.nn.Module, given: Any) -> Iterator[None]:
             vars(module)[FEATURES_METHOD] = own
 
 
+def _record_of(vectors: Any) -> Any:
+    """Return vectors of images as the record that methods return; what else they were made of is None."""
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    class Record(BaseModelOutputWithPooling):
+        def __getattr__(self, name: str) -> None:
+            if name.startswith("_"):
+                raise AttributeError(name)
+
+    return Record(pooler_output=vectors)
+
+
 @contextmanager
-def _given_to(language_model: torch.nn.Module) -> Iterator[list[dict[str, Any]]]:
+def calls_of(language_model: torch.nn.Module) -> Iterator[list[dict[str, Any]]]:
     """Yield a list that takes the keywords a language model is called with; it returns the vectors it is given."""
     from transformers.modeling_outputs import BaseModelOutputWithPast
 

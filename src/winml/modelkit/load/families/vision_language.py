@@ -12,22 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.graph.dimensions import DynamicRequest, OpenSize
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import arguments_with_cache
 from winml.modelkit.load.caches.decision import NO_CACHE_ASKED, cached_keywords, open_cached_inputs
-from winml.modelkit.load.caches.finding import find_cache
+from winml.modelkit.load.caches.finding import NO_CACHE_HINT, find_cache, is_of_tokens
 from winml.modelkit.load.caches.inputs import PAST_KEY
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
+from winml.modelkit.load.families.divided_axes import PartAxes, divided_axes
 from winml.modelkit.load.families.family import FoundParts, part_of_decision
 from winml.modelkit.load.families.image_features import FEATURES, ImageCode, find_image_code, has_image_code
+from winml.modelkit.load.families.token_kinds import TokenKinds, find_first_position, find_kinds
 from winml.modelkit.load.families.whole_model import firm_keys
 from winml.modelkit.load.inputs.decision import InputDecision, decide_inputs
 from winml.modelkit.load.inputs.dynamic_axes import open_axes
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments
+from winml.modelkit.load.inputs.option_names import SHAPE_CONFIG_OPTION
 from winml.modelkit.load.parts import ModelPart
 
 if TYPE_CHECKING:
@@ -73,18 +77,34 @@ def _find_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str,
             f"One graph, as {request.specs_origin} describes it: every run sees the images and reads all tokens."
         )
         return FoundParts(notes=(described if request.cache else NO_CACHE_ASKED,))
+    found = _found(model, checkpoint.config, plain, request)
+    layout = found if isinstance(found, str) else find_cache(found.decoder, found.decoder_inputs.inputs, found.keywords)
+    if isinstance(found, str) or isinstance(layout, str):
+        reason = found if isinstance(found, str) else layout
+        return FoundParts(notes=(f"One graph without a cache, since {reason}: every run reads all tokens.",))
+    axes = [found.vision_axes(), found.embedding_axes(), found.decoder_axes(layout)]
+    vision, embedding, decoder = divided_axes(axes, request.dynamic)
+    return FoundParts((found.vision_part(vision), found.embedding_part(embedding), found.decoder_part(decoder, layout)))
+
+
+def _found(model: torch.nn.Module, config: Any, plain: InputDecision, request: ModelRequest) -> _Found | str:
+    """Return what is known of a model, or as a clause why it cannot be divided."""
+    inputs = {spec.name: spec for spec in plain.inputs}
     code = find_image_code(model, inputs)
     if isinstance(code, str):
-        return FoundParts(notes=(f"One graph without a cache, since {code}: every run reads all tokens.",))
-    found = _Found(model, checkpoint.config, plain, code, request)
-    unknown = [name for name in inputs if name not in (*code.parameters, _TOKENS, _MASK)]
-    if unknown:
-        reason = f"{type(model).__name__} takes {unknown[0]} beside tokens and images"
-        return FoundParts(notes=(f"One graph without a cache, since {reason}: every run reads all tokens.",))
-    layout = find_cache(model, found.decoder_inputs.inputs, cached_keywords(model, request))
-    if isinstance(layout, str):
-        return FoundParts(notes=(f"One graph without a cache, since {layout}: every run reads all tokens.",))
-    return FoundParts((found.vision_part(), found.embedding_part(), found.decoder_part(layout)))
+        return code
+    others = [name for name in inputs if name not in (*code.parameters, _TOKENS, _MASK)]
+    kinds: TokenKinds | str | None = None
+    if others and is_of_tokens(inputs[others[0]]):
+        kinds = find_kinds(model, others.pop(0), inputs)
+    if others:
+        return f"{type(model).__name__} takes {others[0]} beside tokens and images"
+    first_position = find_first_position(model, inputs)
+    if isinstance(kinds, str) or isinstance(first_position, str):
+        return kinds if isinstance(kinds, str) else str(first_position)
+    found = _Found(model, config, plain, code, request, kinds, first_position)
+    found.refuse_cut_images()
+    return found
 
 
 @dataclass(frozen=True)
@@ -97,28 +117,66 @@ class _Found:
     """The inputs of the whole model."""
     code: ImageCode
     request: ModelRequest
+    kinds: TokenKinds | None
+    """The input that says which tokens see others ahead; None where none does."""
+    first_position: int
+    """What the language model calls the position of the first token."""
 
-    def vision_part(self) -> ModelPart:
-        """Return what makes vectors of images."""
-        names = [spec.name for spec in self.plain.inputs if spec.name in self.code.parameters]
-        decision = self._among(names)
+    @property
+    def decoder(self) -> torch.nn.Module:
+        """What turns vectors of tokens into scores: the whole model, or a language model with a head of its own."""
+        return self.model.get_submodule(self.decoder_path)
+
+    @property
+    def decoder_path(self) -> str:
+        """Where that is."""
+        language_model: Any = self.model.get_submodule(self.code.language_model)
+        return self.code.language_model if language_model.get_output_embeddings() is not None else ""
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Fixed keywords of its calls."""
+        return cached_keywords(self.decoder, self.request)
+
+    def vision_axes(self) -> PartAxes:
+        """Return the inputs of what makes vectors of images."""
+        decision = self._among([spec.name for spec in self.plain.inputs if spec.name in self.code.parameters])
         # Of several images in a row, those that are filler are left out: their number is known to their values alone.
         has_one_in_each_row = all(len(spec.shape) <= _IMAGE_RANK for spec in decision.inputs)
-        decision = self._opened(decision, (_BATCH_KEY,) if has_one_in_each_row else ())
+
+        def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+            if has_one_in_each_row:
+                return self._opened(decision, (_BATCH_KEY,), dynamic)
+            return self._opened(decision, (), dynamic.model_copy(update={"batch": False}))
+
+        return PartAxes(replace(decision, notes=()), opened, {}, frozenset({FEATURES}))
+
+    def vision_part(self, decision: InputDecision) -> ModelPart:
+        """Return what makes vectors of images."""
+        names = tuple(spec.name for spec in decision.inputs)
         return part_of_decision(
             self.model,
-            replace(decision, notes=()),
+            decision,
             {},
-            NestedArguments(tuple(names), {}, dict, lambda answer: {FEATURES: answer}),
+            NestedArguments(names, {}, dict, lambda answer: {FEATURES: answer}),
             name=VISION,
             path=self.code.owner,
             entry=self.code.features,
             feeds=(PartFeed(FEATURES, EMBEDDING, FEATURES),),
         )
 
-    def embedding_part(self) -> ModelPart:
+    def embedding_axes(self) -> PartAxes:
+        """Return the tokens of what makes vectors of tokens."""
+        decision = self._among([_TOKENS])
+        notes = (*self.plain.notes, _WITHOUT_IMAGES)
+
+        def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+            return self._opened(decision, (_BATCH_KEY, _SEQUENCE_KEY), dynamic)
+
+        return PartAxes(replace(decision, notes=notes), opened, {})
+
+    def embedding_part(self, decision: InputDecision) -> ModelPart:
         """Return what makes vectors of tokens, those of images in their places."""
-        decision = self._opened(self._among([_TOKENS]), (_BATCH_KEY, _SEQUENCE_KEY))
         # Without images, and with several in a row, their number is not that of the rows.
         images, *others = self.code.feature_shape
         features = InputTensorSpec(
@@ -129,7 +187,7 @@ class _Found:
         )
         return part_of_decision(
             self.model,
-            replace(decision, inputs=(*decision.inputs, features), notes=(*self.plain.notes, _WITHOUT_IMAGES)),
+            replace(decision, inputs=(*decision.inputs, features)),
             {},
             NestedArguments((_TOKENS, FEATURES), {}, dict, lambda answer: {EMBEDDED: answer}),
             name=EMBEDDING,
@@ -138,17 +196,29 @@ class _Found:
             feeds=(PartFeed(EMBEDDED, DECODER, EMBEDDED),),
         )
 
-    def decoder_part(self, layout: CacheLayout) -> ModelPart:
-        """Return the language model with its head: vectors of tokens, and the cache."""
+    def decoder_axes(self, layout: CacheLayout) -> PartAxes:
+        """Return the inputs of the language model with its head: vectors of tokens, and the cache."""
         text_config = self.config.get_text_config(decoder=True)
-        decision = open_cached_inputs(self.decoder_inputs, layout, self.model, text_config, self.request)
+
+        def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+            request = replace(self.request, dynamic=dynamic)
+            return open_cached_inputs(decision, layout, self.decoder, text_config, request)
+
+        return PartAxes(replace(self.decoder_inputs, notes=()), opened, {_TOKENS: EMBEDDED})
+
+    def decoder_part(self, decision: InputDecision, layout: CacheLayout) -> ModelPart:
+        """Return the language model with its head."""
+        names = [spec.name for spec in decision.inputs if spec.cache is None]
+        kinds = None if self.kinds is None else self.kinds.name
         return part_of_decision(
             self.model,
             replace(decision, notes=()),
-            cached_keywords(self.model, self.request),
-            arguments_with_cache(layout, [spec.name for spec in decision.inputs if spec.cache is None]),
+            self.keywords,
+            arguments_with_cache(layout, names, kinds=kinds, first_position=self.first_position),
             name=DECODER,
-            feeds=tuple(PartFeed(state.output, DECODER, state.input) for state in layout.states),
+            path=self.decoder_path,
+            first_position=self.first_position,
+            feeds=layout.feeds_to(DECODER),
             cache=layout,
         )
 
@@ -159,8 +229,10 @@ class _Found:
         tokens = plain.inputs[0]
         shape = (*tokens.shape, self.code.feature_shape[-1])
         vectors = InputTensorSpec(name=EMBEDDED, shape=shape, dtype=self._dtype)
+        kinds = () if self.kinds is None else (self.kinds.spec(tokens),)
         keys: dict[str, tuple[str | None, ...]] = {
             **plain.meanings.keys,
+            **{spec.name: plain.meanings.keys[_TOKENS] for spec in kinds},
             EMBEDDED: (*plain.meanings.keys[_TOKENS], None),
         }
         del keys[_TOKENS]
@@ -170,7 +242,21 @@ class _Found:
             # That a prompt holds places for an image does not count in the steps after it.
             bounds[_SEQUENCE_KEY] = replace(limit, min=1)
         meanings = replace(plain.meanings, keys=keys, bounds=bounds)
-        return replace(plain, inputs=(vectors, *plain.inputs[1:]), meanings=meanings)
+        return replace(plain, inputs=(vectors, *plain.inputs[1:], *kinds), meanings=meanings)
+
+    def refuse_cut_images(self) -> None:
+        """Refuse a fixed number of tokens in each run where the tokens of an image have to be in one.
+
+        Raises:
+            UsageError: names the size.
+        """
+        given = self.request.shape_config.given() if self.request.shape_config else {}
+        if self.kinds is not None and _SEQUENCE_KEY in given:
+            raise UsageError(
+                f"{SHAPE_CONFIG_OPTION}: {_SEQUENCE_KEY} {given[_SEQUENCE_KEY]}: the tokens of an image see each other "
+                f"in {type(self.model).__name__}, so that each run takes any number of tokens",
+                hint=f"Leave {_SEQUENCE_KEY} out. {NO_CACHE_HINT}",
+            )
 
     @property
     def _names(self) -> list[str]:
@@ -189,14 +275,16 @@ class _Found:
 
     def _among(self, names: list[str]) -> InputDecision:
         inputs = tuple(spec for spec in self.plain.inputs if spec.name in names)
+        # The vectors of tokens stand before what is said of these.
+        inputs = tuple(sorted(inputs, key=lambda spec: spec.name != _TOKENS))
         keys = {spec.name: self.plain.meanings.keys[spec.name] for spec in inputs}
         return replace(self.plain, inputs=inputs, meanings=replace(self.plain.meanings, keys=keys))
 
-    def _opened(self, decision: InputDecision, by_default: tuple[str, ...]) -> InputDecision:
-        """Return inputs with rows and tokens left open, as far as the user gave no number."""
+    def _opened(self, decision: InputDecision, by_default: tuple[str, ...], dynamic: DynamicRequest) -> InputDecision:
+        """Return inputs with rows and tokens left open, as far as the user gave no number, and what was asked for."""
         firm = firm_keys(self.request)
         own = {key for axes in decision.meanings.keys.values() for key in axes}
         asked = self.request.shape_config.left_open() if self.request.shape_config else {}
         left_open = {key: OpenSize() for key in by_default if key not in firm}
         left_open |= {key: size for key, size in asked.items() if key in own}
-        return open_axes(decision, DynamicRequest(), left_open, firm_keys=firm)
+        return open_axes(decision, dynamic, left_open, firm_keys=firm)

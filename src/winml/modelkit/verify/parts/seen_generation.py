@@ -26,6 +26,7 @@ from winml.modelkit.verify.generation import (
     compare_generation,
     generated_text,
     most_tokens,
+    plain_value,
     reason_against,
 )
 from winml.modelkit.verify.input_draws import InputDraws
@@ -106,16 +107,17 @@ def _generate(parts: SeenParts, weighted: PreparedPart, seed: int) -> _Reference
     decoder = weighted.part
     if reason := reason_against(decoder):
         return reason
-    tokens, mask = _prompt(parts.embedding, seed)
+    tokens, mask = _prompt(parts.embedding, seed, is_padded=any(spec.first_values for spec in decoder.inputs))
     room = most_tokens(decoder)
     free = room - tokens.shape[1] - _SECOND_PROMPT if room is not None else _NEW_TOKENS
     if free < 1:
         return f"the model has no more than {room} positions"
     images = _images(parts.vision, seed, len(tokens))
     places = _places(parts.embedding)
+    shown = {**images, **_kinds(decoder, tokens, places)}
     try:
         with as_the_user_calls_it(weighted), unchanged_attributes(weighted.model), quiet_libraries():
-            text = generated_text(decoder, weighted.model, (tokens, mask), min(free, _NEW_TOKENS), images, places)
+            text = generated_text(decoder, weighted.model, (tokens, mask), min(free, _NEW_TOKENS), shown, places)
     except Exception as error:  # code of the model
         return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
     return _Reference(images, text)
@@ -137,18 +139,28 @@ def _fixed_rows(vision: ModelPart) -> int | None:
     return rows if isinstance(rows, int) else None
 
 
-def _prompt(embedding: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens that hold places for images, and their mask; the first of several rows is padded on the left."""
+def _prompt(embedding: ModelPart, seed: int, *, is_padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens that hold places for images, and their mask; the first of several rows is padded on the left.
+
+    A single one is where it is asked for: of rows without padding, some models make no mask, and see ahead in all runs.
+    """
     spec = next(spec for spec in embedding.inputs if spec.name == _TOKENS)
     length = sum(count for _, count in spec.first_values) + _TEXT
     tokens = InputDraws(embedding, seed).draw(1, {**sizes_of_rows(embedding, _ROWS), str(spec.shape[1]): length})[
         _TOKENS
     ]
     mask = torch.ones_like(tokens)
-    if len(tokens) > 1:
+    if len(tokens) > 1 or is_padded:
         tokens[0] = tokens[0].roll(_PADDING)
         mask[0, :_PADDING] = 0
     return tokens, mask
+
+
+def _kinds(decoder: ModelPart, tokens: torch.Tensor, places: list[int]) -> Tensors:
+    """Return what the decoder is told of each token: which of them hold places, where it asks."""
+    told = {spec.name: (plain_value(spec), spec.first_values[0][0]) for spec in decoder.inputs if spec.first_values}
+    is_place = torch.isin(tokens, torch.tensor(places))
+    return {name: torch.where(is_place, marked, plain) for name, (plain, marked) in told.items()}
 
 
 def _places(embedding: ModelPart) -> list[int]:
