@@ -32,6 +32,14 @@ COMPILE_KEY = "winml.compile"
 CUT_KEY = "winml.module"
 """Which call of which module a cut model is."""
 
+FUNCTIONS_KEY = "winml.functions"
+"""Of a model whose modules are functions: what inlining alone does not give back."""
+RELATIVE_KEY = "winml.function.relative"
+"""Of a node in a function that several calls share: its metadata, with ``{tag}``, ``{module}`` and
+``{namespace}`` where those of the call go."""
+FUNCTION_DOMAIN = "winml.module"
+"""The domain of functions that are modules; of operators, not of metadata."""
+
 NAMESPACE_KEY = "namespace"
 """The scope in the form Model Explorer groups by; torch's own."""
 TORCH_PREFIX = "pkg.torch."

@@ -19,6 +19,7 @@ __all__ = [
     "device_option",
     "dynamic_options",
     "format_option",
+    "functions_option",
     "input_options",
     "model_option",
     "output_options",
@@ -133,6 +134,16 @@ def dynamic_options(command: _F) -> _F:
             help="Leave axes open by place: input_ids:0=batch,1=sequence; repeatable; or a JSON file or text.",
         ),
         click.option("--allow-dynamic", is_flag=True, help="Leave dimensions open even where --ep needs fixed sizes."),
+    )(command)
+
+
+def functions_option(command: _F) -> _F:
+    """Add the option that writes modules as functions."""
+    return click.option(
+        "--functions",
+        metavar="SELECTOR",
+        help="Write modules as ONNX functions: all; classes, where those of a class with equal graphs share one; or "
+        "those a selector names.",
     )(command)
 
 

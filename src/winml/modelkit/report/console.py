@@ -82,6 +82,7 @@ def _part_rows(part: ExportedPart) -> list[tuple[str, str]]:
         ("exporter", part.exporter_words),
         ("hierarchy", f"{modules} · {_coverage_words(coverage)}"),
         *([("sources", sources)] if coverage.tagged else []),
+        *([("functions", part.functions.words)] if part.functions else []),
         ("verified", verification_words(part.verification)),
     ]
 

@@ -45,6 +45,7 @@ def _summary_lines(result: ExportResult, part: ExportedPart) -> Iterator[str]:
             ("Modules", f"{len(part.tree)} traced of {part.tree.registered} registered"),
             ("Coverage", coverage_words(part.coverage)),
             *(("Open", dimension_words(item, part.checked_sizes.get(item.name, ()))) for item in part.dimensions),
+            *((("Functions", part.functions.words),) if part.functions else ()),
             ("Verification", verification_words(part.verification)),
             ("Started", result.started.isoformat(timespec="seconds")),
             ("Tool", f"winml-modelkit {result.tool_version}"),

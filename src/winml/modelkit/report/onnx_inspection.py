@@ -17,7 +17,7 @@ from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.words import at_root_words
-from winml.modelkit.words import count_words, shape_words, size_words
+from winml.modelkit.words import count_noun, count_words, shape_words, size_words
 
 __all__ = ["print_onnx_inspection"]
 
@@ -91,7 +91,10 @@ def _graph_rows(inspection: OnnxInspection, *, verbose: bool) -> Iterator[Row]:
     if operators:
         yield "operators", ", ".join(operators)
     if inspection.functions:
-        yield "functions", ", ".join(f"{name} ({count} nodes)" for name, count in inspection.functions.items())
+        functions = [f"{name} ({count_noun(count, 'node')})" for name, count in inspection.functions.items()]
+        if not verbose and len(functions) > TOP_OPERATORS:
+            functions[TOP_OPERATORS:] = [f"and {len(functions) - TOP_OPERATORS} others"]
+        yield "functions", ", ".join(functions)
     yield "MACs", _macs_words(total.macs)
 
 

@@ -20,6 +20,7 @@ from winml.modelkit.hierarchy.tagging import Source
 from winml.modelkit.hierarchy.tree import ModuleTree
 from winml.modelkit.load.parts import ModelInfo
 from winml.modelkit.progress import StepTiming
+from winml.modelkit.results.module_functions import ModuleFunctions
 from winml.modelkit.results.written_file import WrittenFile
 
 __all__ = ["ExportResult", "ExportedPart", "NodeRecord"]
@@ -74,6 +75,8 @@ class ExportedPart:
     """What was done to the graph before it was written, in a few words each."""
     fidelity: FidelityInfo | None = None
     """How much of PyTorch's answer is left, where it has fewer bits for that."""
+    functions: ModuleFunctions | None = None
+    """Modules that are functions of the file; None where none were asked for."""
     model_sha256: str = ""
     """Digest of the model file, by which sidecar and report say what they describe; empty where there are none."""
 
@@ -121,6 +124,7 @@ class ExportedPart:
             "nodes": self.coverage.nodes,
             "coverage": self.coverage.as_record(),
             "verification": self.verification.as_record() if self.verification else None,
+            "functions": self.functions.as_record() if self.functions else None,
             "steps": [step.as_record() for step in self.steps],
             "notes": list(self.notes),
         }

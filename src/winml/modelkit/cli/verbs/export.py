@@ -21,6 +21,7 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     NonEmptyPath,
     dynamic_options,
+    functions_option,
     input_options,
     model_option,
     output_options,
@@ -86,6 +87,7 @@ Examples:
     help="Write the module tags, or leave no trace of them.  [default: write]",
 )
 @click.option("--clean-onnx", is_flag=True, hidden=True, help="Deprecated: --no-hierarchy.")
+@functions_option
 @click.option("--keep-torch-metadata", is_flag=True, help="Keep the Python lines each node came from (local paths).")
 @click.option("--operation-fallback", is_flag=True, help="Tag nodes without a known scope by their neighbours.")
 @click.option(
@@ -152,6 +154,11 @@ def _refuse_early(request: ModelRequest, config: WinMLExportConfig, options: dic
     from winml.modelkit.load.request import resolve_source
     from winml.modelkit.runtime.execution_providers import refuse_dynamic
 
+    if options["functions"] is not None and not config.hierarchy:
+        raise UsageError(
+            f"--functions {options['functions']} goes by the tags, and --no-hierarchy writes none",
+            hint="Leave one of them out.",
+        )
     paths = ExportPaths.for_output(options["output"], with_sidecar=config.hierarchy, with_report=options["with_report"])
     paths.refuse_existing(overwrite=options["overwrite"])
     refuse_dynamic(config.ep, is_dynamic=request.is_dynamic, allow_dynamic=config.allow_dynamic)
@@ -215,6 +222,7 @@ def _export_model(request: ModelRequest, config: WinMLExportConfig, options: dic
             overwrite=options["overwrite"],
             with_report=options["with_report"],
             with_companions=options["tokenizer"],
+            functions=options["functions"],
         )
 
 
