@@ -112,6 +112,10 @@ class _Anchors:
                 relative[key] = text
         return relative
 
+    def weight_name(self, name: str) -> str:
+        """Return the name of a weight inside the module, such as ``output.dense.bias``; empty for other values."""
+        return name.removeprefix(f"{self.module}.") if self.module and name.startswith(f"{self.module}.") else ""
+
     def relative_name(self, name: str) -> str:
         """Return what follows the name of the call, where a name begins with it."""
         rest = name.removeprefix(self.name)
@@ -327,8 +331,9 @@ def _make_relative(function: _Function) -> None:
         node.name = function.anchors.relative_name(node.name or "")
         for value in node.outputs:
             value.name = function.anchors.relative_name(value.name or "")
+    names = FreshNames(value.name for node in walk_nodes(function.body) for value in node.outputs)
     for number, value in enumerate(function.inputs):
-        value.name = f"input_{number}"
+        value.name = names.take(function.anchors.weight_name(value.name or "") or f"input_{number}")
 
 
 def _signature(body: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> object:

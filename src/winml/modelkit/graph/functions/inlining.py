@@ -17,7 +17,9 @@ from onnx_ir.passes.common import InlinePass
 
 from winml.modelkit.graph.fresh_names import FreshNames
 from winml.modelkit.metadata_keys import (
+    FUNCTION_CALL_KEY,
     FUNCTION_DOMAIN,
+    FUNCTION_NODE_KEY,
     FUNCTIONS_KEY,
     MODULE_KEY,
     NAMESPACE_KEY,
@@ -43,9 +45,6 @@ DIGITS = 16
 """Hexadecimal digits of a digest. Chosen: it tells a changed graph, and is no protection."""
 SCOPE_START = "/"
 """The name of a node or value of a shared function begins with it where the name of the call goes before."""
-
-_CALL_KEY, _OWN_KEY = "winml.function.call", "winml.function.own"
-"""On nodes while they are inlined only: what their call is, and what they were."""
 
 
 def module_functions(model: onnx.ModelProto) -> list[onnx.FunctionProto]:
@@ -125,17 +124,17 @@ def _inline(model: ir.Model, functions: Mapping[ir.OperatorIdentifier, ir.Functi
         if node.op_identifier() in functions:
             props = node.metadata_props
             own = [node.name or "", *(props.get(key, "") for key in (TAG_KEY, MODULE_KEY, NAMESPACE_KEY))]
-            props[_CALL_KEY] = json.dumps(own)
+            props[FUNCTION_CALL_KEY] = json.dumps(own)
     for function in functions.values():
         returned = set(function.outputs)
         for node in function.all_nodes():
             names = [None if value in returned else value.name for value in node.outputs]
-            node.metadata_props[_OWN_KEY] = json.dumps([node.name, names, list(node.metadata_props)])
+            node.metadata_props[FUNCTION_NODE_KEY] = json.dumps([node.name, names, list(node.metadata_props)])
     InlinePass(criteria=lambda function: function.identifier() in functions)(model)
     for key in functions:
         model.functions.pop(key, None)  # those that nothing calls
     nodes = list(model.graph.all_nodes())
-    inlined = [node for node in nodes if _CALL_KEY in node.metadata_props]
+    inlined = [node for node in nodes if FUNCTION_CALL_KEY in node.metadata_props]
     free_names = _Names(model.graph, nodes, inlined)
     for node in inlined:
         _settle(node, free_names)
@@ -154,7 +153,7 @@ class _Names:
 
 
 def _renamed_values(node: ir.Node) -> list[ir.Value]:
-    _, outputs, _ = json.loads(node.metadata_props[_OWN_KEY])
+    _, outputs, _ = json.loads(node.metadata_props[FUNCTION_NODE_KEY])
     return [value for value, name in zip(node.outputs, outputs, strict=True) if name]
 
 
@@ -162,8 +161,8 @@ def _settle(node: ir.Node, names: _Names) -> None:
     """Give an inlined node its names and its metadata."""
     props = node.metadata_props
     renamed = _renamed_values(node)
-    scope, *anchors = json.loads(props.pop(_CALL_KEY))
-    name, outputs, keys = json.loads(props.pop(_OWN_KEY))
+    scope, *anchors = json.loads(props.pop(FUNCTION_CALL_KEY))
+    name, outputs, keys = json.loads(props.pop(FUNCTION_NODE_KEY))
     relative = json.loads(props.pop(RELATIVE_KEY)) if RELATIVE_KEY in keys else None
     for key in props.keys() - set(keys):
         del props[key]
