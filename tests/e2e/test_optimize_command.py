@@ -132,3 +132,26 @@ def test_optimizing_imports_no_torch(workplace: Workplace) -> None:
         check=True,
     )
     assert "[]\n" == done.stdout
+
+
+@pytest.mark.usefixtures("model")
+def test_functions_of_classes_are_written_and_read_back_byte_by_byte(workplace: Workplace) -> None:
+    """Layers share a function; what reads the file sees the graph it was made of."""
+    outcome = workplace.winml(
+        "optimize", "-m", "model.onnx", "-o", "functions.onnx", "--functions", "classes", "--format", "json"
+    )
+    assert 0 == outcome.code, outcome.err
+    record = json.loads(outcome.out)
+    functions = record["functions"]["functions"]
+    assert (2, 2, 1) == (functions["BertLayer"], functions["GELUActivation"], functions["BertPooler"])
+    assert (17, []) == (sum(functions.values()), record["functions"]["left_out"])
+    assert record["functions"]["written_nodes"] < record["after"]["nodes"] == record["before"]["nodes"]
+    assert (100.0, True) == (record["coverage"]["percent"], record["verification"]["is_verified"])
+    written = onnx.load(workplace.folder / "functions.onnx")
+    onnx.checker.check_model(written)
+    assert len(functions) == len(written.functions)
+    inspected = json.loads(workplace.winml("inspect", "functions.onnx", "-H", "--format", "json").out)
+    assert (record["after"]["nodes"], len(functions)) == (inspected["nodes"], len(inspected["functions"]))
+    assert inspected["nodes"] == inspected["modules"][0]["total"]["nodes"]
+    assert 0 == workplace.winml("optimize", "-m", "functions.onnx", "-o", "flat.onnx").code
+    assert (workplace.folder / "model.onnx").read_bytes() == (workplace.folder / "flat.onnx").read_bytes()

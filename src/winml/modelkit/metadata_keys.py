@@ -32,6 +32,16 @@ COMPILE_KEY = "winml.compile"
 CUT_KEY = "winml.module"
 """Which call of which module a cut model is."""
 
+FUNCTIONS_KEY = "winml.functions"
+"""Of a model whose modules are functions: what inlining alone does not give back."""
+RELATIVE_KEY = "winml.function.relative"
+"""Of a node in a function that several calls share: its metadata, with ``{tag}``, ``{module}`` and
+``{namespace}`` where those of the call go."""
+FUNCTION_CALL_KEY, FUNCTION_NODE_KEY = "winml.function.call", "winml.function.node"
+"""On nodes in memory while functions are inlined, never in a file: what their call is, and what they were."""
+FUNCTION_DOMAIN = "winml.module"
+"""The domain of functions that are modules; of operators, not of metadata."""
+
 NAMESPACE_KEY = "namespace"
 """The scope in the form Model Explorer groups by; torch's own."""
 TORCH_PREFIX = "pkg.torch."

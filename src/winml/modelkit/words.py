@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-__all__ = ["count_words", "json_printable", "message_words", "printable", "shape_words", "size_words"]
+__all__ = ["count_noun", "count_words", "json_printable", "message_words", "printable", "shape_words", "size_words"]
 
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Specified: Unicode categories of what moves the cursor, changes the direction of writing, ends a line or cannot be
@@ -46,6 +46,15 @@ def count_words(count: int) -> str:
         if count >= scale:
             return f"{count / scale:.{digits}f} {unit}"
     return str(count)
+
+
+def count_noun(count: int, noun: str) -> str:
+    """Return a number of things.
+
+    >>> count_noun(1, "node"), count_noun(2, "node")
+    ('1 node', '2 nodes')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def shape_words(dtype: str, shape: Sequence[int | str]) -> str:

@@ -15,15 +15,18 @@ from winml.modelkit.load.load_options import Group, LoadOption, declared_options
 
 __all__ = [
     "NonEmptyPath",
+    "answer_options",
     "debug_option",
     "device_option",
     "dynamic_options",
     "format_option",
+    "functions_option",
     "input_options",
     "model_option",
     "output_options",
     "random_options",
     "source_options",
+    "tree_options",
     "verbose_option",
     "weight_options",
 ]
@@ -136,9 +139,31 @@ def dynamic_options(command: _F) -> _F:
     )(command)
 
 
+def functions_option(command: _F) -> _F:
+    """Add the option that writes modules as functions."""
+    return click.option(
+        "--functions",
+        metavar="SELECTOR",
+        help="Write modules as ONNX functions: all; classes, where those of a class with equal graphs share one; or "
+        "those a selector names.",
+    )(command)
+
+
 def verbose_option(help: str) -> Callable[[_F], _F]:
     """Return the option that asks for more."""
     return click.option("-v", "--verbose", is_flag=True, help=help)
+
+
+def tree_options(help: str) -> Callable[[_F], _F]:
+    """Return the options that say how much is told, of a verb that shows the module tree."""
+
+    def add(command: _F) -> _F:
+        return _all_of(
+            click.option("-v", "--verbose", count=True, help=f"{help} Twice: equal modules each by itself."),
+            click.option("--depth", type=click.IntRange(min=1), help="Levels of the module tree to show."),
+        )(command)
+
+    return add
 
 
 def format_option(command: _F) -> _F:
@@ -166,8 +191,12 @@ def debug_option(command: _F) -> _F:
 
 def output_options(command: _F) -> _F:
     """Add the options that say how much is told, and in which form."""
+    return verbose_option("Tell more: what each step of a stage did.")(answer_options(command))
+
+
+def answer_options(command: _F) -> _F:
+    """Add the options that say in which form is told what was done."""
     return _all_of(
-        verbose_option("Tell more: the module tree with node counts."),
         click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
         format_option,
         debug_option,

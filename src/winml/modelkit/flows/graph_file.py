@@ -21,26 +21,29 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import comparison_words
+from winml.modelkit.flows.module_functions import functions_of_modules
 from winml.modelkit.graph.contexts import refuse_compiled
 from winml.modelkit.graph.files.foreign_reading import MergedKeys, load_by_reference, merge_duplicate_keys
 from winml.modelkit.graph.files.graph_reading import graph_of, reading_graph
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_inputs
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.graph.files.placing import external_files, place_copy
-from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.files.reading import inline_functions, read_structure
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.stage import StageResult
-from winml.modelkit.graph.validity import refuse_invalid
+from winml.modelkit.graph.validity import refuse_cycles, refuse_invalid
 from winml.modelkit.hierarchy.coverage import Coverage, all_nodes, measure_coverage
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, NORMALIZED_KEY
 from winml.modelkit.normalize.stamp import is_normalized, stamp
 from winml.modelkit.optimize.operator_counts import GraphCensus, operator_name
 from winml.modelkit.progress import StepClock, StepEvent, StepTiming
+from winml.modelkit.results.module_functions import ModuleFunctions
 from winml.modelkit.results.optimized_model import GraphSummary
 from winml.modelkit.results.written_file import WrittenFile
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 from winml.modelkit.verify.by_module.first_wrong_module import first_wrong_module_named
+from winml.modelkit.words import count_noun
 
 __all__ = [
     "ALREADY_NORMALIZED",
@@ -101,6 +104,8 @@ class GraphFileTask:
     """Take the graph for normalized although no stamp says so; the result then bears no stamp either."""
     external_data: bool | None = None
     """Keep weights in a file of their own (True) or inside (False). None: decide by size."""
+    functions: str | None = None
+    """Modules that the result holds as functions: ``all``, ``classes`` or a selector. None: none."""
     external_from_bytes: int | None = None
     """Size of the weights from which they get a file of their own, where nothing else is asked. None: where they must,
     being too large for the model file."""
@@ -216,6 +221,8 @@ class TransformedFile(Generic[ResultT]):
     """Tags of the file that was written, counted in it."""
     comparison: Comparison | None
     """Comparison with the source; None where it was not asked for, or the result is a copy."""
+    functions: ModuleFunctions | None
+    """Modules that are functions of the file; None where none were asked for."""
     steps: tuple[StepTiming, ...]
     notes: tuple[str, ...]
 
@@ -255,7 +262,7 @@ def transform_file(
         normalized = _bring_into_plain_form(task, opened, clock)
         result = _apply_work(work, opened.model, clock)
     # The one place that decides it; asked after the work, which may have requested more.
-    is_copy = opened.may_be_copied and not work.is_requested
+    is_copy = opened.may_be_copied and not work.is_requested and task.functions is None
     written = _write_result(task, work, clock, None if is_copy else result.model, is_plain=normalized.is_plain)
     notes = normalized.notes
     if is_copy:
@@ -272,7 +279,8 @@ def transform_file(
         coverage=written.coverage,
         comparison=written.comparison,
         steps=clock.timings(),
-        notes=(*opened.notes, *notes, *result.notes),
+        functions=written.functions,
+        notes=(*opened.notes, *notes, *result.notes, *(written.functions.notes() if written.functions else ())),
     )
 
 
@@ -298,27 +306,36 @@ def _read_source(task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock
         data = external_files(source)  # raises our errors, where a library would raise its own
         refuse_inputs([task.paths.model], data)
         # The structure only: a copy by reference never reads the weights.
-        structure, merged = _checked_structure(source)
+        structure, merged, inlined = _checked_structure(source)
         model = graph_of(structure, source)
         refuse_compiled(model)
         summary = summarize_graph(model, sum(file.stat().st_size for file in (source, *data)))
         is_plain = is_normalized(model)
-        may_be_copied = not merged and (
+        may_be_copied = not (merged or inlined) and (
             (task.copying.of_any_form and task.skip_normalization)
             or (is_plain and task.external_data is None and structure.ir_version <= newest_ir_version())
         )
-        if work.may_be_requested or not may_be_copied:
+        if work.may_be_requested or not may_be_copied or task.functions is not None:
             model = reading_graph(source, lambda: load_by_reference(source))
         step.summary = f"{summary.nodes} nodes, opset {summary.opset}"
-    return _OpenedSource(model, summary, is_plain, may_be_copied, merged.notes())
+    return _OpenedSource(model, summary, is_plain, may_be_copied, (*merged.notes(), *_inlined_notes(inlined)))
 
 
-def _checked_structure(source: Path) -> tuple[onnx.ModelProto, MergedKeys]:
-    """Return a valid file without its larger weights, every metadata key once, and what was merged for that."""
-    structure = read_structure(source)
+def _checked_structure(source: Path) -> tuple[onnx.ModelProto, MergedKeys, int]:
+    """Return a valid file without its larger weights, every metadata key once, and what was merged for that.
+
+    Last is how many functions that are modules were inlined.
+    """
+    structure = read_structure(source, as_written=True)
+    refuse_cycles(structure, source)
+    inlined = inline_functions(structure, source)
     merged = merge_duplicate_keys(structure)
     refuse_invalid(structure, source)
-    return structure, merged
+    return structure, merged, inlined
+
+
+def _inlined_notes(count: int) -> tuple[str, ...]:
+    return (f"{count_noun(count, 'function')} of modules were read as the nodes they stand for.",) if count else ()
 
 
 def read_plain(source: Path) -> tuple[ir.Model, tuple[str, ...]]:
@@ -331,10 +348,11 @@ def read_plain(source: Path) -> tuple[ir.Model, tuple[str, ...]]:
         NormalizeError: the graph could not be brought into its plain form.
     """
     external_files(source)  # raises our errors, where a library would raise its own
-    _, merged = _checked_structure(source)
+    _, merged, inlined = _checked_structure(source)
     model = reading_graph(source, lambda: load_by_reference(source))
     refuse_compiled(model)
-    return model, (*merged.notes(), *_lower_ir_version(model), *([] if is_normalized(model) else _normalize(model)))
+    notes = (*merged.notes(), *_inlined_notes(inlined))
+    return model, (*notes, *_lower_ir_version(model), *([] if is_normalized(model) else _normalize(model)))
 
 
 @dataclass(frozen=True)
@@ -393,6 +411,7 @@ class _Written:
     summary: GraphSummary
     coverage: Coverage
     comparison: Comparison | None
+    functions: ModuleFunctions | None
 
 
 def _write_result(
@@ -403,13 +422,15 @@ def _write_result(
     with clock.step(_WRITING) as step, OutputFiles() as files:
         staged = files.reserve(paths.model)
         files.keep(external_files(task.source))
-        comparison = None
+        comparison = functions = None
         if model is None:
             rules = task.copying
             place_copy(task.source, staged, share_data=rules.share_data, may_link=rules.may_link)
             step.summary = "a copy by reference"
         else:
             refresh_metadata(model, work, is_plain=is_plain)
+            if task.functions is not None:
+                model, functions = functions_of_modules(model, task.functions)
             work.write(model, staged, external=_external(task, model))
             with first_wrong_module_named(task.source, staged):
                 comparison = work.compare(task.source, staged, task.seed) if task.verify else None
@@ -421,7 +442,7 @@ def _write_result(
     # As the user named them, the model first.
     named = [WrittenFile(paths.model.with_name(path.name), size) for path, size in written.items()]
     ordered = sorted(named, key=lambda file: (file.path != paths.model, file.path.name))
-    return _Written(tuple(ordered), summary, coverage, comparison)
+    return _Written(tuple(ordered), summary, coverage, comparison, functions)
 
 
 def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: bool) -> None:

@@ -57,6 +57,7 @@ def optimize_onnx(
     external_data: bool | None = None,
     seed: int = 0,
     sizes: Mapping[str, int] | None = None,
+    functions: str | None = None,
     on_step: Callable[[StepEvent], None] | None = None,
     **flags: Any,
 ) -> OptimizedFile:
@@ -75,6 +76,8 @@ def optimize_onnx(
             ``EXTERNAL_BYTES`` or more in a file of their own.
         seed: Seed of the values compared on.
         sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
+        functions: Modules that the file holds as functions: ``all``, ``classes`` (modules of one class whose graphs are
+            equal share one) or a selector.
         on_step: Called when a step starts and when it ends.
         **flags: ``level``, ``ep``, ``opset``, and the names of capabilities (``gelu_fusion=True``).
 
@@ -100,6 +103,7 @@ def optimize_onnx(
         skip_normalization=skip_normalization,
         external_data=external_data,
         external_from_bytes=EXTERNAL_BYTES,
+        functions=functions,
     )
     return optimize_file(task, options, on_step, sizes=sizes)
 
@@ -327,6 +331,7 @@ def _optimized_file(
         coverage=transformed.coverage,
         is_tagged=any(transformed.before.modules.values()),
         verification=transformed.verification,
+        functions=transformed.functions,
         steps=transformed.steps,
         notes=transformed.notes,
     )

@@ -19,10 +19,13 @@ from winml.modelkit.graph.files.metadata_rewriting import rewrite_metadata
 from winml.modelkit.graph.files.output_files import OutputFiles, refuse_existing, refuse_inputs, write_error
 from winml.modelkit.graph.files.output_paths import ExportPaths
 from winml.modelkit.graph.files.placing import data_names, external_files, place_data
+from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.functions.inlining import module_functions
 from winml.modelkit.hierarchy.carry.carrying import CarryReport, carry_tags
 from winml.modelkit.hierarchy.carry.original_graph import walk
 from winml.modelkit.hierarchy.coverage import measure_coverage
 from winml.modelkit.results.retag_result import RetaggedModel
+from winml.modelkit.words import count_noun
 
 __all__ = ["retag_model"]
 
@@ -58,6 +61,7 @@ def retag_model(
     target = after if output is None else Path(output)
     _refuse_output(before, after, target, overwrite=overwrite)
     original, _ = read_foreign(before)
+    _refuse_module_functions(after)
     model, merged = read_foreign(after)
     data = external_files(after)
     refuse_inputs([target], [*external_files(before), *data])
@@ -99,6 +103,19 @@ def _refuse_output(before: Path, after: Path, target: Path, *, overwrite: bool) 
             hint="Name an output with -o, or use --overwrite.",
         )
     refuse_existing([target], overwrite=overwrite)
+
+
+def _refuse_module_functions(after: Path) -> None:
+    """Refuse a file whose modules are functions: a node of theirs may stand for several modules.
+
+    Raises:
+        InputError: it is one.
+    """
+    if functions := module_functions(read_structure(after, as_written=True)):
+        raise InputError(
+            f"{after} holds {count_noun(len(functions), 'module')} as functions, whose nodes bear their tags already",
+            hint=f"Put them back into the graph first: winml optimize -m {after} -o flat.onnx",
+        )
 
 
 def _refuse_unrelated(before: Path, after: Path, report: CarryReport) -> None:

@@ -80,13 +80,7 @@ class ModuleParts:
             One entry per call, in execution order; none where the graph has no node of the module. A single entry with
             a refusal where the calls cannot be separated.
         """
-        module_nodes = self._nodes_of(tag)
-        if hidden := self._hidden_part(tag, set(module_nodes)):
-            return (ModuleCall(1, 1, hidden),)
-        if not module_nodes:
-            return ()
-        changing = [node for node in module_nodes if not self._cutter.is_constant(node)]
-        call_parts = self._divide_into_calls(changing, self._calls.get(tag)) if changing else [module_nodes]
+        call_parts = self.calls(tag)
         if isinstance(call_parts, Refusal):
             return (ModuleCall(1, 1, call_parts),)
         shared = self._shared_nodes(tag)
@@ -94,6 +88,21 @@ class ModuleParts:
             ModuleCall(number, len(call_parts), self._cutter.cut(call_nodes, may_join=shared))
             for number, call_nodes in enumerate(call_parts, start=1)
         )
+
+    def calls(self, tag: str) -> list[Part] | Refusal:
+        """Return the nodes of every call of the module with this tag, in the order of the graph.
+
+        Of a module that is called once, constants are included. No calls where the graph has no node of the module; a
+        refusal where they cannot be separated, or the module runs inside a node of another one.
+        """
+        module_nodes = self._nodes_of(tag)
+        if hidden := self._hidden_part(tag, set(module_nodes)):
+            return hidden
+        if not module_nodes:
+            return []
+        changing = [node for node in module_nodes if not self._cutter.is_constant(node)]
+        call_parts = self._divide_into_calls(changing, self._calls.get(tag)) if changing else [module_nodes]
+        return [module_nodes] if not isinstance(call_parts, Refusal) and len(call_parts) == 1 else call_parts
 
     def _nodes_of(self, tag: str) -> Part:
         nodes = [node for below in self._tags_below.get(tag, ()) for node in self._nodes_by_tag.get(below, ())]

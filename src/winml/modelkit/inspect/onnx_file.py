@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 
 from winml.modelkit.graph.cycles import cycle_words
-from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.graph.files.reading import inline_functions, read_structure
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import select
 from winml.modelkit.inspect.data_files import find_data_files
@@ -26,6 +26,7 @@ from winml.modelkit.inspect.onnx_tree import OnnxTree, read_tree
 from winml.modelkit.inspect.quantized_weights import count_parameters
 from winml.modelkit.inspect.value_shapes import declared_shape, read_shapes
 from winml.modelkit.metadata_keys import OUR_PREFIX, TREE_KEY
+from winml.modelkit.words import count_noun
 
 __all__ = ["inspect_onnx"]
 
@@ -44,7 +45,9 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
         InputError: the file is empty, cut off, or not an ONNX file.
         UsageError: no module matches ``selector``.
     """
-    model = read_structure(path)
+    model = read_structure(path, as_written=True)
+    written_functions = {_function_name(function): len(function.node) for function in model.functions}
+    inlined = inline_functions(model, path)
     contents = read_contents(model)
     count_parameters(contents)
     metadata = {item.key: item.value for item in model.metadata_props}
@@ -68,7 +71,7 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
         weight_summaries=_summarize_weights(contents.weights),
         operators=dict(Counter(node.operator for node in contents.nodes).most_common()),
         subgraph_nodes=sum(node.place == "subgraph" for node in contents.nodes),
-        functions={qualified_name(function.domain, function.name): len(function.node) for function in model.functions},
+        functions=written_functions,
         total=sum((module.own for module in modules), unclaimed),
         records=_parse_own_metadata(metadata),
         metadata={key: value for key, value in metadata.items() if not key.startswith(OUR_PREFIX)},
@@ -79,6 +82,7 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
         selector=selector,
         module_nodes=_nodes_within(selected, tree, contents, macs) if selector is not None else (),
         notes=(
+            *_function_notes(inlined),
             *_version_notes(model),
             *_cycle_notes(model),
             *_duplicate_notes(model, contents.nodes),
@@ -149,6 +153,18 @@ def _parse_own_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
             except (ValueError, RecursionError):
                 parsed[key] = text
     return parsed
+
+
+def _function_name(function: onnx.FunctionProto) -> str:
+    return qualified_name(function.domain, function.name)
+
+
+def _function_notes(inlined: int) -> list[str]:
+    if not inlined:
+        return []
+    return [
+        f"{count_noun(inlined, 'function')} of the file stand for modules; all else is told of the graph without them"
+    ]
 
 
 def _cycle_notes(model: onnx.ModelProto) -> list[str]:

@@ -13,39 +13,52 @@ from winml.modelkit.graph.files.companions import Companions
 from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.report.dimension_words import dimension_words
+from winml.modelkit.report.module_tree import ShownModule, TreeLimits, shown_modules
 from winml.modelkit.report.tensor_words import input_words, output_words
 from winml.modelkit.report.terminal import label, print_rows
 from winml.modelkit.results.export_result import ExportedPart, ExportResult
-from winml.modelkit.results.words import coverage_words, module_size_words, verification_words
+from winml.modelkit.results.words import coverage_words, verification_words
 from winml.modelkit.words import count_words, size_words
 
 __all__ = ["print_export", "print_tree"]
 
 
-def print_tree(result: ExportResult, console: Console) -> None:
-    """Print the module tree of each part with the nodes and parameters of each module."""
+def print_tree(result: ExportResult, console: Console, limits: TreeLimits | None = None) -> None:
+    """Print the module tree of each part with the nodes and parameters of each module.
+
+    Args:
+        result: The export.
+        console: Where to print.
+        limits: How much of the tree is shown; None shows all levels, and equal modules once.
+    """
     for part in result.parts:
         if part.description is not None and part.description.is_one_of_several:
             console.print(label((part.name, "bold")))
-        _print_part_tree(part, console)
+        _print_part_tree(part, console, limits or TreeLimits())
 
 
-def _print_part_tree(part: ExportedPart, console: Console) -> None:
-    counts, totals = part.node_counts(), part.total_node_counts()
+def _print_part_tree(part: ExportedPart, console: Console, limits: TreeLimits) -> None:
+    size_of = part.module_sizes()
 
-    def node_label(node: ModuleNode) -> Text:
-        segment = node.tag.rpartition("/")[2]
-        path = f" {node.path}" if node.path else ""
-        size = module_size_words(totals.get(node.path, 0), counts.get(node.path, 0), node.parameter_count)
-        return label((segment, "bold"), (path, "dim"), f" · {size}")
+    def node_label(shown: ShownModule[ModuleNode]) -> Text:
+        segment = shown.name(lambda node: node.tag.rpartition("/")[2])
+        path = f" {shown.name(lambda node: node.path)}" if shown.item.path else ""
+        size = size_of(shown.item).words
+        return label((segment, "bold"), (path, "dim"), f"{shown.count_words} · {size}")
 
-    def add_children(branch: Tree, node: ModuleNode) -> None:
-        for child in part.tree.children(node.path):
+    def add_children(branch: Tree, shown: ShownModule[ModuleNode]) -> None:
+        for child in shown.children:
             add_children(branch.add(node_label(child)), child)
 
-    root = Tree(node_label(part.tree.root), guide_style="dim")
-    add_children(root, part.tree.root)
-    console.print(root)
+    (root,) = shown_modules(
+        [part.tree.root],
+        lambda node: part.tree.children(node.path),
+        lambda node: (node.class_name, size_of(node)),
+        limits,
+    )
+    tree = Tree(node_label(root), guide_style="dim")
+    add_children(tree, root)
+    console.print(tree)
 
 
 def print_export(result: ExportResult, console: Console) -> None:
@@ -82,6 +95,7 @@ def _part_rows(part: ExportedPart) -> list[tuple[str, str]]:
         ("exporter", part.exporter_words),
         ("hierarchy", f"{modules} · {_coverage_words(coverage)}"),
         *([("sources", sources)] if coverage.tagged else []),
+        *([("functions", part.functions.words)] if part.functions else []),
         ("verified", verification_words(part.verification)),
     ]
 

@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from winml.modelkit.hierarchy.tree import ModuleNode
 from winml.modelkit.report.dimension_words import dimension_words
+from winml.modelkit.report.module_tree import ShownModule, TreeLimits, shown_modules, shown_rows
 from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
-from winml.modelkit.results.words import coverage_words, module_size_words, verification_words
+from winml.modelkit.results.words import coverage_words, verification_words
 from winml.modelkit.words import count_words, printable, shape_words, size_words
 
 __all__ = ["code_span", "export_report", "markdown_text", "table_lines"]
@@ -45,6 +46,7 @@ def _summary_lines(result: ExportResult, part: ExportedPart) -> Iterator[str]:
             ("Modules", f"{len(part.tree)} traced of {part.tree.registered} registered"),
             ("Coverage", coverage_words(part.coverage)),
             *(("Open", dimension_words(item, part.checked_sizes.get(item.name, ()))) for item in part.dimensions),
+            *((("Functions", part.functions.words),) if part.functions else ()),
             ("Verification", verification_words(part.verification)),
             ("Started", result.started.isoformat(timespec="seconds")),
             ("Tool", f"winml-modelkit {result.tool_version}"),
@@ -77,18 +79,22 @@ def _tensor_lines(part: ExportedPart) -> Iterator[str]:
 
 
 def _tree_lines(part: ExportedPart) -> Iterator[str]:
-    counts, totals = part.node_counts(), part.total_node_counts()
+    size_of = part.module_sizes()
+    shown = shown_modules(
+        [part.tree.root],
+        lambda node: part.tree.children(node.path),
+        lambda node: (node.class_name, size_of(node)),
+        TreeLimits(),
+    )
 
-    def lines(node: ModuleNode, indent: str) -> Iterator[str]:
-        size = module_size_words(totals.get(node.path, 0), counts.get(node.path, 0), node.parameter_count)
-        names = filter(None, (node.tag.rpartition("/")[2], node.path))
-        yield printable(f"{indent}{'  '.join(names)}  · {size}")
-        for child in part.tree.children(node.path):
-            yield from lines(child, indent + "  ")
+    def line(module: ShownModule[ModuleNode], level: int) -> str:
+        segment = module.name(lambda node: node.tag.rpartition("/")[2])
+        names = filter(None, (segment, module.name(lambda node: node.path)))
+        return printable(f"{'  ' * level}{'  '.join(names)} {module.count_words} · {size_of(module.item).words}")
 
     yield "## Modules"
     yield ""
-    tree = list(lines(part.tree.root, ""))
+    tree = [line(module, level) for module, level in shown_rows(shown)]
     fence = _longer_than_any("`", "\n".join(tree), least=3)
     yield f"{fence}text"
     yield from tree

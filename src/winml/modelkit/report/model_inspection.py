@@ -12,6 +12,7 @@ from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.hierarchy.tracing import TracedModule
 from winml.modelkit.hierarchy.tree import ModuleNode, ModuleTree
+from winml.modelkit.report.module_tree import ShownModule, TreeLimits, shown_modules
 from winml.modelkit.report.terminal import label, print_rows
 from winml.modelkit.results.inspected_model import InspectedModel
 from winml.modelkit.words import count_words, shape_words, size_words
@@ -19,18 +20,23 @@ from winml.modelkit.words import count_words, shape_words, size_words
 __all__ = ["print_model_inspection"]
 
 Row = tuple[str, str]
+_Module = ModuleNode | TracedModule
+"""A module of the tree; one that never ran is a traced one."""
 
 _FIRST_SHOWN = 4
 """Number of first values shown, equal ones counted once. Chosen: a grid has three."""
 
 
-def print_model_inspection(record: InspectedModel, console: Console, *, verbose: bool = False) -> None:
+def print_model_inspection(
+    record: InspectedModel, console: Console, *, verbose: bool = False, limits: TreeLimits | None = None
+) -> None:
     """Print the model that an export would read, and its module tree if there is one.
 
     Args:
         record: The inspected model.
         console: Where to print.
         verbose: Show the classes of every task and the weight files.
+        limits: How much of the module tree is shown; None shows all levels, and equal modules once.
     """
     rows = [*_model_rows(record, verbose=verbose), *_tensor_rows(record), *_weight_rows(record, verbose=verbose)]
     if record.tree is not None:
@@ -40,7 +46,7 @@ def print_model_inspection(record: InspectedModel, console: Console, *, verbose:
     print_rows(rows, console)
     if record.tree is not None:
         console.print()
-        console.print(_module_tree(record.tree, record.never_ran))
+        console.print(_module_tree(record.tree, record.never_ran, limits or TreeLimits()))
 
 
 def _model_rows(record: InspectedModel, *, verbose: bool) -> Iterator[Row]:
@@ -103,21 +109,32 @@ def _dtype_words(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{dtype} {count_words(count)}" for dtype, count in counts.items()) or "none"
 
 
-def _module_tree(tree: ModuleTree, never_ran: tuple[TracedModule, ...]) -> Tree:
+def _module_tree(tree: ModuleTree, never_ran: tuple[TracedModule, ...], limits: TreeLimits) -> Tree:
     """Return the tree with class, path, parameters and calls; a module that never ran is below its nearest parent."""
     never_ran_below: dict[str, list[TracedModule]] = {}
     for module in never_ran:
         never_ran_below.setdefault(_nearest_traced_path(tree, module.path), []).append(module)
 
-    def add_children(branch: Tree, node: ModuleNode) -> None:
-        for child in tree.children(node.path):
-            add_children(branch.add(_module_label(child)), child)
-        for module in never_ran_below.get(node.path, ()):
-            branch.add(label((f"{module.class_name} {module.path} · never ran", "dim")))
+    def children_of(module: _Module) -> list[_Module]:
+        if isinstance(module, TracedModule):
+            return []
+        return [*tree.children(module.path), *never_ran_below.get(module.path, ())]
 
-    root = Tree(_module_label(tree.root), guide_style="dim")
-    add_children(root, tree.root)
-    return root
+    def add_children(branch: Tree, shown: ShownModule[_Module]) -> None:
+        for child in shown.children:
+            add_children(branch.add(_module_label(child)), child)
+
+    roots: list[_Module] = [tree.root]
+    (root,) = shown_modules(roots, children_of, _facts, limits)
+    shown_tree = Tree(_module_label(root), guide_style="dim")
+    add_children(shown_tree, root)
+    return shown_tree
+
+
+def _facts(module: _Module) -> tuple[object, ...]:
+    if isinstance(module, TracedModule):
+        return (module.class_name,)
+    return (module.class_name, module.parameter_count, module.calls)
 
 
 def _nearest_traced_path(tree: ModuleTree, path: str) -> str:
@@ -126,9 +143,12 @@ def _nearest_traced_path(tree: ModuleTree, path: str) -> str:
     return path
 
 
-def _module_label(node: ModuleNode) -> Text:
-    segment = node.tag.rpartition("/")[2]
-    path = f" {node.path}" if node.path else ""
+def _module_label(shown: ShownModule[_Module]) -> Text:
+    node = shown.item
+    path = f" {shown.name(lambda module: module.path)}" if node.path else ""
+    if isinstance(node, TracedModule):
+        return label((f"{node.class_name}{path}{shown.count_words} · never ran", "dim"))
+    segment = shown.name(lambda module: module.tag.rpartition("/")[2] if isinstance(module, ModuleNode) else "")
     parameters = f" · {count_words(node.parameter_count)} parameters" if node.parameter_count else ""
     calls = f" · {node.calls} calls" if node.calls > 1 else ""
-    return label((segment, "bold"), (path, "dim"), f"{parameters}{calls}")
+    return label((segment, "bold"), (path, "dim"), f"{shown.count_words}{parameters}{calls}")

@@ -15,9 +15,10 @@ from winml.modelkit.hierarchy import address
 from winml.modelkit.inspect.module_costs import Cost, ModuleCost
 from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.report.module_tree import ShownModule, TreeLimits, shown_modules, shown_rows
 from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.words import at_root_words
-from winml.modelkit.words import count_words, shape_words, size_words
+from winml.modelkit.words import count_noun, count_words, shape_words, size_words
 
 __all__ = ["print_onnx_inspection"]
 
@@ -28,7 +29,12 @@ Row = tuple[str, str]
 
 
 def print_onnx_inspection(
-    inspection: OnnxInspection, console: Console, *, with_hierarchy: bool = False, verbose: bool = False
+    inspection: OnnxInspection,
+    console: Console,
+    *,
+    with_hierarchy: bool = False,
+    verbose: bool = False,
+    limits: TreeLimits | None = None,
 ) -> None:
     """Print an inspected ONNX file.
 
@@ -37,6 +43,7 @@ def print_onnx_inspection(
         console: Where to print.
         with_hierarchy: Show the module tree.
         verbose: Show all operators, the other metadata and every initializer.
+        limits: How much of the module tree is shown; None shows all levels, and equal modules once.
     """
     rows = [
         *_file_rows(inspection),
@@ -47,7 +54,7 @@ def print_onnx_inspection(
     ]
     print_rows(rows, console)
     tables = [
-        _module_table(inspection) if with_hierarchy and inspection.modules else None,
+        _module_table(inspection, limits or TreeLimits()) if with_hierarchy and inspection.modules else None,
         _node_table(inspection) if inspection.selector is not None else None,
         _weight_table(inspection) if verbose and inspection.weights else None,
     ]
@@ -91,7 +98,10 @@ def _graph_rows(inspection: OnnxInspection, *, verbose: bool) -> Iterator[Row]:
     if operators:
         yield "operators", ", ".join(operators)
     if inspection.functions:
-        yield "functions", ", ".join(f"{name} ({count} nodes)" for name, count in inspection.functions.items())
+        functions = [f"{name} ({count_noun(count, 'node')})" for name, count in inspection.functions.items()]
+        if not verbose and len(functions) > TOP_OPERATORS:
+            functions[TOP_OPERATORS:] = [f"and {len(functions) - TOP_OPERATORS} others"]
+        yield "functions", ", ".join(functions)
     yield "MACs", _macs_words(total.macs)
 
 
@@ -160,13 +170,15 @@ def _macs_words(macs: int | None) -> str:
     )
 
 
-def _module_table(inspection: OnnxInspection) -> TextTable:
+def _module_table(inspection: OnnxInspection, limits: TreeLimits) -> TextTable:
     """Return the module tree with the costs of each module, including its children and without them."""
     costs = [name for total in ("nodes", "parameters", "size", "bits", "MACs") for name in (total, "own")]
     table = TextTable(("module", "path", *costs), numbers=frozenset(range(2, 12)), dim=frozenset({3, 5, 7, 9, 11}))
-    for module, depth in _in_tree_order(inspection.modules):
-        segment = module.tag.rpartition(address.SEPARATOR)[2]
-        table.add("  " * depth + segment, module.path, *_cost_cells(module.total, module.own))
+    for shown, level in shown_rows(_shown_tree(inspection.modules, limits)):
+        segment = shown.name(lambda module: module.tag.rpartition(address.SEPARATOR)[2])
+        path = shown.name(lambda module: module.path)
+        module = shown.item
+        table.add(f"{'  ' * level}{segment}{shown.count_words}", path, *_cost_cells(module.total, module.own))
     if inspection.selector is None and inspection.unclaimed != Cost():
         table.add("(no module)", "", *_cost_cells(inspection.unclaimed, inspection.unclaimed))
     return table
@@ -180,18 +192,19 @@ def _cost_cells(total: Cost, own: Cost) -> Iterator[str]:
     yield from ("?" if macs is None else count_words(macs) for macs in (total.macs, own.macs))
 
 
-def _in_tree_order(modules: Sequence[ModuleCost]) -> Iterator[tuple[ModuleCost, int]]:
-    """Yield each module after its parent, with its depth among the shown modules; siblings keep their order."""
-    shown_tags = {module.tag for module in modules}
+def _shown_tree(modules: Sequence[ModuleCost], limits: TreeLimits) -> tuple[ShownModule[ModuleCost], ...]:
+    """Return the shown tree; a module whose parent is not shown stands at the top."""
+    tags = {module.tag for module in modules}
     children: dict[str, list[ModuleCost]] = {}
     for module in modules:
         parent = module.tag.rpartition(address.SEPARATOR)[0]
-        children.setdefault(parent if parent in shown_tags else "", []).append(module)
-    stack = [(module, 0) for module in reversed(children.get("", []))]
-    while stack:
-        module, depth = stack.pop()
-        yield module, depth
-        stack += [(child, depth + 1) for child in reversed(children.get(module.tag, []))]
+        children.setdefault(parent if parent in tags else "", []).append(module)
+    return shown_modules(
+        children.get("", []),
+        lambda module: children.get(module.tag, []),
+        lambda module: (module.class_name, module.total, module.own),
+        limits,
+    )
 
 
 def _node_table(inspection: OnnxInspection) -> TextTable:

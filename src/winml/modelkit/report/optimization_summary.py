@@ -27,6 +27,7 @@ def print_optimization(result: OptimizedFile, console: Console, *, verbose: bool
         *([("fired", ", ".join(f"{name} {count}" for name, count in result.fired.items() if count) or "none")]
           if result.enabled else []),
         ("hierarchy", _coverage_words(result)),
+        *([("functions", result.functions.words)] if result.functions else []),
         ("verified", "a copy of the source" if result.is_copy else equality_words(result.verification)),
         *(("wrote", f"{file.path} ({size_words(file.size_bytes)})") for file in result.files),
         *(("note", note) for note in result.notes),

@@ -6,6 +6,7 @@ Its JSON Schema ships beside this file. Reads the result only.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -46,9 +47,11 @@ def adapted_sidecar_json(sidecar: Mapping[str, Any], file: DescribedFile) -> str
     """Return the sidecar of an export as JSON text, with what it says of the file as it is for another."""
     names = ", ".join(name for name, _ in file.files[:1])
     note = f"Nodes, coverage and files are those of {names}; all else was written down by the export."
+    own = Counter(file.nodes.values())
     record = {
         **sidecar,
         "model_sha256": file.sha256,
+        **{key: _with_node_counts(module, own) for key, module in sidecar.items() if key == "modules"},
         "nodes": dict(file.nodes),
         "statistics": {**sidecar["statistics"], **_coverage_record(file.coverage), "root_nodes": list(file.root_nodes)},
         "outputs": {**sidecar["outputs"], "files": [{"name": name, "size_bytes": size} for name, size in file.files]},
@@ -92,7 +95,7 @@ def _sidecar_record(result: ExportResult, part: ExportedPart) -> dict[str, Any]:
             "task": result.model.task,
             "inputs": [spec.as_record() for spec in part.inputs],
         },
-        "modules": _module_record(part, part.tree.root),
+        "modules": _with_node_counts(_module_record(part, part.tree.root), Counter(node.tag for node in part.nodes)),
         "nodes": {node.name: node.tag for node in part.nodes},
         "statistics": _statistics_record(part),
         "verification": part.verification.as_record() if part.verification else None,
@@ -124,6 +127,14 @@ def _module_record(part: ExportedPart, node: ModuleNode) -> dict[str, Any]:
         },
         "children": [_module_record(part, child) for child in part.tree.children(node.path)],
     }
+
+
+def _with_node_counts(module: Mapping[str, Any], own: Mapping[str, int]) -> dict[str, Any]:
+    """Return the record of a module and those inside it with the nodes of each, counted by tag."""
+    children = [_with_node_counts(child, own) for child in module["children"]]
+    count = own.get(module["tag"], 0)
+    nodes = {"total": count + sum(child["nodes"]["total"] for child in children), "own": count}
+    return {**module, "nodes": nodes, "children": children}
 
 
 def _statistics_record(part: ExportedPart) -> dict[str, Any]:

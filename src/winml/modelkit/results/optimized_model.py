@@ -11,6 +11,7 @@ from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.structure import changed_counts
 from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.progress import StepTiming
+from winml.modelkit.results.module_functions import ModuleFunctions
 from winml.modelkit.results.written_file import WrittenFile
 
 __all__ = [
@@ -89,6 +90,8 @@ class OptimizedFile:
     """Comparison with the source; None where it was not asked for, or the result is a copy."""
     steps: tuple[StepTiming, ...]
     notes: tuple[str, ...]
+    functions: ModuleFunctions | None = None
+    """Modules that are functions of the file; None where none were asked for."""
 
     def operator_changes(self) -> dict[str, tuple[int, int]]:
         """Return the operators whose number changed: nodes before and after, the largest change first."""
@@ -117,6 +120,7 @@ class OptimizedFile:
             "modules": [change.as_record() for change in self.module_changes()],
             "coverage": {**self.coverage.as_record(), **unknown},
             "verification": self.verification.as_record() if self.verification else None,
+            "functions": self.functions.as_record() if self.functions else None,
             "steps": [step.as_record() for step in self.steps],
             "notes": list(self.notes),
         }  # fmt: skip

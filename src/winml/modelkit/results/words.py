@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from winml.modelkit.compare.outputs import CheckedValue, VerificationInfo
 from winml.modelkit.hierarchy.coverage import Coverage
-from winml.modelkit.words import count_words
+from winml.modelkit.words import count_noun, count_words
 
 __all__ = ["at_root_words", "coverage_words", "module_size_words", "verification_notes", "verification_words"]
 
@@ -34,7 +34,7 @@ def module_size_words(nodes: int, own_nodes: int, parameters: int) -> str:
     """
     own = "" if own_nodes == nodes else f" ({own_nodes} own)"
     size = f" · {count_words(parameters)} parameters" if parameters else ""
-    return f"{nodes} node{'' if nodes == 1 else 's'}{own}{size}"
+    return f"{count_noun(nodes, 'node')}{own}{size}"
 
 
 _SHOWN_FIXED = 2

@@ -20,12 +20,14 @@ from winml.modelkit.cli._build_configs import (
 from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._options import (
     NonEmptyPath,
+    answer_options,
     dynamic_options,
+    functions_option,
     input_options,
     model_option,
-    output_options,
     random_options,
     source_options,
+    tree_options,
     weight_options,
 )
 from winml.modelkit.cli._requests import model_request
@@ -86,6 +88,7 @@ Examples:
     help="Write the module tags, or leave no trace of them.  [default: write]",
 )
 @click.option("--clean-onnx", is_flag=True, hidden=True, help="Deprecated: --no-hierarchy.")
+@functions_option
 @click.option("--keep-torch-metadata", is_flag=True, help="Keep the Python lines each node came from (local paths).")
 @click.option("--operation-fallback", is_flag=True, help="Tag nodes without a known scope by their neighbours.")
 @click.option(
@@ -97,7 +100,8 @@ Examples:
     help="Copy config, tokenizer and processor files of the checkpoint beside the model, or not.  [default: copy]",
 )
 @click.option("--with-report", is_flag=True, help="Also write a Markdown report.")
-@output_options
+@tree_options("Tell more: the module tree with node counts.")
+@answer_options
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
     """Turn a PyTorch or Hugging Face model into an ONNX file that remembers its modules.
@@ -152,6 +156,13 @@ def _refuse_early(request: ModelRequest, config: WinMLExportConfig, options: dic
     from winml.modelkit.load.request import resolve_source
     from winml.modelkit.runtime.execution_providers import refuse_dynamic
 
+    if options["depth"] is not None and not options["verbose"]:
+        raise UsageError(f"--depth {options['depth']} is for the module tree, which -v shows", hint="Add -v.")
+    if options["functions"] is not None and not config.hierarchy:
+        raise UsageError(
+            f"--functions {options['functions']} goes by the tags, and --no-hierarchy writes none",
+            hint="Leave one of them out.",
+        )
     paths = ExportPaths.for_output(options["output"], with_sidecar=config.hierarchy, with_report=options["with_report"])
     paths.refuse_existing(overwrite=options["overwrite"])
     refuse_dynamic(config.ep, is_dynamic=request.is_dynamic, allow_dynamic=config.allow_dynamic)
@@ -215,6 +226,7 @@ def _export_model(request: ModelRequest, config: WinMLExportConfig, options: dic
             overwrite=options["overwrite"],
             with_report=options["with_report"],
             with_companions=options["tokenizer"],
+            functions=options["functions"],
         )
 
 
@@ -227,10 +239,11 @@ def _show_result(result: ExportResult, options: dict[str, Any]) -> None:
     if options["quiet"]:
         return
     from winml.modelkit.report.console import print_export, print_tree
+    from winml.modelkit.report.module_tree import TreeLimits
     from winml.modelkit.report.terminal import console_for
 
     console = console_for(sys.stdout)
     if options["verbose"] and any(part.coverage.tagged for part in result.parts):
-        print_tree(result, console)
+        print_tree(result, console, TreeLimits(options["depth"], folds=options["verbose"] < 2))
         console.print()
     print_export(result, console)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,13 +16,16 @@ from winml.modelkit.cli._options import (
     input_options,
     model_option,
     source_options,
-    verbose_option,
+    tree_options,
 )
 from winml.modelkit.cli._requests import model_request
 from winml.modelkit.cli._runnable_models import refuse_checkpoint_options
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
 from winml.modelkit.errors import UsageError
 from winml.modelkit.load.load_options import declared_options
+
+if TYPE_CHECKING:
+    from winml.modelkit.report.module_tree import TreeLimits
 
 __all__ = ["command"]
 
@@ -57,7 +60,7 @@ FOR_CHECKPOINTS = (
 @click.option("-H", "--hierarchy", is_flag=True, help="Show the module tree.")
 @click.option("--module", metavar="SELECTOR", help="Show the modules it names, and their nodes. ONNX files only.")
 @input_options
-@verbose_option("Tell more: every operator and initializer.")
+@tree_options("Tell more: every operator and initializer.")
 @format_option
 @debug_option
 def command(**options: Any) -> None:
@@ -95,6 +98,8 @@ def _refuse_early(options: dict[str, Any]) -> str | None:
             hint="Give an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:factory; or --model-type "
             "or --model-class.",
         )
+    if options["depth"] is not None and not options["hierarchy"] and options["module"] is None:
+        raise UsageError(f"--depth {options['depth']} is for the module tree, which -H shows", hint="Add -H.")
     model: str | None = _file_in_folder(given[0]) if given else None
     is_file = model is not None and model.lower().endswith(".onnx")
     if options["module"] is not None and not is_file:
@@ -128,8 +133,18 @@ def _inspect_file(path: Path, options: dict[str, Any]) -> None:
     from winml.modelkit.report.terminal import console_for
 
     print_onnx_inspection(
-        inspection, console_for(sys.stdout), with_hierarchy=with_hierarchy, verbose=options["verbose"]
+        inspection,
+        console_for(sys.stdout),
+        with_hierarchy=with_hierarchy,
+        verbose=bool(options["verbose"]),
+        limits=_limits(options),
     )
+
+
+def _limits(options: dict[str, Any]) -> TreeLimits:
+    from winml.modelkit.report.module_tree import TreeLimits
+
+    return TreeLimits(options["depth"], folds=options["verbose"] < 2)
 
 
 def _list_all_tasks(options: dict[str, Any]) -> None:
@@ -165,4 +180,5 @@ def _inspect_model(model: str | None, options: dict[str, Any]) -> None:
     if options["format_"] == "json":
         print_json(inspection.as_record())
     else:
-        print_model_inspection(inspection, console_for(sys.stdout), verbose=options["verbose"])
+        limits = _limits(options)
+        print_model_inspection(inspection, console_for(sys.stdout), verbose=bool(options["verbose"]), limits=limits)

@@ -12,7 +12,7 @@ import click
 from winml.modelkit.cli._answers import print_json, show_result
 from winml.modelkit.cli._build_configs import config_option, read_build_config
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, verbose_option
+from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_option, functions_option, verbose_option
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import silence_library_warnings
@@ -31,6 +31,7 @@ Examples:
   winml optimize -m model.onnx -o npu.onnx --level full --ep qnn
   winml optimize -m model.onnx -o gelu.onnx --enable-gelu-fusion
   winml optimize -m model.onnx -o model21.onnx --opset 21
+  winml optimize -m model.onnx -o functions.onnx --functions classes
   winml optimize --list
 """
 
@@ -73,6 +74,7 @@ def _capability_options(command: _F) -> _F:
     default=None,
     help="Keep weights in a file of their own, or inside; by default large ones go outside, which loads faster.",
 )
+@functions_option
 @click.option("--verify/--no-verify", default=True, help="Compare the result with the source in ONNX Runtime.")
 @click.option(
     "--shape-config",
@@ -182,6 +184,7 @@ def _optimize_file(requested: OptimizeOptions, options: dict[str, Any]) -> None:
             verify=options["verify"],
             external_data=options["external_data"],
             sizes=sizes_by_name({**options, "batch_size": None}),
+            functions=options["functions"],
             on_step=None if options["quiet"] else show_step,
         )
     from winml.modelkit.report.optimization_summary import print_optimization

@@ -65,6 +65,7 @@ def export_pytorch(
     config: WinMLExportConfig | None = None,
     overwrite: bool = False,
     with_report: bool = False,
+    functions: str | None = None,
     seed: int = 0,
     on_step: Callable[[StepEvent], None] | None = None,
 ) -> ExportResult:
@@ -80,6 +81,8 @@ def export_pytorch(
         config: Options of the export.
         overwrite: Replace files that are there already.
         with_report: Also write the Markdown report.
+        functions: Modules that the file holds as functions: ``all``, ``classes`` (modules of one class whose graphs are
+            equal share one) or a selector.
         seed: Seed of the random inputs.
         on_step: Called when a step starts and when it ends.
 
@@ -92,7 +95,7 @@ def export_pytorch(
         VerificationError: ONNX Runtime and PyTorch disagree; no file was written.
     """
     exporter = HTPExporter(config, seed=seed, on_step=on_step)
-    return exporter.export(model, output, inputs, overwrite=overwrite, with_report=with_report)
+    return exporter.export(model, output, inputs, overwrite=overwrite, with_report=with_report, functions=functions)
 
 
 class HTPExporter:
@@ -126,6 +129,7 @@ class HTPExporter:
         *,
         overwrite: bool = False,
         with_report: bool = False,
+        functions: str | None = None,
     ) -> ExportResult:
         """Export a live module; see :func:`export_pytorch`."""
 
@@ -135,6 +139,7 @@ class HTPExporter:
             return loaded, first_choice(self.config)
 
         target = self._target(output, overwrite=overwrite, with_report=with_report)
+        target = replace(target, functions=functions)
         with told_as(PYTHON_WORDS):
             return self._export_parts(describe, target, model)
 
@@ -146,17 +151,19 @@ class HTPExporter:
         overwrite: bool = False,
         with_report: bool = False,
         with_companions: bool = True,
+        functions: str | None = None,
     ) -> ExportResult:
         """Load a model from a Hub id, a checkpoint, a config or a script, and export it.
 
-        ``with_companions`` copies config, tokenizer and processor files of a checkpoint beside the model.
+        ``with_companions`` copies config, tokenizer and processor files of a checkpoint beside the model; ``functions``
+        is as for :func:`export_pytorch`.
         """
         if self.config.input_tensors is not None and request.input_specs is None:
             request = replace(request, input_specs=self.config.input_tensors, specs_origin="input_tensors")
         request = replace(request, dynamic=request.dynamic.joined(self.config.dynamic))
         refuse_dynamic(self.config.ep, is_dynamic=request.is_dynamic, allow_dynamic=self.config.allow_dynamic)
         target = self._target(output, overwrite=overwrite, with_report=with_report)
-        target = replace(target, with_companions=with_companions)
+        target = replace(target, with_companions=with_companions, functions=functions)
         is_handed_over = self.handover is not None
         return self._export_parts(lambda: load_for_export(request, self.config, is_handed_over=is_handed_over), target)
 

@@ -36,6 +36,8 @@ class ExportTarget:
     with_report: bool
     with_companions: bool = True
     """Whether config, tokenizer and processor files of a checkpoint are copied beside it."""
+    functions: str | None = None
+    """Modules that the file holds as functions: ``all``, ``classes`` or a selector. None: none."""
     named_folder: Path = field(default_factory=Path)
     """Its folder as the user wrote it, for what is told."""
 

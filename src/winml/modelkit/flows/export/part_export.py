@@ -17,6 +17,7 @@ from winml.modelkit.export.exporter_choice import SECOND_TRY_S, ExporterUse, sec
 from winml.modelkit.file_names import ONLY_PART, sidecar_path
 from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
 from winml.modelkit.flows.export.graph_making import make_tagged_graph
+from winml.modelkit.flows.module_functions import functions_of_modules
 from winml.modelkit.graph.files.companions import (
     earlier_companions,
     remove_companions,
@@ -34,6 +35,7 @@ from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.report.markdown import export_report
 from winml.modelkit.report.sidecar import sidecar_json
 from winml.modelkit.results.export_result import ExportedPart, ExportResult, NodeRecord
+from winml.modelkit.results.module_functions import ModuleFunctions
 from winml.modelkit.results.words import verification_notes, verification_words
 from winml.modelkit.results.written_file import WrittenFile
 from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
@@ -119,7 +121,8 @@ def _write_part(
         run.staged[part.name] = staged = run.files.reserve(paths.model)
         tagged_graph = _handed_over(run, tagged_graph, paths.model)
         is_external = run.handover.is_external(tagged_graph.model) if run.handover is not None else None
-        written = write_model(tagged_graph.model, staged, external=is_external)
+        to_write, functions = _with_functions(run, tagged_graph)
+        written = write_model(to_write, staged, external=is_external)
         try:
             comparison = _verify_part(run, prepared, tagged_graph, staged)
         except VerificationError as error:
@@ -130,6 +133,7 @@ def _write_part(
             raise
         step.summary = _comparison_words(comparison)
         exported = _exported_part(run, part, paths, tagged_graph, comparison)
+        exported = _told_functions(exported, functions)
         exported = replace(exported, model_sha256=hash_file(staged) if paths.sidecar or paths.report else "")
         exported = replace(exported, files=_written_files(paths, written, run.files.written_sizes()))
         owned = _owned_companions(run, paths)
@@ -149,6 +153,22 @@ def _write_part(
             models = [run.target.part_paths(other).model for other in run.loaded.wanted_parts]
             remove_companions(paths.model.parent, {*owned} - {*sources, *(path.name for path in sizes)}, models)
     return _with_part(result, replace(exported, files=_written_files(paths, written, sizes)), run)
+
+
+def _with_functions(run: ExportRun, tagged_graph: TaggedGraph) -> tuple[ir.Model, ModuleFunctions | None]:
+    """Return the model as it is written, and which modules are functions of it.
+
+    Raises:
+        UsageError: no module can become one.
+    """
+    if run.target.functions is None:
+        return tagged_graph.model, None
+    return functions_of_modules(tagged_graph.model, run.target.functions)
+
+
+def _told_functions(exported: ExportedPart, functions: ModuleFunctions | None) -> ExportedPart:
+    notes = (*exported.notes, *(functions.notes() if functions is not None else ()))
+    return replace(exported, functions=functions, notes=notes)
 
 
 def _handed_over(run: ExportRun, tagged_graph: TaggedGraph, path: Path) -> TaggedGraph:

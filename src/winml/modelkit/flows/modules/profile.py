@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import MeasureError, UsageError
 from winml.modelkit.flows.modules.kernel_work import charge_fused_kernels
+from winml.modelkit.graph.files.flat_files import flat_file
 from winml.modelkit.graph.files.graph_reading import graph_of, reading_graph
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.files.temporary import temporary_folder
@@ -89,11 +90,12 @@ def profile_modules(
     before = read_structure(path)
     refuse_cycles(before, path)
     tree = _module_tree(before, path)
-    with temporary_folder() as folder:
+    # ONNX Runtime gives the nodes of functions names of its own.
+    with temporary_folder() as folder, flat_file(path) as flat:
         executed_path = folder / "executed.onnx"
         files = {"profile_prefix": folder / "profile", "optimized_path": executed_path}
         result, profile_path = run_at_fitting_sizes(
-            path, options, lambda fitting: _profiled_run(path, fitting, latency, files, progress)
+            flat, options, lambda fitting: _profiled_run(flat, fitting, latency, files, progress)
         )
         measured = read_profile(profile_path, counted_runs=len(result.latency.samples_ms))
         if not executed_path.is_file():
@@ -102,6 +104,7 @@ def profile_modules(
                 hint="Profile on another execution provider: --ep cpu.",
             )
         executed = read_structure(executed_path)
+    result = replace(result, model_bytes=path.stat().st_size)
     return _charge_to_modules(result, (before, executed), path, tree, measured)
 
 

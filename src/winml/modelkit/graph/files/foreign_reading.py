@@ -20,6 +20,7 @@ import onnx_ir as ir
 from winml.modelkit.graph.files.graph_reading import checked_graph, graph_of
 from winml.modelkit.graph.files.reading import read_referring, read_structure
 from winml.modelkit.graph.files.stored_tensors import StoredTensor, StoredValues
+from winml.modelkit.graph.functions.inlining import inline_module_functions
 from winml.modelkit.graph.proto_nodes import proto_nodes
 from winml.modelkit.graph.validity import refuse_cycles
 from winml.modelkit.hierarchy import address
@@ -64,6 +65,7 @@ def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
         ValueError: it is not an ONNX graph.
     """
     proto = onnx.load(path, load_external_data=False)
+    inline_module_functions(proto)
     merge_duplicate_keys(proto)
     model = checked_graph(ir.serde.deserialize_model(proto))
     ir.external_data.set_base_dir(model.graph, Path(path).parent)

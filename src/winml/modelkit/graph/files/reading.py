@@ -2,8 +2,10 @@
 
 Walks the file field by field in its wire format and skips tensor data. Returns a ``ModelProto`` whose larger tensors
 have name, type and shape but no values; or whose larger initializers refer to their values in the file itself, in the
-form of external data. Neither memory nor time grows with the weights, and external data files are never opened. Does
-not interpret the model.
+form of external data. Neither memory nor time grows with the weights, and external data files are never opened.
+
+Modules that are functions (``winml.module``) are put back into the graph here, so that nothing else needs to know them.
+Else the model is not interpreted.
 """
 
 from __future__ import annotations
@@ -22,8 +24,17 @@ from google.protobuf.message import DecodeError
 
 from winml.modelkit.errors import InputError, ModelPathError
 from winml.modelkit.graph.files.wire import varint
+from winml.modelkit.metadata_keys import FUNCTION_DOMAIN
 
-__all__ = ["KEPT_BYTES", "VALUE_FIELDS", "read_located", "read_referring", "read_structure", "walk_fields"]
+__all__ = [
+    "KEPT_BYTES",
+    "VALUE_FIELDS",
+    "inline_functions",
+    "read_located",
+    "read_referring",
+    "read_structure",
+    "walk_fields",
+]
 
 KEPT_BYTES = 4096
 """Messages below this size are read completely, values included. Chosen: one page. Shapes and axes, which shape
@@ -54,11 +65,12 @@ class _WireError(ValueError):
         self.cut_off = cut_off
 
 
-def read_structure(path: Path) -> onnx.ModelProto:
+def read_structure(path: Path, *, as_written: bool = False) -> onnx.ModelProto:
     """Read a model without the values of its larger tensors.
 
     Args:
         path: An ONNX file.
+        as_written: Leave modules that are functions as they are; else their nodes are in the graph, as everywhere.
 
     Returns:
         The model; tensors of ``KEPT_BYTES`` or more have every field but the values.
@@ -67,7 +79,7 @@ def read_structure(path: Path) -> onnx.ModelProto:
         ModelPathError: the file is missing, is a directory or cannot be opened.
         InputError: it is empty, cut off, or not an ONNX file.
     """
-    return _read(path, _no_values)
+    return _read(path, _no_values, as_written=as_written)
 
 
 def read_referring(path: Path) -> onnx.ModelProto:
@@ -123,7 +135,32 @@ def _no_values(role: str, field: str, place: slice) -> bytes | None:  # noqa: AR
     return b""
 
 
-def _read(path: Path, replace: _Replacement) -> onnx.ModelProto:
+def _read(path: Path, replace: _Replacement, *, as_written: bool = False) -> onnx.ModelProto:
+    model = _read_as_written(path, replace)
+    if not as_written:
+        inline_functions(model, path)
+    return model
+
+
+def inline_functions(model: onnx.ModelProto, path: Path) -> int:
+    """Put modules that are functions back into the graph of a model that was read as written, in place.
+
+    Returns:
+        How many functions there were.
+
+    Raises:
+        InputError: they are damaged.
+    """
+    if not any(function.domain == FUNCTION_DOMAIN for function in model.functions):
+        return 0
+    # Such files are rare, and onnx_ir takes a second to import.
+    from winml.modelkit.graph.files.graph_reading import reading_graph
+    from winml.modelkit.graph.functions.inlining import inline_module_functions
+
+    return reading_graph(path, lambda: inline_module_functions(model))
+
+
+def _read_as_written(path: Path, replace: _Replacement) -> onnx.ModelProto:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):

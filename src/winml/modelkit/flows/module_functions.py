@@ -1,0 +1,101 @@
+"""How do the modules of a graph become functions of the file it is written to?
+
+The last step before a file is written, whichever verb writes it. Every verb of winml reads such a file as the graph it
+was made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.graph.functions.folding import FIRST_IR_VERSION, FoldedModel, fold_modules
+from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.coverage import all_nodes
+from winml.modelkit.hierarchy.module_identity import ModuleIdentity
+from winml.modelkit.hierarchy.selector import HasAddress, select
+from winml.modelkit.inspect.onnx_tree import read_tree
+from winml.modelkit.results.module_functions import LeftOutModule, ModuleFunctions, PartlyOutside
+from winml.modelkit.runtime.ir_versions import newest_ir_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["ALL", "CLASSES", "chosen_modules", "functions_of_modules"]
+
+ALL, CLASSES = "all", "classes"
+"""What ``--functions`` takes beside a selector."""
+
+
+def functions_of_modules(model: ir.Model, requested: str) -> tuple[ir.Model, ModuleFunctions]:
+    """Return a model in which modules are functions, and which; the one given is not changed.
+
+    Args:
+        model: A tagged model.
+        requested: ``all`` for every module, ``classes`` for every module with one function for those of a class whose
+            graphs are equal, or a selector of modules.
+
+    Raises:
+        UsageError: the selector matches nothing, or none of the modules can become a function.
+        InputError: no node says which module it came from, or ONNX Runtime does not take the version of the format.
+    """
+    if newest_ir_version() < FIRST_IR_VERSION:
+        raise InputError(
+            f"functions of modules need IR version {FIRST_IR_VERSION}, and the installed ONNX Runtime takes "
+            f"{newest_ir_version()} at most",
+            hint="Update ONNX Runtime, or leave --functions out.",
+        )
+    metadata = dict(model.metadata_props)
+    tree = read_tree(
+        [ir.serde.serialize_node(node) for node in all_nodes(model)], metadata, model.graph.name or "graph"
+    )
+    if tree.source != "winml tags":
+        raise InputError(
+            "no node says which module it came from, so no module can become a function",
+            hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
+        )
+    chosen = chosen_modules(tree.modules, requested)
+    folded = fold_modules(model, chosen, "class" if requested == CLASSES else "none")
+    result = _result(model, folded, requested)
+    if not result.functions:
+        reason = result.left_out[0].reason if result.left_out else "the model has none but its root"
+        raise UsageError(
+            f"--functions {requested}: no module can become a function: {reason}",
+            hint="Choose others; winml inspect -H shows the tree.",
+        )
+    return folded.model, result
+
+
+def chosen_modules(modules: Iterable[HasAddress], requested: str) -> Sequence[HasAddress]:
+    """Return the modules that are asked for.
+
+    Raises:
+        UsageError: the selector matches nothing.
+    """
+    modules = list(modules)
+    if requested in (ALL, CLASSES):
+        return [module for module in modules if address.depth(module.tag) > 1]
+    return select(modules, requested)
+
+
+def _result(model: ir.Model, folded: FoldedModel, requested: str) -> ModuleFunctions:
+    return ModuleFunctions(
+        requested=requested,
+        raised_from=model.ir_version if model.ir_version < folded.model.ir_version else None,
+        functions=folded.functions,
+        written_nodes=folded.written_nodes,
+        graph_nodes=sum(1 for _ in folded.model.graph.all_nodes()),
+        left_out=tuple(LeftOutModule(_identity(item.module), item.reason) for item in folded.plan.left_out),
+        partly_outside=tuple(
+            PartlyOutside(_identity(part.module), tuple(node.name or node.op_type for node in part.outside))
+            for part in folded.plan.all_parts
+            if part.outside
+        ),
+    )
+
+
+def _identity(module: HasAddress) -> ModuleIdentity:
+    return ModuleIdentity(module.path, module.tag, module.class_name)

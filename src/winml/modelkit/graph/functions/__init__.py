@@ -1,0 +1,1 @@
+"""How do modules become functions of a file, and how does the file become one graph again?"""

@@ -1,0 +1,90 @@
+"""Files whose modules are functions: how they are asked for, and what other flows make of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from module_chains import save_chain
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.flows.modules.profile import profile_modules
+from winml.modelkit.flows.optimize import optimize_onnx
+from winml.modelkit.flows.retag import retag_model
+from winml.modelkit.inspect.onnx_file import inspect_onnx
+from winml.modelkit.measure.latency import LatencyOptions
+from winml.modelkit.runtime.opened_model import RunOptions
+from winml.modelkit.runtime.sessions import Session
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Path:
+    """A graph of nested modules in its plain form."""
+    return optimize_onnx(save_chain(tmp_path / "source.onnx"), tmp_path / "chain.onnx").model_path
+
+
+def test_all_modules_become_functions_and_the_file_answers_the_same(chain: Path, tmp_path: Path) -> None:
+    """The root is the graph; a module inside another one is called by it."""
+    result = optimize_onnx(chain, tmp_path / "functions.onnx", functions="all")
+    assert result.functions is not None
+    assert {"M.A.0": 1, "M.A.0.B": 1, "M.C": 1, "M.A.1": 1} == result.functions.functions
+    assert (11, 4, ()) == (result.functions.written_nodes, result.functions.graph_nodes, result.functions.left_out)
+    feeds = {"x": np.ones((2, 32), np.float32)}
+    expected, actual = (Session(path).run(feeds)["y"] for path in (chain, result.model_path))
+    assert np.array_equal(expected, actual)
+
+
+def test_file_with_functions_becomes_the_file_it_was(chain: Path, tmp_path: Path) -> None:
+    """It is not copied where nothing is asked for, and asking again for functions starts from the graph."""
+    functions = optimize_onnx(chain, tmp_path / "functions.onnx", functions="classes").model_path
+    again = optimize_onnx(functions, tmp_path / "again.onnx", functions="classes").model_path
+    assert functions.read_bytes() == again.read_bytes()
+    flat = optimize_onnx(functions, tmp_path / "flat.onnx")
+    assert (False, chain.read_bytes()) == (flat.is_copy, flat.model_path.read_bytes())
+    assert "4 functions of modules were read as the nodes they stand for." in flat.notes
+
+
+@pytest.mark.parametrize(
+    ("selector", "message"),
+    [
+        ("Nothing", "no module matches 'Nothing'"),
+        ("M", "no module can become a function: it is the root: the graph itself stands for it"),
+    ],
+)
+def test_functions_of_nothing_are_refused(chain: Path, tmp_path: Path, selector: str, message: str) -> None:
+    """Nothing is written."""
+    with pytest.raises(UsageError, match=message):
+        optimize_onnx(chain, tmp_path / "functions.onnx", functions=selector)
+    assert not (tmp_path / "functions.onnx").exists()
+
+
+def test_file_without_tags_has_no_functions(tmp_path: Path) -> None:
+    """Names of nodes are no tags: the nodes of functions could not be given theirs back."""
+    source = save_chain(tmp_path / "source.onnx", tagged=False)
+    with pytest.raises(InputError, match="no node says which module it came from"):
+        optimize_onnx(source, tmp_path / "functions.onnx", functions="all")
+
+
+def test_older_format_is_raised(tmp_path: Path) -> None:
+    """Functions bear metadata and shapes from IR version 10 on."""
+    source = save_chain(tmp_path / "source.onnx")
+    model = onnx.load(source)
+    model.ir_version = 7
+    onnx.save(model, source)
+    result = optimize_onnx(source, tmp_path / "functions.onnx", functions="all")
+    assert 10 == onnx.load(result.model_path).ir_version
+    assert "IR version 7 was raised to 10, the first with all that functions of modules need." in result.notes
+
+
+def test_other_flows_see_the_graph(chain: Path, tmp_path: Path) -> None:
+    """Inspection and profile tell of modules as if there were no functions; tags are not brought to such a file."""
+    functions = optimize_onnx(chain, tmp_path / "functions.onnx", functions="all").model_path
+    expected, actual = inspect_onnx(chain), inspect_onnx(functions)
+    assert (expected.modules, expected.total, expected.operators) == (actual.modules, actual.total, actual.operators)
+    assert 4 == len(actual.functions)
+    profile = profile_modules(functions, RunOptions(shown="functions"), LatencyOptions(iterations=2, warmup=0)).profile
+    assert {"/M", "/M/A.0", "/M/A.0/B", "/M/C", "/M/A.1"} == set(profile.tags.values())
+    with pytest.raises(InputError, match="holds 4 modules as functions"):
+        retag_model(chain, functions, tmp_path / "tagged.onnx")

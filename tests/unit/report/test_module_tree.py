@@ -1,0 +1,91 @@
+"""Which modules of a tree are shown: equal ones once, deep ones not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml.modelkit.report.module_tree import FEWEST_FOLDED, ShownModule, TreeLimits, shown_modules, shown_rows
+
+
+@dataclass(frozen=True)
+class _Module:
+    name: str
+    facts: tuple[str, int]
+    children: tuple[_Module, ...] = ()
+
+
+def _shown(roots: list[_Module], limits: TreeLimits) -> tuple[ShownModule[_Module], ...]:
+    return shown_modules(roots, lambda module: module.children, lambda module: module.facts, limits)
+
+
+def _words(roots: list[_Module], limits: TreeLimits) -> list[str]:
+    rows = shown_rows(_shown(roots, limits))
+    return [f"{'  ' * level}{shown.name(lambda module: module.name)}{shown.count_words}" for shown, level in rows]
+
+
+def _layer(number: int, *, nodes: int = 5) -> _Module:
+    return _Module(f"Layer.{number}", ("Layer", 9), (_Module("Act", ("Act", nodes)), _Module("Out", ("Out", 4))))
+
+
+def test_equal_layers_are_shown_once() -> None:
+    """The first stands for all, with what is inside it."""
+    model = _Module("M", ("M", 30), tuple(_layer(number) for number in range(12)))
+    assert ["M", "  Layer.0 … .11 × 12, equal", "    Act", "    Out"] == _words([model], TreeLimits())
+    assert 1 + 12 * 3 == len(_words([model], TreeLimits(folds=False)))
+
+
+def test_layer_that_differs_far_down_stands_by_itself() -> None:
+    """Equal is equal all the way down; two equal layers beside it are too few to be folded."""
+    layers = [_layer(0, nodes=6), *(_layer(number) for number in range(1, 4)), _layer(4, nodes=6), _layer(5), _layer(6)]
+    names = [line for line in _words([_Module("M", ("M", 1), tuple(layers))], TreeLimits(depth=2)) if "Layer" in line]
+    below = " · 2 more below"
+    expected = ["0", "1 … .3 × 3, equal", "4", "5", "6"]
+    assert [f"  Layer.{words}{below}" for words in expected] == names
+
+
+def test_depth_says_how_much_it_hides() -> None:
+    """Folded modules below count each."""
+    model = _Module("M", ("M", 30), tuple(_layer(number) for number in range(3)))
+    assert ["M · 9 more below"] == _words([model], TreeLimits(depth=1))
+
+
+def test_names_that_share_nothing_are_both_written_out() -> None:
+    """Only what follows the last dot may be left out before."""
+    model = [_Module(name, ("Linear", 1)) for name in ("Linear.query", "Linear.key", "Linear")]
+    assert ["Linear.query … Linear × 3, equal"] == _words(model, TreeLimits())
+
+
+_trees = st.recursive(
+    st.builds(_Module, st.just("leaf"), st.tuples(st.sampled_from("AB"), st.integers(0, 1))),
+    lambda inner: st.builds(
+        _Module,
+        st.just("module"),
+        st.tuples(st.sampled_from("AB"), st.integers(0, 1)),
+        st.lists(inner, max_size=6).map(tuple),
+    ),
+    max_leaves=30,
+)
+
+
+@given(_trees)
+def test_folded_tree_stands_for_every_module_and_no_equal_ones_are_left(model: _Module) -> None:
+    """Counts multiplied from the root down give the whole tree; runs of equal modules are folded where long enough."""
+
+    def count(modules: tuple[ShownModule[_Module], ...]) -> int:
+        return sum(shown.count * (1 + count(shown.children)) for shown in modules)
+
+    def size(module: _Module) -> int:
+        return 1 + sum(map(size, module.children))
+
+    folded = _shown([model], TreeLimits())
+    assert size(model) == count(folded)
+    for shown, _ in shown_rows(folded):
+        assert shown.count == 1 or shown.count >= FEWEST_FOLDED
+        for left, right in pairwise(shown.children):
+            together = left.count + right.count
+            is_same = (left.item.facts, left.item.children) == (right.item.facts, right.item.children)
+            assert not is_same or together < FEWEST_FOLDED or left.count == right.count == 1
