@@ -60,8 +60,8 @@ def fastest(times: Times, names: Sequence[str]) -> str:
 def losers(times: Times, names: Sequence[str]) -> dict[str, Ratio]:
     """Return who drops out after a rung, each with its time over that of the fastest.
 
-    Who is slower by more than the noise drops out, wherever it stands; in the slower half, whoever is slower at all. The
-    whole interval has to say so: nobody is lost by chance, and with too few turns nobody is lost.
+    Who is slower by more than the noise drops out, wherever it stands; in the slower half, whoever is slower at all.
+    The whole interval has to say so: nobody is lost by chance, and with too few turns nobody is lost.
 
     Args:
         times: Times of all that are in.

@@ -36,8 +36,8 @@ def tuning_page(result: TuneResult) -> str:
         ModulePage(
             title=Path(result.model).name,
             subject="the fastest file that is still right",
-            introduction="Every candidate was made from one export, run in a process of its own, and timed in turns with "
-            "the others. The signal-to-quantization-noise ratio is that of the worst output beside the plain file.",
+            introduction="Every candidate was made from one export, run in a process of its own, and timed in turns "
+            "with the others. SQNR is the ratio of signal to quantization noise of the worst output.",
             facts=list(tuning_facts(result)),
             chart_heading="Time over that of the plain file, against quality; the size of a mark is that of the file",
             chart=_scatter(result),

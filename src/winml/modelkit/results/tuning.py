@@ -48,6 +48,8 @@ class Candidate:
     """Name of the candidate whose modules are put back where they cost too much; empty where it is whole."""
     ep: str | None = None
     """Execution provider that runs it; None: that of the CPU."""
+    ep_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the provider."""
     threads: int | None = None
     """Threads that share the work of one operator; None: ONNX Runtime's own choice."""
     callers: int = 1
@@ -66,7 +68,12 @@ class Candidate:
 
     def run_record(self) -> dict[str, Any]:
         """Return how it is run, which no file says."""
-        return {"ep": self.ep, "threads": self.threads, "callers": self.callers}
+        return {
+            "ep": self.ep,
+            "ep_options": dict(self.ep_options),
+            "threads": self.threads,
+            "callers": self.callers,
+        }
 
 
 @dataclass(frozen=True)

@@ -91,9 +91,9 @@ class Answer:
             if not times.get(candidate.name):
                 continue
             series = times[candidate.name]
-            ends = median_interval(series) or (None, None)
+            low, high = median_interval(series) or (None, None)
             ratio = None if candidate.name == PLAIN else self._ratio(race, candidate.name, PLAIN)
-            return MeasuredLatency(median(series), *ends, ratio=ratio, turns=len(series), race=race)
+            return MeasuredLatency(median(series), low, high, ratio, len(series), race)
         return None
 
     def _ratio(self, race: str, first: str, second: str) -> Ratio | None:
@@ -138,6 +138,7 @@ class Answer:
         candidate = next(item for item in self.candidates if item.name == choice.winner)
         config = str(built.folder / BUILD_CONFIG_NAME)
         place = [] if candidate.ep is None else ["--ep", candidate.ep]
+        place += [word for name, value in candidate.ep_options.items() for word in ("--ep-options", f"{name}={value}")]
         threads = [] if candidate.threads is None else ["--threads", str(candidate.threads)]
         return Winner(
             name=candidate.name,
@@ -178,7 +179,7 @@ class Answer:
                 "Ratios hold, since all were measured in turns; times do not."
             )
         if self.task_options.input_data is None:
-            yield "Answers were compared on random values within the ranges the file states; --input-data takes real ones."
+            yield "Answers were compared on random values within the ranges the file states; --input-data takes others."
         if any(item.status == "not tried" and "--budget" in item.reason for item in self.skipped.values()):
             yield "The time was up before the plan was done; the same command with another --budget goes on."
 

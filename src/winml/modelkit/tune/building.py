@@ -69,8 +69,8 @@ def tuned_model(
     _refuse_parts(exported)
     source = ModelRequest(model=str(exported.model_path), seed=request.seed)
     note = (
-        f"A factory may return another model each time: all candidates were made from its export {exported.model_path}, "
-        "and so is what the config makes."
+        f"A factory may return another model each time: all candidates were made from its export, "
+        f"{exported.model_path}, and so is what the config makes."
     )
     return TunedModel(source, export, identify_plan(plan_build(WinMLBuildConfig(), source)), note)
 
@@ -143,5 +143,5 @@ def _refuse_parts(result: BuildResult) -> None:
         files = ", ".join(path.name for path in result.part_paths.values())
         raise UsageError(
             f"the model has several parts, and a tuning measures one file: {files}",
-            hint=f"Build it with winml build, and tune each part: winml tune -m {next(iter(result.part_paths.values()))}",
+            hint="Build it with winml build, and tune each part by itself: winml tune -m DIR/encoder.onnx -o tuned",
         )

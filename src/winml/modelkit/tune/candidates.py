@@ -7,9 +7,9 @@ from simple to involved, since the first of two that cannot be told apart wins. 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from winml.modelkit.results.tuning import Candidate, CandidateKind
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
@@ -17,10 +17,20 @@ from winml.modelkit.tune.options import TuneOptions
 
 __all__ = ["PLAIN", "TuningMachine", "look_at_tuning_machine", "plan_candidates", "plan_variations"]
 
-PLAIN = "plain"
+PLAIN: Final = "plain"
 """The export as it is, which everything is measured beside."""
 _LEVELS = ("basic", "extended", "full")
 _RUN_BY_CPU = "cpu"
+_PROVIDER_OPTIONS: Mapping[str, Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    # Read by ONNX Runtime 1.24 as the JSON itself, not as the path of a file. Its default computes in float32.
+    "openvino": {
+        "bf16": (
+            "in bfloat16 where the processor has it",
+            {"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "bf16"}}'},
+        )
+    },
+}
+"""Provider → name of a way to run a float file with fewer bits → what it is, and the options that ask for it."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +100,14 @@ def _forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
         yield Candidate(level, "level", f"optimized, level {level}", {"optim": {"level": level}})
     whole = [*_integer_forms(options), *_weight_forms(options)]
     yield from whole
-    for form in whole:
-        words = f"{form.words}; modules that cost too much stay in float"
-        yield replace(form, name=f"{form.name}-part", words=words, part_of=form.name)
+    yield from map(_part_of, whole)
     yield from _float_forms(options, machine)
     yield from _provider_forms(options, machine)
+
+
+def _part_of(whole: Candidate) -> Candidate:
+    words = f"{whole.words}; modules that cost too much stay in float"
+    return replace(whole, name=f"{whole.name}-part", words=words, part_of=whole.name)
 
 
 def _integer_forms(options: TuneOptions) -> Iterator[Candidate]:
@@ -139,10 +152,14 @@ def _provider_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Ca
         if provider == _RUN_BY_CPU:
             continue
         yield Candidate(provider, "provider", f"the export, run by {provider}", ep=provider)
-        quant = {"quant": _fixed_ranges(options)}
-        yield Candidate(
-            f"{provider}-qdq-int8", "provider", f"int8 with fixed ranges, run by {provider}", quant, ep=provider
-        )
+        for name, (words, ep_options) in _PROVIDER_OPTIONS.get(provider, {}).items():
+            yield Candidate(
+                f"{provider}-{name}", "provider", f"the export, run by {provider} {words}", {}, "", provider, ep_options
+            )
+        name, words = f"{provider}-qdq-int8", f"int8 with fixed ranges, run by {provider}"
+        whole = Candidate(name, "provider", words, {"quant": _fixed_ranges(options)}, ep=provider)
+        yield whole
+        yield _part_of(whole)
 
 
 def _with_level(best: Candidate, level: str) -> Candidate:

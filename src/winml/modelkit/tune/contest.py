@@ -203,6 +203,9 @@ class Contest:
 
     def _find_rules(self, candidate: Candidate) -> None:
         """Look for the modules that stay in float; the measurements on the way survive an interruption."""
+        if (same := self._searched_alike(candidate)) is not None:
+            self._take_rules(candidate, same)
+            return
         measured = measured_path(self._builds.place / candidate.name)
         plain = self._model_of(self.plan[0])
         try:
@@ -220,6 +223,25 @@ class Contest:
             self.state.keep_rules(candidate.name, listed.rules)
         else:
             self.state.keep_failure(candidate.name, Failure("wrong", self._judge.unmet_words(listed)))
+
+    def _searched_alike(self, candidate: Candidate) -> Candidate | None:
+        """Return a candidate of the same numbers, run elsewhere, for which the modules were looked for already."""
+        alike = (
+            item for item in self.plan if item.part_of and item.sections == candidate.sections and item is not candidate
+        )
+        return next((item for item in alike if self._was_searched(item)), None)
+
+    def _was_searched(self, candidate: Candidate) -> bool:
+        failure = self.state.failure(candidate.name)
+        return self.state.rules(candidate.name) is not None or (failure is not None and failure.status == "wrong")
+
+    def _take_rules(self, candidate: Candidate, same: Candidate) -> None:
+        """Take over what came of a search for another candidate."""
+        rules, failure = self.state.rules(same.name), self.state.failure(same.name)
+        if rules is not None:
+            self.state.keep_rules(candidate.name, rules)
+        elif failure is not None:
+            self.state.keep_failure(candidate.name, failure)
 
     def _rules_of(self, candidate: Candidate) -> Mapping[str, str] | None:
         """Return the modules in float of a mixed form, and of its variations."""

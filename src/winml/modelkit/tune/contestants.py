@@ -93,7 +93,8 @@ class Contestant:
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
             self._lines = queue.Queue()
-            self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+            # Closed with the process.
+            self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "winml.modelkit.tune.worker"],
                 stdin=subprocess.PIPE,
@@ -167,7 +168,7 @@ class Contestants:
 
 def opening(candidate: Candidate, model: Path, folder: Path) -> dict[str, Any]:
     """Return the arguments with which the process of a candidate opens its file."""
-    return {"path": str(model), "folder": str(folder), **candidate.run_record()}
+    return {"path": str(model), "folder": str(folder), "run": candidate.run_record()}
 
 
 @contextmanager

@@ -89,8 +89,9 @@ class Judge:
         if asked is None:
             return facts
         changed = {"max_drop": {}, "metrics": tuple(self.options.max_drop), "baseline": NO_BASELINE}
-        ep = {} if candidate.ep is None else {"ep": candidate.ep}
-        judged = evaluate_model(model, options=asked.model_copy(update=changed), **ep)
+        judged = evaluate_model(
+            model, options=asked.model_copy(update=changed), ep=candidate.ep, ep_options=dict(candidate.ep_options)
+        )
         scores = {metric.name: metric.value for metric in judged.metrics}
         is_higher_better = {metric.name: metric.is_higher_better for metric in judged.metrics}
         before = scores if plain is None else plain.scores

@@ -37,8 +37,16 @@ __all__ = ["Failure", "TuneState", "held_tune_folder", "refuse_foreign_folder"]
 _VERSION = 1
 """Raised when an earlier state must not be used any more."""
 _OURS = frozenset(
-    {TUNE_ANSWER_NAME, TUNE_CANDIDATES_NAME, TUNE_EXPORT_NAME, TUNE_LOCK_NAME, TUNE_PAGE_NAME, TUNE_STATE_NAME, TUNED_NAME}
-)  # fmt: skip
+    {
+        TUNED_NAME,
+        TUNE_ANSWER_NAME,
+        TUNE_CANDIDATES_NAME,
+        TUNE_EXPORT_NAME,
+        TUNE_LOCK_NAME,
+        TUNE_PAGE_NAME,
+        TUNE_STATE_NAME,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,7 @@ class TuneState:
         self.save()
 
     def rules(self, name: str) -> dict[str, str] | None:
-        """Return the modules of a candidate that stay in float, selector to precision; None where none were looked for."""
+        """Return the modules of a candidate that stay in float, selector to precision; None before a search."""
         return self._content["rules"].get(name)  # type: ignore[no-any-return]  # JSON
 
     def keep_rules(self, name: str, rules: Mapping[str, str]) -> None:

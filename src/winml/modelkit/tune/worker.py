@@ -127,9 +127,16 @@ class _Runner:
             "is_as_drawn": is_as_drawn,
         }
 
-    def open(self, path: str, folder: str, ep: str | None, threads: int | None, callers: int) -> dict[str, Any]:
-        """Open the file on the first values, and run it a few times."""
-        options = RunOptions(path, input_data=values_path(Path(folder), 0), ep=ep, threads=threads)
+    def open(self, path: str, folder: str, run: Mapping[str, Any]) -> dict[str, Any]:
+        """Open the file on the first values, and run it a few times; ``run`` is the record of how."""
+        callers = run["callers"]
+        options = RunOptions(
+            path,
+            input_data=values_path(Path(folder), 0),
+            ep=run["ep"],
+            ep_options=run["ep_options"],
+            threads=run["threads"],
+        )
         provider = options.choose_provider()
         self._opened = opened = open_model(Path(path), options, provider)
         refuse_dynamic_inputs(provider, graph_inputs(opened.session), options)
