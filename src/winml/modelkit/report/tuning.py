@@ -13,7 +13,7 @@ from winml.modelkit.words import size_words
 __all__ = ["latency_cell", "print_tuning", "print_tuning_plan", "ratio_cell", "table_order", "tuning_facts"]
 
 COLUMNS = (
-    "candidate", "latency ms", "of plain", "size", "memory", "SQNR dB", "session ms", "best in", "outcome",
+    "candidate", "latency ms", "of plain", "size", "memory", "SQNR dB", "session ms", "Pareto", "outcome",
 )  # fmt: skip
 NUMBERS = frozenset(range(1, 7))
 MOST_DB = 200.0
@@ -101,7 +101,7 @@ def _cells(item: TunedCandidate) -> tuple[str, ...]:
             f"{facts.session_creation_ms:.0f}",
         )
     outcome = item.status if item.status == "won" or not item.reason else f"{item.status}: {item.reason}"
-    front = "its mix" if item.is_on_front else ""
+    front = "yes" if item.is_on_front else ""
     return (item.candidate.name, latency_cell(item), ratio_cell(item), *measured, front, outcome)
 
 

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,10 +27,12 @@ from winml.modelkit.results.tuning import Candidate, CandidateFacts, TuneResult
 from winml.modelkit.tune.answering import Answer
 from winml.modelkit.tune.building import CandidateBuilds, TunedModel
 from winml.modelkit.tune.candidates import PLAIN, TuningMachine, plan_variations
+from winml.modelkit.tune.contestants import Contestants
 from winml.modelkit.tune.judging import Judge
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.racing import Race, block_size, times_of_runs
 from winml.modelkit.tune.state import Failure, TuneState
+from winml.modelkit.tune.worker import values_path
 
 __all__ = ["Contest", "ContestTask"]
 
@@ -70,33 +73,43 @@ class Contest:
     def __post_init__(self) -> None:
         """Prepare; nothing is made yet."""
         self._builds = CandidateBuilds(self.task.source, self.task.folder)
-        self._judge = Judge(self.task.options, self._builds.place, self.task.shown)
+        self._running = Contestants(self._builds.place)
+        self._judge = Judge(self.task.options, self._builds.place, self.task.shown, self._running)
 
     def run(self) -> TuneResult:
         """Run all that is left of the tuning, and build the winner."""
+        with contextlib.closing(self._running):
+            choice = self._winner()
+        with self.clock.step("answer") as step:
+            winner = self._named(choice.winner)
+            built = self._builds.build_in(self.task.folder / TUNED_NAME, winner, self._rules_of(winner))
+            step.summary = str(built.folder)
+        return self._answer(choice, built)
+
+    def _winner(self) -> Choice:
         with self.clock.step("plain file") as step:
             self._measure_plain()
             step.summary = f"{self._plain_facts.size_bytes:,} bytes"
         with self.clock.step("forms") as step:
             forms = [self.plan[0], *(item for item in self.plan[1:] if not item.part_of and self._make(item))]
             self._race(FORMS, forms, FIRST_RUNG)
+            for item in forms:
+                if not self._is_right(item):
+                    self._running.drop(item.name)
             step.summary = f"{len(forms)} run, {sum(map(self._is_right, forms))} of them right"
         with self.clock.step("modules in float") as step:
             parts = [item for item in self.plan if item.part_of and self._make_part(item)]
             step.summary = f"{len(parts)} mixed forms"
         with self.clock.step("race") as step:
             right = [item for item in self.plan if self.state.facts(item.name) and self._is_right(item)]
-            race = self._race(RIGHT, right)
+            # Of sizes nothing is left to find out: a few turns tell what the files take.
+            race = self._race(RIGHT, right, FIRST_RUNG if self.task.options.target == "size" else None)
             best = self._named(self._choice(race).winner)
             step.summary = f"{len(right)} right ones, {best.name} wins"
         with self.clock.step("variations") as step:
             race, choice = self._race_variations(race, best)
             step.summary = f"{len(self.variations)} of {best.name}, {choice.winner} wins"
-        with self.clock.step("answer") as step:
-            winner = self._named(choice.winner)
-            built = self._builds.build_in(self.task.folder / TUNED_NAME, winner, self._rules_of(winner))
-            step.summary = str(built.folder)
-        return self._answer(choice, built)
+        return choice
 
     @property
     def _candidates(self) -> tuple[Candidate, ...]:
@@ -130,6 +143,11 @@ class Contest:
         self.state.keep_values({**told, "run_ms": run_ms, "block": block_size(run_ms)})
         self.state.keep_facts(PLAIN, self._judge.with_scores(facts, plain, model, None))
 
+    def _draw_values_again(self) -> None:
+        """Draw the same values again where their files went with the candidates of a tuning that was done."""
+        if not values_path(self._builds.place, 0).is_file():
+            self._judge.record_values(self._builds.build(self.plan[0]).model_path)
+
     @property
     def _values(self) -> Mapping[str, Any]:
         assert self.state.values is not None  # they are drawn with the plain file
@@ -144,6 +162,7 @@ class Contest:
         if self._is_over():
             self._skipped[candidate.name] = Failure("not tried", "the time was up (--budget)")
             return False
+        self._draw_values_again()
         try:
             model = self._builds.build(candidate, self._rules_of(candidate)).model_path
             facts, _ = self._judge.measure(candidate, model, self._values["draws"])
@@ -249,6 +268,7 @@ class Contest:
 
     def _model_of(self, candidate: Candidate) -> Path:
         """Return the file of a candidate; made again where it is gone."""
+        self._draw_values_again()
         path = self._builds.place / candidate.name / BUILT_MODEL_NAME
         return path if path.is_file() else self._builds.build(candidate, self._rules_of(candidate)).model_path
 
@@ -257,7 +277,7 @@ class Contest:
         race = Race(name, running, self.state, self._values["block"], self._is_over, self.task.progress)
         if rungs is not None:
             race.rungs = rungs
-        race.run(self._builds.place, self._model_of)
+        race.run(self._running, self._model_of)
         return race
 
     def _race_variations(self, race: Race, best: Candidate) -> tuple[Race, Choice]:

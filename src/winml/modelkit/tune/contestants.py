@@ -12,16 +12,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from winml.modelkit.errors import MeasureError
 from winml.modelkit.results.tuning import Candidate
+from winml.modelkit.runtime.available_memory import available_bytes
 
-__all__ = ["Contestant", "Contestants", "contestants", "opening"]
+__all__ = ["Contestant", "Contestants"]
 
 LONGEST_S = 600.0
 """Chosen: a provider that compiles a large model when a session opens takes minutes; one that hangs never ends."""
@@ -123,35 +123,52 @@ def _read_lines(stream: IO[str], lines: queue.Queue[str | None]) -> None:
 
 
 class Contestants:
-    """The processes of a race, each opened on its file."""
+    """The processes of a tuning, each opened on its file.
 
-    def __init__(self, folder: Path, models: Mapping[str, Path], *, stay_open: bool) -> None:
+    They stay open as long as they take less memory than is left; else each ends when it has answered, so that one model
+    is in memory at a time.
+    """
+
+    def __init__(self, folder: Path) -> None:
         """Open none yet.
 
         Args:
             folder: Folder of the values that all are run on.
-            models: Candidate → its file.
-            stay_open: Keep a process between turns; else each ends after its block, so that one model is in memory.
         """
         self._folder = folder
-        self._models = models
-        self._stay_open = stay_open
         self._open: dict[str, Contestant] = {}
+        self._peak_bytes: dict[str, int] = {}
 
-    def block(self, candidate: Candidate, size: int) -> list[float]:
+    def measure(self, candidate: Candidate, model: Path, draws: int) -> dict[str, Any]:
+        """Open a candidate in a fresh process; return what that took, and how near its answers are.
+
+        Raises:
+            MeasureError: it does not run, or needs fixed sizes.
+        """
+        self.drop(candidate.name)
+        try:
+            opened = self._opened(candidate, model)
+            compared = self._open[candidate.name].ask("compare", folder=str(self._folder), draws=draws)
+        except MeasureError:
+            self.drop(candidate.name)
+            raise
+        self._make_room(candidate.name)
+        return {**opened, **compared}
+
+    def block(self, candidate: Candidate, model_of: Callable[[Candidate], Path], size: int) -> list[float]:
         """Return the times of a block of runs of a candidate, in milliseconds for one run of all its callers.
 
         Raises:
             MeasureError: it does not run any more.
         """
-        contestant = self._open.get(candidate.name) or self._opened(candidate)
-        times: list[float] = contestant.ask("block", size=size)["runs_ms"]
-        if not self._stay_open:
-            self.drop(candidate.name)
+        if candidate.name not in self._open:
+            self._opened(candidate, model_of(candidate))
+        times: list[float] = self._open[candidate.name].ask("block", size=size)["runs_ms"]
+        self._make_room(candidate.name)
         return times
 
     def drop(self, name: str) -> None:
-        """End the process of a candidate."""
+        """End the process of a candidate, where there is one."""
         if (contestant := self._open.pop(name, None)) is not None:
             contestant.close()
 
@@ -160,22 +177,14 @@ class Contestants:
         for name in list(self._open):
             self.drop(name)
 
-    def _opened(self, candidate: Candidate) -> Contestant:
+    def _opened(self, candidate: Candidate, model: Path) -> dict[str, Any]:
         contestant = self._open[candidate.name] = Contestant(candidate.name)
-        contestant.ask("open", **opening(candidate, self._models[candidate.name], self._folder))
-        return contestant
+        opened = contestant.ask("open", path=str(model), folder=str(self._folder), run=candidate.run_record())
+        self._peak_bytes[candidate.name] = opened["peak_bytes"]
+        return opened
 
-
-def opening(candidate: Candidate, model: Path, folder: Path) -> dict[str, Any]:
-    """Return the arguments with which the process of a candidate opens its file."""
-    return {"path": str(model), "folder": str(folder), "run": candidate.run_record()}
-
-
-@contextmanager
-def contestants(folder: Path, models: Mapping[str, Path], *, stay_open: bool) -> Iterator[Contestants]:
-    """Return the processes of a race, which end with the block."""
-    running = Contestants(folder, models, stay_open=stay_open)
-    try:
-        yield running
-    finally:
-        running.close()
+    def _make_room(self, name: str) -> None:
+        """End a process that has answered, where all of them take more memory than is left."""
+        available = available_bytes()
+        if available is not None and sum(self._peak_bytes[item] for item in self._open) > available:
+            self.drop(name)

@@ -19,7 +19,7 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.results.evaluation import SLACK
 from winml.modelkit.results.quantization_sensitivity import ExcludeList, QuantizationSensitivity
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
-from winml.modelkit.tune.contestants import Contestant, opening
+from winml.modelkit.tune.contestants import Contestant, Contestants
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.worker import values_path
 
@@ -39,6 +39,7 @@ class Judge:
     """Folder of the values."""
     shown: str
     """The model as the user wrote it."""
+    contestants: Contestants
 
     def record_values(self, plain: Path) -> dict[str, Any]:
         """Draw the values that all candidates are run on, and keep the answers of the plain file.
@@ -64,12 +65,10 @@ class Judge:
         Raises:
             MeasureError: it does not run, or takes no fixed sizes.
         """
-        with Contestant(candidate.name) as process:
-            opened = process.ask("open", **opening(candidate, model, self.folder))
-            compared = process.ask("compare", folder=str(self.folder), draws=draws)
-        run_ms: float = opened.pop("run_ms")
+        measured = self.contestants.measure(candidate, model, draws)
+        run_ms: float = measured.pop("run_ms")
         size = sum(file.stat().st_size for file in (model, *external_files(model)))
-        return CandidateFacts(size_bytes=size, **opened, **compared), run_ms
+        return CandidateFacts(size_bytes=size, **measured), run_ms
 
     def with_scores(
         self, facts: CandidateFacts, candidate: Candidate, model: Path, plain: CandidateFacts | None

@@ -14,9 +14,8 @@ from winml.modelkit.errors import MeasureError
 from winml.modelkit.measure.elimination import RUNGS, losers
 from winml.modelkit.measure.statistics import Ratio, percentile
 from winml.modelkit.results.tuning import Candidate
-from winml.modelkit.runtime.available_memory import available_bytes
 from winml.modelkit.tune.candidates import PLAIN
-from winml.modelkit.tune.contestants import Contestants, contestants
+from winml.modelkit.tune.contestants import Contestants
 from winml.modelkit.tune.state import Failure, TuneState
 
 __all__ = ["Race", "block_size", "times_of_runs"]
@@ -68,11 +67,11 @@ class Race:
         """Who is in, in the order of preference."""
         return [item for item in self.candidates if item.name not in self.dropped and item.name in self.times]
 
-    def run(self, folder: Path, model_of: Callable[[Candidate], Path]) -> None:
+    def run(self, running: Contestants, model_of: Callable[[Candidate], Path]) -> None:
         """Run what is left of the race.
 
         Args:
-            folder: Folder of the values.
+            running: Their processes.
             model_of: Returns the file of a candidate; asked only where a turn is left to run.
 
         Raises:
@@ -80,19 +79,17 @@ class Race:
         """
         if set(self.times) != {item.name for item in self.candidates}:
             self.state.keep_turns(self.name, {item.name: [] for item in self.candidates})
-        if not self._eliminated():
-            return
-        models = {item.name: model_of(item) for item in self.standing}
-        with contestants(folder, models, stay_open=self._stay_open()) as running:
-            while self._eliminated():
-                if self.is_over() and self._turns() >= self.rungs[0]:
-                    return
-                self._run_turn(running)
+        while self._eliminated():
+            if self.is_over() and self._turns() >= self.rungs[0]:
+                return
+            self._run_turn(running, model_of)
 
     def _eliminated(self) -> int:
-        """Let who loses drop out at each rung that is reached; return the turns of the next one, 0 after the last."""
+        """Let who loses drop out at each rung that is reached; return the turns of the next, 0 where none is left."""
         self.dropped.clear()
         for rung in self.rungs:
+            if len(self.standing) < 2:
+                return 0
             if self._turns() < rung:
                 return rung
             if rung != self.rungs[-1]:
@@ -107,7 +104,7 @@ class Race:
     def _times_of_runs(self) -> dict[str, list[float]]:
         return times_of_runs(self.times, self.candidates)
 
-    def _run_turn(self, running: Contestants) -> None:
+    def _run_turn(self, running: Contestants, model_of: Callable[[Candidate], Path]) -> None:
         """Time a block of each that is in; successive turns start with another one."""
         for name in self.dropped:
             running.drop(name)
@@ -115,7 +112,7 @@ class Race:
         first = turn % len(standing)
         for item in (*standing[first:], *standing[:first]):
             try:
-                times[item.name].append(percentile(running.block(item, self.size), 50))
+                times[item.name].append(percentile(running.block(item, model_of, self.size), 50))
             except MeasureError as error:  # noqa: PERF203 - one of a few blocks
                 if item.name == PLAIN:
                     raise
@@ -126,10 +123,3 @@ class Race:
         self.state.keep_turns(self.name, times)
         if self.progress is not None:
             self.progress(turn + 1, (turn + 1) / self.rungs[-1])
-
-    def _stay_open(self) -> bool:
-        """Say whether all sessions fit into half of the memory that is left."""
-        available = available_bytes()
-        facts = [self.state.facts(item.name) for item in self.standing]
-        needed = sum(item.peak_bytes for item in facts if item is not None)
-        return available is None or 2 * needed <= available

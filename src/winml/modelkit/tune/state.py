@@ -184,8 +184,12 @@ def refuse_foreign_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise OutputExistsError(f"output {folder} is a file", hint="Name a folder: a tuning writes several files.")
     foreign = sorted(path.name for path in folder.iterdir() if path.name not in _OURS)
-    if foreign or (any(folder.iterdir()) and not (folder / TUNE_STATE_NAME).exists()):
-        names = ", ".join(foreign[:3]) or ", ".join(sorted(path.name for path in folder.iterdir())[:3])
+    if not foreign and not (folder / TUNE_STATE_NAME).exists():
+        # Both are there before anything is measured; what else is called as our files are is somebody's.
+        early = {TUNE_LOCK_NAME, TUNE_EXPORT_NAME}
+        foreign = sorted(path.name for path in folder.iterdir() if path.name not in early)
+    if foreign:
+        names = ", ".join(foreign[:3])
         raise OutputExistsError(
             f"output {folder} holds files that no tuning wrote: {names}", hint="Choose a new or an empty folder."
         )

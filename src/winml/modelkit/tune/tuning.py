@@ -86,7 +86,8 @@ def tune_model(
         contest = Contest(task, state, plan, clock)
         result = contest.run()
         _write_answer(result, folder)
-        shutil.rmtree(folder / TUNE_CANDIDATES_NAME, ignore_errors=True)
+        if all(item.status != "not tried" for item in result.candidates):
+            shutil.rmtree(folder / TUNE_CANDIDATES_NAME, ignore_errors=True)
     return result
 
 

@@ -86,6 +86,7 @@ class _Runner:
 
     def __init__(self) -> None:
         self._opened: OpenedModel | None = None
+        self._feeds: Mapping[str, Array] = {}
         self._runs: list[PreparedRun] = []
         self._pool: ThreadPoolExecutor | None = None
 
@@ -140,7 +141,8 @@ class _Runner:
         provider = options.choose_provider()
         self._opened = opened = open_model(Path(path), options, provider)
         refuse_dynamic_inputs(provider, graph_inputs(opened.session), options)
-        feeds = values_for(opened.session, options).feeds
+        # Kept: ONNX Runtime reads the arrays where they lie.
+        self._feeds = feeds = values_for(opened.session, options).feeds
         before = resident_bytes()
         self._runs = [opened.session.prepare(feeds) for _ in range(callers)]
         self._pool = ThreadPoolExecutor(callers) if callers > 1 else None
