@@ -137,6 +137,13 @@ class TuneState:
         self._content["races"][race] = {name: list(series) for name, series in times.items()}
         self.save()
 
+    def forget(self) -> None:
+        """Take back what a tuning put into its folder, where nothing was measured."""
+        if self._content["facts"]:
+            return
+        self._path.unlink(missing_ok=True)
+        shutil.rmtree(self._path.parent / TUNE_CANDIDATES_NAME, ignore_errors=True)
+
     def save(self) -> None:
         """Write it.
 
@@ -205,6 +212,7 @@ def held_tune_folder(folder: Path) -> Iterator[None]:
         WriteError: it cannot be made.
     """
     refuse_foreign_folder(folder)
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(folder / TUNE_LOCK_NAME)
@@ -219,3 +227,5 @@ def held_tune_folder(folder: Path) -> Iterator[None]:
         lock.release(force=True)
         with contextlib.suppress(OSError):
             Path(lock.lock_file).unlink(missing_ok=True)
+            if is_new:
+                folder.rmdir()  # where nothing came of it

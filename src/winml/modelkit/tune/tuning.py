@@ -15,7 +15,7 @@ from typing import Any
 from winml.modelkit.builds.cache import write_atomically
 from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.builds.plan import is_onnx_path, request_record
-from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.errors import ConfigError, UsageError, WinMLError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import TUNE_ANSWER_NAME, TUNE_CANDIDATES_NAME, TUNE_PAGE_NAME
 from winml.modelkit.load.load_options import declared_options
@@ -84,7 +84,11 @@ def tune_model(
         state = TuneState(folder, _request_of(source, asked, machine, plan), overwrite=overwrite)
         task = ContestTask(request.model, source, asked, machine, folder.absolute(), progress)
         contest = Contest(task, state, plan, clock)
-        result = contest.run()
+        try:
+            result = contest.run()
+        except WinMLError:
+            state.forget()
+            raise
         _write_answer(result, folder)
         if all(item.status != "not tried" for item in result.candidates):
             shutil.rmtree(folder / TUNE_CANDIDATES_NAME, ignore_errors=True)
