@@ -124,7 +124,7 @@ class Answer:
             ratio = self._ratio(race, candidate.name, choice.winner)
             if ratio is None:
                 continue
-            words = f"{ratio.value:.2f} of the time of {choice.winner}{ratio_ends(ratio)}"
+            words = f"{ratio.value:.2f} of the time of {choice.winner}{_ratio_ends(ratio)}"
             if ratio.low is not None and ratio.low > 1:
                 return "slower", words
             return "right", f"{words}: not told apart, and {choice.winner} is preferred"
@@ -132,7 +132,7 @@ class Answer:
         ratio = self._ratio("right", candidate.name, best) if best else None
         if ratio is None:
             return "slower", "it was not in the last race"
-        return "slower", f"{ratio.value:.2f} of the time of {best}{ratio_ends(ratio)}"
+        return "slower", f"{ratio.value:.2f} of the time of {best}{_ratio_ends(ratio)}"
 
     def _winner(self, choice: Choice, built: BuildResult) -> Winner:
         candidate = next(item for item in self.candidates if item.name == choice.winner)
@@ -156,12 +156,14 @@ class Answer:
         latency, facts = self._latency(candidate), self.state.facts(choice.winner)
         words = []
         if latency is not None and latency.ratio is not None:
-            words.append(f"{latency.ratio.value:.2f} of the time of the plain file{ratio_ends(latency.ratio)}")
+            words.append(f"{latency.ratio.value:.2f} of the time of the plain file{_ratio_ends(latency.ratio)}")
         if facts is not None and facts.sqnr_db is not None and choice.winner != PLAIN:
             words.append(f"SQNR {facts.sqnr_db:.1f} dB")
         if choice.is_within_noise:
             what = "smaller" if self.task_options.target == "size" else "faster"
-            ratio = "" if choice.ratio is None else f" ({choice.ratio.value:.2f} of its time{ratio_ends(choice.ratio)})"
+            ratio = (
+                "" if choice.ratio is None else f" ({choice.ratio.value:.2f} of its time{_ratio_ends(choice.ratio)})"
+            )
             words.append(f"{choice.fastest} is {what} by no more than the noise{ratio}, and the simpler one wins")
         if choice.winner == PLAIN and not choice.is_within_noise:
             words.append("nothing that is right is better than the plain file")
@@ -192,7 +194,7 @@ def _form_of(name: str) -> str:
     return name.partition("+")[0]
 
 
-def ratio_ends(ratio: Ratio) -> str:
+def _ratio_ends(ratio: Ratio) -> str:
     """Return the interval of a ratio, for people; empty where there is none."""
     return "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
 

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import InternalError, VerificationError, WinMLError, WriteError
-from winml.modelkit.file_names import BUILT_MODEL_NAME, TUNED_NAME, measured_path
-from winml.modelkit.measure.elimination import Choice, choose, fastest, ratio_between
-from winml.modelkit.measure.statistics import NOISE
+from winml.modelkit.file_names import BUILT_MODEL_NAME, TUNED_NAME
+from winml.modelkit.measure.elimination import Choice, choose
 from winml.modelkit.progress import StepClock
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.results.tuning import Candidate, CandidateFacts, TuneResult
@@ -29,6 +28,7 @@ from winml.modelkit.tune.building import CandidateBuilds, TunedModel
 from winml.modelkit.tune.candidates import PLAIN, TuningMachine, plan_variations
 from winml.modelkit.tune.contestants import Contestants
 from winml.modelkit.tune.judging import Judge
+from winml.modelkit.tune.mixed_forms import FORMS, MixedForms
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.racing import Race, block_size, times_of_runs
 from winml.modelkit.tune.state import Failure, TuneState
@@ -36,8 +36,8 @@ from winml.modelkit.tune.worker import values_path
 
 __all__ = ["Contest", "ContestTask"]
 
-FORMS, RIGHT, VARIATIONS = "forms", "right", "variations"
-"""The races."""
+RIGHT, VARIATIONS = "right", "variations"
+"""The races behind that of the forms."""
 FIRST_RUNG = (6,)
 """Turns of the race that only tells which forms are worth a search. Chosen: the fewest with an interval."""
 SAME_SIZE = 1.01
@@ -180,87 +180,16 @@ class Contest:
 
     def _make_part(self, candidate: Candidate) -> bool:
         """Make a form with some modules in float, where its whole is fast enough to be worth it and not right."""
-        if not self._is_worth_a_search(candidate):
+        mixed = MixedForms(self.plan, self.state, self._judge, self._builds.place)
+        if (against := mixed.reason_against(candidate)) is not None:
+            self._skipped[candidate.name] = against
             return False
         if self.state.rules(candidate.name) is None and self.state.failure(candidate.name) is None:
             if self._is_over():
                 self._skipped[candidate.name] = Failure("not tried", "the time was up (--budget)")
                 return False
-            self._find_rules(candidate)
+            mixed.find_rules(candidate, self._model_of(self.plan[0]))
         return self.state.failure(candidate.name) is None and self._make(candidate)
-
-    def _is_worth_a_search(self, candidate: Candidate) -> bool:
-        whole = self._named(candidate.part_of) if candidate.part_of in {item.name for item in self.plan} else None
-        facts = None if whole is None else self.state.facts(whole.name)
-        if whole is None or facts is None:
-            self._skipped[candidate.name] = Failure("not tried", f"{candidate.part_of} does not run")
-        elif self._is_right(whole):
-            self._skipped[candidate.name] = Failure("not needed", f"{whole.name} is right as a whole")
-        elif not self._beats_the_right(whole, facts):
-            self._skipped[candidate.name] = Failure(
-                "not needed", f"{whole.name} gains nothing over those that are right"
-            )
-        else:
-            return True
-        return False
-
-    def _beats_the_right(self, whole: Candidate, facts: CandidateFacts) -> bool:
-        """Say whether a wrong form is better than every right one by the target."""
-        right = [item for item in self.plan if self.state.facts(item.name) and self._is_right(item)]
-        if self.task.options.target == "size":
-            return all(facts.size_bytes < other.size_bytes for other in filter(None, map(self._facts_of, right)))
-        times = times_of_runs(self.state.turns(FORMS), self.plan)
-        names = [item.name for item in right if item.name in times]
-        if whole.name not in times:
-            return False
-        ratio = ratio_between(times, whole.name, fastest(times, names))
-        # On a busy machine the interval is wide, and a form that may be faster is worth the search.
-        return ratio.low is None or ratio.low < 1 - NOISE
-
-    def _facts_of(self, candidate: Candidate) -> CandidateFacts | None:
-        return self.state.facts(candidate.name)
-
-    def _find_rules(self, candidate: Candidate) -> None:
-        """Look for the modules that stay in float; the measurements on the way survive an interruption."""
-        if (same := self._searched_alike(candidate)) is not None:
-            self._take_rules(candidate, same)
-            return
-        measured = measured_path(self._builds.place / candidate.name)
-        plain = self._model_of(self.plan[0])
-        try:
-            found = self._judge.find_rules(
-                candidate, plain, self._plain_facts, measured, is_as_drawn=self._values["is_as_drawn"]
-            )
-        except (InternalError, WriteError):
-            raise
-        except WinMLError as error:
-            self.state.keep_failure(candidate.name, Failure("failed", error.message))
-            return
-        listed = found.exclude_list
-        assert listed is not None  # a target was given
-        if listed.is_met:
-            self.state.keep_rules(candidate.name, listed.rules)
-        else:
-            self.state.keep_failure(candidate.name, Failure("wrong", self._judge.unmet_words(listed)))
-
-    def _searched_alike(self, candidate: Candidate) -> Candidate | None:
-        """Return a candidate of the same numbers, run elsewhere, for which the modules were looked for already."""
-        alike = (
-            item for item in self.plan if item.part_of and item.sections == candidate.sections and item is not candidate
-        )
-        return next((item for item in alike if self._was_searched(item)), None)
-
-    def _was_searched(self, candidate: Candidate) -> bool:
-        failure = self.state.failure(candidate.name)
-        return self.state.rules(candidate.name) is not None or (failure is not None and failure.status == "wrong")
-
-    def _take_rules(self, candidate: Candidate, same: Candidate) -> None:
-        """Take over what came of a search for another candidate."""
-        rules, failure = self.state.rules(same.name), self.state.failure(same.name)
-        if rules is not None:
-            self.state.keep_rules(candidate.name, rules)
-        elif failure is not None:
-            self.state.keep_failure(candidate.name, failure)
 
     def _rules_of(self, candidate: Candidate) -> Mapping[str, str] | None:
         """Return the modules in float of a mixed form, and of its variations."""
@@ -296,7 +225,7 @@ class Contest:
         names = [item.name for item in race.standing]
         if self.task.options.target == "size":
             names = [item.name for item in race.candidates]
-            sizes = {item.name: facts.size_bytes for item in race.candidates if (facts := self._facts_of(item))}
+            sizes = {item.name: facts.size_bytes for item in race.candidates if (facts := self.state.facts(item.name))}
             least = min(sizes, key=lambda name: sizes[name])
             return Choice(next(name for name in names if sizes[name] <= SAME_SIZE * sizes[least]), least, None)
         return choose(times_of_runs(race.times, race.candidates), names)
