@@ -27,6 +27,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("report", "verify"),
     ("flows",),
     ("builds",),
+    ("tune",),
     ("inference",),
     ("sweep",),
     ("cli",),

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from winml.modelkit.inference.auto_model import WinMLAutoModel
     from winml.modelkit.results.build_result import BuildResult
     from winml.modelkit.results.export_result import ExportResult
+    from winml.modelkit.results.tuning import TuneResult
+    from winml.modelkit.tune.options import TuneOptions
+    from winml.modelkit.tune.tuning import tune_model
 
 __all__ = [
     "BuildResult",
@@ -51,6 +54,8 @@ __all__ = [
     "InputTensorSpec",
     "OutputTensorSpec",
     "StageError",
+    "TuneOptions",
+    "TuneResult",
     "UsageError",
     "VerificationError",
     "WinMLAutoModel",
@@ -69,6 +74,7 @@ __all__ = [
     "quantization_sensitivity",
     "quantize_onnx",
     "run_optimize_analyze_loop",
+    "tune_model",
 ]
 
 _INFERENCE_PREFIX = "WinMLModelFor"
@@ -102,6 +108,9 @@ _HOMES = {
     "quantization_sensitivity": "flows.quantize.sensitivity",
     "quantize_onnx": "flows.quantize.quantize",
     "run_optimize_analyze_loop": "flows.optimize",
+    "TuneOptions": "tune.options",
+    "TuneResult": "results.tuning",
+    "tune_model": "tune.tuning",
 }
 
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "quantize": "Let modules of an ONNX file compute with fewer bits; its tags stay.",
     "retag": "Give a file that another tool made the tags of the file it was made from.",
     "sys": "Say what a bug report needs: versions, execution providers, devices, memory.",
+    "tune": "Find the fastest file of a model on this machine that is still right.",
 }
 """Verb → what it does. Each is the ``command`` of the module of its name in ``verbs``."""
 

@@ -16,7 +16,15 @@ from dataclasses import dataclass, replace
 
 from winml.modelkit.measure.statistics import Ratio, Summary, compare_pairs, percentile, summarize
 
-__all__ = ["Comparison", "LatencyOptions", "LatencyResult", "Run", "measure_alternating", "measure_latency"]
+__all__ = [
+    "Comparison",
+    "LatencyOptions",
+    "LatencyResult",
+    "Run",
+    "measure_alternating",
+    "measure_block",
+    "measure_latency",
+]
 
 Run = Callable[[], object]
 Progress = Callable[[int, float], None]
@@ -126,6 +134,15 @@ def measure_alternating(
     is_disturbed = model_result.summary.is_disturbed or baseline_result.summary.is_disturbed
     ratio = replace(compare_pairs(*medians), is_disturbed=is_disturbed)
     return Comparison(model_result, baseline_result, ratio, block_size)
+
+
+def measure_block(run: Run, size: int) -> tuple[float, ...]:
+    """Measure runs in a row, for whoever alternates between more than two; return milliseconds.
+
+    A pause and an uncounted run come first, as in :func:`measure_alternating`.
+    """
+    with _paused_collector():
+        return _as_milliseconds(_measure_block(run, size))
 
 
 def _time_run(run: Run) -> int:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-__all__ = ["CONFIDENCE", "Ratio", "Summary", "compare_pairs", "percentile", "summarize"]
+__all__ = ["CONFIDENCE", "NOISE", "Ratio", "Summary", "compare_pairs", "median_interval", "percentile", "summarize"]
 
 CONFIDENCE = 0.95
 """Probability that an interval contains the true median ratio. Chosen: the usual value."""
@@ -146,6 +146,17 @@ def compare_pairs(first: Sequence[float], second: Sequence[float], confidence: f
         confidence=confidence,
         pairs=len(ratios),
     )
+
+
+def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+    """Return two of the samples between which the true median lies, as :func:`compare_pairs` does; None of too few.
+
+    >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0])
+    (1.0, 6.0)
+    """
+    rank = _interval_rank(len(samples), confidence)
+    ordered = sorted(samples)
+    return None if rank is None else (ordered[rank], ordered[-1 - rank])
 
 
 def _interval_rank(count: int, confidence: float) -> int | None:

@@ -59,7 +59,7 @@ class Section:
     """One table with a heading."""
 
     name: str
-    """Name of the table in the page: ``modules`` is the one that can be filtered, and comes first."""
+    """Name of the table in the page; the first can be filtered."""
     heading: str
     columns: Sequence[tuple[str, bool]]
     """Name of each column, and whether it holds numbers."""
@@ -81,6 +81,8 @@ class ModulePage:
     chart: str
     """HTML."""
     sections: Sequence[Section]
+    filter_words: str = "Filter by module, class or operator"
+    """What stands in the empty field above the first table."""
 
 
 def render_page(page: ModulePage) -> str:

@@ -1,0 +1,95 @@
+"""Decides from times of several candidates, measured in turns, which of them lose and which one wins.
+
+Arithmetic only. In each turn every candidate that is still in is measured once, so that the times of one turn are a
+pair for any two of them. Candidates stand in an order of preference: the first of two that cannot be told apart wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from winml.modelkit.measure.statistics import NOISE, Ratio, compare_pairs, summarize
+
+__all__ = ["RUNGS", "Choice", "choose", "fastest", "losers", "ratio_between"]
+
+Times = Mapping[str, Sequence[float]]
+"""Candidate → its time in each turn; who drops out has a shorter series."""
+
+RUNGS = (6, 12, 24)
+"""Turns after which losers drop out. Chosen: 6 is the smallest number of pairs with a 95 % interval, and the work
+doubles for those who stay, as in successive halving (Jamieson and Talwalkar, 2016)."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which candidate wins, and beside which it stands."""
+
+    winner: str
+    fastest: str
+    """The one with the least median; the winner, unless an earlier one cannot be told from it."""
+    ratio: Ratio | None
+    """Time of the fastest over that of the winner; None where both are one."""
+
+    @property
+    def is_within_noise(self) -> bool:
+        """Whether the winner wins because it comes first, not because it is the fastest."""
+        return self.winner != self.fastest
+
+
+def ratio_between(times: Times, first: str, second: str) -> Ratio:
+    """Return the ratio of two candidates over the turns that both took part in."""
+    turns = min(len(times[first]), len(times[second]))
+    one, other = list(times[first][:turns]), list(times[second][:turns])
+    is_disturbed = summarize(one).is_disturbed or summarize(other).is_disturbed
+    return replace(compare_pairs(one, other), is_disturbed=is_disturbed)
+
+
+def fastest(times: Times, names: Sequence[str]) -> str:
+    """Return the candidate with the least median; of equal ones the first.
+
+    >>> fastest({"plain": [3.0, 2.0, 9.0], "int8": [1.0, 2.0, 2.0]}, ["plain", "int8"])
+    'int8'
+    """
+    return min(names, key=lambda name: float(np.median(times[name])))
+
+
+def losers(times: Times, names: Sequence[str]) -> dict[str, Ratio]:
+    """Return who drops out after a rung, each with its time over that of the fastest.
+
+    Who is slower by more than the noise drops out, wherever it stands; in the slower half, whoever is slower at all.
+    The whole interval has to say so: nobody is lost by chance, and with too few turns nobody is lost.
+
+    Args:
+        times: Times of all that are in.
+        names: Who is in, in the order of preference.
+    """
+    leader = fastest(times, names)
+    ratios = {name: ratio_between(times, name, leader) for name in names if name != leader}
+    ranked = sorted(ratios, key=lambda name: ratios[name].value)
+    stay = set(ranked[: math.ceil(len(names) / 2) - 1])
+    return {
+        name: ratio
+        for name, ratio in ratios.items()
+        if ratio.low is not None and ratio.low > (1 + NOISE if name in stay else 1.0)
+    }
+
+
+def choose(times: Times, names: Sequence[str]) -> Choice:
+    """Return the winner: the first in the order of preference than which none is faster beyond the noise.
+
+    Args:
+        times: Times of all that are in.
+        names: Who is in, in the order of preference.
+    """
+    leader = fastest(times, names)
+    for name in names:
+        if name == leader:
+            break
+        ratio = ratio_between(times, leader, name)
+        if ratio.high is None or ratio.high >= 1 - NOISE:
+            return Choice(name, leader, ratio)
+    return Choice(leader, leader, None)

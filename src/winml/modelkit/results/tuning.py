@@ -1,0 +1,287 @@
+"""Which file is the fastest on one machine that is still right: the record of ``winml tune``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from winml.modelkit.measure.statistics import Ratio
+from winml.modelkit.progress import StepTiming
+
+__all__ = [
+    "KINDS",
+    "TARGETS",
+    "Candidate",
+    "CandidateFacts",
+    "CandidateKind",
+    "CandidateStatus",
+    "MeasuredLatency",
+    "TuneResult",
+    "TuneTarget",
+    "TunedCandidate",
+    "Winner",
+    "on_front",
+]
+
+SCHEMA_VERSION = 1
+"""Layout of the JSON, specified in docs/reference/formats.md."""
+
+TuneTarget = Literal["latency", "size", "throughput"]
+TARGETS: tuple[TuneTarget, ...] = get_args(TuneTarget)
+CandidateKind = Literal["plain", "level", "dynamic", "qdq", "weight-only", "float", "provider", "threads", "compile"]
+KINDS: tuple[CandidateKind, ...] = tuple(kind for kind in get_args(CandidateKind) if kind != "plain")
+CandidateStatus = Literal["won", "right", "slower", "wrong", "failed", "not needed", "not tried"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to make and run the file."""
+
+    name: str
+    kind: CandidateKind
+    words: str
+    """What it is, for people."""
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Sections of a build config that make it, as JSON values."""
+    part_of: str = ""
+    """Name of the candidate whose modules are put back where they cost too much; empty where it is whole."""
+    ep: str | None = None
+    """Execution provider that runs it; None: that of the CPU."""
+    ep_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the provider."""
+    threads: int | None = None
+    """Threads that share the work of one operator; None: ONNX Runtime's own choice."""
+    callers: int = 1
+    """Runs at a time."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return its entry of ``plan``."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "words": self.words,
+            "part_of": self.part_of or None,
+            "sections": {name: dict(section) for name, section in self.sections.items()},
+            "run": self.run_record(),
+        }
+
+    def run_record(self) -> dict[str, Any]:
+        """Return how it is run, which no file says."""
+        return {
+            "ep": self.ep,
+            "ep_options": dict(self.ep_options),
+            "threads": self.threads,
+            "callers": self.callers,
+        }
+
+
+@dataclass(frozen=True)
+class CandidateFacts:
+    """What was measured of a candidate once, in a process of its own."""
+
+    size_bytes: int
+    """The model and its data."""
+    session_creation_ms: float
+    session_bytes: int
+    """Growth of resident memory while the session was created."""
+    run_bytes: int
+    """Growth during the first runs."""
+    peak_bytes: int
+    """Largest resident memory of the process."""
+    first_run_ms: float
+    sqnr_db: float | None
+    """Of the worst output, beside the plain file; None where it cannot be compared."""
+    output: str = ""
+    """The worst output."""
+    problem: str = ""
+    """Why it cannot be compared."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Metric → its value on the samples of the data set."""
+    is_higher_better: Mapping[str, bool] = field(default_factory=dict)
+    """Metric → whether more of it is better."""
+    drops: Mapping[str, float] = field(default_factory=dict)
+    """Metric → by how much it is worse than that of the plain file, on the same samples."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the session and its runs take."""
+        return self.session_bytes + self.run_bytes
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form, of which :meth:`from_record` makes the same again."""
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> CandidateFacts:
+        """Return the facts that :meth:`as_record` described.
+
+        Raises:
+            TypeError: it describes none.
+        """
+        return cls(**record)
+
+
+@dataclass(frozen=True)
+class MeasuredLatency:
+    """The time of one run: the median of the turns of a race, with its interval."""
+
+    p50_ms: float
+    low_ms: float | None
+    """None where there are too few turns for an interval."""
+    high_ms: float | None
+    ratio: Ratio | None
+    """Time over that of the plain file, from the same turns; None for the plain file itself."""
+    turns: int
+    race: str
+    """Which race it was measured in: ``forms``, ``right`` or ``variations``."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        ends = {"low": self.low_ms, "high": self.high_ms}
+        return {
+            "p50": round(self.p50_ms, 6),
+            **{name: None if end is None else round(end, 6) for name, end in ends.items()},
+            "ratio_to_plain": None if self.ratio is None else self.ratio.as_record(),
+            "turns": self.turns,
+            "race": self.race,
+        }
+
+
+@dataclass(frozen=True)
+class TunedCandidate:
+    """One candidate, and what came of it."""
+
+    candidate: Candidate
+    status: CandidateStatus
+    reason: str = ""
+    """Why it did not win, in words."""
+    facts: CandidateFacts | None = None
+    """None where it was not made."""
+    latency: MeasuredLatency | None = None
+    """None where it was not timed."""
+    samples_per_s: float | None = None
+    is_on_front: bool = False
+    """Whether no other that runs is better in latency, size or SQNR and as good in the others."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return its entry of ``candidates``."""
+        facts = self.facts
+        return {
+            "name": self.candidate.name,
+            "kind": self.candidate.kind,
+            "words": self.candidate.words,
+            "run": self.candidate.run_record(),
+            "status": self.status,
+            "reason": self.reason or None,
+            "is_on_front": self.is_on_front,
+            "latency_ms": None if self.latency is None else self.latency.as_record(),
+            "samples_per_s": None if self.samples_per_s is None else round(self.samples_per_s, 3),
+            "size_bytes": None if facts is None else facts.size_bytes,
+            "sqnr_db": None if facts is None or facts.sqnr_db is None else round(facts.sqnr_db, 3),
+            "output": None if facts is None else facts.output or None,
+            "scores": {} if facts is None else dict(facts.scores),
+            "drops": {} if facts is None else dict(facts.drops),
+            "session_creation_ms": None if facts is None else round(facts.session_creation_ms, 3),
+            "memory": None
+            if facts is None
+            else {
+                "session_bytes": facts.session_bytes,
+                "run_bytes": facts.run_bytes,
+                "peak_bytes": facts.peak_bytes,
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The answer: a folder, the config that makes it again, and how it is run."""
+
+    name: str
+    folder: str
+    """The folder of a build."""
+    config: str
+    """Its config, for ``winml build -c``."""
+    words: str
+    """Why it won."""
+    build_command: str
+    perf_command: str
+    is_within_noise: bool
+    """Whether another was faster by no more than the noise, so that the simpler one won."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """Everything there is to tell about one tuning."""
+
+    model: str
+    """As the user wrote it."""
+    target: TuneTarget
+    limits: Mapping[str, Any]
+    """What a candidate has to reach: ``min_sqnr_db``, ``max_drop`` and ``dataset``."""
+    machine: Mapping[str, Any]
+    """What the plan depends on: cores, instructions, providers, versions."""
+    candidates: tuple[TunedCandidate, ...]
+    """In the order of the plan."""
+    winner: Winner
+    measured_shapes: Mapping[str, Sequence[int]]
+    """Input → its shape in the runs."""
+    block: int
+    """Runs of each in a row in one turn."""
+    batch_size: int
+    resumed: int
+    """Candidates whose measurements an interrupted run had kept."""
+    tool_version: str
+    onnxruntime_version: str
+    steps: tuple[StepTiming, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def candidate(self, name: str) -> TunedCandidate:
+        """Return the candidate of a name; there is one."""
+        return next(item for item in self.candidates if item.candidate.name == name)
+
+    @property
+    def won(self) -> TunedCandidate:
+        """The winner."""
+        return self.candidate(self.winner.name)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the JSON of ``winml tune``: times in milliseconds, sizes in bytes, ratios in decibels."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": self.model,
+            "tool_version": self.tool_version,
+            "onnxruntime_version": self.onnxruntime_version,
+            "target": self.target,
+            "limits": dict(self.limits),
+            "machine": dict(self.machine),
+            "measured_shapes": {name: list(shape) for name, shape in self.measured_shapes.items()},
+            "batch_size": self.batch_size,
+            "block": self.block,
+            "winner": self.winner.as_record(),
+            "candidates": [item.as_record() for item in self.candidates],
+            "plan": [item.candidate.as_record() for item in self.candidates],
+            "resumed": self.resumed,
+            "steps": [step.as_record() for step in self.steps],
+            "notes": list(self.notes),
+        }
+
+
+def on_front(rows: Sequence[tuple[float, float, float]]) -> list[bool]:
+    """Say of each row whether no other is at least as good everywhere and better somewhere.
+
+    Args:
+        rows: Latency, size, and SQNR: less is better, less is better, more is better.
+
+    >>> on_front([(2.0, 4.0, 200.0), (1.0, 1.0, 30.0), (1.5, 2.0, 20.0)])
+    [True, True, False]
+    """
+
+    def is_beaten(row: tuple[float, float, float]) -> bool:
+        return any(other != row and other[0] <= row[0] and other[1] <= row[1] and other[2] >= row[2] for other in rows)
+
+    return [not is_beaten(row) for row in rows]

@@ -1,0 +1,1 @@
+"""Which file is the fastest on this machine that is still right?"""

@@ -1,0 +1,216 @@
+"""Puts together the answer of a tuning from what was measured: a row for each candidate, and why the winner won."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from winml.modelkit.file_names import BUILD_CONFIG_NAME
+from winml.modelkit.measure.elimination import Choice, ratio_between
+from winml.modelkit.measure.statistics import Ratio, median_interval, summarize
+from winml.modelkit.progress import StepTiming
+from winml.modelkit.results.build_result import BuildResult
+from winml.modelkit.results.tuning import (
+    Candidate,
+    CandidateFacts,
+    CandidateStatus,
+    MeasuredLatency,
+    TunedCandidate,
+    TuneResult,
+    Winner,
+    on_front,
+)
+from winml.modelkit.runtime.sessions import onnxruntime_version
+from winml.modelkit.tune.candidates import PLAIN, TuningMachine
+from winml.modelkit.tune.judging import Judge
+from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.racing import times_of_runs
+from winml.modelkit.tune.state import Failure, TuneState
+from winml.modelkit.version import __version__
+
+__all__ = ["Answer"]
+
+RACES = ("variations", "right", "forms")
+"""The last first: what a candidate took in the last race it was in counts."""
+_OF_WRONG = -1.0
+"""SQNR of what cannot be compared, among those of others."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Everything that an answer is made of."""
+
+    task_options: TuneOptions
+    machine: TuningMachine
+    shown: str
+    candidates: tuple[Candidate, ...]
+    state: TuneState
+    judge: Judge
+    skipped: Mapping[str, Failure]
+    notes: tuple[str, ...]
+
+    def result(self, choice: Choice, built: BuildResult, steps: Sequence[StepTiming]) -> TuneResult:
+        """Return the record."""
+        values = self.state.values or {}
+        rows = [self._row(candidate, choice) for candidate in self.candidates]
+        options = self.task_options
+        return TuneResult(
+            model=self.shown,
+            target=options.target,
+            limits={
+                "min_sqnr_db": options.least_sqnr_db,
+                "max_drop": dict(options.max_drop),
+                "dataset": options.dataset,
+            },
+            machine=self.machine.as_record(),
+            candidates=tuple(_with_front(rows)),
+            winner=self._winner(choice, built),
+            measured_shapes=values["shapes"],
+            block=values["block"],
+            batch_size=values["batch_size"],
+            resumed=self.state.resumed,
+            tool_version=__version__,
+            onnxruntime_version=onnxruntime_version(),
+            steps=tuple(steps),
+            notes=(*self.notes, *values["notes"], *self._notes()),
+        )
+
+    def _row(self, candidate: Candidate, choice: Choice) -> TunedCandidate:
+        facts, latency = self.state.facts(candidate.name), self._latency(candidate)
+        status, reason = self._verdict(candidate, choice, facts)
+        samples = None
+        if latency is not None and self.state.values is not None:
+            samples = self.state.values["batch_size"] * candidate.callers * 1000 / latency.p50_ms
+        return TunedCandidate(candidate, status, reason, facts, latency, samples)
+
+    def _latency(self, candidate: Candidate) -> MeasuredLatency | None:
+        for race in RACES:
+            times = self.state.turns(race)
+            if not times.get(candidate.name):
+                continue
+            series = times[candidate.name]
+            low, high = median_interval(series) or (None, None)
+            ratio = None if candidate.name == PLAIN else self._ratio(race, candidate.name, PLAIN)
+            return MeasuredLatency(median(series), low, high, ratio, len(series), race)
+        return None
+
+    def _ratio(self, race: str, first: str, second: str) -> Ratio | None:
+        times = times_of_runs(self.state.turns(race), self.candidates)
+        return ratio_between(times, first, second) if times.get(first) and times.get(second) else None
+
+    def _verdict(
+        self, candidate: Candidate, choice: Choice, facts: CandidateFacts | None
+    ) -> tuple[CandidateStatus, str]:
+        """Return what became of a candidate, and why."""
+        if candidate.name == choice.winner:
+            return "won", self._winning_words(choice)
+        out = self.state.failure(candidate.name) or self.skipped.get(candidate.name)
+        if out is not None:
+            return out.status, out.reason
+        if facts is None:
+            return "not tried", "the time was up (--budget)"
+        if candidate.name != PLAIN and (reason := self.judge.reason_wrong(facts)):
+            return "wrong", reason
+        if self.task_options.target == "size":
+            winner = self.state.facts(choice.winner)
+            is_as_small = winner is not None and facts.size_bytes <= winner.size_bytes
+            return "right", f"{'no' if is_as_small else 'not'} smaller than {choice.winner}"
+        return self._lost(candidate, choice)
+
+    def _lost(self, candidate: Candidate, choice: Choice) -> tuple[CandidateStatus, str]:
+        for race in RACES:
+            ratio = self._ratio(race, candidate.name, choice.winner)
+            if ratio is None:
+                continue
+            words = f"{ratio.value:.2f} of the time of {choice.winner}{_ratio_ends(ratio)}"
+            if ratio.low is not None and ratio.low > 1:
+                return "slower", words
+            return "right", f"{words}: not told apart, and {choice.winner} is preferred"
+        best = next((name for name in map(_form_of, [choice.winner]) if name != choice.winner), "")
+        ratio = self._ratio("right", candidate.name, best) if best else None
+        if ratio is None:
+            return "slower", "it was not in the last race"
+        return "slower", f"{ratio.value:.2f} of the time of {best}{_ratio_ends(ratio)}"
+
+    def _winner(self, choice: Choice, built: BuildResult) -> Winner:
+        candidate = next(item for item in self.candidates if item.name == choice.winner)
+        config = str(built.folder / BUILD_CONFIG_NAME)
+        place = [] if candidate.ep is None else ["--ep", candidate.ep]
+        place += [word for name, value in candidate.ep_options.items() for word in ("--ep-options", f"{name}={value}")]
+        threads = [] if candidate.threads is None else ["--threads", str(candidate.threads)]
+        return Winner(
+            name=candidate.name,
+            folder=str(built.folder),
+            config=config,
+            words=self._winning_words(choice),
+            build_command=shlex.join(["winml", "build", "-c", config, "-o", "DIR"]),
+            perf_command=shlex.join(["winml", "perf", str(built.folder), *place, *threads]),
+            is_within_noise=choice.is_within_noise,
+        )
+
+    def _winning_words(self, choice: Choice) -> str:
+        """Say how much is won, and where another is as good."""
+        candidate = next(item for item in self.candidates if item.name == choice.winner)
+        latency, facts = self._latency(candidate), self.state.facts(choice.winner)
+        words = []
+        if latency is not None and latency.ratio is not None:
+            words.append(f"{latency.ratio.value:.2f} of the time of the plain file{_ratio_ends(latency.ratio)}")
+        if facts is not None and facts.sqnr_db is not None and choice.winner != PLAIN:
+            words.append(f"SQNR {facts.sqnr_db:.1f} dB")
+        if choice.is_within_noise:
+            what = "smaller" if self.task_options.target == "size" else "faster"
+            ratio = (
+                "" if choice.ratio is None else f" ({choice.ratio.value:.2f} of its time{_ratio_ends(choice.ratio)})"
+            )
+            words.append(f"{choice.fastest} is {what} by no more than the noise{ratio}, and the simpler one wins")
+        if choice.winner == PLAIN and not choice.is_within_noise:
+            words.append("nothing that is right is better than the plain file")
+        return "; ".join(words)
+
+    def _notes(self) -> Iterator[str]:
+        busy = [
+            item.name
+            for item in self.candidates
+            if any(series and summarize(series).is_disturbed for series in [self._last_series(item.name)])
+        ]
+        if busy:
+            yield (
+                f"Half of the turns of {', '.join(busy)} took more than 1.5 times the fastest: the machine seems busy. "
+                "Ratios hold, since all were measured in turns; times do not."
+            )
+        if self.task_options.input_data is None:
+            yield "Answers were compared on random values within the ranges the file states; --input-data takes others."
+        if any(item.status == "not tried" and "--budget" in item.reason for item in self.skipped.values()):
+            yield "The time was up before the plan was done; the same command with another --budget goes on."
+
+    def _last_series(self, name: str) -> list[float]:
+        return next((times[name] for race in RACES if (times := self.state.turns(race)).get(name)), [])
+
+
+def _form_of(name: str) -> str:
+    """Return the form that a variation is one of."""
+    return name.partition("+")[0]
+
+
+def _ratio_ends(ratio: Ratio) -> str:
+    """Return the interval of a ratio, for people; empty where there is none."""
+    return "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def _with_front(rows: Sequence[TunedCandidate]) -> Iterator[TunedCandidate]:
+    """Mark those that are better than every other in something, of those that were timed."""
+    measured = [row for row in rows if row.facts is not None and row.latency is not None and row.status != "failed"]
+    places = [
+        (
+            row.latency.ratio.value if row.latency.ratio is not None else 1.0,
+            float(row.facts.size_bytes),
+            row.facts.sqnr_db if row.facts.sqnr_db is not None else _OF_WRONG,
+        )
+        for row in measured
+        if row.latency is not None and row.facts is not None
+    ]
+    front = {row.candidate.name for row, is_best in zip(measured, on_front(places), strict=True) if is_best}
+    for row in rows:
+        yield replace(row, is_on_front=row.candidate.name in front)

@@ -1,0 +1,147 @@
+"""Makes the builds of candidates, all from one export.
+
+Each candidate is a build in a folder of its own, made as ``winml build`` makes it. Stages that two candidates share are
+made once: a store of their results lies beside the folders. Chooses and measures nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.builds.build import BuildCache, BuildListener, identify_plan, run_build
+from winml.modelkit.builds.config import CompileSection, OptimSection, QuantSection, WinMLBuildConfig
+from winml.modelkit.builds.identity import ModelIdentity
+from winml.modelkit.builds.plan import BuildPlan, plan_build
+from winml.modelkit.builds.stage_store import StageStore
+from winml.modelkit.errors import UsageError
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.file_names import TUNE_CANDIDATES_NAME, TUNE_EXPORT_NAME
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.options import parse_options
+from winml.modelkit.progress import StepEvent
+from winml.modelkit.results.build_result import BuildResult
+from winml.modelkit.results.tuning import Candidate
+
+__all__ = ["CandidateBuilds", "TunedModel", "tuned_model"]
+
+
+@dataclass(frozen=True)
+class TunedModel:
+    """What the candidates are made from."""
+
+    request: ModelRequest
+    export: WinMLExportConfig
+    identity: ModelIdentity
+    note: str = ""
+
+    def plan(self, candidate: Candidate | None, rules: Mapping[str, str] | None = None) -> BuildPlan:
+        """Return the build of a candidate; of None, the export alone.
+
+        Raises:
+            UsageError: what is asked for does not go together.
+        """
+        return plan_build(_config(self.export, candidate, rules), self.request)
+
+
+def tuned_model(
+    request: ModelRequest, export: WinMLExportConfig, folder: Path, on_step: Callable[[StepEvent], None] | None
+) -> TunedModel:
+    """Return what the candidates are made from; what cannot be exported twice the same is exported now.
+
+    Args:
+        request: The model.
+        export: How it is exported.
+        folder: Folder of the tuning.
+        on_step: Called when a step of the export starts and when it ends.
+
+    Raises:
+        WinMLError: as :func:`~winml.modelkit.builds.build.run_build`.
+    """
+    plan = plan_build(_config(export, None, None), request)
+    identity = identify_plan(plan)
+    if identity.is_repeatable:
+        return TunedModel(request, export, identity)
+    exported = run_build(plan, folder / TUNE_EXPORT_NAME, listener=BuildListener(on_step=on_step))
+    _refuse_parts(exported)
+    source = ModelRequest(model=str(exported.model_path), seed=request.seed)
+    note = (
+        f"A factory may return another model each time: all candidates were made from its export, "
+        f"{exported.model_path}, and so is what the config makes."
+    )
+    return TunedModel(source, export, identify_plan(plan_build(WinMLBuildConfig(), source)), note)
+
+
+@dataclass(frozen=True)
+class CandidateBuilds:
+    """The builds of the candidates of one tuning."""
+
+    model: TunedModel
+    folder: Path
+    """Folder of the tuning."""
+    on_step: Callable[[StepEvent], None] | None = None
+
+    @property
+    def place(self) -> Path:
+        """The folder of all candidates."""
+        return self.folder / TUNE_CANDIDATES_NAME
+
+    def build(self, candidate: Candidate, rules: Mapping[str, str] | None = None) -> BuildResult:
+        """Make a candidate, or find it made.
+
+        Args:
+            candidate: Which.
+            rules: Modules that stay in float, selector to precision.
+
+        Raises:
+            WinMLError: as :func:`~winml.modelkit.builds.build.run_build`.
+        """
+        return self.build_in(self.place / candidate.name, candidate, rules)
+
+    def build_in(self, folder: Path, candidate: Candidate, rules: Mapping[str, str] | None = None) -> BuildResult:
+        """Make a candidate in a folder; see :meth:`build`."""
+        cache = BuildCache(self.model.identity, StageStore(self.place))
+        listener = BuildListener(on_step=self.on_step)
+        if candidate.sections.get("quant") and self.model.plan(None).onnx_path is None:
+            # With the export in the folder, no build of fewer bits exports the model again.
+            run_build(self.model.plan(None), folder, cache=cache, listener=listener)
+        result = run_build(self.model.plan(candidate, rules), folder, cache=cache, listener=listener)
+        _refuse_parts(result)
+        return result
+
+    def remove(self, candidate: Candidate) -> None:
+        """Remove the folder of a candidate, whose measurements are kept."""
+        shutil.rmtree(self.place / candidate.name, ignore_errors=True)
+
+
+def _config(
+    export: WinMLExportConfig, candidate: Candidate | None, rules: Mapping[str, str] | None
+) -> WinMLBuildConfig:
+    if candidate is None:
+        return WinMLBuildConfig(export=export, optim=None, quant=None, compile=None)
+    sections: dict[str, Any] = {name: dict(section) for name, section in candidate.sections.items()}
+    if rules is not None:
+        sections["quant"] = {**sections["quant"], "per_module": dict(rules)}
+    return WinMLBuildConfig(
+        export=export,
+        optim=parse_options(OptimSection, sections.get("optim", {}), "optim"),
+        quant=parse_options(QuantSection, sections["quant"], "quant") if "quant" in sections else None,
+        compile=parse_options(CompileSection, sections["compile"], "compile") if "compile" in sections else None,
+    )
+
+
+def _refuse_parts(result: BuildResult) -> None:
+    """Refuse a model of several parts, each of which is a file of its own.
+
+    Raises:
+        UsageError: names them.
+    """
+    if len(result.manifest.parts) > 1:
+        files = ", ".join(path.name for path in result.part_paths.values())
+        raise UsageError(
+            f"the model has several parts, and a tuning measures one file: {files}",
+            hint="Build it with winml build, and tune each part by itself: winml tune -m DIR/encoder.onnx -o tuned",
+        )

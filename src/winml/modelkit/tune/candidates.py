@@ -1,0 +1,189 @@
+"""Which candidates are there on a machine, and in which order are they preferred?
+
+Data, decided before anything is exported or measured: the same machine and options give the same list. The order goes
+from simple to involved, since the first of two that cannot be told apart wins. Makes and runs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from winml.modelkit.results.tuning import Candidate, CandidateKind
+from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
+from winml.modelkit.tune.options import TuneOptions
+
+__all__ = ["PLAIN", "TuningMachine", "look_at_tuning_machine", "plan_candidates", "plan_variations"]
+
+PLAIN: Final = "plain"
+"""The export as it is, which everything is measured beside."""
+_LEVELS = ("basic", "extended", "full")
+_RUN_BY_CPU = "cpu"
+_PROVIDER_OPTIONS: Mapping[str, Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    # Read by ONNX Runtime 1.24 as the JSON itself, not as the path of a file. Its default computes in float32.
+    "openvino": {
+        "bf16": (
+            "in bfloat16 where the processor has it",
+            {"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "bf16"}}'},
+        )
+    },
+}
+"""Provider → name of a way to run a float file with fewer bits → what it is, and the options that ask for it."""
+
+
+@dataclass(frozen=True)
+class TuningMachine:
+    """What of a machine decides the plan."""
+
+    cores: int
+    """Cores that this process may use."""
+    processor: str
+    """Architecture and widest vector instructions."""
+    has_integer_dot_products: bool | None
+    providers: tuple[str, ...]
+    """Short names of the installed execution providers that winml knows, that of the CPU first."""
+    onnxruntime: str
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {**vars(self), "providers": list(self.providers)}
+
+
+def look_at_tuning_machine() -> TuningMachine:
+    """Return what of this machine decides the plan."""
+    from winml.modelkit.runtime.devices import present_providers
+    from winml.modelkit.runtime.processor import has_integer_dot_products, instruction_sets
+    from winml.modelkit.runtime.sessions import onnxruntime_version
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    present = present_providers()
+    others = [short for short, item in EXECUTION_PROVIDERS.items() if item.name in present and short != _RUN_BY_CPU]
+    return TuningMachine(
+        cores=usable or 1,
+        processor=instruction_sets(),
+        has_integer_dot_products=has_integer_dot_products(),
+        providers=(_RUN_BY_CPU, *others),
+        onnxruntime=onnxruntime_version(),
+    )
+
+
+def plan_candidates(options: TuneOptions, machine: TuningMachine) -> tuple[Candidate, ...]:
+    """Return the forms of the file that are tried, the simplest first."""
+    callers = _most_callers(options, machine)
+    forms = [form for form in _forms(options, machine) if form.kind == PLAIN or _is_asked_for(form.kind, options)]
+    return tuple(replace(form, callers=callers) for form in forms)
+
+
+def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachine) -> tuple[Candidate, ...]:
+    """Return what is tried of the best form: other levels below its precision, numbers of threads, a compiled file."""
+    variations: list[Candidate] = []
+    if best.sections.get("quant") and _is_asked_for("level", options):
+        variations += [_with_level(best, level) for level in ("extended", "full")]
+    if best.ep is None and _is_asked_for("threads", options):
+        variations += [_with_threads(best, *numbers) for numbers in _thread_numbers(options, machine)]
+    if best.ep is None and _is_asked_for("compile", options):
+        sections = {**best.sections, "compile": {"ep": _RUN_BY_CPU}}
+        words = f"{best.words}; compiled for this processor, which opens sooner"
+        variations.append(replace(best, name=f"{best.name}+compiled", kind="compile", words=words, sections=sections))
+    return tuple(variations)
+
+
+def _is_asked_for(kind: CandidateKind, options: TuneOptions) -> bool:
+    return not options.only or kind in options.only
+
+
+def _forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
+    yield Candidate(PLAIN, PLAIN, "the export as it is")
+    for level in _LEVELS:
+        yield Candidate(level, "level", f"optimized, level {level}", {"optim": {"level": level}})
+    whole = [*_integer_forms(options), *_weight_forms(options)]
+    yield from whole
+    yield from map(_part_of, whole)
+    yield from _float_forms(options, machine)
+    yield from _provider_forms(options, machine)
+
+
+def _part_of(whole: Candidate) -> Candidate:
+    words = f"{whole.words}; modules that cost too much stay in float"
+    return replace(whole, name=f"{whole.name}-part", words=words, part_of=whole.name)
+
+
+def _integer_forms(options: TuneOptions) -> Iterator[Candidate]:
+    quant: dict[str, Any] = {"precision": "int8", "mode": "dynamic"}
+    yield Candidate("dynamic-int8", "dynamic", "int8, ranges found in each run", {"quant": quant})
+    yield Candidate("qdq-int8", "qdq", "int8, ranges fixed beforehand", {"quant": _fixed_ranges(options)})
+
+
+def _fixed_ranges(options: TuneOptions) -> dict[str, Any]:
+    data = {} if options.calibration_data is None else {"calibration_data": options.calibration_data}
+    return {"precision": "int8", "mode": "qdq", **data}
+
+
+def _weight_forms(options: TuneOptions) -> Iterator[Candidate]:
+    for block in (None, 16):
+        quant: dict[str, Any] = {"precision": "int8", "mode": "weight-only"}
+        name, words = "weights-int8", "weights in 8 bits by blocks"
+        if block is not None:
+            quant, name, words = {**quant, "block_size": block}, f"{name}-{block}", f"{words} of {block}"
+        yield Candidate(name, "weight-only", words, {"quant": quant})
+    if options.target == "size":
+        yield Candidate("weights-int4", "weight-only", "weights in 4 bits by blocks", {"quant": {"precision": "int4"}})
+
+
+def _float_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
+    """Yield 16-bit floats where they gain: on devices that compute in them, and in the size of the file."""
+    for provider in _device_providers(machine):
+        words = f"16-bit floats, run by {provider}"
+        yield Candidate(f"{provider}-fp16", "float", words, {"quant": {"precision": "fp16"}}, ep=provider)
+    if options.target == "size" or "float" in options.only:
+        for precision in ("fp16", "bf16"):
+            yield Candidate(precision, "float", f"floats in 16 bits, {precision}", {"quant": {"precision": precision}})
+
+
+def _device_providers(machine: TuningMachine) -> list[str]:
+    """Return the installed providers whose device is a GPU or an NPU."""
+    return [name for name in machine.providers if EXECUTION_PROVIDERS[name].devices[0] != "cpu"]
+
+
+def _provider_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
+    for provider in machine.providers:
+        if provider == _RUN_BY_CPU:
+            continue
+        yield Candidate(provider, "provider", f"the export, run by {provider}", ep=provider)
+        for name, (words, ep_options) in _PROVIDER_OPTIONS.get(provider, {}).items():
+            yield Candidate(
+                f"{provider}-{name}", "provider", f"the export, run by {provider} {words}", {}, "", provider, ep_options
+            )
+        name, words = f"{provider}-qdq-int8", f"int8 with fixed ranges, run by {provider}"
+        whole = Candidate(name, "provider", words, {"quant": _fixed_ranges(options)}, ep=provider)
+        yield whole
+        yield _part_of(whole)
+
+
+def _with_level(best: Candidate, level: str) -> Candidate:
+    sections = {**best.sections, "optim": {"level": level}}
+    words = f"{best.words}; optimized before, level {level}"
+    return replace(best, name=f"{best.name}+{level}", kind="level", words=words, sections=sections)
+
+
+def _most_callers(options: TuneOptions, machine: TuningMachine) -> int:
+    """Return the runs at a time of a form: enough to keep the machine busy where throughput counts."""
+    return 2 if options.target == "throughput" and machine.cores > 1 else 1
+
+
+def _thread_numbers(options: TuneOptions, machine: TuningMachine) -> Sequence[tuple[int, int]]:
+    """Return numbers of threads and of callers to try, without ONNX Runtime's own choice: all cores."""
+    halves = [machine.cores // 2**step for step in range(1, machine.cores.bit_length())]
+    threads = [*(count for count in halves if count > 1), 1] if machine.cores > 1 else []
+    if options.target == "throughput":
+        return [(count, max(machine.cores // count, 1)) for count in threads]
+    return [(count, 1) for count in threads]
+
+
+def _with_threads(best: Candidate, threads: int, callers: int) -> Candidate:
+    at_a_time = f", {callers} runs at a time" if callers > 1 else ""
+    words = f"{best.words}; {threads} {'thread' if threads == 1 else 'threads'}{at_a_time}"
+    name = f"{best.name}+{threads}-threads"
+    return replace(best, name=name, kind="threads", words=words, threads=threads, callers=callers)

@@ -1,0 +1,190 @@
+"""Starts the process of a candidate and asks it; ``worker.py`` is what runs there.
+
+A candidate whose process ends, hangs or answers with an error has lost, with that reason. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from winml.modelkit.errors import MeasureError
+from winml.modelkit.results.tuning import Candidate
+from winml.modelkit.runtime.available_memory import available_bytes
+
+__all__ = ["Contestant", "Contestants"]
+
+LONGEST_S = 600.0
+"""Chosen: a provider that compiles a large model when a session opens takes minutes; one that hangs never ends."""
+_EXIT_S = 5.0
+"""Chosen: time a process has to end by itself."""
+
+
+class Contestant:
+    """The process of one candidate; it starts with the first question."""
+
+    def __init__(self, name: str) -> None:
+        """Name it; for messages."""
+        self._name = name
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._errors: IO[str] | None = None
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        """Return the answer of the process.
+
+        Raises:
+            MeasureError: it says what is wrong, has ended, or does not answer.
+        """
+        process = self._started()
+        assert process.stdin is not None  # a pipe
+        with contextlib.suppress(OSError):  # it has ended: nothing comes back
+            process.stdin.write(f"{json.dumps({'do': what, **arguments})}\n")
+            process.stdin.flush()
+        try:
+            line = self._lines.get(timeout=LONGEST_S)
+        except queue.Empty:
+            self.close()
+            raise MeasureError(f"{self._name}: did not answer within {LONGEST_S:.0f} s") from None
+        if line is None:
+            raise MeasureError(f"{self._name}: its process ended{self._last_words()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise MeasureError(answer["error"], hint=answer["hint"])
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        assert process.stdin is not None  # a pipe
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        if self._errors is not None:
+            self._errors.close()
+
+    def __enter__(self) -> Contestant:  # noqa: PYI034 - typing has Self from Python 3.11 on
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the process."""
+        self.close()
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            self._lines = queue.Queue()
+            # Closed with the process.
+            self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "winml.modelkit.tune.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                encoding="utf-8",
+            )
+            threading.Thread(target=_read_lines, args=(self._process.stdout, self._lines), daemon=True).start()
+        return self._process
+
+    def _last_words(self) -> str:
+        """Return the last line the process wrote on stderr, and how it ended."""
+        code = None if self._process is None else self._process.wait()
+        words: list[str] = []
+        if self._errors is not None:
+            self._errors.seek(0)
+            words = [line.strip() for line in self._errors if line.strip()]
+        return f" with exit code {code}{f': {words[-1]}' if words else ''}"
+
+
+def _read_lines(stream: IO[str], lines: queue.Queue[str | None]) -> None:
+    with contextlib.suppress(ValueError):  # closed while it was read
+        for line in stream:
+            lines.put(line)
+    lines.put(None)
+
+
+class Contestants:
+    """The processes of a tuning, each opened on its file.
+
+    They stay open as long as they take less memory than is left; else each ends when it has answered, so that one model
+    is in memory at a time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open none yet.
+
+        Args:
+            folder: Folder of the values that all are run on.
+        """
+        self._folder = folder
+        self._open: dict[str, Contestant] = {}
+        self._peak_bytes: dict[str, int] = {}
+
+    def measure(self, candidate: Candidate, model: Path, draws: int) -> dict[str, Any]:
+        """Open a candidate in a fresh process; return what that took, and how near its answers are.
+
+        Raises:
+            MeasureError: it does not run, or needs fixed sizes.
+        """
+        self.drop(candidate.name)
+        try:
+            opened = self._opened(candidate, model)
+            compared = self._open[candidate.name].ask("compare", folder=str(self._folder), draws=draws)
+        except MeasureError:
+            self.drop(candidate.name)
+            raise
+        self._make_room(candidate.name)
+        return {**opened, **compared}
+
+    def block(self, candidate: Candidate, model_of: Callable[[Candidate], Path], size: int) -> list[float]:
+        """Return the times of a block of runs of a candidate, in milliseconds for one run of all its callers.
+
+        Raises:
+            MeasureError: it does not run any more.
+        """
+        if candidate.name not in self._open:
+            self._opened(candidate, model_of(candidate))
+        times: list[float] = self._open[candidate.name].ask("block", size=size)["runs_ms"]
+        self._make_room(candidate.name)
+        return times
+
+    def drop(self, name: str) -> None:
+        """End the process of a candidate, where there is one."""
+        if (contestant := self._open.pop(name, None)) is not None:
+            contestant.close()
+
+    def close(self) -> None:
+        """End all of them."""
+        for name in list(self._open):
+            self.drop(name)
+
+    def _opened(self, candidate: Candidate, model: Path) -> dict[str, Any]:
+        contestant = self._open[candidate.name] = Contestant(candidate.name)
+        opened = contestant.ask("open", path=str(model), folder=str(self._folder), run=candidate.run_record())
+        self._peak_bytes[candidate.name] = opened["peak_bytes"]
+        return opened
+
+    def _make_room(self, name: str) -> None:
+        """End a process that has answered, where all of them take more memory than is left."""
+        available = available_bytes()
+        if available is not None and sum(self._peak_bytes[item] for item in self._open) > available:
+            self.drop(name)

@@ -1,0 +1,162 @@
+"""Is a candidate right, and what does it take? Measures each once, in a process of its own.
+
+Right is what the options say: near enough to the plain file, or no worse at its task. Times no race.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from winml.modelkit.builds.judged_models import evaluate_model, form_judge
+from winml.modelkit.evaluate.options import NO_BASELINE
+from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
+from winml.modelkit.flows.quantize.sensitivity_options import SensitivityOptions
+from winml.modelkit.graph.files.placing import external_files
+from winml.modelkit.options import parse_options
+from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.results.evaluation import SLACK
+from winml.modelkit.results.quantization_sensitivity import ExcludeList, QuantizationSensitivity
+from winml.modelkit.results.tuning import Candidate, CandidateFacts
+from winml.modelkit.tune.contestants import Contestant, Contestants
+from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.worker import values_path
+
+__all__ = ["Judge"]
+
+MARGIN_DB = 0.1
+"""By how much more is asked for when modules are looked for that stay in float. Chosen: a file that is run by other
+kernels than the form that was measured differs by less."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What a tuning takes for right, and the values it is judged on."""
+
+    options: TuneOptions
+    folder: Path
+    """Folder of the values."""
+    shown: str
+    """The model as the user wrote it."""
+    contestants: Contestants
+
+    def record_values(self, plain: Path) -> dict[str, Any]:
+        """Draw the values that all candidates are run on, and keep the answers of the plain file.
+
+        Raises:
+            MeasureError: it does not run on them, or answers with nothing that a wrong file would get wrong.
+        """
+        asked = self.options
+        fed = {
+            "sizes": dict(asked.sizes),
+            "batch_size": asked.batch_size,
+            "seed": asked.seed,
+            "input_data": None if asked.input_data is None else str(asked.input_data.absolute()),
+        }
+        with Contestant(self.shown) as process:
+            return process.ask(
+                "record", path=str(plain), shown=self.shown, folder=str(self.folder), draws=asked.draws, fed=fed
+            )
+
+    def measure(self, candidate: Candidate, model: Path, draws: int) -> tuple[CandidateFacts, float]:
+        """Return what a candidate takes and how near its answers are, and the time of one run in milliseconds.
+
+        Raises:
+            MeasureError: it does not run, or takes no fixed sizes.
+        """
+        measured = self.contestants.measure(candidate, model, draws)
+        run_ms: float = measured.pop("run_ms")
+        size = sum(file.stat().st_size for file in (model, *external_files(model)))
+        return CandidateFacts(size_bytes=size, **measured), run_ms
+
+    def with_scores(
+        self, facts: CandidateFacts, candidate: Candidate, model: Path, plain: CandidateFacts | None
+    ) -> CandidateFacts:
+        """Return facts with the metrics on the samples of the data set, where one is given.
+
+        Args:
+            facts: What was measured before.
+            candidate: Whose they are.
+            model: Its file.
+            plain: What was measured of the plain file; None where this is it.
+
+        Raises:
+            WinMLError: as :func:`~winml.modelkit.evaluate_model`.
+        """
+        asked = self.options.evaluation
+        if asked is None:
+            return facts
+        changed = {"max_drop": {}, "metrics": tuple(self.options.max_drop), "baseline": NO_BASELINE}
+        judged = evaluate_model(
+            model, options=asked.model_copy(update=changed), ep=candidate.ep, ep_options=dict(candidate.ep_options)
+        )
+        scores = {metric.name: metric.value for metric in judged.metrics}
+        is_higher_better = {metric.name: metric.is_higher_better for metric in judged.metrics}
+        before = scores if plain is None else plain.scores
+        drops = {
+            name: before[name] - value if is_higher_better[name] else value - before[name]
+            for name, value in scores.items()
+        }
+        return replace(facts, scores=scores, drops=drops, is_higher_better=is_higher_better)
+
+    def reason_wrong(self, facts: CandidateFacts) -> str:
+        """Return why a candidate is not right; empty where it is."""
+        if facts.problem or facts.sqnr_db is None:
+            return f"{facts.output} {facts.problem}"
+        least = self.options.least_sqnr_db
+        if least is not None and facts.sqnr_db < least:
+            return f"SQNR {facts.sqnr_db:.1f} dB for {facts.output}, asked for {least:g}"
+        for metric, most in self.options.max_drop.items():
+            if not facts.drops.get(metric, float("inf")) <= most + SLACK:
+                drop = facts.drops.get(metric)
+                return f"{metric} drops by {'an unknown amount' if drop is None else f'{drop:.4f}'}, at most {most:g}"
+        return ""
+
+    def find_rules(
+        self, candidate: Candidate, plain: Path, plain_facts: CandidateFacts, measured: Path, *, is_as_drawn: bool
+    ) -> QuantizationSensitivity:
+        """Find the modules of a candidate that must stay in float; what is measured is kept until it ends.
+
+        Args:
+            candidate: Which.
+            plain: The plain file.
+            plain_facts: What was measured of it.
+            measured: Where measurements are kept.
+            is_as_drawn: Whether the values of this tuning are those a seed draws.
+
+        Raises:
+            WinMLError: as :func:`~winml.modelkit.quantization_sensitivity`.
+        """
+        options = parse_options(QuantizeOptions, dict(candidate.sections["quant"]), candidate.name)
+        least = self.options.least_sqnr_db
+        sensitivity = SensitivityOptions(
+            samples=self.options.draws,
+            sizes=dict(self.options.sizes) if is_as_drawn else {},
+            seed=self.options.seed,
+            input_data=None if is_as_drawn else values_path(self.folder, 0),
+            target=None if least is None else f"sqnr_db={least + MARGIN_DB:g}",
+            iterations=1,  # the race times what comes of it
+            measured=measured,
+            overwrite=True,
+        )
+        if least is not None:
+            return quantization_sensitivity(plain, options=options, sensitivity=sensitivity)
+        asked = self.options.evaluation
+        assert asked is not None  # a drop is asked for, and that needs a data set
+        with form_judge(plain, asked.model_copy(update={"max_drop": {}}), self._metric_target(plain_facts)) as judge:
+            return quantization_sensitivity(plain, options=options, sensitivity=sensitivity, judge=judge)
+
+    def _metric_target(self, plain: CandidateFacts) -> tuple[str, float]:
+        """Return the first metric that is limited, and what it has to reach."""
+        metric, most = next(iter(self.options.max_drop.items()))
+        value = plain.scores[metric]
+        return metric, value - most if plain.is_higher_better[metric] else value + most
+
+    def unmet_words(self, listed: ExcludeList) -> str:
+        """Return how near the best came, where no list of modules is enough."""
+        form = listed.form
+        best = (
+            "" if form.worst is None else f": {form.worst.sqnr_db:.1f} dB with {len(listed.excluded)} modules in float"
+        )
+        return f"no list of modules in float reaches {listed.target.words}{best}"

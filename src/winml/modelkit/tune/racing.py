@@ -1,0 +1,125 @@
+"""Runs a race: candidates in turns, each in its own process, and who loses drops out.
+
+Which one loses is decided in ``measure/elimination.py``. After each turn the times are on disk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from winml.modelkit.errors import MeasureError
+from winml.modelkit.measure.elimination import RUNGS, losers
+from winml.modelkit.measure.statistics import Ratio, percentile
+from winml.modelkit.results.tuning import Candidate
+from winml.modelkit.tune.candidates import PLAIN
+from winml.modelkit.tune.contestants import Contestants
+from winml.modelkit.tune.state import Failure, TuneState
+
+__all__ = ["Race", "block_size", "times_of_runs"]
+
+BLOCK_MS = 200.0
+"""Chosen: long beside the pause before a block (50 ms), short beside what else a shared machine does."""
+MOST_RUNS = 100
+"""Chosen: of runs of microseconds, more do not make a median steadier."""
+
+
+def block_size(run_ms: float) -> int:
+    """Return the runs in a row of one turn, by the time of one run of the plain file.
+
+    >>> block_size(50.0), block_size(1000.0), block_size(0.01)
+    (4, 1, 100)
+    """
+    return min(max(math.ceil(BLOCK_MS / max(run_ms, BLOCK_MS / MOST_RUNS)), 1), MOST_RUNS)
+
+
+def times_of_runs(times: Mapping[str, Sequence[float]], candidates: Sequence[Candidate]) -> dict[str, list[float]]:
+    """Return the time that one run takes of the machine, where several run at a time."""
+    callers = {candidate.name: candidate.callers for candidate in candidates}
+    return {name: [time / callers[name] for time in series] for name, series in times.items()}
+
+
+@dataclass
+class Race:
+    """One race between candidates, in the order of preference."""
+
+    name: str
+    candidates: Sequence[Candidate]
+    state: TuneState
+    size: int
+    """Runs of a block."""
+    is_over: Callable[[], bool] = lambda: False
+    """Says whether the time is up: then no turn begins beyond those of the first rung."""
+    progress: Callable[[int, float], None] | None = None
+    rungs: Sequence[int] = RUNGS
+    dropped: dict[str, Ratio] = field(default_factory=dict)
+    """Who dropped out, and the time over that of the fastest then."""
+
+    @property
+    def times(self) -> dict[str, list[float]]:
+        """The time of each candidate in each turn it took part in, in milliseconds."""
+        return self.state.turns(self.name)
+
+    @property
+    def standing(self) -> list[Candidate]:
+        """Who is in, in the order of preference."""
+        return [item for item in self.candidates if item.name not in self.dropped and item.name in self.times]
+
+    def run(self, running: Contestants, model_of: Callable[[Candidate], Path]) -> None:
+        """Run what is left of the race.
+
+        Args:
+            running: Their processes.
+            model_of: Returns the file of a candidate; asked only where a turn is left to run.
+
+        Raises:
+            MeasureError: the plain file does not run any more.
+        """
+        if set(self.times) != {item.name for item in self.candidates}:
+            self.state.keep_turns(self.name, {item.name: [] for item in self.candidates})
+        while self._eliminated():
+            if self.is_over() and self._turns() >= self.rungs[0]:
+                return
+            self._run_turn(running, model_of)
+
+    def _eliminated(self) -> int:
+        """Let who loses drop out at each rung that is reached; return the turns of the next, 0 where none is left."""
+        self.dropped.clear()
+        for rung in self.rungs:
+            if len(self.standing) < 2:
+                return 0
+            if self._turns() < rung:
+                return rung
+            if rung != self.rungs[-1]:
+                times = {name: series[:rung] for name, series in self._times_of_runs().items()}
+                names = [item.name for item in self.standing]
+                self.dropped |= {name: ratio for name, ratio in losers(times, names).items() if name != PLAIN}
+        return 0
+
+    def _turns(self) -> int:
+        return min(len(self.times[item.name]) for item in self.standing)
+
+    def _times_of_runs(self) -> dict[str, list[float]]:
+        return times_of_runs(self.times, self.candidates)
+
+    def _run_turn(self, running: Contestants, model_of: Callable[[Candidate], Path]) -> None:
+        """Time a block of each that is in; successive turns start with another one."""
+        for name in self.dropped:
+            running.drop(name)
+        turn, standing, times = self._turns(), self.standing, self.times
+        first = turn % len(standing)
+        for item in (*standing[first:], *standing[:first]):
+            try:
+                times[item.name].append(percentile(running.block(item, model_of, self.size), 50))
+            except MeasureError as error:  # noqa: PERF203 - one of a few blocks
+                if item.name == PLAIN:
+                    raise
+                running.drop(item.name)
+                del times[item.name]
+                self.state.keep_failure(item.name, Failure("failed", error.message))
+                self.candidates = [other for other in self.candidates if other.name != item.name]
+        self.state.keep_turns(self.name, times)
+        if self.progress is not None:
+            self.progress(turn + 1, (turn + 1) / self.rungs[-1])

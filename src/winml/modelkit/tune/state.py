@@ -1,0 +1,231 @@
+"""Keeps what a tuning has measured in its folder, so that an interrupted one goes on where it ended.
+
+Each measurement is on disk before the next begins. What belongs to another model, plan or machine is never used.
+Measures nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from winml.modelkit.builds.cache import write_atomically
+from winml.modelkit.errors import OutputExistsError, UsageError
+from winml.modelkit.file_names import (
+    TUNE_ANSWER_NAME,
+    TUNE_CANDIDATES_NAME,
+    TUNE_EXPORT_NAME,
+    TUNE_LOCK_NAME,
+    TUNE_PAGE_NAME,
+    TUNE_STATE_NAME,
+    TUNED_NAME,
+)
+from winml.modelkit.graph.files.output_files import refuse_existing, write_error
+from winml.modelkit.options import read_json_file
+from winml.modelkit.results.tuning import CandidateFacts, CandidateStatus
+
+__all__ = ["Failure", "TuneState", "held_tune_folder", "refuse_foreign_folder"]
+
+_VERSION = 1
+"""Raised when an earlier state must not be used any more."""
+_OURS = frozenset(
+    {
+        TUNED_NAME,
+        TUNE_ANSWER_NAME,
+        TUNE_CANDIDATES_NAME,
+        TUNE_EXPORT_NAME,
+        TUNE_LOCK_NAME,
+        TUNE_PAGE_NAME,
+        TUNE_STATE_NAME,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a candidate is out."""
+
+    status: CandidateStatus
+    reason: str
+
+
+class TuneState:
+    """The measurements of one tuning."""
+
+    def __init__(self, folder: Path, request: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Read what an interrupted run measured.
+
+        Args:
+            folder: That of the tuning.
+            request: What the measurements depend on, JSON-ready.
+            overwrite: Start anew where the folder belongs to another request, rather than refuse it.
+
+        Raises:
+            UsageError: it belongs to another request; names what differs.
+            WriteError: it cannot be written to.
+        """
+        self._path = folder / TUNE_STATE_NAME
+        refuse_existing([self._path], overwrite=True)
+        self._content: dict[str, Any] = {
+            "schema_version": _VERSION,
+            "request": json.loads(json.dumps(request)),
+            "values": None,
+            "facts": {},
+            "rules": {},
+            "failed": {},
+            "races": {},
+        }
+        if self._path.exists():
+            self._take(folder, overwrite=overwrite)
+        self.resumed = len(self._content["facts"])
+        """Number of candidates that were measured already."""
+        self.save()
+
+    @property
+    def values(self) -> dict[str, Any] | None:
+        """What is known of the values that all candidates are run on."""
+        return self._content["values"]  # type: ignore[no-any-return]  # JSON
+
+    def keep_values(self, told: Mapping[str, Any]) -> None:
+        """Remember what is known of the values."""
+        self._content["values"] = dict(told)
+        self.save()
+
+    def facts(self, name: str) -> CandidateFacts | None:
+        """Return what was measured of a candidate; None where nothing was."""
+        record = self._content["facts"].get(name)
+        return None if record is None else CandidateFacts.from_record(record)
+
+    def keep_facts(self, name: str, facts: CandidateFacts) -> None:
+        """Remember what was measured of a candidate."""
+        self._content["facts"][name] = facts.as_record()
+        self.save()
+
+    def failure(self, name: str) -> Failure | None:
+        """Return why a candidate is out; None where it is in, or was not tried."""
+        record = self._content["failed"].get(name)
+        return None if record is None else Failure(**record)
+
+    def keep_failure(self, name: str, failure: Failure) -> None:
+        """Remember why a candidate is out."""
+        self._content["failed"][name] = dict(vars(failure))
+        self.save()
+
+    def rules(self, name: str) -> dict[str, str] | None:
+        """Return the modules of a candidate that stay in float, selector to precision; None before a search."""
+        return self._content["rules"].get(name)  # type: ignore[no-any-return]  # JSON
+
+    def keep_rules(self, name: str, rules: Mapping[str, str]) -> None:
+        """Remember the modules of a candidate that stay in float."""
+        self._content["rules"][name] = dict(rules)
+        self.save()
+
+    def turns(self, race: str) -> dict[str, list[float]]:
+        """Return the times of a race, candidate to its time in each turn, in milliseconds."""
+        return {name: list(times) for name, times in self._content["races"].get(race, {}).items()}
+
+    def keep_turns(self, race: str, times: Mapping[str, list[float]]) -> None:
+        """Remember the times of a race after a whole turn."""
+        self._content["races"][race] = {name: list(series) for name, series in times.items()}
+        self.save()
+
+    def forget(self) -> None:
+        """Take back what a tuning put into its folder, where nothing was measured."""
+        if self._content["facts"]:
+            return
+        self._path.unlink(missing_ok=True)
+        shutil.rmtree(self._path.parent / TUNE_CANDIDATES_NAME, ignore_errors=True)
+
+    def save(self) -> None:
+        """Write it.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        try:
+            write_atomically(self._path, json.dumps(self._content))
+        except OSError as error:
+            raise write_error(self._path, error) from error
+
+    def _take(self, folder: Path, *, overwrite: bool) -> None:
+        """Take over an earlier state, or remove all of it where it is another's and may be replaced."""
+        try:
+            earlier = read_json_file(self._path)
+            request = dict(earlier["request"])
+            is_whole = earlier["schema_version"] == _VERSION and self._content.keys() == earlier.keys()
+        except (KeyError, TypeError, ValueError, OSError):
+            request, is_whole, earlier = {}, False, {}
+        now = self._content["request"]
+        different = [key for key in {**request, **now} if request.get(key) != now.get(key)]
+        if is_whole and not different:
+            self._content = earlier
+            return
+        if not overwrite:
+            words = ", ".join(map(str, different)) if is_whole else "it cannot be read"
+            raise UsageError(
+                f"{self._path} belongs to another tuning: {words}{' changed' if is_whole else ''}",
+                hint="Repeat its options to go on, choose another folder, or start anew with --overwrite.",
+            )
+        for name in (TUNE_CANDIDATES_NAME, TUNED_NAME, TUNE_EXPORT_NAME):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        for name in (TUNE_ANSWER_NAME, TUNE_PAGE_NAME):
+            (folder / name).unlink(missing_ok=True)
+
+
+def refuse_foreign_folder(folder: Path) -> None:
+    """Refuse a folder that holds what no tuning wrote.
+
+    Raises:
+        OutputExistsError: it does, or is a file.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise OutputExistsError(f"output {folder} is a file", hint="Name a folder: a tuning writes several files.")
+    foreign = sorted(path.name for path in folder.iterdir() if path.name not in _OURS)
+    if not foreign and not (folder / TUNE_STATE_NAME).exists():
+        # Both are there before anything is measured; what else is called as our files are is somebody's.
+        early = {TUNE_LOCK_NAME, TUNE_EXPORT_NAME}
+        foreign = sorted(path.name for path in folder.iterdir() if path.name not in early)
+    if foreign:
+        names = ", ".join(foreign[:3])
+        raise OutputExistsError(
+            f"output {folder} holds files that no tuning wrote: {names}", hint="Choose a new or an empty folder."
+        )
+
+
+@contextmanager
+def held_tune_folder(folder: Path) -> Iterator[None]:
+    """Hold the folder of a tuning, made if it is missing, so that no other works in it.
+
+    Raises:
+        OutputExistsError: it holds what no tuning wrote.
+        UsageError: another tuning works in it.
+        WriteError: it cannot be made.
+    """
+    refuse_foreign_folder(folder)
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(folder / TUNE_LOCK_NAME)
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise UsageError(f"another tuning works in {folder}", hint="Wait for it, or choose another folder.") from None
+    except OSError as error:
+        raise write_error(folder, error) from error
+    try:
+        yield
+    finally:
+        lock.release(force=True)
+        with contextlib.suppress(OSError):
+            Path(lock.lock_file).unlink(missing_ok=True)
+            if is_new:
+                folder.rmdir()  # where nothing came of it

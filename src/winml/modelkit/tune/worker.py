@@ -1,0 +1,208 @@
+"""One candidate in a process of its own: opens the file, compares its answers, and times blocks of runs.
+
+Requests come as lines of JSON on stdin, and each is answered by one line. So memory and the time to create a session
+are those of one model alone, threads of another candidate spin in another process, and a provider that ends its process
+ends no more than that. ``contestants.py`` is the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winml.modelkit.compare.fidelity import measure_fidelity
+from winml.modelkit.errors import MeasureError, WinMLError
+from winml.modelkit.measure.latency import LatencyOptions, measure_block, measure_latency
+from winml.modelkit.runtime.decoder_inputs import decoder_run, inputs_of_file
+from winml.modelkit.runtime.graph_inputs import batch_of, graph_inputs
+from winml.modelkit.runtime.memory import peak_bytes, resident_bytes
+from winml.modelkit.runtime.opened_model import (
+    OpenedModel,
+    RunOptions,
+    open_model,
+    refusals_explained,
+    refuse_dynamic_inputs,
+    values_for,
+    with_fitting_sizes,
+)
+from winml.modelkit.runtime.sessions import PreparedRun
+
+__all__ = ["main", "values_path"]
+
+Array = NDArray[Any]
+
+FIRST_RUNS = 3
+"""Runs after which memory is read. Chosen: ONNX Runtime plans its memory in the first and has it after the second."""
+
+
+def values_path(folder: Path, draw: int) -> Path:
+    """Return where the values of one draw are kept."""
+    return folder / f"values{draw}.npz"
+
+
+def _answers_path(folder: Path, draw: int) -> Path:
+    return folder / f"answers{draw}.npz"
+
+
+def _keep(folder: Path, draw: int, feeds: Mapping[str, Array], answers: Mapping[str, Array]) -> None:
+    """Write the values of a draw, and what the plain file answers."""
+    np.savez(values_path(folder, draw), **feeds)  # type: ignore[arg-type]  # numpy's stub takes one array for a flag
+    np.savez(_answers_path(folder, draw), **answers)  # type: ignore[arg-type]
+
+
+def _telling(answers: Mapping[str, Array], shown: str) -> dict[str, Array]:
+    """Return the outputs that are numbers.
+
+    Raises:
+        MeasureError: a wrong file would answer the same.
+    """
+    numbers = _numbers(answers)
+    if not any(np.any(np.isfinite(array) & (array != 0)) for array in numbers.values()):
+        raise MeasureError(
+            f"{shown} answers nothing but zeros, NaN or infinity on these values, so a wrong file would not show",
+            hint="Give values it has an answer to: --input-data file.npz.",
+        )
+    return numbers
+
+
+def _numbers(answers: Mapping[str, Array | None]) -> dict[str, Array]:
+    """Return the outputs that are numbers, as numpy can write them."""
+    numbers = {name: array for name, array in answers.items() if array is not None and array.dtype.kind not in "USO"}
+    return {name: array if array.dtype.kind in "biufc" else array.astype(np.float32) for name, array in numbers.items()}
+
+
+class _Runner:
+    """The model of this process."""
+
+    def __init__(self) -> None:
+        self._opened: OpenedModel | None = None
+        self._feeds: Mapping[str, Array] = {}
+        self._runs: list[PreparedRun] = []
+        self._pool: ThreadPoolExecutor | None = None
+
+    def record(self, path: str, shown: str, folder: str, draws: int, fed: Mapping[str, Any]) -> dict[str, Any]:
+        """Draw the values that all candidates are run on, and write them and the answers of the plain file.
+
+        Args:
+            path: The plain file.
+            shown: The model as the user wrote it.
+            folder: Where the values go.
+            draws: Sets of random values.
+            fed: Fields of ``RunOptions`` that say what it is fed.
+        """
+        input_data = fed["input_data"]
+        options = RunOptions(shown, **{**fed, "input_data": None if input_data is None else Path(input_data)})
+        if input_data is None:
+            options = dataclasses.replace(options, decoding=decoder_run(inputs_of_file(Path(path)), options.sizes))
+        opened = open_model(Path(path), options, options.choose_provider())
+        options = with_fitting_sizes(opened.session, options)
+        count = 1 if input_data is not None else draws
+        shapes: dict[str, list[int]] = {}
+        notes: Sequence[str] = ()
+        batch_size = 1
+        for draw in range(count):
+            values = values_for(opened.session, dataclasses.replace(options, seed=options.seed + draw))
+            with refusals_explained(values):
+                answers = opened.session.run(values.feeds)
+            _keep(Path(folder), draw, values.feeds, _telling(answers, shown))
+            if draw == 0:
+                shapes = {name: list(array.shape) for name, array in values.feeds.items()}
+                batch_size, _ = batch_of(values.inputs, values.feeds, answers)
+                notes = values.notes
+        is_as_drawn = input_data is None and options.decoding is None and not options.fitting_sizes
+        return {
+            "shapes": shapes,
+            "notes": list(notes),
+            "draws": count,
+            "batch_size": batch_size,
+            "is_as_drawn": is_as_drawn,
+        }
+
+    def open(self, path: str, folder: str, run: Mapping[str, Any]) -> dict[str, Any]:
+        """Open the file on the first values, and run it a few times; ``run`` is the record of how."""
+        callers = run["callers"]
+        options = RunOptions(
+            path,
+            input_data=values_path(Path(folder), 0),
+            ep=run["ep"],
+            ep_options=run["ep_options"],
+            threads=run["threads"],
+        )
+        provider = options.choose_provider()
+        self._opened = opened = open_model(Path(path), options, provider)
+        refuse_dynamic_inputs(provider, graph_inputs(opened.session), options)
+        # Kept: ONNX Runtime reads the arrays where they lie.
+        self._feeds = feeds = values_for(opened.session, options).feeds
+        before = resident_bytes()
+        self._runs = [opened.session.prepare(feeds) for _ in range(callers)]
+        self._pool = ThreadPoolExecutor(callers) if callers > 1 else None
+        latency = measure_latency(self._run_all, LatencyOptions(FIRST_RUNS, warmup=1))
+        return {
+            "session_creation_ms": opened.creation_ms,
+            "session_bytes": opened.session_bytes,
+            "run_bytes": max(resident_bytes() - before, 0),
+            "peak_bytes": max(peak_bytes(), resident_bytes()),
+            "first_run_ms": latency.first_run_ms,
+            "run_ms": latency.summary.p50,
+        }
+
+    def compare(self, folder: str, draws: int) -> dict[str, Any]:
+        """Compare the answers with those of the plain file; return the worst output."""
+        assert self._opened is not None  # it is opened before
+        session, reference, answers = self._opened.session, [], []
+        for draw in range(draws):
+            options = RunOptions(session.name, input_data=values_path(Path(folder), draw))
+            answers.append(_numbers(session.run(values_for(session, options).feeds)))
+            with np.load(_answers_path(Path(folder), draw), allow_pickle=False) as kept:
+                reference.append({name: kept[name] for name in kept.files})
+        worst = measure_fidelity(reference, answers, 0.0).worst
+        return {"output": worst.name, "sqnr_db": None if worst.problem else worst.sqnr_db, "problem": worst.problem}
+
+    def block(self, size: int) -> dict[str, Any]:
+        """Time a block of runs."""
+        return {"runs_ms": list(measure_block(self._run_all, size))}
+
+    def _run_all(self) -> None:
+        if self._pool is None:
+            self._runs[0]()
+        else:
+            list(self._pool.map(lambda run: run(), self._runs))
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    answers = _own_stdout()
+    runner = _Runner()
+    works: dict[str, Callable[..., dict[str, Any]]] = {
+        "record": runner.record, "open": runner.open, "compare": runner.compare, "block": runner.block
+    }  # fmt: skip
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = works[request.pop("do")](**request)
+        except WinMLError as error:
+            answer = {"error": error.message, "hint": error.hint}
+        answers.write(f"{json.dumps(answer)}\n")
+        answers.flush()
+
+
+def _own_stdout() -> TextIO:
+    """Return a stream to the original stdout; what libraries print there goes to stderr from now on."""
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return stream
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):  # the command that started it says what was interrupted
+        main()

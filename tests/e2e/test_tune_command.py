@@ -1,0 +1,187 @@
+"""``winml tune``: what it tries, what it answers and writes, what it goes on from, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.in_process import run_here
+from e2e.workplace import Workplace
+from module_chains import save_chain
+
+CHAIN = ("--only", "dynamic,compile", "--min-sqnr", "20", "--format", "json")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A tuning that was done."""
+
+    folder: Path
+    record: dict[str, Any]
+    arguments: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def tuned(make_workplace: Callable[[], Workplace]) -> Tuned:
+    """A file of nested modules, tuned for its size; int8 is near enough."""
+    place = make_workplace()
+    save_chain(place.folder / "chain.onnx", outlier="w2")
+    arguments = ("tune", "-m", "chain.onnx", "-o", "tuned", "--target", "size", *CHAIN)
+    done = place.winml(*arguments)
+    assert 0 == done.code, done.err
+    return Tuned(place.folder, json.loads(done.out), arguments)
+
+
+def rows(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the candidates of an answer by name."""
+    return {row["name"]: row for row in record["candidates"]}
+
+
+def test_answer_has_every_candidate_with_what_it_takes(tuned: Tuned) -> None:
+    """Units are in the names; the plain file is the one that all others are measured beside."""
+    record = tuned.record
+    assert (1, "size", 20.0) == (record["schema_version"], record["target"], record["limits"]["min_sqnr_db"])
+    assert ["plain", "dynamic-int8", "dynamic-int8-part"] == [row["name"] for row in record["candidates"]]
+    assert [row["name"] for row in record["plan"]] == [row["name"] for row in record["candidates"]]
+    plain, whole, mixed = record["candidates"]
+    assert (200.0, None) == (plain["sqnr_db"], plain["latency_ms"]["ratio_to_plain"])
+    assert 20.0 <= whole["sqnr_db"] < 60.0
+    assert whole["size_bytes"] < plain["size_bytes"]
+    for row in (plain, whole):
+        assert row["latency_ms"]["low"] <= row["latency_ms"]["p50"] <= row["latency_ms"]["high"]
+        assert min(row["session_creation_ms"], row["memory"]["peak_bytes"]) > 0
+    assert ("not needed", None) == (mixed["status"], mixed["latency_ms"])
+    assert json.loads((tuned.folder / "tuned" / "tune.json").read_text(encoding="utf-8")) == record
+
+
+def test_smallest_right_file_wins_and_is_a_build(tuned: Tuned) -> None:
+    """The losers are gone; what was measured of them stays."""
+    assert ("won", "dynamic-int8") == (rows(tuned.record)["dynamic-int8"]["status"], tuned.record["winner"]["name"])
+    folder = tuned.folder / "tuned"
+    assert {"best", "tune.json", "tune.html", "tune_state.json"} == {path.name for path in folder.iterdir()}
+    assert rows(tuned.record)["dynamic-int8"]["size_bytes"] == (folder / "best" / "model.onnx").stat().st_size
+    assert str(folder / "best") == tuned.record["winner"]["folder"]
+
+
+def test_config_of_the_winner_makes_it_again(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte by byte."""
+    monkeypatch.chdir(tuned.folder)
+    done = run_here("build", "-c", tuned.record["winner"]["config"], "-o", "again", "-q")
+    assert 0 == done.code, done.err
+    made, best = (tuned.folder / name / "model.onnx" for name in ("again", "tuned/best"))
+    assert made.read_bytes() == best.read_bytes()
+    shutil.rmtree(tuned.folder / "again")
+
+
+def test_page_shows_all_candidates_without_a_network(tuned: Tuned) -> None:
+    """A chart, and a table to sort and filter."""
+    page = (tuned.folder / "tuned" / "tune.html").read_text(encoding="utf-8")
+    assert "the fastest file that is still right" in page
+    for name in rows(tuned.record):
+        assert f"<td>{name}</td>" in page.replace("<wbr>", "")
+    assert not re.search(r'<(script|link|img)[^>]+(src|href)="https?:', page)
+
+
+def test_same_command_answers_from_what_is_kept(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No candidate is made or measured again, and nothing in the answer changes but that."""
+    monkeypatch.chdir(tuned.folder)
+    best = tuned.folder / "tuned" / "best" / "model.onnx"
+    before = best.stat().st_mtime_ns
+    done = run_here(*tuned.arguments)
+    assert 0 == done.code, done.err
+    again = json.loads(done.out)
+    assert 2 == again["resumed"]
+    assert tuned.record["candidates"] == again["candidates"]
+    assert tuned.record["winner"] == again["winner"]
+    assert before == best.stat().st_mtime_ns
+
+
+def test_other_options_are_refused_and_nothing_is_lost(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names what changed."""
+    monkeypatch.chdir(tuned.folder)
+    state = (tuned.folder / "tuned" / "tune_state.json").read_bytes()
+    done = run_here("tune", "-m", "chain.onnx", "-o", "tuned", "--target", "size", "--only", "dynamic", "-q")
+    assert 2 == done.code
+    assert "belongs to another tuning: min_sqnr_db, only changed" in done.err.replace("plan, ", "")
+    assert state == (tuned.folder / "tuned" / "tune_state.json").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def mixed(make_workplace: Callable[[], Workplace]) -> Tuned:
+    """The same, with more asked for than int8 reaches as a whole, and a budget that is over at once."""
+    place = make_workplace()
+    save_chain(place.folder / "chain.onnx", outlier="w2")
+    arguments = ("tune", "-m", "chain.onnx", "-o", "tuned", "--target", "size", "--only", "dynamic", "--min-sqnr", "42")
+    done = place.winml(*arguments, "--budget", "0.0001", "--format", "json")
+    assert 0 == done.code, done.err
+    return Tuned(place.folder, json.loads(done.out), arguments)
+
+
+def test_budget_ends_with_what_was_measured_and_more_of_it_goes_on(
+    mixed: Tuned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain file wins where nothing else was tried; then the wrong whole is mended by its modules."""
+    assert ("plain", "not tried") == (mixed.record["winner"]["name"], rows(mixed.record)["dynamic-int8"]["status"])
+    assert any("--budget" in note for note in mixed.record["notes"])
+    monkeypatch.chdir(mixed.folder)
+    done = run_here(*mixed.arguments)
+    assert 0 == done.code, done.err
+    record = json.loads((mixed.folder / "tuned" / "tune.json").read_text(encoding="utf-8"))
+    found = rows(record)
+    assert ("wrong", "right", "won") == tuple(found[name]["status"] for name in found_order(record))
+    assert "asked for 42" in found["dynamic-int8"]["reason"]
+    assert found["dynamic-int8-part"]["sqnr_db"] >= 42
+    assert found["dynamic-int8"]["size_bytes"] < found["dynamic-int8-part"]["size_bytes"] < found["plain"]["size_bytes"]
+    assert "winner   dynamic-int8-part: " in done.out
+    config = json.loads((mixed.folder / "tuned" / "best" / "winml_build_config.json").read_text(encoding="utf-8"))
+    assert "fp32" in config["quant"]["per_module"].values()
+
+
+def found_order(record: dict[str, Any]) -> list[str]:
+    """Return the names with the whole first, the plain file second, the mixed form last."""
+    return sorted(rows(record), key=["dynamic-int8", "plain", "dynamic-int8-part"].index)
+
+
+def test_plan_is_printed_and_nothing_is_made(here: Path) -> None:
+    """The same each time, in words and as JSON."""
+    save_chain(here / "chain.onnx")
+    arguments = ("tune", "-m", "chain.onnx", "-o", "tuned", "--plan")
+    told = run_here(*arguments)
+    assert 0 == told.code, told.err
+    record = json.loads(run_here(*arguments, "--format", "json").out)
+    assert "plain" == record["plan"][0]["name"]
+    assert all(candidate["name"] in told.out for candidate in record["plan"])
+    assert record == json.loads(run_here(*arguments, "--format", "json").out)
+    assert ["chain.onnx"] == [path.name for path in here.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-m", "missing.onnx"), "missing.onnx: no such file"),
+        (("--only", "dynmic"), "Did you mean dynamic?"),
+        (("--max-drop", "accuracy=0.1"), "nothing says on which samples"),
+        (("--max-drop", "accuracy"), "it is not METRIC=NUMBER"),
+        (("--dataset", "missing.csv", "--max-drop", "accuracy=0.1"), "missing.csv"),
+        (("--task", "fill-mask"), "--task has no meaning for an ONNX file"),
+        (("-o", "full"), "holds files that no tuning wrote: thesis.txt"),
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_is_done(here: Path, arguments: tuple[str, ...], words: str) -> None:
+    """Exit code 2, and the folder is not made."""
+    save_chain(here / "chain.onnx")
+    (here / "full").mkdir()
+    (here / "full" / "thesis.txt").write_text("mine", encoding="utf-8")
+    defaults = [] if "-m" in arguments else ["-m", "chain.onnx"]
+    defaults += [] if "-o" in arguments else ["-o", "tuned"]
+    done = run_here("tune", *defaults, *arguments)
+    assert 2 == done.code
+    assert words in done.err
+    assert not (here / "tuned").exists()

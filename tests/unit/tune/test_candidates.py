@@ -1,0 +1,137 @@
+"""What is tried on a machine, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.results.tuning import KINDS, Candidate
+from winml.modelkit.tune.candidates import (
+    PLAIN,
+    TuningMachine,
+    look_at_tuning_machine,
+    plan_candidates,
+    plan_variations,
+)
+from winml.modelkit.tune.options import DEFAULT_MIN_SQNR_DB, TuneOptions, parse_kinds
+
+MACHINE = TuningMachine(8, "x86_64 avx512f", True, ("cpu",), "1.31.1")
+
+
+def names(options: TuneOptions, machine: TuningMachine = MACHINE) -> list[str]:
+    """Return the names of a plan."""
+    return [candidate.name for candidate in plan_candidates(options, machine)]
+
+
+def test_plan_is_the_same_each_time_and_begins_with_the_plain_file() -> None:
+    """Nothing is drawn, and no name stands twice."""
+    first = plan_candidates(TuneOptions(), MACHINE)
+    assert first == plan_candidates(TuneOptions(), MACHINE)
+    assert PLAIN == first[0].name
+    assert len(first) == len({candidate.name for candidate in first})
+
+
+def test_mixed_forms_stand_behind_the_whole_ones_they_are_made_of() -> None:
+    """The simpler one of two that cannot be told apart comes first."""
+    plan = names(TuneOptions())
+    mixed = [candidate for candidate in plan_candidates(TuneOptions(), MACHINE) if candidate.part_of]
+    assert mixed
+    for candidate in mixed:
+        assert plan.index(candidate.part_of) < plan.index(candidate.name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_a_kind_leaves_that_kind_and_the_plain_file(kind: str) -> None:
+    """Whatever is asked for, there is something to compare with."""
+    plan = plan_candidates(TuneOptions(only=parse_kinds((kind,))), MACHINE)
+    assert {PLAIN, kind} >= {candidate.kind for candidate in plan}
+    assert PLAIN == plan[0].kind
+
+
+def test_few_bits_for_the_size_alone_are_tried_where_size_counts() -> None:
+    """16-bit floats are computed in float32 on a CPU, and gain no time there."""
+    assert {"weights-int4", "fp16", "bf16"} == {*names(TuneOptions(target="size"))} - {
+        *names(TuneOptions()),
+        "weights-int4-part",
+    }
+
+
+def test_installed_provider_runs_the_export_and_what_it_has_of_its_own() -> None:
+    """OpenVINO computes in bfloat16 where it is asked to; a GPU in float16."""
+    machine = replace(MACHINE, providers=("cpu", "openvino", "cuda"))
+    plan = {candidate.name: candidate for candidate in plan_candidates(TuneOptions(), machine)}
+    assert {"openvino", "openvino-bf16", "openvino-qdq-int8", "cuda", "cuda-fp16"} <= set(plan)
+    assert ("openvino", {}) == (plan["openvino-bf16"].ep, dict(plan["openvino-bf16"].sections))
+    assert "bf16" in plan["openvino-bf16"].ep_options["load_config"]
+
+
+def test_variations_of_a_float_form_are_threads_and_a_compiled_file() -> None:
+    """Its levels were candidates themselves."""
+    plain = plan_candidates(TuneOptions(), MACHINE)[0]
+    variations = plan_variations(plain, TuneOptions(), MACHINE)
+    assert [("threads", 4), ("threads", 2), ("threads", 1), ("compile", None)] == [
+        (item.kind, item.threads) for item in variations
+    ]
+
+
+def test_variations_for_throughput_run_as_many_at_a_time_as_there_are_cores() -> None:
+    """Threads of one run times runs at a time fill the machine."""
+    options = TuneOptions(target="throughput", only=("threads",))
+    plain = plan_candidates(options, MACHINE)[0]
+    assert 2 == plain.callers
+    for item in plan_variations(plain, options, MACHINE):
+        assert item.threads is not None
+        assert MACHINE.cores == item.threads * item.callers
+
+
+def test_variations_of_few_bits_have_levels_below_them() -> None:
+    """The optimizer works before the quantizer."""
+    best = Candidate("dynamic-int8", "dynamic", "int8", {"quant": {"precision": "int8"}})
+    levels = [item for item in plan_variations(best, TuneOptions(), MACHINE) if item.kind == "level"]
+    assert ["dynamic-int8+extended", "dynamic-int8+full"] == [item.name for item in levels]
+    assert {"quant": {"precision": "int8"}, "optim": {"level": "full"}} == dict(levels[1].sections)
+
+
+def test_this_machine_has_the_provider_of_the_cpu_and_a_core() -> None:
+    """What decides the plan is known everywhere."""
+    machine = look_at_tuning_machine()
+    assert "cpu" == machine.providers[0]
+    assert machine.cores >= 1
+    assert machine == look_at_tuning_machine()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"max_drop": {"accuracy": 0.01}}, "nothing says on which samples"),
+        ({"dataset": "reviews.csv"}, "nothing says what is to be reached"),
+        ({"samples": 5}, "--samples has no meaning without --dataset"),
+        ({"input_data": "x.npz", "sizes": {"batch": 2}}, "--shape-config"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(flags: dict[str, object], words: str) -> None:
+    """The message names the option."""
+    from pathlib import Path
+
+    given = {name: Path(str(value)) if name == "input_data" else value for name, value in flags.items()}
+    with pytest.raises(UsageError, match=words):
+        TuneOptions.model_validate(given).refuse_contradictions()
+
+
+def test_limit_is_a_ratio_unless_a_metric_says_what_is_right() -> None:
+    """Who judges by the task need not care about decibels, and may."""
+    drops = {"max_drop": {"accuracy": 0.01}, "dataset": "reviews.csv"}
+    assert DEFAULT_MIN_SQNR_DB == TuneOptions().least_sqnr_db
+    assert TuneOptions.model_validate(drops).least_sqnr_db is None
+    assert 20.0 == TuneOptions.model_validate({**drops, "min_sqnr_db": 20.0}).least_sqnr_db
+
+
+def test_unknown_kind_suggests_the_nearest() -> None:
+    """As every other word that is misspelled."""
+    with pytest.raises(UsageError, match="dynamc") as error:
+        parse_kinds(("dynamc",))
+    assert "Did you mean dynamic?" in error.value.hint
+    with pytest.raises(ConfigError):
+        TuneOptions(budget_minutes=-1.0)

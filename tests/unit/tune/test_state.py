@@ -1,0 +1,104 @@
+"""What a tuning keeps in its folder, and to whom it belongs."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from winml.modelkit.errors import MeasureError, OutputExistsError, UsageError
+from winml.modelkit.results.tuning import Candidate, CandidateFacts
+from winml.modelkit.tune.candidates import PLAIN
+from winml.modelkit.tune.contestants import Contestants
+from winml.modelkit.tune.racing import Race
+from winml.modelkit.tune.state import Failure, TuneState, held_tune_folder, refuse_foreign_folder
+
+REQUEST = {"identity": {"files": {"model.onnx": "0" * 64}}, "target": "latency"}
+FACTS = CandidateFacts(100, 1.5, 10, 20, 30, 0.5, 31.5, "y")
+
+
+def test_measurements_are_there_for_the_next_run_of_the_same_request(tmp_path: Path) -> None:
+    """Facts, rules, failures and turns; their number is told."""
+    state = TuneState(tmp_path, REQUEST, overwrite=False)
+    state.keep_facts("int8", FACTS)
+    state.keep_rules("int8-part", {"b": "fp32", "a": "fp32"})
+    state.keep_failure("qdq", Failure("wrong", "5 dB"))
+    state.keep_turns("right", {"plain": [1.0], "int8": [0.5]})
+    again = TuneState(tmp_path, REQUEST, overwrite=False)
+    assert (FACTS, 1) == (again.facts("int8"), again.resumed)
+    assert ["b", "a"] == list(again.rules("int8-part") or ())
+    assert Failure("wrong", "5 dB") == again.failure("qdq")
+    assert {"plain": [1.0], "int8": [0.5]} == again.turns("right")
+    assert (None, None, {}) == (again.facts("full"), again.failure("full"), again.turns("forms"))
+
+
+def test_measurements_of_another_request_are_refused_by_what_differs(tmp_path: Path) -> None:
+    """With ``overwrite`` they are replaced, and the builds with them."""
+    TuneState(tmp_path, REQUEST, overwrite=False).keep_facts("int8", FACTS)
+    (tmp_path / "best").mkdir()
+    other = {**REQUEST, "target": "size"}
+    with pytest.raises(UsageError, match="another tuning: target changed"):
+        TuneState(tmp_path, other, overwrite=False)
+    anew = TuneState(tmp_path, other, overwrite=True)
+    assert (0, None) == (anew.resumed, anew.facts("int8"))
+    assert not (tmp_path / "best").exists()
+
+
+def test_state_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    """Half of a file is nobody's."""
+    (tmp_path / "tune_state.json").write_text('{"request": {', encoding="utf-8")
+    with pytest.raises(UsageError, match="cannot be read"):
+        TuneState(tmp_path, REQUEST, overwrite=False)
+
+
+def test_folder_with_other_files_is_refused_and_keeps_them(tmp_path: Path) -> None:
+    """Nothing that no tuning wrote is ever in its way."""
+    (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(OutputExistsError, match=r"thesis\.txt"), held_tune_folder(tmp_path):
+        pass
+    assert "mine" == (tmp_path / "thesis.txt").read_text(encoding="utf-8")
+    with pytest.raises(OutputExistsError, match="is a file"):
+        refuse_foreign_folder(tmp_path / "thesis.txt")
+
+
+def test_folder_is_held_by_one_tuning(tmp_path: Path) -> None:
+    """A second one is refused as long as the first works."""
+    refused = pytest.raises(UsageError, match="another tuning works in")
+    with held_tune_folder(tmp_path), refused, held_tune_folder(tmp_path):
+        pass
+    with held_tune_folder(tmp_path):
+        pass
+
+
+def raced(state: TuneState, **medians: float) -> Race:
+    """Return a race of 24 turns that was run before."""
+    candidates = [Candidate(name, "plain" if name == PLAIN else "level", name) for name in medians]
+    state.keep_turns("right", {name: [median] * 24 for name, median in medians.items()})
+    return Race("right", candidates, state, 1)
+
+
+def test_race_that_was_run_is_not_run_again(tmp_path: Path) -> None:
+    """Who dropped out follows from the times that are kept; no file is asked for."""
+    state = TuneState(tmp_path, REQUEST, overwrite=False)
+    race = raced(state, plain=10.0, level=5.0, other=5.01)
+
+    def model_of(candidate: Candidate) -> Path:
+        raise AssertionError(candidate)
+
+    race.run(Contestants(tmp_path), model_of)
+    assert ["plain", "level", "other"] == [item.name for item in race.standing]
+    race = raced(state, plain=10.0, level=5.0, other=9.0)
+    race.run(Contestants(tmp_path), model_of)
+    assert ["plain", "level"] == [item.name for item in race.standing]
+
+
+def test_candidate_that_does_not_open_drops_out_and_the_plain_file_ends_the_race(tmp_path: Path) -> None:
+    """Without the plain file there is nothing to compare with."""
+    state = TuneState(tmp_path, REQUEST, overwrite=False)
+    race = Race("right", [Candidate("level", "level", ""), Candidate(PLAIN, "plain", "")], state, 1)
+    with closing(Contestants(tmp_path)) as running, pytest.raises(MeasureError, match=r"nothing\.onnx"):
+        race.run(running, lambda _: tmp_path / "nothing.onnx")
+    failure = state.failure("level")
+    assert failure is not None
+    assert "failed" == failure.status
