@@ -28,6 +28,7 @@ from winml.modelkit.flows.graph_file import (
     summarize_graph,
     transform_file,
 )
+from winml.modelkit.flows.graph_modules import selected_nodes
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.optimize.capabilities import CAPABILITIES
 from winml.modelkit.optimize.opset_conversion import refuse_unknown_opset
@@ -76,7 +77,8 @@ def optimize_onnx(
         seed: Seed of the values compared on.
         sizes: Sizes of open dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
         on_step: Called when a step starts and when it ends.
-        **flags: ``level``, ``ep``, ``opset``, and the names of capabilities (``gelu_fusion=True``).
+        **flags: ``level``, ``ep``, ``opset``, ``module``, ``exclude``, and the names of capabilities
+            (``gelu_fusion=True``).
 
     Returns:
         The record of the optimization. The file is in place.
@@ -114,6 +116,7 @@ def optimize_file(
     """Optimize an ONNX file as a task says; see :func:`optimize_onnx` for what is returned and raised."""
     task.refuse_early()
     refuse_unknown_opset(options.opset)
+    options.refuse_whole_graph()
     work = SingleOptimization(options, sizes or {})
     return _optimized_file(task, work, transform_file(task, work, on_step))
 
@@ -160,6 +163,7 @@ def run_optimize_analyze_loop(
     if max_rounds < 1:
         raise UsageError(f"max_rounds {max_rounds}: at least one round is needed", hint="Give a number from 1 up.")
     options = parse_options(OptimizeOptions, flags, "run_optimize_analyze_loop")
+    options.refuse_whole_graph()
     task = GraphFileTask(
         Path(model),
         Path(output),
@@ -224,10 +228,10 @@ class SingleOptimization(_Optimization):
         """Optimize the model.
 
         Raises:
-            UsageError: it has no dimension that a size was given for.
+            UsageError: it has no dimension that a size was given for, or a selector names no module.
         """
         sizes_of_dimensions(model.graph, self.sizes)
-        return optimize(model, self.options)
+        return optimize_within(model, self.options)
 
     def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
         """Compare with the source, at the sizes that were given.
@@ -284,7 +288,7 @@ class _OptimizationInRounds(_Optimization):
     def _optimize_once(self, model: ir.Model, number: int) -> OptimizeResult:
         """Do one round and add its record."""
         options, started, before = self.options_by_round[-1], time.perf_counter(), summarize_graph(model)
-        result = optimize(model, options)
+        result = optimize_within(model, options)
         self.rounds.append(
             OptimizationRound(
                 number=number,
@@ -297,6 +301,22 @@ class _OptimizationInRounds(_Optimization):
             )
         )
         return result
+
+
+def optimize_within(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:
+    """Optimize a model, or those of its modules that options select.
+
+    Raises:
+        UsageError: a selector names no module.
+        OptimizeError: an engine failed.
+    """
+    if not options.is_limited or options.is_empty:
+        return optimize(model, options)
+    names, notes = selected_nodes(model, options.module, options.exclude)
+    before = sum(1 for _ in model.graph)
+    result = optimize(model, options, names)
+    left = f"Only {len(names)} of {before} nodes were given to the optimizer, those of the selected modules."
+    return replace(result, notes=(*notes, left, *result.notes))
 
 
 def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:

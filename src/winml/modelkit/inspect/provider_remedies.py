@@ -34,7 +34,8 @@ def remedy_for(kind: FindingKind, what: str, path: Path, facts: GraphFacts, chos
 
 def _for_open_size(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:  # noqa: ARG001
     sizes = json.dumps({name: 1 for name in facts.open_places if name not in facts.sums})
-    return f"Fix the sizes, with those you need in place of 1: winml export -m {path} -o fixed.onnx --shape-config '{sizes}'"
+    command = f"winml export -m {path} -o fixed.onnx --shape-config '{sizes}'"
+    return f"Fix the sizes, with those you need in place of 1: {command}"
 
 
 def _for_operator(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:

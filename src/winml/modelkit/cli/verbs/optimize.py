@@ -30,6 +30,7 @@ Examples:
   winml optimize -m model.onnx -o fast.onnx --level full
   winml optimize -m model.onnx -o npu.onnx --level full --ep qnn
   winml optimize -m model.onnx -o gelu.onnx --enable-gelu-fusion
+  winml optimize -m model.onnx -o part.onnx --level full --module 'encoder.layer.0'
   winml optimize -m model.onnx -o model21.onnx --opset 21
   winml optimize --list
 """
@@ -65,6 +66,10 @@ def _capability_options(command: _F) -> _F:
 )
 @click.option("--ep", metavar="NAME", help="Execution provider it is for: leaves out what it has no operators for.")
 @click.option("--opset", type=click.IntRange(min=7), help="Convert to this version of ONNX's operators first.")
+@click.option("--module", metavar="SELECTOR", multiple=True, help="The only modules that change, with all below them.")
+@click.option(
+    "--exclude", metavar="SELECTOR", multiple=True, help="Modules that stay as they are, and those below them."
+)
 @config_option("A build config, or its optim section; options win over it.")
 @click.option("--list", "list_", is_flag=True, help="List the capabilities, with what they do and where they are on.")
 @_capability_options
@@ -108,11 +113,14 @@ def _optimize_options(options: dict[str, Any]) -> OptimizeOptions:
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.options import parse_options
 
-    given = {name: options[name] for name in ("level", "ep", "opset", *CAPABILITIES) if options[name] is not None}
+    names = ("level", "ep", "opset", "module", "exclude", *CAPABILITIES)
+    given = {name: options[name] for name in names if options[name] not in (None, ())}
     optim = read_build_config(options["config"], section="optim").optim if options["config"] is not None else None
     section = optim.model_dump(exclude_none=True) if optim is not None else {}
     requested = parse_options(OptimizeOptions, {**section, **given}, "options")
     list(requested.enabled())
+    if not options["list_"]:
+        requested.refuse_whole_graph()
     return requested
 
 
