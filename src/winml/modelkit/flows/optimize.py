@@ -28,12 +28,12 @@ from winml.modelkit.flows.graph_file import (
     summarize_graph,
     transform_file,
 )
-from winml.modelkit.flows.graph_modules import selected_nodes
+from winml.modelkit.flows.optimizing import optimize_within
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.optimize.capabilities import CAPABILITIES
 from winml.modelkit.optimize.opset_conversion import refuse_unknown_opset
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
+from winml.modelkit.optimize.pipeline import OptimizeResult
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.optimized_model import OptimizationLoop, OptimizationRound, OptimizedFile
@@ -195,6 +195,11 @@ class _Optimization(GraphWork[OptimizeResult]):
         """Whether anything was asked for so far."""
         return not all(options.is_empty for options in self.requested_options)
 
+    @property
+    def folds_constants(self) -> bool:
+        """Whether nobody has switched it off; asked before the work, so by the options of the first round."""
+        return self.requested_options[0].folds_constants
+
     def enabled_names(self) -> tuple[str, ...]:
         """Return the capabilities that were on at some time, in the order of the registry."""
         return tuple(
@@ -301,22 +306,6 @@ class _OptimizationInRounds(_Optimization):
             )
         )
         return result
-
-
-def optimize_within(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:
-    """Optimize a model, or those of its modules that options select.
-
-    Raises:
-        UsageError: a selector names no module.
-        OptimizeError: an engine failed.
-    """
-    if not options.is_limited or options.is_empty:
-        return optimize(model, options)
-    names, notes = selected_nodes(model, options.module, options.exclude)
-    before = sum(1 for _ in model.graph)
-    result = optimize(model, options, names)
-    left = f"Only {len(names)} of {before} nodes were given to the optimizer, those of the selected modules."
-    return replace(result, notes=(*notes, left, *result.notes))
 
 
 def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:

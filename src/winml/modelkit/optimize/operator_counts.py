@@ -56,11 +56,11 @@ class GraphCensus:
         """Return in which modules it fired, by tag; of one that cannot be counted, which modules it made shorter."""
         found: Counter[str] = Counter()
         if capability.marks and not capability.makes:
-            for name in self.names - before.names:
+            for name in sorted(self.names - before.names):
                 if any(mark in name for mark in capability.marks):
                     found[self.tag_of.get(name, "")] += 1
             return dict(found)
-        for tag in {*self.modules, *before.modules}:
+        for tag in dict.fromkeys([*before.modules, *self.modules]):
             now, then = self.modules.get(tag, Counter()), before.modules.get(tag, Counter())
             if capability.makes:
                 found[tag] = sum(now[name] - then[name] for name in capability.makes)

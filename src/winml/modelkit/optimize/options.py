@@ -71,6 +71,11 @@ class OptimizeOptions(_Flags):
         return self.opset is None and not any(True for _ in self.enabled())
 
     @property
+    def folds_constants(self) -> bool:
+        """Whether constant folding is not switched off by name."""
+        return self._flag_of(CAPABILITIES["constant_folding"]) is not False
+
+    @property
     def is_limited(self) -> bool:
         """Whether only some modules may change."""
         return bool(self.module or self.exclude)

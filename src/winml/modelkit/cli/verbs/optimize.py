@@ -32,6 +32,7 @@ Examples:
   winml optimize -m model.onnx -o gelu.onnx --enable-gelu-fusion
   winml optimize -m model.onnx -o part.onnx --level full --module 'encoder.layer.0'
   winml optimize -m model.onnx -o model21.onnx --opset 21
+  winml optimize -m model.onnx --level full --check
   winml optimize --list
 """
 
@@ -71,6 +72,7 @@ def _capability_options(command: _F) -> _F:
     "--exclude", metavar="SELECTOR", multiple=True, help="Modules that stay as they are, and those below them."
 )
 @config_option("A build config, or its optim section; options win over it.")
+@click.option("--check", is_flag=True, help="Say what each capability would do, and where; write nothing.")
 @click.option("--list", "list_", is_flag=True, help="List the capabilities, with what they do and where they are on.")
 @_capability_options
 @click.option(
@@ -99,6 +101,9 @@ def command(**options: Any) -> None:
     requested = _optimize_options(options)
     if options["list_"]:
         _list_capabilities(requested, options)
+        return
+    if options["check"]:
+        _check_file(requested, options)
         return
     _optimize_file(requested, {**options, "output": _refuse_early(options)})
 
@@ -174,6 +179,28 @@ def _refuse_early(options: dict[str, Any]) -> Path:
         raise UsageError(f"{model}: no such file", hint="Give the path of an ONNX file.")
     sizes_by_name({**options, "batch_size": None})
     return output
+
+
+def _check_file(requested: OptimizeOptions, options: dict[str, Any]) -> None:
+    model: Path | None = options["model"]
+    for name in ("output", "overwrite", "shape_config", "external_data"):
+        if options[name]:
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} is about a file, and --check writes none", hint="Leave one of them out.")
+    if model is None or not model.is_file():
+        problem = "no model was given" if model is None else f"{model}: no such file"
+        raise UsageError(problem, hint="Give the path of an ONNX file with --model.")
+    silence_library_warnings(debug=options["debug"])
+    from winml.modelkit.cli._streams import library_output_to_stderr
+    from winml.modelkit.flows.optimize_check import check_optimization
+
+    with library_output_to_stderr():
+        check = check_optimization(model, options=requested)
+    from winml.modelkit.report.optimization_check import print_optimization_check
+
+    show_result(
+        check.as_record(), options, lambda console: print_optimization_check(check, console, verbose=options["verbose"])
+    )
 
 
 def _optimize_file(requested: OptimizeOptions, options: dict[str, Any]) -> None:
