@@ -27,7 +27,8 @@ TWO_CONVOLUTIONS = """m (float[1, 4, 6, 6] x) => (float[1, 4, 2, 2] y)
     { s = Constant <value_ints = [4, 4, 3, 3]> () w1 = ConstantOfShape <value = float[1] {0.1}> (s)
       a = Conv (x, w1) b = BatchNormalization (a, w3, w4, mean, var)
       c = Conv (b, w1) y = BatchNormalization (c, w3, w4, mean, var) }"""
-SKIPPED = """m (float[batch, 3, 4] x) => (float[batch, 3, 4] y) <float[1, 1, 4] w0 = {1, 2, 3, 4}, float[4] w1 = {1, 2, 3, 4}, float[4] w2 = {4, 3, 2, 1}, int64[3] s = {1, 3, 4}>
+SKIPPED = """m (float[batch, 3, 4] x) => (float[batch, 3, 4] y)
+    <float[1, 1, 4] w0 = {1, 2, 3, 4}, float[4] w1 = {1, 2, 3, 4}, float[4] w2 = {4, 3, 2, 1}, int64[3] s = {1, 3, 4}>
     { r = Expand (w0, s) a = Add (x, r) y = LayerNormalization (a, w1, w2) }"""
 
 
@@ -140,7 +141,8 @@ def test_check_names_module_and_axis_of_what_an_open_size_keeps_from_firing(tmp_
 
 def test_constant_folding_that_is_switched_off_folds_nothing(tmp_path: Path) -> None:
     """Neither when the graph is brought into its plain form, nor in ONNX Runtime."""
-    body = "m (float[2] x) => (float[2] y) <float[2] w1 = {1, 2}, float[2] w2 = {3, 4}> { c = Add (w1, w2) y = Mul (x, c) }"
+    body = "m (float[2] x) => (float[2] y) <float[2] w1 = {1, 2}, float[2] w2 = {3, 4}>"
+    body += " { c = Add (w1, w2) y = Mul (x, c) }"
     source = save(tmp_path / "in.onnx", body, ["first", "first"])
     for number, flags in enumerate(({}, {"level": "full"})):
         folded = optimize_onnx(source, tmp_path / f"folded{number}.onnx", **flags)

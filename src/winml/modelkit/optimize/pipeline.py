@@ -25,7 +25,7 @@ from winml.modelkit.optimize.operator_counts import GraphCensus
 from winml.modelkit.optimize.opset_conversion import convert_opset
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.rewrite_engine import rewrite_with_passes
-from winml.modelkit.optimize.selected_part import rewrite_selected
+from winml.modelkit.optimize.selected_part import Rewrite, rewrite_selected
 
 __all__ = ["OptimizeResult", "optimize"]
 
@@ -40,7 +40,7 @@ class OptimizeResult(StageResult):
     """Capability that was on → tag of a module → how often it fired there, or how many nodes went there."""
 
 
-class EngineRun(Protocol):
+class _EngineRun(Protocol):
     """Takes the model, the capabilities that are on and those of them that may make operators of ONNX Runtime."""
 
     def __call__(
@@ -49,7 +49,7 @@ class EngineRun(Protocol):
         """Return the model changed, in place or not, and notes."""
 
 
-PIPELINE: tuple[tuple[Engine, EngineRun], ...] = (
+PIPELINE: tuple[tuple[Engine, _EngineRun], ...] = (
     # First: ONNX Runtime takes apart what an attention is made of (products become Gemm, scales go into them).
     ("winml", rewrite_with_passes),
     ("onnxruntime", rewrite_with_onnxruntime),
@@ -93,14 +93,9 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
             continue
         before = GraphCensus.of(model)
         with_contrib = [entry for entry in engine_capabilities if options.uses_contrib(entry)]
-        if selected is None:
-            model, engine_notes = run(model, engine_capabilities, with_contrib)
-        else:
-            # What the engine before made is of selected nodes.
-            names = {*selected, *(GraphCensus.of(model).names - scopes.names)}
-            engine_notes = rewrite_selected(
-                model, names, partial(run, capabilities=engine_capabilities, contrib=with_contrib)
-            )
+        model, engine_notes = _run_engine(
+            model, partial(run, capabilities=engine_capabilities, contrib=with_contrib), selected, scopes
+        )
         notes += engine_notes
         after = GraphCensus.of(model)
         counts = {entry.name: after.fired(entry, before) for entry in engine_capabilities}
@@ -120,6 +115,17 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
         fired=fired,
         fired_in=fired_in,
     )
+
+
+def _run_engine(
+    model: ir.Model, run: Rewrite, selected: Collection[str] | None, scopes: ModuleScopes
+) -> tuple[ir.Model, tuple[str, ...]]:
+    """Run an engine on the graph, or on the selected nodes of it."""
+    if selected is None:
+        return run(model)
+    # What the engine before made is of selected nodes.
+    names = {*selected, *(GraphCensus.of(model).names - scopes.names)}
+    return model, rewrite_selected(model, names, run)
 
 
 def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from winml.modelkit.errors import OptimizeError
 from winml.modelkit.graph.fresh_names import FreshNames
 
-__all__ = ["rewrite_selected"]
+__all__ = ["Rewrite", "rewrite_selected"]
 
 Rewrite = Callable[[ir.Model], tuple[ir.Model, tuple[str, ...]]]
 """Takes a model and returns it changed, in place or not, and notes."""
