@@ -56,7 +56,7 @@ def _room_of(target: str) -> str | None:
 INSIDE: dict[str, tuple[str, ...]] = {"load": ("checkpoints", "inputs", ""), "cli": ("", "verbs")}
 """Room to the order of its folders; ``""`` stands for the files of the room itself."""
 
-SHARED_BY_FLOWS = {"graph_file", "graph_handover", "module_functions"}
+SHARED_BY_FLOWS = {"graph_file", "graph_handover", "graph_modules", "module_functions", "optimizing"}
 """Files of flows that are no verb's: the skeleton of every graph stage, what works on a graph in memory, and the form
 with functions in which a graph can be written.
 """

@@ -132,6 +132,9 @@ SEAMS: dict[str, dict[str, str]] = {
         "onnxruntime.capi": "tests/unit/runtime/test_sessions.py::"
         "test_session_of_a_broken_file_names_it_and_the_reason",
     },
+    "runtime.placement.asking": {
+        "onnxruntime.capi": "tests/unit/inspect/test_provider_check.py::test_listed_kernels_are_those_a_session_finds",
+    },
     "verify.other_sizes": {
         "._buffers": "tests/unit/verify/test_other_sizes.py::"
         "test_unchanged_attributes_puts_back_what_a_forward_wrote_down",

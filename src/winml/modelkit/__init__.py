@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from winml.modelkit.flows.diff import diff_models
     from winml.modelkit.flows.export.export import HTPExporter, export_pytorch
     from winml.modelkit.flows.optimize import optimize_onnx, run_optimize_analyze_loop
+    from winml.modelkit.flows.optimize_check import check_optimization
     from winml.modelkit.flows.quantize.quantize import quantize_onnx
     from winml.modelkit.flows.quantize.sensitivity import quantization_sensitivity
     from winml.modelkit.graph.specs import InputTensorSpec, OutputTensorSpec
@@ -65,6 +66,7 @@ __all__ = [
     "__version__",
     "build_hf_model",
     "build_onnx_model",
+    "check_optimization",
     "compare_models",
     "compile_onnx",
     "diff_models",
@@ -101,6 +103,7 @@ _HOMES = {
     "evaluate_model": "builds.judged_models",
     "export_pytorch": "flows.export.export",
     "CompareOptions": "flows.compare.compare",
+    "check_optimization": "flows.optimize_check",
     "compare_models": "builds.compared_models",
     "compile_onnx": "flows.compile",
     "diff_models": "flows.diff",

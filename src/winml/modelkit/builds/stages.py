@@ -361,9 +361,9 @@ def _quantized_words(result: QuantizedFile) -> str:
 
 
 def _compile_options(plan: BuildPlan) -> dict[str, Any]:
-    from winml.modelkit.compile.provider_versions import provider_version
     from winml.modelkit.runtime.execution_providers import find_execution_provider
     from winml.modelkit.runtime.processor import instruction_sets
+    from winml.modelkit.runtime.provider_versions import provider_version
 
     section = plan.config.compile
     assert section is not None  # skipped otherwise

@@ -18,7 +18,6 @@ import onnx_ir.passes.common
 from winml.modelkit.compile.absorbed_modules import write_absorbed_modules
 from winml.modelkit.compile.context_engine import compile_context
 from winml.modelkit.compile.options import CompileOptions
-from winml.modelkit.compile.provider_versions import provider_version
 from winml.modelkit.errors import CompileError, UsageError
 from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.graph.contexts import context_nodes, is_context, refuse_compiled
@@ -33,6 +32,7 @@ from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.offline_optimization import rewrite_file
 from winml.modelkit.runtime.processor import instruction_sets
+from winml.modelkit.runtime.provider_versions import provider_version
 from winml.modelkit.runtime.sessions import onnxruntime_version
 
 __all__ = ["CompileResult", "CompiledPart", "OutsideNode", "compile_graph"]

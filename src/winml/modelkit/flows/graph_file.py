@@ -145,6 +145,11 @@ class GraphWork(ABC, Generic[ResultT]):
         return True
 
     @property
+    def folds_constants(self) -> bool:
+        """Whether what depends on constants only may be computed when the graph is brought into its plain form."""
+        return True
+
+    @property
     def may_be_requested(self) -> bool:
         """Whether anything was or still may be requested while the work runs. If not, no weight is read."""
         return self.is_requested
@@ -257,9 +262,9 @@ def transform_file(
     opened = _read_source(task, work, clock)
     if work.precedes_normalization:
         result = _apply_work(work, opened.model, clock)
-        normalized = _bring_into_plain_form(task, replace(opened, model=result.model, is_plain=False), clock)
+        normalized = _bring_into_plain_form(task, work, replace(opened, model=result.model, is_plain=False), clock)
     else:
-        normalized = _bring_into_plain_form(task, opened, clock)
+        normalized = _bring_into_plain_form(task, work, opened, clock)
         result = _apply_work(work, opened.model, clock)
     # The one place that decides it; asked after the work, which may have requested more.
     is_copy = opened.may_be_copied and not work.is_requested and task.functions is None
@@ -338,10 +343,14 @@ def _inlined_notes(count: int) -> tuple[str, ...]:
     return (f"{count_noun(count, 'function')} of modules were read as the nodes they stand for.",) if count else ()
 
 
-def read_plain(source: Path) -> tuple[ir.Model, tuple[str, ...]]:
+def read_plain(source: Path, *, folds_constants: bool = True) -> tuple[ir.Model, tuple[str, ...]]:
     """Read a file as :func:`transform_file` does, and return its plain form, and what was done for it.
 
     Weights stay in the file until they are read.
+
+    Args:
+        source: The file.
+        folds_constants: Compute what depends on constants only.
 
     Raises:
         InputError: the file is no ONNX model or not a valid one, its data is missing, or it is compiled already.
@@ -351,8 +360,10 @@ def read_plain(source: Path) -> tuple[ir.Model, tuple[str, ...]]:
     _, merged, inlined = _checked_structure(source)
     model = reading_graph(source, lambda: load_by_reference(source))
     refuse_compiled(model)
-    notes = (*merged.notes(), *_inlined_notes(inlined))
-    return model, (*notes, *_lower_ir_version(model), *([] if is_normalized(model) else _normalize(model)))
+    notes = (*merged.notes(), *_inlined_notes(inlined), *_lower_ir_version(model))
+    if is_normalized(model):
+        return model, notes
+    return model, (*notes, *_normalize(model, folds_constants=folds_constants))
 
 
 @dataclass(frozen=True)
@@ -364,7 +375,9 @@ class _Normalized:
     notes: tuple[str, ...]
 
 
-def _bring_into_plain_form(task: GraphFileTask, opened: _OpenedSource, clock: StepClock) -> _Normalized:
+def _bring_into_plain_form(
+    task: GraphFileTask, work: GraphWork[ResultT], opened: _OpenedSource, clock: StepClock
+) -> _Normalized:
     """Bring the graph into its plain form, in place, unless it is or that is skipped."""
     model = opened.model
     with clock.step(_NORMALIZATION) as step:
@@ -372,16 +385,16 @@ def _bring_into_plain_form(task: GraphFileTask, opened: _OpenedSource, clock: St
         if opened.is_plain or task.skip_normalization:
             step.summary = "already normalized" if opened.is_plain else "left out"
             return _Normalized(opened.is_plain, 0, notes)
-        notes += _normalize(model)
+        notes += _normalize(model, folds_constants=work.folds_constants)
         step.summary = f"normalized to {sum(1 for _ in all_nodes(model))} nodes"
         return _Normalized(is_plain=True, count=1, notes=notes)
 
 
-def _normalize(model: ir.Model) -> tuple[str, ...]:
+def _normalize(model: ir.Model, *, folds_constants: bool) -> tuple[str, ...]:
     # Imported where it is needed: a copy by reference need not wait for the libraries of the passes.
-    from winml.modelkit.normalize.pipeline import normalize
+    from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 
-    return normalize(model).notes
+    return normalize(model, NormalizeOptions(fold_constants=folds_constants)).notes
 
 
 def _lower_ir_version(model: ir.Model) -> tuple[str, ...]:

@@ -28,11 +28,12 @@ from winml.modelkit.flows.graph_file import (
     summarize_graph,
     transform_file,
 )
+from winml.modelkit.flows.optimizing import optimize_within
 from winml.modelkit.graph.pinning import sizes_of_dimensions
 from winml.modelkit.optimize.capabilities import CAPABILITIES
 from winml.modelkit.optimize.opset_conversion import refuse_unknown_opset
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
+from winml.modelkit.optimize.pipeline import OptimizeResult
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.optimized_model import OptimizationLoop, OptimizationRound, OptimizedFile
@@ -79,7 +80,8 @@ def optimize_onnx(
         functions: Modules that the file holds as functions: ``all``, ``classes`` (modules of one class whose graphs are
             equal share one) or a selector.
         on_step: Called when a step starts and when it ends.
-        **flags: ``level``, ``ep``, ``opset``, and the names of capabilities (``gelu_fusion=True``).
+        **flags: ``level``, ``ep``, ``opset``, ``module``, ``exclude``, and the names of capabilities
+            (``gelu_fusion=True``).
 
     Returns:
         The record of the optimization. The file is in place.
@@ -118,6 +120,7 @@ def optimize_file(
     """Optimize an ONNX file as a task says; see :func:`optimize_onnx` for what is returned and raised."""
     task.refuse_early()
     refuse_unknown_opset(options.opset)
+    options.refuse_whole_graph()
     work = SingleOptimization(options, sizes or {})
     return _optimized_file(task, work, transform_file(task, work, on_step))
 
@@ -164,6 +167,7 @@ def run_optimize_analyze_loop(
     if max_rounds < 1:
         raise UsageError(f"max_rounds {max_rounds}: at least one round is needed", hint="Give a number from 1 up.")
     options = parse_options(OptimizeOptions, flags, "run_optimize_analyze_loop")
+    options.refuse_whole_graph()
     task = GraphFileTask(
         Path(model),
         Path(output),
@@ -194,6 +198,11 @@ class _Optimization(GraphWork[OptimizeResult]):
     def is_requested(self) -> bool:
         """Whether anything was asked for so far."""
         return not all(options.is_empty for options in self.requested_options)
+
+    @property
+    def folds_constants(self) -> bool:
+        """Whether nobody has switched it off; asked before the work, so by the options of the first round."""
+        return self.requested_options[0].folds_constants
 
     def enabled_names(self) -> tuple[str, ...]:
         """Return the capabilities that were on at some time, in the order of the registry."""
@@ -228,10 +237,10 @@ class SingleOptimization(_Optimization):
         """Optimize the model.
 
         Raises:
-            UsageError: it has no dimension that a size was given for.
+            UsageError: it has no dimension that a size was given for, or a selector names no module.
         """
         sizes_of_dimensions(model.graph, self.sizes)
-        return optimize(model, self.options)
+        return optimize_within(model, self.options)
 
     def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
         """Compare with the source, at the sizes that were given.
@@ -288,7 +297,7 @@ class _OptimizationInRounds(_Optimization):
     def _optimize_once(self, model: ir.Model, number: int) -> OptimizeResult:
         """Do one round and add its record."""
         options, started, before = self.options_by_round[-1], time.perf_counter(), summarize_graph(model)
-        result = optimize(model, options)
+        result = optimize_within(model, options)
         self.rounds.append(
             OptimizationRound(
                 number=number,

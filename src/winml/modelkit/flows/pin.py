@@ -22,7 +22,13 @@ from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import InputError, StageError, UsageError, VerificationError, WinMLError
 from winml.modelkit.flows.graph_file import GraphFileTask, GraphWork, transform_file
 from winml.modelkit.graph.model_metadata import output_specs
-from winml.modelkit.graph.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
+from winml.modelkit.graph.pinning import (
+    open_dimensions,
+    pin_dimensions,
+    sizes_of_dimensions,
+    stated_inputs,
+    stated_sums,
+)
 from winml.modelkit.graph.specs import InputTensorSpec, summed_sizes
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.coverage import measure_coverage
@@ -104,7 +110,7 @@ class _Pinning(GraphWork[_PinResult]):
         """
         names = open_dimensions(model.graph)
         sizes = sizes_of_dimensions(model.graph, self.sizes)
-        sums = _stated_sums(model)
+        sums = stated_sums(model)
         sizes |= {name: size for name, size in summed_sizes(sums, sizes).items() if name in names}
         pin_dimensions(model, sizes)
         _state_sums(model, sizes)
@@ -168,18 +174,9 @@ def _size_words(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
-def _stated_sums(model: ir.Model) -> dict[str, tuple[int | str, ...]]:
-    """Return the sizes that are sums of others, as the file states them."""
-    return {
-        name: tuple(terms)
-        for record in _stated_inputs(model).values()
-        for name, terms in record.get("sums", {}).items()
-    }
-
-
 def _state_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
     """Write numbers for the sizes that are fixed into the sums the file states, in place; leave out those all fixed."""
-    records = _stated_inputs(model)
+    records = stated_inputs(model)
     if not any("sums" in record for record in records.values()):
         return
     for record in records.values():
@@ -193,17 +190,9 @@ def _state_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
     model.metadata_props[INPUTS_KEY] = json.dumps(list(records.values()))
 
 
-def _stated_inputs(model: ir.Model) -> dict[str, dict[str, Any]]:
-    """Return what the file says of its inputs, by name; nothing where that is damaged."""
-    try:
-        return {record["name"]: record for record in json.loads(model.metadata_props.get(INPUTS_KEY, "[]"))}
-    except (json.JSONDecodeError, KeyError, TypeError):
-        return {}
-
-
 def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
     """Return the inputs as the graph declares them, with the value ranges that the file states."""
-    stated = _stated_inputs(model)
+    stated = stated_inputs(model)
     specs = []
     for value in model.graph.inputs:
         if value.name in model.graph.initializers:

@@ -6,13 +6,16 @@ Replaces names by numbers in the declared shapes, in place. The inner shapes are
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from typing import Any
 
 import onnx_ir as ir
 
 from winml.modelkit.graph.dimensions import resolve_names
+from winml.modelkit.metadata_keys import INPUTS_KEY
 
-__all__ = ["open_dimensions", "pin_dimensions", "sizes_of_dimensions"]
+__all__ = ["open_dimensions", "pin_dimensions", "sizes_of_dimensions", "stated_inputs", "stated_sums"]
 
 
 def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
@@ -81,3 +84,18 @@ def _pinned_size(size: int | ir.SymbolicDim, sizes: Mapping[str, int], place: st
         return computed if isinstance(computed, int) else name
     except (ValueError, TypeError, SyntaxError, NotImplementedError):
         return name  # an expression of another exporter that cannot be evaluated
+
+
+def stated_sums(model: ir.Model) -> dict[str, tuple[int | str, ...]]:
+    """Return the sizes that are sums of others, as the file states them."""
+    return {
+        name: tuple(terms) for record in stated_inputs(model).values() for name, terms in record.get("sums", {}).items()
+    }
+
+
+def stated_inputs(model: ir.Model) -> dict[str, dict[str, Any]]:
+    """Return what the file says of its inputs, by name; nothing where that is damaged."""
+    try:
+        return {record["name"]: record for record in json.loads(model.metadata_props.get(INPUTS_KEY, "[]"))}
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return {}

@@ -16,6 +16,7 @@ __all__ = [
     "LEVELS",
     "LEVEL_WORDS",
     "UNUSED_TRANSFORMERS",
+    "WHOLE_GRAPH",
     "Capability",
     "Engine",
     "Level",
@@ -255,6 +256,9 @@ DECODER_FUSIONS = (
     "simplified_layer_norm_fusion", "group_query_attention_fusion", "skip_simplified_layer_norm_fusion",
 )  # fmt: skip
 """Capabilities that make of a decoder with a cache what runtimes of ONNX Runtime expect. None reads a weight."""
+
+WHOLE_GRAPH = ("group_query_attention_fusion",)
+"""Capabilities that read inputs and outputs of the whole graph, so that they cannot be limited to modules."""
 
 UNUSED_TRANSFORMERS = (
     "AttentionFusion", "BiasDropoutFusion", "BiasSoftmaxFusion", "CastChainElimination", "EmbedLayerNormFusion",

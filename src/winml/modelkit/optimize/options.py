@@ -12,11 +12,20 @@ from typing import TYPE_CHECKING, Annotated
 import pydantic
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.optimize.capabilities import CAPABILITIES, DECODER_FUSIONS, LEVELS, Capability, Level
+from winml.modelkit.optimize.capabilities import (
+    CAPABILITIES,
+    DECODER_FUSIONS,
+    LEVELS,
+    WHOLE_GRAPH,
+    Capability,
+    Level,
+)
 from winml.modelkit.options import Options
 from winml.modelkit.runtime.execution_providers import find_execution_provider, short_name
 
 __all__ = ["OptimizeOptions"]
+
+SelectorText = Annotated[str, pydantic.Field(min_length=1)]
 
 if TYPE_CHECKING:
     _Flags = Options
@@ -45,6 +54,11 @@ class OptimizeOptions(_Flags):
     opset: Annotated[int, pydantic.Field(ge=7)] | None = None
     """Version of ONNX's operators to convert to first. Null: as it is."""
 
+    module: tuple[SelectorText, ...] = ()
+    """Selectors of the only modules that change, with all below them. Empty: all."""
+    exclude: tuple[SelectorText, ...] = ()
+    """Selectors of modules that stay as they are, with all below them."""
+
     @pydantic.field_validator("ep")
     @classmethod
     def _as_short_name(cls, name: str | None) -> str | None:
@@ -56,6 +70,34 @@ class OptimizeOptions(_Flags):
         """Whether no capability and no conversion is requested."""
         return self.opset is None and not any(True for _ in self.enabled())
 
+    @property
+    def folds_constants(self) -> bool:
+        """Whether constant folding is not switched off by name."""
+        return self._flag_of(CAPABILITIES["constant_folding"]) is not False
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether only some modules may change."""
+        return bool(self.module or self.exclude)
+
+    def refuse_whole_graph(self) -> None:
+        """Refuse what has no meaning where only some modules may change, or where nothing is to be done.
+
+        Raises:
+            UsageError: names it.
+        """
+        if not self.is_limited:
+            return
+        flag = "--module" if self.module else "--exclude"
+        named = [CAPABILITIES[name] for name in WHOLE_GRAPH if self._flag_of(CAPABILITIES[name])]
+        if self.opset is not None or named:
+            words = f"--enable-{named[0].flag} reads" if named else "--opset converts"
+            raise UsageError(f"{flag}: {words} the whole graph", hint="Do that in a call of its own.")
+        if self.is_empty:
+            raise UsageError(
+                f"{flag} limits what is done, and nothing is", hint="Give a --level, or enable a capability by name."
+            )
+
     def with_decoder_fusions(self) -> OptimizeOptions:
         """Return the options with what fuses a decoder with a cache on.
 
@@ -63,7 +105,7 @@ class OptimizeOptions(_Flags):
         """
         if "level" in self.model_fields_set:
             return self
-        entries = [CAPABILITIES[name] for name in DECODER_FUSIONS]
+        entries = [CAPABILITIES[name] for name in DECODER_FUSIONS if not (self.is_limited and name in WHOLE_GRAPH)]
         flags = {entry.name: True for entry in entries if self._flag_of(entry) is None and self._suits_provider(entry)}
         return self.model_copy(update=flags)
 
@@ -97,6 +139,8 @@ class OptimizeOptions(_Flags):
         return flag
 
     def _is_default(self, capability: Capability) -> bool:
+        if self.is_limited and capability.name in WHOLE_GRAPH:
+            return False
         if capability.level is None or LEVELS.index(self.level) < LEVELS.index(capability.level):
             return False
         return self._suits_provider(capability) or bool(capability.transformers)

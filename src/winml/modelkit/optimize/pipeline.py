@@ -6,8 +6,10 @@ what it did is counted, and that no tag was lost is checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import onnx_ir as ir
 
@@ -23,6 +25,7 @@ from winml.modelkit.optimize.operator_counts import GraphCensus
 from winml.modelkit.optimize.opset_conversion import convert_opset
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.rewrite_engine import rewrite_with_passes
+from winml.modelkit.optimize.selected_part import Rewrite, rewrite_selected
 
 __all__ = ["OptimizeResult", "optimize"]
 
@@ -33,13 +36,20 @@ class OptimizeResult(StageResult):
 
     fired: Mapping[str, int] = field(default_factory=dict)
     """Capability that was on → how often it fired; those that only take away are not counted one by one."""
+    fired_in: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Capability that was on → tag of a module → how often it fired there, or how many nodes went there."""
 
 
-EngineRun = Callable[[ir.Model, Sequence[Capability], Sequence[Capability]], tuple[ir.Model, tuple[str, ...]]]
-"""Takes the model, the capabilities that are on and those of them that may make operators of ONNX Runtime; returns the
-model changed, in place or not, and notes."""
+class _EngineRun(Protocol):
+    """Takes the model, the capabilities that are on and those of them that may make operators of ONNX Runtime."""
 
-PIPELINE: tuple[tuple[Engine, EngineRun], ...] = (
+    def __call__(
+        self, model: ir.Model, capabilities: Sequence[Capability], contrib: Sequence[Capability]
+    ) -> tuple[ir.Model, tuple[str, ...]]:
+        """Return the model changed, in place or not, and notes."""
+
+
+PIPELINE: tuple[tuple[Engine, _EngineRun], ...] = (
     # First: ONNX Runtime takes apart what an attention is made of (products become Gemm, scales go into them).
     ("winml", rewrite_with_passes),
     ("onnxruntime", rewrite_with_onnxruntime),
@@ -47,12 +57,13 @@ PIPELINE: tuple[tuple[Engine, EngineRun], ...] = (
 """Who works in which order, and why."""
 
 
-def optimize(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:
+def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str] | None = None) -> OptimizeResult:
     """Make a model cheaper with the same answer.
 
     Args:
         model: The model, in its plain form; used up: the result may hold it, or a new one.
         options: What may be done.
+        selected: Names of the only nodes that may change, of which every fusion consists; None: all.
 
     Returns:
         The optimized model, which capabilities fired and how often, and its coverage.
@@ -71,6 +82,7 @@ def optimize(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:
     scopes = ModuleScopes(model)
     notes: list[str] = []
     fired: dict[str, int] = {}
+    fired_in: dict[str, dict[str, int]] = {}
     interface = _interface_names(model)
     if options.opset is not None:
         model, engine_notes = convert_opset(model, options.opset)
@@ -81,11 +93,14 @@ def optimize(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:
             continue
         before = GraphCensus.of(model)
         with_contrib = [entry for entry in engine_capabilities if options.uses_contrib(entry)]
-        model, engine_notes = run(model, engine_capabilities, with_contrib)
+        model, engine_notes = _run_engine(
+            model, partial(run, capabilities=engine_capabilities, contrib=with_contrib), selected, scopes
+        )
         notes += engine_notes
         after = GraphCensus.of(model)
         counts = {entry.name: after.fired(entry, before) for entry in engine_capabilities}
         fired |= {name: count for name, count in counts.items() if count is not None}
+        fired_in |= {entry.name: after.fired_in(entry, before) for entry in engine_capabilities}
     # Last: carrying tags reads in names which node was fused into which.
     name_new_nodes(model, scopes)
     order_nodes(model)
@@ -98,7 +113,19 @@ def optimize(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:
         notes=tuple(dict.fromkeys((*notes, *_provider_notes(model, options)))),
         coverage=coverage,
         fired=fired,
+        fired_in=fired_in,
     )
+
+
+def _run_engine(
+    model: ir.Model, run: Rewrite, selected: Collection[str] | None, scopes: ModuleScopes
+) -> tuple[ir.Model, tuple[str, ...]]:
+    """Run an engine on the graph, or on the selected nodes of it."""
+    if selected is None:
+        return run(model)
+    # What the engine before made is of selected nodes.
+    names = {*selected, *(GraphCensus.of(model).names - scopes.names)}
+    return model, rewrite_selected(model, names, run)
 
 
 def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,21 +11,26 @@ import click
 
 from winml.modelkit.cli._answers import print_json
 from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._exit_codes import NEGATIVE_ANSWER
+from winml.modelkit.cli._measuring import parse_ep_options, refuse_unknown_ep
 from winml.modelkit.cli._options import (
     debug_option,
+    device_option,
     format_option,
     input_options,
     model_option,
     source_options,
     tree_options,
 )
+from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._requests import model_request
-from winml.modelkit.cli._runnable_models import refuse_checkpoint_options
+from winml.modelkit.cli._runnable_models import exported_path, refuse_checkpoint_options
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
 from winml.modelkit.errors import UsageError
 from winml.modelkit.load.load_options import declared_options
 
 if TYPE_CHECKING:
+    from winml.modelkit.inspect.provider_fit import ProviderFit
     from winml.modelkit.report.module_tree import TreeLimits
 
 __all__ = ["command"]
@@ -33,6 +39,7 @@ EPILOG = """\b
 Examples:
   winml inspect model.onnx -H
   winml inspect model.onnx --module 'encoder.layer.0.**'
+  winml inspect model.onnx --ep qnn
   winml inspect -m sentence-transformers/all-MiniLM-L6-v2 --hierarchy
   winml inspect --model-type bert --list-tasks
   winml inspect --model-class BertForMaskedLM
@@ -61,13 +68,18 @@ FOR_CHECKPOINTS = (
 @click.option("--module", metavar="SELECTOR", help="Show the modules it names, and their nodes. ONNX files only.")
 @input_options
 @tree_options("Tell more: every operator and initializer.")
+@click.option("--ep", metavar="NAME", help="Say what of it this execution provider runs, such as qnn, and what to do.")
+@device_option("Kind of device of the provider; else its default.")
+@click.option("--ep-options", multiple=True, metavar="KEY=VALUE", help="Option of the provider; repeatable.")
 @format_option
 @debug_option
 def command(**options: Any) -> None:
     """Show what is in a model; no weight is read.
 
     Of an ONNX file: inputs and outputs, operators, sizes, and the module tree its nodes remember. Of anything else:
-    what an export of it will be. Exit codes: 0 done, 1 the files are wrong, 2 wrong usage.
+    what an export of it will be. With --ep also what keeps nodes from that provider; a model that is not an ONNX file
+    yet is exported for that, once. Exit codes: 0 done, 1 the files are wrong, 2 wrong usage, 3 the provider does not
+    run all of it.
     """
     model = _refuse_early(options)
     if model is not None and model.lower().endswith(".onnx"):
@@ -102,6 +114,7 @@ def _refuse_early(options: dict[str, Any]) -> str | None:
         raise UsageError(f"--depth {options['depth']} is for the module tree, which -H shows", hint="Add -H.")
     model: str | None = _file_in_folder(given[0]) if given else None
     is_file = model is not None and model.lower().endswith(".onnx")
+    _refuse_provider(options, model)
     if options["module"] is not None and not is_file:
         raise UsageError("--module works on ONNX files only", hint="Use --hierarchy to see the module tree.")
     if model is not None and not is_file:
@@ -109,6 +122,20 @@ def _refuse_early(options: dict[str, Any]) -> str | None:
 
         resolve_source(model_request({**options, "model": model}), needs_weights=False)
     return model
+
+
+def _refuse_provider(options: Mapping[str, Any], model: str | None) -> None:
+    """Refuse an unknown provider, options of one without its name, and one without a model."""
+    refuse_unknown_ep(options["ep"])
+    parse_ep_options(options["ep_options"])
+    for name in ("device", "ep_options"):
+        if options[name] and options["ep"] is None:
+            raise UsageError(f"--{name.replace('_', '-')} is of an execution provider", hint="Name it with --ep.")
+    if options["ep"] is not None and (model is None or options["list_tasks"]):
+        raise UsageError(
+            f"--ep {options['ep']} looks at a graph, and none is named",
+            hint="Give an ONNX file, or a checkpoint, which is exported for it.",
+        )
 
 
 def _file_in_folder(name: str) -> str:
@@ -126,8 +153,11 @@ def _inspect_file(path: Path, options: dict[str, Any]) -> None:
 
     inspection = inspect_onnx(path, selector=options["module"])
     with_hierarchy = options["hierarchy"] or options["module"] is not None
+    fit = _provider_fit(path, options)
     if options["format_"] == "json":
-        print_json(inspection.as_record(with_hierarchy=with_hierarchy, with_weights=options["verbose"]))
+        record = inspection.as_record(with_hierarchy=with_hierarchy, with_weights=options["verbose"])
+        print_json({**record, "execution_provider": None if fit is None else fit.as_record()})
+        _end(fit)
         return
     from winml.modelkit.report.onnx_inspection import print_onnx_inspection
     from winml.modelkit.report.terminal import console_for
@@ -139,6 +169,33 @@ def _inspect_file(path: Path, options: dict[str, Any]) -> None:
         verbose=bool(options["verbose"]),
         limits=_limits(options),
     )
+    _print_fit(fit, options)
+    _end(fit)
+
+
+def _provider_fit(path: Path, options: Mapping[str, Any]) -> ProviderFit | None:
+    """Return whether the provider that was named runs a file; None where none was."""
+    if options["ep"] is None:
+        return None
+    from winml.modelkit.inspect.provider_check import check_provider
+
+    return check_provider(path, options["ep"], options["device"], parse_ep_options(options["ep_options"]))
+
+
+def _print_fit(fit: ProviderFit | None, options: Mapping[str, Any]) -> None:
+    if fit is None:
+        return
+    from winml.modelkit.report.provider_fit import print_provider_fit
+    from winml.modelkit.report.terminal import console_for
+
+    click.echo()
+    print_provider_fit(fit, console_for(sys.stdout), verbose=bool(options["verbose"]))
+
+
+def _end(fit: ProviderFit | None) -> None:
+    """End with the code for a negative answer where the provider does not run all of the model."""
+    if fit is not None and not fit.runs_all:
+        click.get_current_context().exit(NEGATIVE_ANSWER)
 
 
 def _limits(options: dict[str, Any]) -> TreeLimits:
@@ -177,8 +234,15 @@ def _inspect_model(model: str | None, options: dict[str, Any]) -> None:
         return
     with library_output_to_stderr():
         inspection = inspect_model(request, model_type=options["model_type"], hierarchy=options["hierarchy"])
+        fit = None
+        if options["ep"] is not None:
+            from winml.modelkit.builds.found_models import FoundModel
+
+            fit = _provider_fit(exported_path(FoundModel(request.model, request=request), show_step), options)
     if options["format_"] == "json":
-        print_json(inspection.as_record())
+        print_json({**inspection.as_record(), "execution_provider": None if fit is None else fit.as_record()})
     else:
         limits = _limits(options)
         print_model_inspection(inspection, console_for(sys.stdout), verbose=bool(options["verbose"]), limits=limits)
+        _print_fit(fit, options)
+    _end(fit)

@@ -30,8 +30,10 @@ Examples:
   winml optimize -m model.onnx -o fast.onnx --level full
   winml optimize -m model.onnx -o npu.onnx --level full --ep qnn
   winml optimize -m model.onnx -o gelu.onnx --enable-gelu-fusion
+  winml optimize -m model.onnx -o part.onnx --level full --module 'encoder.layer.0'
   winml optimize -m model.onnx -o model21.onnx --opset 21
   winml optimize -m model.onnx -o functions.onnx --functions classes
+  winml optimize -m model.onnx --level full --check
   winml optimize --list
 """
 
@@ -66,7 +68,12 @@ def _capability_options(command: _F) -> _F:
 )
 @click.option("--ep", metavar="NAME", help="Execution provider it is for: leaves out what it has no operators for.")
 @click.option("--opset", type=click.IntRange(min=7), help="Convert to this version of ONNX's operators first.")
+@click.option("--module", metavar="SELECTOR", multiple=True, help="The only modules that change, with all below them.")
+@click.option(
+    "--exclude", metavar="SELECTOR", multiple=True, help="Modules that stay as they are, and those below them."
+)
 @config_option("A build config, or its optim section; options win over it.")
+@click.option("--check", is_flag=True, help="Say what each capability would do, and where; write nothing.")
 @click.option("--list", "list_", is_flag=True, help="List the capabilities, with what they do and where they are on.")
 @_capability_options
 @click.option(
@@ -97,6 +104,9 @@ def command(**options: Any) -> None:
     if options["list_"]:
         _list_capabilities(requested, options)
         return
+    if options["check"]:
+        _check_file(requested, options)
+        return
     _optimize_file(requested, {**options, "output": _refuse_early(options)})
 
 
@@ -110,11 +120,14 @@ def _optimize_options(options: dict[str, Any]) -> OptimizeOptions:
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.options import parse_options
 
-    given = {name: options[name] for name in ("level", "ep", "opset", *CAPABILITIES) if options[name] is not None}
+    names = ("level", "ep", "opset", "module", "exclude", *CAPABILITIES)
+    given = {name: options[name] for name in names if options[name] not in (None, ())}
     optim = read_build_config(options["config"], section="optim").optim if options["config"] is not None else None
     section = optim.model_dump(exclude_none=True) if optim is not None else {}
     requested = parse_options(OptimizeOptions, {**section, **given}, "options")
     list(requested.enabled())
+    if not options["list_"]:
+        requested.refuse_whole_graph()
     return requested
 
 
@@ -168,6 +181,28 @@ def _refuse_early(options: dict[str, Any]) -> Path:
         raise UsageError(f"{model}: no such file", hint="Give the path of an ONNX file.")
     sizes_by_name({**options, "batch_size": None})
     return output
+
+
+def _check_file(requested: OptimizeOptions, options: dict[str, Any]) -> None:
+    model: Path | None = options["model"]
+    for name in ("output", "overwrite", "shape_config", "external_data"):
+        if options[name]:
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} is about a file, and --check writes none", hint="Leave one of them out.")
+    if model is None or not model.is_file():
+        problem = "no model was given" if model is None else f"{model}: no such file"
+        raise UsageError(problem, hint="Give the path of an ONNX file with --model.")
+    silence_library_warnings(debug=options["debug"])
+    from winml.modelkit.cli._streams import library_output_to_stderr
+    from winml.modelkit.flows.optimize_check import check_optimization
+
+    with library_output_to_stderr():
+        check = check_optimization(model, options=requested)
+    from winml.modelkit.report.optimization_check import print_optimization_check
+
+    show_result(
+        check.as_record(), options, lambda console: print_optimization_check(check, console, verbose=options["verbose"])
+    )
 
 
 def _optimize_file(requested: OptimizeOptions, options: dict[str, Any]) -> None:

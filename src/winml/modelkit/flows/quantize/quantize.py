@@ -18,24 +18,22 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_unfaithful
 from winml.modelkit.flows.graph_file import EXTERNAL_BYTES, GraphFileTask, GraphWork, transform_file
+from winml.modelkit.flows.graph_modules import graph_modules, source_notes
 from winml.modelkit.flows.quantize.calibration_data import Calibration, calibration_of, refuse_missing_data
 from winml.modelkit.flows.quantize.kernel_notes import kernel_notes
 from winml.modelkit.flows.quantize.preparation import prepare
 from winml.modelkit.graph.files.placing import external_files
-from winml.modelkit.hierarchy.coverage import all_nodes
-from winml.modelkit.inspect.onnx_tree import read_tree
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.quantize.half_floats.tensors import clipped_values
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
-from winml.modelkit.quantize.planning import GraphModules
 from winml.modelkit.results.optimized_model import GraphSummary
 from winml.modelkit.results.quantized_model import Calibrated, QuantizedFile
 from winml.modelkit.runtime.available_memory import available_bytes
 from winml.modelkit.words import size_words
 
-__all__ = ["Quantization", "graph_modules", "quantize_file", "quantize_onnx"]
+__all__ = ["Quantization", "quantize_file", "quantize_onnx"]
 
 LEAST_SAVING = 0.9
 """Share of the size of the source from which on a note says that little was won. Chosen: what scales take is less."""
@@ -174,7 +172,7 @@ class Quantization(GraphWork[QuantizeResult]):
                 "between the conversions: slower than the source. The file is for providers that have them, as QNN."
             )
         modules = graph_modules(model, self.source.stem)
-        self.notes += _source_notes(modules)
+        self.notes += source_notes(modules)
         result = quantize(model, self.options, modules, self.calibration)
         self.used = frozenset(module.requested for module in result.modules if module.quantized)
         return result
@@ -229,26 +227,3 @@ def _range_notes(model: ir.Model) -> tuple[str, ...]:
     if not count:
         return ()
     return (f"{count} value(s) of weights were beyond the range of float16 and became its end, 65504.",)
-
-
-def graph_modules(model: ir.Model, root: str) -> GraphModules:
-    """Return the modules of a graph with its subgraphs, from tags or, where it has none, from the names of its nodes.
-
-    Args:
-        model: The model.
-        root: Name of the root where node names are all there is.
-    """
-    nodes = [ir.serde.serialize_node(node) for node in all_nodes(model)]
-    tree = read_tree(nodes, model.metadata_props, root)
-    return GraphModules(tree.modules, dict(zip((node.name for node in nodes), tree.tags, strict=True)), tree.source)
-
-
-def _source_notes(modules: GraphModules) -> list[str]:
-    """Say where modules come from if not from tags: who selects by them should know."""
-    if modules.source == "winml tags":
-        return []
-    if not modules.modules:
-        return ["No node says which module it came from: all nodes were treated alike."]
-    return [
-        f"No node bears a tag: modules were read from {modules.source}, which may name them otherwise than PyTorch."
-    ]

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from winml.modelkit.compare.fidelity import measure_fidelity
 from winml.modelkit.errors import QuantizeError, StageError
 from winml.modelkit.flows.graph_file import read_plain
+from winml.modelkit.flows.graph_modules import graph_modules
 from winml.modelkit.flows.quantize.preparation import prepare
-from winml.modelkit.flows.quantize.quantize import graph_modules
 from winml.modelkit.graph.files.foreign_reading import load_foreign
 from winml.modelkit.graph.files.temporary import temporary_folder
 from winml.modelkit.graph.files.writing import write_model

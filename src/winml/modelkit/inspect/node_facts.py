@@ -1,0 +1,158 @@
+"""Reads what decides of each node whether a provider runs it: operator, element types, open sizes, module."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from winml.modelkit.errors import first_line
+from winml.modelkit.hierarchy.name_scopes import name_scope, scope_path
+from winml.modelkit.inspect.macs import Shape
+from winml.modelkit.inspect.onnx_contents import PlacedNode, dtype_name, read_contents
+from winml.modelkit.inspect.onnx_tree import read_tree
+from winml.modelkit.inspect.value_shapes import declared_shape
+from winml.modelkit.metadata_keys import INPUTS_KEY
+
+__all__ = ["GraphFacts", "NodeFacts", "read_facts"]
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What is known of one node."""
+
+    name: str
+    op_type: str
+    domain: str
+    """Empty for ONNX's own."""
+    module: str
+    """Dotted path of its module; its tag where the path is unknown, and empty where both are."""
+    inputs: tuple[str | None, ...]
+    """Element types as numpy calls them; None where one is unknown."""
+    outputs: tuple[str | None, ...]
+    open_names: frozenset[str]
+    """Open dimensions of the inputs of the graph that its values depend on."""
+
+    @property
+    def operator(self) -> str:
+        """Operator, with its domain where that is not ONNX's own."""
+        return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """The nodes of a graph, without those that hold constants."""
+
+    nodes: tuple[NodeFacts, ...]
+    open_places: Mapping[str, Sequence[str]]
+    """Open dimension of the inputs → where they have it, ``input:axis``."""
+    sums: frozenset[str]
+    """Those of them that follow from others."""
+    opsets: Mapping[str, int]
+    """Domain (ONNX's own: empty) → version."""
+    module_of_scope: Mapping[str, str]
+    """Module path as node names have it → module."""
+    notes: tuple[str, ...]
+
+    def module_of_name(self, name: str, op_type: str) -> str:
+        """Return the module of a node that ONNX Runtime made, by its name; empty where that says nothing."""
+        path = scope_path(name_scope(name, op_type))
+        return self.module_of_scope.get(path, path)
+
+
+def read_facts(model: onnx.ModelProto) -> GraphFacts:
+    """Read the nodes of a model; its weights are not needed.
+
+    Args:
+        model: The model, with or without the values of its weights.
+    """
+    contents = read_contents(model)
+    metadata = {item.key: item.value for item in model.metadata_props}
+    tree = read_tree([node.proto for node in contents.nodes], metadata, model.graph.name.strip("/") or "graph")
+    paths = {module.tag: module.path or module.tag for module in tree.modules}
+    types, shapes, notes = _values(model, contents.nodes)
+    places = _open_places(model.graph)
+    nodes = []
+    scopes: dict[str, str] = {}
+    for node, tag in zip(contents.nodes, tree.tags, strict=True):
+        proto = node.proto
+        module = paths.get(tag, tag)
+        scopes.setdefault(scope_path(name_scope(proto.name, proto.op_type)), module)
+        if proto.op_type == "Constant" and proto.domain in ("", "ai.onnx"):
+            continue
+        values = [*proto.input, *proto.output]
+        nodes.append(
+            NodeFacts(
+                name=proto.name,
+                op_type=proto.op_type,
+                domain="" if proto.domain == "ai.onnx" else proto.domain,
+                module=module,
+                inputs=tuple(types.get(name) for name in proto.input),
+                outputs=tuple(types.get(name) for name in proto.output),
+                open_names=frozenset(_open_names((shapes.get(name, ()) for name in values if name), places)),
+            )
+        )
+    opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
+    return GraphFacts(tuple(nodes), places, _sums(metadata.get(INPUTS_KEY)), opsets, scopes, tuple(notes))
+
+
+def _values(
+    model: onnx.ModelProto, nodes: Iterable[PlacedNode]
+) -> tuple[dict[str, str], dict[str, Shape | None], list[str]]:
+    """Return element types and shapes of the values of the main graph, and a note where inference failed."""
+    types, shapes = _declared(model.graph)
+    wanted = {name for node in nodes if node.place == "graph" for name in node.proto.output if name}
+    if wanted <= types.keys():
+        return types, shapes, []
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        return types, shapes, [f"ONNX's shape inference failed, so some types are unknown: {first_line(error)}"]
+    more_types, more_shapes = _declared(inferred.graph)
+    return {**more_types, **types}, {**more_shapes, **shapes}, []
+
+
+def _declared(graph: onnx.GraphProto) -> tuple[dict[str, str], dict[str, Shape | None]]:
+    types = {tensor.name: dtype_name(tensor.data_type) for tensor in graph.initializer}
+    shapes: dict[str, Shape | None] = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.type.WhichOneof("value") == "tensor_type" and value.name not in types:
+            types[value.name] = dtype_name(value.type.tensor_type.elem_type)
+            shapes[value.name] = declared_shape(value.type)
+    return types, shapes
+
+
+def _open_places(graph: onnx.GraphProto) -> dict[str, list[str]]:
+    weights = {tensor.name for tensor in graph.initializer}
+    places: dict[str, list[str]] = {}
+    for value in graph.input:
+        for axis, size in enumerate(declared_shape(value.type) or ()):
+            if value.name not in weights and not isinstance(size, int):
+                place = f"{value.name}:{axis}"
+                places.setdefault(size or place, []).append(place)
+    return places
+
+
+def _sums(text: str | None) -> frozenset[str]:
+    """Return the dimensions that the file says are sums of others."""
+    try:
+        return frozenset(name for spec in json.loads(text or "[]") for name in spec.get("sums", ()))
+    except (ValueError, TypeError, AttributeError):
+        return frozenset()  # of another tool, or damaged
+
+
+def _open_names(shapes: Iterable[Shape | None], places: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return the open dimensions that shapes depend on: all of them where a size is unknown."""
+    names: set[str] = set()
+    for shape in shapes:
+        for size in (None,) if shape is None else shape:
+            if isinstance(size, int):
+                continue
+            found = {size, *_IDENTIFIER.findall(size)} & places.keys() if size else set()
+            names |= found or places.keys()
+    return names

@@ -1,0 +1,248 @@
+"""Does an execution provider run an ONNX file, and what keeps nodes from it?
+
+Asks the provider itself where it is installed: its kernels, or a session that it compiles its part of. Elsewhere the
+table of its documentation is read. No graph is run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import onnxruntime as ort
+
+from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.contexts import refuse_compiled
+from winml.modelkit.graph.files.graph_reading import graph_of
+from winml.modelkit.graph.files.reading import read_structure
+from winml.modelkit.inspect.node_facts import GraphFacts, NodeFacts, read_facts
+from winml.modelkit.inspect.provider_fit import Basis, Finding, FindingKind, ListedLimit, ProviderFit
+from winml.modelkit.inspect.provider_remedies import remedy_for
+from winml.modelkit.runtime.devices import ChosenProvider, choose_provider, present_providers
+from winml.modelkit.runtime.execution_providers import Device, find_execution_provider, short_name
+from winml.modelkit.runtime.placement.assignment import can_be_asked, find_assignment
+from winml.modelkit.runtime.placement.documented_operators import OperatorTable, documented_providers, operator_table
+from winml.modelkit.runtime.placement.kernels import TypedNode, kernel_table
+from winml.modelkit.runtime.provider_versions import provider_version
+from winml.modelkit.runtime.sessions import CPU
+
+__all__ = ["check_provider"]
+
+SAID_NOTHING = "the provider does not say why"
+
+
+def check_provider(path: Path, ep: str, device: Device | None = None, options: Mapping[str, str] = {}) -> ProviderFit:
+    """Find out whether a provider runs a file.
+
+    Args:
+        path: An ONNX file.
+        ep: Name of the provider, short or ONNX Runtime's.
+        device: Kind of processor; None: the default of the provider.
+        options: Options of the provider, where it is installed.
+
+    Raises:
+        UsageError: the provider is unknown, does not run on the device or takes no such options; or nothing is known of
+            it here.
+        InputError: the file is no ONNX model, or is compiled already.
+        StageError: the installed provider cannot be loaded, or ended its process.
+    """
+    judgement = _Judgement.of(path, ep, device, options)
+    is_cpu = judgement.chosen.names == CPU
+    # What the CPU provider takes shows without a session, for which weights are read.
+    ways = (judgement.by_kernels, judgement.by_session) if is_cpu else (judgement.by_session, judgement.by_kernels)
+    for ask in ways if judgement.is_present else ():
+        if (fit := ask()) is not None:
+            return fit
+    if judgement.table is not None:
+        return judgement.by_document(judgement.table)
+    raise UsageError(
+        f"--ep {ep}: {judgement.chosen.provider.name} is not installed, and winml has no table of its operators",
+        hint=f"winml sys says how to install it. There are tables of {', '.join(documented_providers())}.",
+    )
+
+
+_Key = tuple[FindingKind, str, str]
+"""Kind, what and reason of a finding."""
+
+
+@dataclass
+class _Judgement:
+    """One file and one provider; findings grow while nodes are judged."""
+
+    path: Path
+    facts: GraphFacts
+    chosen: ChosenProvider
+    is_present: bool
+    table: OperatorTable | None
+    found: dict[_Key, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
+    """Finding → module and name of each node."""
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, path: Path, ep: str, device: Device | None, options: Mapping[str, str]) -> _Judgement:
+        """Read a file and find the provider."""
+        provider = find_execution_provider(ep)
+        is_present = provider.name in present_providers()
+        if is_present:
+            chosen = choose_provider(ep, device, options)
+        else:
+            chosen = ChosenProvider(provider, device or provider.devices[0], dict(options))
+            if chosen.device not in provider.devices:
+                raise UsageError(
+                    f"--device {device}: {provider.name} runs on {' or '.join(provider.devices)}",
+                    hint="Leave --device out, or give another --ep.",
+                )
+        model = read_structure(path)
+        refuse_compiled(graph_of(model, path))
+        facts = read_facts(model)
+        found = cls(path, facts, chosen, is_present, operator_table(short_name(provider.name)))
+        found.notes += facts.notes
+        return found
+
+    @property
+    def open_places(self) -> Mapping[str, object]:
+        """The open dimensions that the provider refuses."""
+        return {} if self.chosen.provider.takes_dynamic else self.facts.open_places
+
+    def by_session(self) -> ProviderFit | None:
+        """Ask the provider; None where it opens no session and has no table."""
+        if not can_be_asked():
+            self.notes.append(
+                f"ONNX Runtime {ort.__version__} does not tell which provider gets a node: 1.24 and later do."
+            )
+            return None
+        assignment = find_assignment(self.path, self.chosen)
+        if assignment.problem:
+            self.notes.append(f"{self.chosen.provider.name} opened no session: {assignment.problem}")
+            if self.table is None:
+                return None
+            self._add("graph", "the whole graph", assignment.problem, "", "")
+            return self.by_document(self.table)
+        by_name = {node.name: node for node in self.facts.nodes}
+        for assigned in assignment.nodes:
+            if assigned.is_taken:
+                continue
+            facts = by_name.get(assigned.name) or NodeFacts(
+                assigned.name,
+                assigned.op_type,
+                "" if assigned.domain == "ai.onnx" else assigned.domain,
+                self.facts.module_of_name(assigned.name, assigned.op_type),
+                (),
+                (),
+                frozenset(),
+            )
+            self._leave(facts, assignment.reasons.get(assigned.name, ""))
+        gone = len(self.facts.nodes) - len(assignment.nodes)
+        if gone > 0:
+            self.notes.append(f"ONNX Runtime computes or joins {gone} nodes of the file before it asks a provider.")
+        taken = sum(node.is_taken for node in assignment.nodes)
+        version = (
+            f"{self.chosen.provider.name} {provider_version(self.chosen.provider)}, ONNX Runtime {ort.__version__}"
+        )
+        return self._fit("provider", version, len(assignment.nodes), taken)
+
+    def by_kernels(self) -> ProviderFit | None:
+        """Look for a kernel for every node; None where the provider lists none."""
+        table = kernel_table(self.chosen.provider.name, self.facts.opsets)
+        if table is None:
+            return None
+        left = 0
+        for node in self.facts.nodes:
+            refusal = table.refusal(TypedNode(node.op_type, node.domain, node.inputs, node.outputs))
+            left += refusal is not None
+            if refusal is not None:
+                kind: FindingKind = "dtype" if refusal[0] == "dtype" else "operator"
+                self._add(kind, _typed_name(node) if kind == "dtype" else node.operator, refusal[1], *_place(node))
+        return self._fit(
+            "kernels", f"ONNX Runtime {ort.__version__}", len(self.facts.nodes), len(self.facts.nodes) - left
+        )
+
+    def by_document(self, table: OperatorTable) -> ProviderFit:
+        """Look every node up in the table of the documentation."""
+        left = 0
+        opset = self.facts.opsets.get("", 1)
+        if table.opsets is not None and not table.opsets[0] <= opset <= table.opsets[1]:
+            self._add("graph", f"opset {opset}", f"{table.opsets[0]} to {table.opsets[1]} are taken", "", "")
+        for node in self.facts.nodes:
+            refusals = list(self._documented_refusals(node, table))
+            left += bool(refusals)
+            for kind, what, reason in refusals:
+                self._add(kind, what, reason, *_place(node))
+        self.notes += [table.caveat] if table.caveat else []
+        if not self.is_present:
+            self.notes.append(
+                "The provider is not installed here: this is what its documentation lists, not an answer."
+            )
+        fit = self._fit(
+            "document", f"{table.version}: {table.source}", len(self.facts.nodes), len(self.facts.nodes) - left
+        )
+        return replace(fit, limits=tuple(self._limits(table)))
+
+    def _documented_refusals(self, node: NodeFacts, table: OperatorTable) -> Iterator[_Key]:
+        for name in sorted(node.open_names & self.open_places.keys()):
+            yield "open size", name, "the provider needs fixed sizes"
+        if node.operator not in table.operators:
+            if node.operator not in table.also:
+                yield "operator", node.operator, "it is not in the list"
+            return
+        listed = table.operators[node.operator]
+        if listed.devices and self.chosen.device not in listed.devices:
+            yield "operator", node.operator, f"it runs on the {' or '.join(listed.devices)} only"
+        dtype = node.inputs[0] if node.inputs else None
+        if listed.types and dtype is not None and dtype not in (*listed.types, *table.casts):
+            yield "dtype", _typed_name(node), f"the list has {', '.join(listed.types)}"
+
+    def _limits(self, table: OperatorTable) -> Iterator[ListedLimit]:
+        counts = Counter(node.operator for node in self.facts.nodes)
+        for operator, count in counts.most_common():
+            limit = table.also.get(operator) or (table.operators[operator].limit if operator in table.operators else "")
+            if limit:
+                yield ListedLimit(operator, limit, count)
+
+    def _leave(self, node: NodeFacts, reason: str) -> None:
+        """Add a node that the provider itself leaves, under the cause that is known."""
+        open_names = sorted(node.open_names & self.open_places.keys())
+        for name in open_names:
+            self._add("open size", name, "the provider needs fixed sizes", *_place(node))
+        if open_names:
+            return
+        is_listed = self.table is None or node.operator in (*self.table.operators, *self.table.also)
+        self._add("refused" if is_listed else "operator", node.operator, reason or SAID_NOTHING, *_place(node))
+
+    def _add(self, kind: FindingKind, what: str, reason: str, module: str, name: str) -> None:
+        self.found[kind, what, reason].append((module, name))
+
+    def _fit(self, basis: Basis, source: str, nodes: int, taken: int) -> ProviderFit:
+        findings = []
+        for (kind, what, reason), places in self.found.items():
+            modules = Counter(module for module, _ in places)
+            names = tuple(name for _, name in places if name)
+            is_node = kind != "graph"
+            remedy = remedy_for(kind, what, self.path, self.facts, self.chosen)
+            findings.append(Finding(kind, what, reason, remedy, dict(modules.most_common()) if is_node else {}, names))
+        findings.sort(key=lambda finding: (finding.kind != "graph", -sum(finding.modules.values())))
+        provider = self.chosen.provider
+        return ProviderFit(
+            provider=short_name(provider.name),
+            name=provider.name,
+            device=self.chosen.device_words,
+            basis=basis,
+            source=source,
+            nodes=nodes,
+            taken=taken,
+            findings=tuple(findings),
+            limits=(),
+            notes=tuple(self.notes),
+        )
+
+
+def _place(node: NodeFacts) -> tuple[str, str]:
+    return node.module, node.name
+
+
+def _typed_name(node: NodeFacts) -> str:
+    """Return the operator and the element types of its inputs."""
+    types = ", ".join(dict.fromkeys(dtype for dtype in node.inputs if dtype is not None))
+    return f"{node.operator} of {types or 'unknown types'}"

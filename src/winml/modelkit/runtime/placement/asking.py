@@ -1,0 +1,82 @@
+"""Asks ONNX Runtime in a process of its own which provider got which node, or which kernels it has.
+
+Run as ``python -m``: a provider that fails may end its process, and prints what it wants to; listing the kernels ends
+that of onnxruntime-openvino 1.24.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+from onnxruntime.capi import _pybind_state as ort_state
+
+from winml.modelkit.errors import WinMLError
+from winml.modelkit.runtime.bindings.ort_errors import ORT_ERRORS, ort_reason
+from winml.modelkit.runtime.bindings.plug_ins import named_providers
+
+__all__ = ["main"]
+
+SEVERITY_VERBOSE = 0
+"""Specified: some providers say at this severity alone why they leave a node."""
+
+
+def main(task: dict[str, Any]) -> None:
+    """Write the answer to a question.
+
+    Args:
+        task: ``answer`` (the file to write), and ``kernels_of`` (a provider), or ``model``, ``providers`` and
+            ``options``.
+    """
+    answer = _kernels(task["kernels_of"]) if "kernels_of" in task else _assignment(task)
+    Path(task["answer"]).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def _assignment(task: dict[str, Any]) -> dict[str, Any]:
+    options = ort.SessionOptions()
+    options.log_severity_level = SEVERITY_VERBOSE
+    # What a default session does to a graph before it asks its providers.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        providers = named_providers(options, task["providers"], task["options"])
+        session = ort.InferenceSession(task["model"], sess_options=options, **providers, enable_fallback=0)
+    except WinMLError as error:
+        return {"problem": error.message}
+    except ORT_ERRORS as error:
+        return {"problem": ort_reason(error)}
+    return {
+        "assigned": [
+            [part.ep_name, node.name, node.op_type, node.domain]
+            for part in session.get_provider_graph_assignment_info()
+            for node in part.get_nodes()
+        ]
+    }
+
+
+def _kernels(provider: str) -> dict[str, Any]:
+    return {
+        "kernels": [
+            [kernel.domain, kernel.op_name, *kernel.version_range, kernel.type_constraints]
+            for kernel in ort_state.get_all_opkernel_def()
+            if kernel.provider == provider
+        ],
+        "schemas": [
+            [
+                schema.domain,
+                schema.name,
+                schema.since_version,
+                [[value.name, value.typeStr] for value in schema.inputs],
+                [[value.name, value.typeStr] for value in schema.outputs],
+            ]
+            for schema in ort_state.get_all_operator_schema()
+        ],
+    }
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

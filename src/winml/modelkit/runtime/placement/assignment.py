@@ -1,0 +1,91 @@
+"""Asks an installed execution provider which nodes of a file it takes, by opening a session in a process of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnxruntime as ort
+
+from winml.modelkit.errors import StageError
+from winml.modelkit.runtime.devices import ChosenProvider
+from winml.modelkit.runtime.placement.own_process import answered
+
+__all__ = ["AssignedNode", "Assignment", "can_be_asked", "find_assignment"]
+
+_NODE = re.compile(r"Operator type: \S+ Node name: (.*?) Node index: \d+")
+_REASON = re.compile(r"^\s*REASON : (.*\S)")
+"""How QNN's provider names the nodes of a unit that it refuses, and then why."""
+
+
+@dataclass(frozen=True)
+class AssignedNode:
+    """A node as a session has it when providers are asked: folded and fused by then."""
+
+    name: str
+    op_type: str
+    domain: str
+    is_taken: bool
+    """Whether the provider runs it; else the CPU provider does."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a provider takes of a graph."""
+
+    nodes: tuple[AssignedNode, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Name of a node that is left → why, where the provider says it."""
+    problem: str = ""
+    """Why no session could be opened; then there are no nodes."""
+
+
+def can_be_asked() -> bool:
+    """Say whether the installed ONNX Runtime tells which provider got which node."""
+    return hasattr(ort.InferenceSession, "get_provider_graph_assignment_info")
+
+
+def find_assignment(model: Path, chosen: ChosenProvider) -> Assignment:
+    """Return which nodes of a file a provider takes. It compiles what it takes, which may last.
+
+    Args:
+        model: An ONNX file, with its data beside it.
+        chosen: The provider, its device and options.
+
+    Raises:
+        StageError: the process ended without an answer.
+    """
+    question = {"model": str(model.absolute()), "providers": list(chosen.names), "options": dict(chosen.options)}
+    with answered(question) as (told, log):
+        name = chosen.provider.name
+        if told is None:
+            raise StageError(
+                f"{name} ended its process before it said which nodes it takes",
+                hint=f"{_last_line(log)} Give other --ep-options, or another --ep.".strip(),
+            )
+        if "problem" in told:
+            return Assignment(reasons=_reasons(log), problem=told["problem"])
+        nodes = tuple(AssignedNode(node, op_type, domain, ep == name) for ep, node, op_type, domain in told["assigned"])
+        return Assignment(nodes, _reasons(log))
+
+
+def _reasons(log: Path) -> dict[str, str]:
+    reasons: dict[str, str] = {}
+    names: list[str] = []
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if found := _NODE.search(line):
+                names.append(found[1])
+            elif found := _REASON.match(line):
+                reasons |= dict.fromkeys(names, found[1])
+                names = []
+            elif line.strip():
+                names = []
+    return reasons
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((f"Its last words: {line.strip()[:200]}." for line in reversed(lines) if line.strip()), "")

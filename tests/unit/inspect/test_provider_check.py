@@ -1,0 +1,143 @@
+"""What keeps nodes from an execution provider: asked of its kernels, and read in its documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.inspect.node_facts import read_facts
+from winml.modelkit.inspect.provider_check import check_provider
+from winml.modelkit.inspect.provider_fit import ProviderFit
+from winml.modelkit.metadata_keys import MODULE_KEY, TAG_KEY
+from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
+from winml.modelkit.runtime.placement.documented_operators import documented_providers, operator_table
+from winml.modelkit.runtime.placement.kernels import kernel_table
+
+Check = Callable[..., ProviderFit]
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    """Return what builds two tagged nodes, ``Relu`` and another operator, and checks them."""
+
+    def build(ep: str, operator: str = "Erf", dtype: int = TensorProto.FLOAT, **options: str) -> ProviderFit:
+        size: str | int = "batch" if options.pop("sizes", "") == "open" else 2
+        nodes = [
+            helper.make_node("Relu", ["x"], ["h"], name="/block/Relu"),
+            helper.make_node(operator, ["h"], ["y"], name="/block/act/Op", domain=options.pop("domain", "")),
+        ]
+        for node, tag, path in zip(nodes, ("/Net/Block", "/Net/Block/Act"), ("block", "block.act"), strict=True):
+            node.metadata_props.add(key=TAG_KEY, value=tag)
+            node.metadata_props.add(key=MODULE_KEY, value=path)
+        values = [helper.make_tensor_value_info(name, dtype, [size, 3]) for name in "xy"]
+        graph = helper.make_graph(nodes, "net", values[:1], values[1:])
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+        path = tmp_path / "model.onnx"
+        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+        return check_provider(path, ep, None, options)
+
+    return build
+
+
+def test_documented_operator_is_taken_and_one_that_is_not_listed_is_named_with_its_module(check: Check) -> None:
+    """NNAPI's list has Relu and not Erf; the source and its version are told."""
+    fit = check("nnapi")
+    assert (("document", 2, 1), False) == ((fit.basis, fit.nodes, fit.taken), fit.runs_all)
+    assert [("operator", "Erf", {"block.act": 1}, ("/block/act/Op",))] == [
+        (finding.kind, finding.what, finding.modules, finding.nodes) for finding in fit.findings
+    ]
+    assert "--check" in fit.findings[0].remedy
+    assert "nnapi_supported_ops.md" in fit.source
+    assert check("nnapi", "Sigmoid").runs_all
+
+
+def test_open_size_is_a_finding_where_the_provider_needs_fixed_ones(check: Check) -> None:
+    """Every node that depends on it is left; the remedy is a command with the name of the size."""
+    fit = check("nnapi", "Sigmoid", sizes="open")
+    assert [("open size", "batch", {"block": 1, "block.act": 1})] == [
+        (finding.kind, finding.what, finding.modules) for finding in fit.findings
+    ]
+    assert 0 == fit.taken
+    assert """--shape-config '{"batch": 1}'""" in fit.findings[0].remedy
+    assert check("tensorrt", "Sigmoid", sizes="open").runs_all
+
+
+def test_element_type_that_the_document_does_not_list_is_a_finding(check: Check) -> None:
+    """TensorRT's list has no int8 for Relu; float64 is cast."""
+    fit = check("tensorrt", "Abs", TensorProto.INT8)
+    assert ["Relu of int8", "Abs of int8"] == [finding.what for finding in fit.findings]
+    assert {"dtype"} == {finding.kind for finding in fit.findings}
+    assert check("tensorrt", "Abs", TensorProto.DOUBLE).runs_all
+
+
+def test_operator_that_runs_on_another_device_only_is_a_finding(check: Check) -> None:
+    """QNN's list limits it to one backend; what it asks for besides is told as a limit."""
+    fit = check("qnn", "IsInf")
+    assert [("operator", "IsInf", "it runs on the cpu only")] == [
+        (finding.kind, finding.what, finding.reason) for finding in fit.findings
+    ]
+    assert [("IsInf", 1)] == [(limit.operator, limit.count) for limit in fit.limits]
+
+
+def test_cpu_provider_is_asked_for_its_kernels(check: Check) -> None:
+    """It has kernels of Erf for float32 and not for float64, and no operator of another domain."""
+    fit = check("cpu")
+    assert (("kernels", 2, 2), True) == ((fit.basis, fit.nodes, fit.taken), fit.runs_all)
+    fit = check("cpu", dtype=TensorProto.DOUBLE)
+    assert [("dtype", "Erf of float64", "kernels take float32")] == [
+        (finding.kind, finding.what, finding.reason) for finding in fit.findings
+    ]
+    fit = check("cpu", "Unheard", domain="com.microsoft")
+    assert [("operator", "com.microsoft.Unheard")] == [(finding.kind, finding.what) for finding in fit.findings]
+
+
+def test_listed_kernels_are_those_a_session_finds() -> None:
+    """The private list of ONNX Runtime says what its sessions do: Erf has one kernel, which takes float32."""
+    table = kernel_table("CPUExecutionProvider", {"": 17})
+    assert table is not None
+    assert [("T", frozenset({"float32"}))] == list(table.kernels["", "Erf"][-1].types.items())
+
+
+def test_provider_of_which_nothing_is_known_is_refused(check: Check) -> None:
+    """It is not installed and has no table; the message names those that have one."""
+    with pytest.raises(UsageError, match="no table of its operators") as caught:
+        check("vitisai")
+    assert "tensorrt" in (caught.value.hint or "")
+
+
+def test_compiled_model_is_refused(check: Check) -> None:
+    """What a provider compiled is no graph any more."""
+    with pytest.raises(InputError, match="compiled already"):
+        check("qnn", "EPContext", domain="com.microsoft")
+
+
+def test_tables_are_of_known_providers_and_name_their_source() -> None:
+    """Each has an address, a version and operators of ONNX that onnx knows, but for those of older versions."""
+    old = {"ImageScaler", "ParametricSoftplus", "ScaledTanh", "Inverse", "GroupNormalization", "Upsample", "Scatter"}
+    known = {schema.name for schema in onnx.defs.get_all_schemas_with_history()} | old
+    for short in documented_providers():
+        table = operator_table(short)
+        assert table is not None
+        assert (True, True) == (short in EXECUTION_PROVIDERS, table.source.startswith("https://"))
+        assert table.version
+        assert set() == {name for name in table.operators if "." not in name} - known
+
+
+def test_sizes_that_follow_from_others_and_unknown_shapes_are_told() -> None:
+    """A value without a shape depends on every open size; one with an expression on those in it."""
+    graph = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["i"], name="a"), helper.make_node("Relu", ["x"], ["y"], name="b")],
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "past + new"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2])],
+    )
+    model = helper.make_model(graph)
+    model.metadata_props.add(key="winml.io.inputs", value='[{"sums": {"past + new": ["past", "new"]}}]')
+    facts = read_facts(model)
+    assert ({"batch", "past + new"}, {"past + new"}) == (set(facts.open_places), set(facts.sums))
+    assert [{"batch", "past + new"}] * 2 == [set(node.open_names) for node in facts.nodes]
