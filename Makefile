@@ -44,5 +44,5 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) scripts/check_python.py
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --disable-pip-version-check -c constraints.txt -e ".[demo,eval,test,dev]"
+	$(RUN) -m pip install --disable-pip-version-check -c constraints.txt -e ".[demo,eval,ray,test,dev]"
 	touch $(READY)

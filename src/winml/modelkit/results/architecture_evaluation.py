@@ -14,7 +14,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-__all__ = ["AUTO", "EXPORTERS", "Architecture", "Attempt", "Evaluation", "ExporterWish", "State", "count_states"]
+__all__ = [
+    "AUTO",
+    "EXPORTERS",
+    "Architecture",
+    "Attempt",
+    "Evaluation",
+    "ExporterWish",
+    "State",
+    "architecture_from_record",
+    "count_states",
+]
 
 ExporterWish = Literal["auto", "torchscript", "dynamo"]
 AUTO: ExporterWish = "auto"
@@ -122,7 +132,7 @@ class Evaluation:
         if not path.is_file():
             return cls(path)
         content = json.loads(path.read_text(encoding="utf-8"))
-        architectures = [_read_architecture(entry) for entry in content["architectures"]]
+        architectures = [architecture_from_record(entry) for entry in content["architectures"]]
         return cls(path, content["versions"], content["bounds"], {item.model_type: item for item in architectures})
 
     def save(self) -> None:
@@ -149,7 +159,8 @@ def count_states(architectures: Sequence[Architecture], exporter: str = AUTO) ->
     return Counter(state for item in architectures if (state := item.state(exporter)) is not None)
 
 
-def _read_architecture(entry: dict[str, Any]) -> Architecture:
+def architecture_from_record(entry: dict[str, Any]) -> Architecture:
+    """Return the model type that a JSON record was made of."""
     attempts = {name: Attempt(**_with_tuples(attempt)) for name, attempt in entry["attempts"].items()}
     return Architecture(**{**_with_tuples(entry), "attempts": attempts})
 
