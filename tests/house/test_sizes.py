@@ -43,6 +43,7 @@ MANY_PARAMETERS: dict[str, str] = {
     "flows.quantize.quantize:quantize_onnx": _PUBLIC,
     "flows.quantize.sensitivity:quantization_sensitivity": _PUBLIC,
     "flows.optimize:run_optimize_analyze_loop": _PUBLIC,
+    "sweep.sweep:sweep_models": _PUBLIC,
     "export.preparation:prepared_for_export": "each keyword is a field of a part: what is called, where, and how",
     "runtime.sessions:Session.__init__": "the one place that opens sessions: each keyword is an option of ONNX Runtime",
 }

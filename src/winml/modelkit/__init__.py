@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from winml.modelkit.inference.auto_model import WinMLAutoModel
     from winml.modelkit.results.build_result import BuildResult
     from winml.modelkit.results.export_result import ExportResult
+    from winml.modelkit.sweep.sweep import sweep_models
 
 __all__ = [
     "BuildResult",
@@ -69,6 +70,7 @@ __all__ = [
     "quantization_sensitivity",
     "quantize_onnx",
     "run_optimize_analyze_loop",
+    "sweep_models",
 ]
 
 _INFERENCE_PREFIX = "WinMLModelFor"
@@ -102,6 +104,7 @@ _HOMES = {
     "quantization_sensitivity": "flows.quantize.sensitivity",
     "quantize_onnx": "flows.quantize.quantize",
     "run_optimize_analyze_loop": "flows.optimize",
+    "sweep_models": "sweep.sweep",
 }
 
 

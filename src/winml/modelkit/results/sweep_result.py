@@ -124,7 +124,9 @@ class SweepResult:
     machine: Mapping[str, Any] = field(default_factory=dict)
     """Where this table was written; cells of a cluster name theirs."""
     jobs: int = 1
-    """Processes at a time."""
+    """Processes at a time; 0: as many as a cluster has CPUs."""
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    """``seconds`` and ``memory_bytes`` that one cell may take."""
     reused: int = 0
     """Cells that an earlier run had finished."""
     notes: tuple[str, ...] = ()
@@ -151,7 +153,14 @@ class SweepResult:
             "versions": dict(self.versions),
             "machine": dict(self.machine),
             "jobs": self.jobs,
-            "counts": {"total": self.total, "done": 0, "failed": 0, **Counter(cell.state for cell in self.cells)},
+            "bounds": dict(self.bounds),
+            "counts": {
+                "total": self.total,
+                "reused": self.reused,
+                "done": 0,
+                "failed": 0,
+                **Counter(cell.state for cell in self.cells),
+            },
             "first_failure": None
             if first is None
             else {"cell_id": first.cell_id, "step": first.step, "problem": first.problem},

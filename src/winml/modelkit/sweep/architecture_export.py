@@ -44,16 +44,7 @@ from winml.modelkit.results.export_result import ExportResult
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.sweep.small_configs import WAYS, Aspect, default_content, shrink
 
-__all__ = ["PRELOAD", "ExportOrder", "error_line", "find_small_model", "tried_export"]
-
-PRELOAD = (
-    "onnxruntime",
-    "torch._dynamo",
-    "torch.onnx._internal.exporter._core",
-    "transformers.generation",
-    "winml.modelkit.flows.export.export",
-)
-"""Modules that every export imports."""
+__all__ = ["ExportOrder", "error_line", "find_small_model", "tried_export"]
 
 MOST_PARAMETERS = 160_000_000
 """Chosen: a model of 640 MB is exported in seconds; a larger one does not count as small."""

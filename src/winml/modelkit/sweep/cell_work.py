@@ -30,13 +30,23 @@ from winml.modelkit.sweep.plan import RANDOM_PREFIX, request_of
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["CellOrder", "run_cell"]
+__all__ = ["PRELOAD", "CellOrder", "run_cell"]
+
+PRELOAD = (
+    "onnxruntime",
+    "torch._dynamo",
+    "torch.onnx._internal.exporter._core",
+    "transformers.generation",
+    "winml.modelkit.flows.export.export",
+)
+"""Modules that every export of a PyTorch model imports."""
 
 _BUILD = "build"
 """Folder of what is built, in that of the cell."""
 _SMALL_MODEL = "architecture.json"
-_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
-_FULL_WORDS = "No space left on device"
+_FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
+_FULL_WORDS = tuple(os.strerror(number) for number in _FULL)
+"""As libraries in C++ say it."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,8 @@ class CellOrder:
     artifacts: str | None = None
     """Folder or URL the files go to; None: they stay where they are."""
     keeps_files: bool = True
+    directory: Path = field(default_factory=Path.cwd)
+    """Working directory of who asked, by which paths of models are meant."""
 
     @property
     def pending(self) -> CellResult:
@@ -71,12 +83,12 @@ def run_cell(order: CellOrder, report: Callable[[CellResult], None]) -> CellResu
     for name in ("SIGINT", "SIGHUP"):
         if hasattr(signal, name) and threading.current_thread() is threading.main_thread():
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if order.directory.is_dir():
+        os.chdir(order.directory)
     work = _CellWork(order, report)
     try:
         with _own_place(order.folder):
             work.run()
-    except WinMLError as error:
-        return work.failed(error)
     except Exception as error:
         return work.failed(error)
     return work.result()
@@ -136,8 +148,8 @@ class _CellWork:
         from winml.modelkit.sweep.architecture_export import error_line
 
         so_far = replace(self._so_far(), artifacts=self._artifacts())
-        if _is_disk_full(error):
-            return replace(so_far, state="stopped", problem="the disk is full")
+        if words := _full_disk_words(error):
+            return replace(so_far, state="stopped", problem=f"the disk takes no more: {words}")
         if not isinstance(error, WinMLError):
             return replace(so_far, problem=f"internal error: {error_line(error)}", exit_code=1)
         if isinstance(error, ExportError):
@@ -310,9 +322,13 @@ class _ToldError(WinMLError):
         self.exit_code = exit_code  # type: ignore[misc]  # of the verb that does this alone
 
 
-def _is_disk_full(error: BaseException | None) -> bool:
+def _full_disk_words(error: BaseException | None) -> str:
+    """Return how the system says that a disk takes no more, where an error came of that; empty for any other."""
     while error is not None:
-        if getattr(error, "errno", None) in _FULL or _FULL_WORDS in str(error):
-            return True
+        number = getattr(error, "errno", None)
+        if isinstance(number, int) and number in _FULL:
+            return os.strerror(number)
+        if words := next((words for words in _FULL_WORDS if words in str(error)), ""):
+            return words
         error = error.__cause__ or error.__context__
-    return False
+    return ""

@@ -196,6 +196,6 @@ def held_sweep(path: Path) -> Iterator[SweepFolder]:
     except OSError as error:
         raise write_error(path, error) from error
     try:
-        yield SweepFolder(path)
+        yield SweepFolder(path.absolute())
     finally:
         lock.release(force=True)

@@ -13,7 +13,7 @@ import re
 import socket
 import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,13 @@ class RayQueue:
         """Processes at a time on one machine, as far as is known here."""
         return self.most or 0
 
-    def results(self, cells: Sequence[Cell], place: Place, listener: SweepListener) -> Iterator[CellResult]:
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """What one cell may take; memory is its share of each machine where nothing is said."""
+        memory = {} if self.resident_bytes is None else {"memory_bytes": self.resident_bytes}
+        return {"seconds": self.seconds, **memory}
+
+    def results(self, cells: Sequence[Cell], place: Place, listener: SweepListener) -> Generator[CellResult]:
         """Yield the result of every cell, in the order they end.
 
         Raises:
@@ -120,7 +126,7 @@ def _marked(place: Place) -> Iterator[Path | None]:
     if place.artifacts is not None:
         yield None
         return
-    marker = place.folder.path.absolute() / f"{_MARKER}-{uuid.uuid4().hex}"
+    marker = place.folder.path / f"{_MARKER}-{uuid.uuid4().hex}"
     marker.touch()
     try:
         yield marker

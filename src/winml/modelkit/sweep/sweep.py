@@ -35,7 +35,15 @@ from winml.modelkit.sweep.work_queue import LocalQueue, Place, SweepListener, Wo
 from winml.modelkit.version import __version__
 from winml.modelkit.words import json_printable
 
-__all__ = ["SweepOptions", "SweepStoppedError", "read_results", "refuse_early", "run_sweep", "sweep"]
+__all__ = [
+    "SweepOptions",
+    "SweepStoppedError",
+    "changed_plan",
+    "read_results",
+    "refuse_early",
+    "run_sweep",
+    "sweep_models",
+]
 
 _LIBRARIES = ("torch", "transformers", "onnx-ir", "onnxscript", "onnxruntime")
 DEFAULT_SECONDS = 3600.0
@@ -70,7 +78,7 @@ class SweepStoppedError(StageError):
     """A sweep cannot go on, for a reason that no model has; what is finished stays."""
 
 
-def sweep(
+def sweep_models(
     models: str | os.PathLike[str] | Mapping[str, Any] | Sequence[str],
     output: str | os.PathLike[str],
     *,
@@ -161,30 +169,48 @@ def run_sweep(
     with held_sweep(output) as folder:
         folder.write(output / SWEEP_PLAN_NAME, f"{plan.model_dump_json(indent=1)}\n")
         results = {cell.cell_id: found for cell in cells if (found := _finished(folder, cell, options)) is not None}
-        reused = len(results)
-        place = Place(folder, options.artifacts, options.keeps_files)
-        queue = _queue(plan, options)
-        unfinished = [cell for cell in cells if cell.cell_id not in results]
-        by_id = {cell.cell_id: cell for cell in unfinished}
+        reused, queue = len(results), _queue(plan, options)
         try:
-            with closing(queue.results(unfinished, place, listener)) as endings:  # type: ignore[type-var]
-                for result in endings:
-                    if result.state == "stopped":
-                        raise SweepStoppedError(
-                            f"{result.model}: {result.problem}; {len(results)} of {len(cells)} cells are finished",
-                            hint="Mend it, and run the same command again: it goes on from there.",
-                        )
-                    folder.keep(by_id[result.cell_id], result)
-                    results[result.cell_id] = result
-                    listener.on_end(result)
-                    if not options.keeps_files:
-                        _drop_files(folder, result, cells, results)
+            _do_cells(cells, results, (folder, queue, options), listener)
         finally:
             # Also of a sweep that was stopped: what is finished is shown.
-            outcome = _outcome(plan, output, options, (cells, results))
-            outcome = replace(outcome, jobs=queue.jobs, reused=reused, notes=(*notes, *_notes(plan, queue.jobs)))
+            outcome = replace(
+                _outcome(plan, output, options, (cells, results)),
+                jobs=queue.jobs,
+                bounds=queue.limits,
+                reused=reused,
+                notes=(*notes, *_notes(plan, queue.jobs)),
+            )
             _write_tables(folder, outcome)
         return outcome
+
+
+def _do_cells(
+    cells: Sequence[Cell],
+    results: dict[str, CellResult],
+    run: tuple[SweepFolder, WorkQueue, SweepOptions],
+    listener: SweepListener,
+) -> None:
+    """Do the cells that have no result yet; each result is kept as soon as it is there.
+
+    Raises:
+        SweepStoppedError: one could not be done for a reason that no model has.
+    """
+    folder, queue, options = run
+    unfinished = {cell.cell_id: cell for cell in cells if cell.cell_id not in results}
+    place = Place(folder, options.artifacts, options.keeps_files)
+    with closing(queue.results(list(unfinished.values()), place, listener)) as endings:
+        for result in endings:
+            if result.state == "stopped":
+                raise SweepStoppedError(
+                    f"{result.model}: {result.problem}; {len(results)} of {len(cells)} cells are finished",
+                    hint="Mend it, and run the same command again: it goes on from there.",
+                )
+            folder.keep(unfinished[result.cell_id], result)
+            results[result.cell_id] = result
+            listener.on_end(result)
+            if not options.keeps_files:
+                _drop_files(folder, result, cells, results)
 
 
 def _finished(folder: SweepFolder, cell: Cell, options: SweepOptions) -> CellResult | None:
@@ -257,6 +283,7 @@ def read_results(path: Path) -> SweepResult:
     try:
         record = read_json_file(file)
         cells = tuple(cell_from_record(cell) for cell in record["cells"])
-        return SweepResult(record["folder"], record["plan"], cells, record["counts"]["total"])
+        kept = {name: record[name] for name in ("versions", "machine", "jobs", "bounds")}
+        return SweepResult(record["folder"], record["plan"], cells, record["counts"]["total"], **kept)
     except (OSError, JsonError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: holds no results of a sweep", hint="Give the folder of a finished sweep.") from error

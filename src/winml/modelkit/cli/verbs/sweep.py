@@ -77,9 +77,7 @@ def command(**options: Any) -> None:
         with shown_sweep(ended, quiet=options["quiet"]) as listener:
             result = run_sweep(plan, options["output"], asked, listener, notes=notes)
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"{len(ended)} cells were finished in this run; the same command goes on from there"
-        ) from None
+        raise Interrupted(f"finished in this run: {len(ended)}; the same command goes on from there") from None
     show_result(result.as_record(), options, lambda console: print_sweep(result, console))
     _end(result)
 
