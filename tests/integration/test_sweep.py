@@ -22,6 +22,14 @@ from winml.modelkit.sweep.cells import Cell
 from winml.modelkit.sweep.sweep import SweepOptions, SweepStoppedError
 from winml.modelkit.sweep.work_queue import SweepListener
 
+OBEYING = """
+import signal
+# Tests that run in the background of a shell ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from winml.modelkit.__main__ import main
+main()
+"""
+"""Runs the command, which obeys Ctrl-C wherever it was started."""
 LEVELS = {"optim.level": ["none", "full"]}
 
 
@@ -163,7 +171,7 @@ def test_artifacts_go_to_a_url(models: dict[str, str], tmp_path: Path) -> None:
 def test_interrupted_sweep_leaves_no_process_and_goes_on(models: dict[str, str], tmp_path: Path) -> None:
     """Ctrl-C reaches all processes of a terminal; what had ended stands on disk."""
     (tmp_path / "plan.txt").write_text(f"{models['first']}\n{models['waits']}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "winml.modelkit", "sweep", "plan.txt", "-o", "swept", "--jobs", "1"]
+    command = [sys.executable, "-c", OBEYING, "sweep", "plan.txt", "-o", "swept", "--jobs", "1"]
     place = Path(models["first"]).parent
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as run:
         assert run.stderr is not None

@@ -80,7 +80,7 @@ def run_cell(order: CellOrder, report: Callable[[CellResult], None]) -> CellResu
         report: Called with the result so far before each step.
     """
     # Who started it says when it ends: a Ctrl-C reaches every process of a terminal.
-    for name in ("SIGINT", "SIGHUP"):
+    for name in ("SIGINT", "SIGHUP", "SIGTERM"):
         if hasattr(signal, name) and threading.current_thread() is threading.main_thread():
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     if order.directory.is_dir():
