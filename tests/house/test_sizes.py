@@ -27,6 +27,7 @@ LARGE_ROOMS: dict[str, str] = {
     "inference/generation": "short modules, three kinds of models: what runs each, and what prepares its prompt",
     "verify": "short modules, each one question about a file that was written, or one run it is compared with",
     "report": "one short renderer for each answer of a verb",
+    "sweep": "short modules, from plan to process to cluster; a fifth is the rules by which configs are made small",
 }
 LONG_MODULES: dict[str, str] = {}
 LONG_CLASSES: dict[str, str] = {}
