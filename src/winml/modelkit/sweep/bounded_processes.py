@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
@@ -83,7 +83,7 @@ def run_bounded(
     jobs: int,
     preload: Iterable[str] = (),
     on_message: Callable[[Call, Any], None] = lambda _call, _message: None,
-) -> Iterator[Ending]:
+) -> Generator[Ending]:
     """Run calls, ``jobs`` at a time, and yield how each ended, in the order they end.
 
     Processes that still run are killed when the caller closes the iterator early.

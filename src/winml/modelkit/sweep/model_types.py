@@ -23,14 +23,14 @@ def model_types(name: str, task: str | None = None) -> tuple[str, ...]:
         UsageError: there is no such model type.
     """
     from transformers.models.auto import modeling_auto
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if name == _ALL:
         generating = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         is_generating = task is not None and canonical_task(task) == _GENERATION
         return tuple(sorted(generating if is_generating else modeling_auto.MODEL_MAPPING_NAMES))
-    if name not in CONFIG_MAPPING_NAMES:
-        guess = nearest(name, CONFIG_MAPPING_NAMES)
+    if name not in CONFIG_MAPPING:
+        guess = nearest(name, list(CONFIG_MAPPING.keys()))
         raise UsageError(
             f"random:{name}: transformers has no model type {name!r}",
             hint=f"Did you mean {guess!r}?" if guess else "random:* is every type.",
