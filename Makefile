@@ -48,7 +48,7 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) scripts/check_python.py
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --disable-pip-version-check -c constraints.txt -e ".[demo,eval,test,dev]"
+	$(RUN) -m pip install --disable-pip-version-check -c constraints.txt -e ".[demo,eval,ray,test,dev]"
 	touch $(READY)
 
 # The oldest versions that pyproject.toml allows, in an environment of its own. uv is what can choose them.

@@ -9,15 +9,29 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from winml.modelkit.results.architecture_evaluation import AUTO, EXPORTERS, Architecture, Evaluation, State
+from winml.modelkit.results.architecture_evaluation import (
+    AUTO,
+    EXPORTERS,
+    Architecture,
+    Attempt,
+    Evaluation,
+    ExporterWish,
+    State,
+    architecture_from_record,
+    attempt_from_record,
+)
+from winml.modelkit.results.sweep_result import CellResult, SweepResult
 
-__all__ = ["document", "generation_summary", "summary", "write_documents"]
+__all__ = ["document", "evaluation_of", "generation_summary", "summary", "write_documents"]
 
 _FOLDER = Path("docs", "reference")
 _CAUSAL = "ForCausalLM"
+_TOOL = "winml-modelkit"
+_FIRST: ExporterWish = "torchscript"
 _OTHER_STATES = ("plain", "failed", "not run", "not built")
 _GENERATION_HEAD = """Written by `scripts/architecture_eval.py --task text-generation --docs`; a type that an earlier
 run verified is not run again. Every model type that transformers has a class for text generation for, small and random
@@ -42,6 +56,50 @@ with PyTorch in ONNX Runtime on two draws of inputs (images keep their size and 
 frames hide nothing), every node of it carries a tag, and every tag is that of a module
 that ran. Base models are exported, as a config without `architectures` asks for; heads add few operators of their own.
 """
+
+
+def evaluation_of(result: SweepResult) -> Evaluation:
+    """Return what a sweep with the step ``export`` found of each model type."""
+    architectures: dict[str, Architecture] = {}
+    for cell in result.cells:
+        model_type = cell.model.partition(":")[2]
+        architecture = _architecture(cell, model_type)
+        earlier = architectures.get(model_type)
+        attempts = {**(earlier.attempts if earlier else {}), **architecture.attempts}
+        architectures[model_type] = replace(architecture, attempts=attempts)
+    gigabytes = result.bounds["memory_bytes"] / 2**30
+    bounds = {"seconds": result.bounds["seconds"], "gigabytes": gigabytes}
+    versions = {name: version for name, version in result.versions.items() if name != _TOOL}
+    return Evaluation(versions, bounds, {name: _with_forced(item) for name, item in architectures.items()})
+
+
+def _architecture(cell: CellResult, model_type: str) -> Architecture:
+    """Return the model type of a cell with the attempt of its exporter, also where its process was killed."""
+    record = cell.details.get("architecture")
+    architecture = (
+        architecture_from_record(dict(record)) if record else Architecture(model_type, state_before="not built")
+    )
+    if not architecture.is_attempted:
+        return replace(architecture, problem=cell.problem)
+    record = cell.details.get("attempt")
+    attempt = (
+        attempt_from_record(record)
+        if record
+        else Attempt(is_verified=False, problem=cell.problem, exit_code=cell.exit_code, seconds=cell.seconds)
+    )
+    exporter = cell.settings.get("export.exporter", AUTO)
+    return architecture.with_attempt(exporter, replace(attempt, peak_bytes=cell.peak_bytes))
+
+
+def _with_forced(item: Architecture) -> Architecture:
+    """Add the attempt of TorchScript where ``auto`` shows it: it tries TorchScript first on models of this size."""
+    automatic = item.attempts.get(AUTO)
+    if automatic is None or not automatic.is_verified or len(item.attempts) == 1 or _FIRST in item.attempts:
+        return item
+    if automatic.exporter == _FIRST:
+        return item.with_attempt(_FIRST, automatic)
+    passed_over = Attempt(is_verified=False, exporter=_FIRST, problem=automatic.note, exit_code=1)
+    return item.with_attempt(_FIRST, passed_over) if automatic.note else item
 
 
 def write_documents(evaluation: Evaluation, repository: Path, task: str | None = None) -> None:

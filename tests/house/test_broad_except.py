@@ -34,9 +34,11 @@ BOUNDARIES: dict[str, str] = {
     "load.inputs.argument_names:_record": "a user's constructor raises what it likes; said again with its members",
     "load.inputs.nested_arguments:_made_or_none": "a user's mapping raises what it likes; then it cannot be copied so",
     "load.script:_guard_user_code": "a user's factory raises what it likes; said again with the line it stands in",
-    "sweep.architecture_export:_attempt_export": "whatever goes wrong with one model is a row of the table",
+    "sweep.architecture_export:tried_export": "whatever goes wrong with one model is a row of the table",
     "sweep.architecture_export:_find_small_config": "a config that makes no model is a row of the table",
     "sweep.architecture_export:_try_config": "as above",
+    "sweep.artifacts:upload": "each protocol of fsspec raises errors of its own; said again with the place",
+    "sweep.cell_work:run_cell": "whatever goes wrong with one model is a row of the table",
 }
 """``module:qualified.name`` to the reason that anything may be caught there."""
 

@@ -27,6 +27,7 @@ LARGE_ROOMS: dict[str, str] = {
     "inference/generation": "short modules, three kinds of models: what runs each, and what prepares its prompt",
     "verify": "short modules, each one question about a file that was written, or one run it is compared with",
     "report": "one short renderer for each answer of a verb",
+    "sweep": "short modules, from plan to process to cluster; a fifth is the rules by which configs are made small",
 }
 LONG_MODULES: dict[str, str] = {}
 LONG_CLASSES: dict[str, str] = {}
@@ -44,6 +45,7 @@ MANY_PARAMETERS: dict[str, str] = {
     "flows.quantize.sensitivity:quantization_sensitivity": _PUBLIC,
     "flows.optimize:run_optimize_analyze_loop": _PUBLIC,
     "tune.tuning:tune_model": _PUBLIC,
+    "sweep.sweep:sweep_models": _PUBLIC,
     "export.preparation:prepared_for_export": "each keyword is a field of a part: what is called, where, and how",
     "runtime.sessions:Session.__init__": "the one place that opens sessions: each keyword is an option of ONNX Runtime",
 }

@@ -17,9 +17,10 @@ TYPES = ("bert", "detr", "time_series_transformer")
 def evaluate(folder: Path) -> tuple[str, dict[str, Any]]:
     """Run the script and return what it printed, and what it keeps of each model type."""
     command = [sys.executable, "scripts/architecture_eval.py", *TYPES, "--jobs", "1", "--output", str(folder)]
+    command += ["--exporters", "auto"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, encoding="utf-8", check=True)
     content = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    return done.stdout, {item["model_type"]: item for item in content["architectures"]}
+    return done.stdout, {cell["model"]: cell for cell in content["cells"]}
 
 
 def test_evaluation_exports_once_and_tells_why_others_were_not_attempted(tmp_path: Path) -> None:
@@ -27,13 +28,13 @@ def test_evaluation_exports_once_and_tells_why_others_were_not_attempted(tmp_pat
     printed, kept = evaluate(tmp_path)
     assert "auto: 1 of 1 attempted exported and verified (100.0 %)" in printed
     assert "2 not built" in printed
-    attempt = kept["bert"]["attempts"]["auto"]
-    assert attempt["is_verified"]
-    assert 100.0 == attempt["coverage_percent"]
-    assert "/BertModel/BertEmbeddings" in attempt["tags"]
-    assert attempt["peak_bytes"] > 0
-    assert ("not built", {}) == (kept["detr"]["state_before"], kept["detr"]["attempts"])
-    assert "prediction_length" in kept["time_series_transformer"]["problem"]
-    assert "<td>bert</td>" in (tmp_path / "results.html").read_text(encoding="utf-8")
+    cell = kept["random:bert"]
+    assert "done" == cell["state"]
+    assert 100.0 == cell["measures"]["coverage_percent"]
+    assert "/BertModel/BertEmbeddings" in cell["details"]["attempt"]["tags"]
+    assert cell["peak_bytes"] > 0
+    assert ("failed", "model") == (kept["random:detr"]["state"], kept["random:detr"]["step"])
+    assert "prediction_length" in kept["random:time_series_transformer"]["problem"]
+    assert "<td>random:bert</td>" in (tmp_path / "results.html").read_text(encoding="utf-8")
     assert (printed, kept) == evaluate(tmp_path)
-    assert {"results.html", "results.json"} == {path.name for path in tmp_path.iterdir()}
+    assert [] == list(tmp_path.rglob("*.onnx"))

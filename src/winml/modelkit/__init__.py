@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from winml.modelkit.results.build_result import BuildResult
     from winml.modelkit.results.export_result import ExportResult
     from winml.modelkit.results.tuning import TuneResult
+    from winml.modelkit.sweep.sweep import sweep_models
     from winml.modelkit.tune.options import TuneOptions
     from winml.modelkit.tune.tuning import tune_model
 
@@ -76,6 +77,7 @@ __all__ = [
     "quantization_sensitivity",
     "quantize_onnx",
     "run_optimize_analyze_loop",
+    "sweep_models",
     "tune_model",
 ]
 
@@ -111,6 +113,7 @@ _HOMES = {
     "quantization_sensitivity": "flows.quantize.sensitivity",
     "quantize_onnx": "flows.quantize.quantize",
     "run_optimize_analyze_loop": "flows.optimize",
+    "sweep_models": "sweep.sweep",
     "TuneOptions": "tune.options",
     "TuneResult": "results.tuning",
     "tune_model": "tune.tuning",

@@ -1,14 +1,14 @@
-"""Finished exports are kept between runs, counted by state, and shown with their reasons."""
+"""Exports of a sweep are counted by state, and shown with their reasons."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
+from typing import Any
 
-from architecture_documents import document, generation_summary, summary
-from winml.modelkit.report.architecture_page import results_page
+from architecture_documents import document, evaluation_of, generation_summary, summary
 from winml.modelkit.results.architecture_evaluation import Architecture, Attempt, Evaluation, count_states
+from winml.modelkit.results.sweep_result import CellResult, SweepResult
 
 GOOD = Attempt(is_verified=True, exporter="torchscript", nodes=9, coverage_percent=100.0, tags=("/A", "/A/B"))
 BAD = Attempt(
@@ -16,7 +16,7 @@ BAD = Attempt(
 )
 
 
-def evaluation(path: Path) -> Evaluation:
+def evaluation() -> Evaluation:
     """Return one with an architecture of each state."""
     items = (
         Architecture("good", "GoodModel", attempts={"auto": GOOD}),
@@ -25,30 +25,35 @@ def evaluation(path: Path) -> Evaluation:
         Architecture("absent", state_before="not built", problem="needs the timm library"),
     )
     bounds = {"seconds": 300.0, "gigabytes": 6.0}
-    return Evaluation(path, {"torch": "2.13.0"}, bounds, {item.model_type: item for item in items})
+    return Evaluation({"torch": "2.13.0"}, bounds, {item.model_type: item for item in items})
 
 
-def test_evaluation_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
-    """Nothing is lost between runs, and no part of a file is left."""
-    saved = evaluation(tmp_path / "results.json")
-    saved.save()
-    assert saved == Evaluation.open(tmp_path / "results.json")
-    assert ["results.json"] == [path.name for path in tmp_path.iterdir()]
-    assert {} == Evaluation.open(tmp_path / "other.json").architectures
+def cell(model_type: str, exporter: str, architecture: Architecture, **changes: Any) -> CellResult:
+    """Return the row of a sweep for one model type and one exporter."""
+    attempt = architecture.attempts.get(exporter)
+    details = {"architecture": asdict(replace(architecture, attempts={}))}
+    found = {"details": {**details, "attempt": asdict(attempt)} if attempt else details, **changes}
+    return CellResult(exporter, f"random:{model_type}", {"export.exporter": exporter}, "failed", **found)
 
 
-def test_evaluation_names_only_unfinished_model_types(tmp_path: Path) -> None:
-    """Failures are retried only on request; another exporter gets the model types that PyTorch ran."""
-    stored = evaluation(tmp_path / "results.json")
-    names = ["good", "bad", "unknown", "absent", "new"]
-    assert ["new"] == stored.unfinished_model_types(names, "auto", retry_failed=False)
-    assert ["bad", "unknown", "absent", "new"] == stored.unfinished_model_types(names, "auto", retry_failed=True)
-    assert ["good", "bad", "new"] == stored.unfinished_model_types(names, "dynamo", retry_failed=False)
+def test_evaluation_is_read_from_the_rows_of_a_sweep() -> None:
+    """TorchScript is tried first by ``auto``, so its attempt is known; a killed process has no attempt of its own."""
+    items = evaluation().architectures
+    rows = [
+        *(cell(name, "auto", item) for name, item in items.items()),
+        cell("good", "dynamo", Architecture("good"), problem="took more than 9 s", exit_code=-9),
+    ]
+    result = SweepResult("swept", {}, tuple(rows), len(rows), bounds={"seconds": 9.0, "memory_bytes": 2**31})
+    read = evaluation_of(result).architectures
+    assert {"auto", "dynamo", "torchscript"} == set(read["good"].attempts)
+    assert ("failed", "exported") == (read["good"].state("dynamo"), read["good"].state("torchscript"))
+    assert ("failed", "not run", "not built") == tuple(read[name].state() for name in ("bad", "unknown", "absent"))
+    assert items["bad"].attempts == read["bad"].attempts
 
 
-def test_states_count_attempted_exports_separately(tmp_path: Path) -> None:
+def test_states_count_attempted_exports_separately() -> None:
     """A model that PyTorch does not run is no failed export."""
-    items = list(evaluation(tmp_path / "results.json").architectures.values())
+    items = list(evaluation().architectures.values())
     assert {"exported": 1, "failed": 1, "not run": 1, "not built": 1} == count_states(items)
     assert {"not run": 1, "not built": 1} == count_states(items, "dynamo")
 
@@ -61,26 +66,27 @@ def test_tags_differ_only_between_exports_that_worked() -> None:
     assert Architecture("a", attempts={"auto": GOOD, "dynamo": dynamo_attempt}).tags_differ()
 
 
-def test_page_and_document_name_every_architecture_and_reason(tmp_path: Path) -> None:
-    """Reasons are shown in full, escaped for the page and for the table."""
-    shown = evaluation(tmp_path / "results.json")
-    page, text = results_page(shown), document(summary(shown))
+def test_document_names_every_architecture_and_reason() -> None:
+    """Reasons are shown in full, escaped for the table."""
+    shown = evaluation()
+    text = document(summary(shown))
     for name in shown.architectures:
-        assert f"<td>{name}</td>" in page
         assert f"| {name} |" in text
-    assert "no &lt;form&gt; of aten::diff" in page
     assert r"| bad | 1 | `decoder`, `aten::diff` | no \<form\> of aten::diff |" in text
     assert r"its forward needs \| grids" in text
     assert "| exported, verified and tagged by `auto` | 1 (**50.0 %** of the attempted): 1 by torchscript |" in text
 
 
-def test_summary_of_generation_tells_states_and_shares(tmp_path: Path) -> None:
+def test_summary_of_generation_tells_states_and_shares() -> None:
     """Counted is what generated with its cache; the rest says why not."""
-    stored = evaluation(tmp_path / "results.json")
+    stored = evaluation()
     text = replace(GOOD, cache=("key", "value"), generated_tokens=32)
     plain = replace(GOOD, remarks=("The graph takes no cache, since it keeps none",))
-    stored.architectures["good"] = Architecture("good", "GoodForCausalLM", attempts={"auto": text})
-    stored.architectures["plain"] = Architecture("plain", "PlainForCausalLM", attempts={"auto": plain})
+    generating = {
+        "good": Architecture("good", "GoodForCausalLM", attempts={"auto": text}),
+        "plain": Architecture("plain", "PlainForCausalLM", attempts={"auto": plain}),
+    }
+    stored = replace(stored, architectures={**stored.architectures, **generating})
     rows = generation_summary(stored)["generation"]
     assert {"with cache": 1, "plain": 1, "failed": 1, "not run": 1, "not built": 1} == Counter(
         row["state"] for row in rows

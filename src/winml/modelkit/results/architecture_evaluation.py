@@ -1,20 +1,24 @@
-"""The export results of many model types, and the JSON file that keeps them between runs.
-
-The file is written again after each export, so that an interruption loses no finished export. Imports no library that
-is slow to import.
-"""
+"""The export results of many model types. Imports no library that is slow to import."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-__all__ = ["AUTO", "EXPORTERS", "Architecture", "Attempt", "Evaluation", "ExporterWish", "State", "count_states"]
+__all__ = [
+    "AUTO",
+    "EXPORTERS",
+    "Architecture",
+    "Attempt",
+    "Evaluation",
+    "ExporterWish",
+    "State",
+    "architecture_from_record",
+    "attempt_from_record",
+    "count_states",
+]
 
 ExporterWish = Literal["auto", "torchscript", "dynamo"]
 AUTO: ExporterWish = "auto"
@@ -105,43 +109,15 @@ class Architecture:
         return replace(self, attempts={**self.attempts, exporter: attempt})
 
 
-@dataclass
+@dataclass(frozen=True)
 class Evaluation:
-    """All model types of one output folder, and the file that keeps them."""
+    """All model types of one sweep."""
 
-    path: Path
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Library → its version in this run."""
+    """Library → its version."""
     bounds: Mapping[str, float] = field(default_factory=dict)
     """``seconds`` and ``gigabytes`` that bound one export."""
-    architectures: dict[str, Architecture] = field(default_factory=dict)
-
-    @classmethod
-    def open(cls, path: Path) -> Evaluation:
-        """Read the file of earlier runs, or start an empty evaluation."""
-        if not path.is_file():
-            return cls(path)
-        content = json.loads(path.read_text(encoding="utf-8"))
-        architectures = [_read_architecture(entry) for entry in content["architectures"]]
-        return cls(path, content["versions"], content["bounds"], {item.model_type: item for item in architectures})
-
-    def save(self) -> None:
-        """Write the file; an interruption leaves the previous one."""
-        ordered = sorted(self.architectures.values(), key=lambda item: item.model_type)
-        content = {
-            "versions": dict(self.versions),
-            "bounds": dict(self.bounds),
-            "architectures": [asdict(item) for item in ordered],
-        }
-        partial_path = self.path.with_name(f".{self.path.name}.part")
-        partial_path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial_path, self.path)  # noqa: PTH105 - Path.replace says the same, less plainly
-
-    def unfinished_model_types(self, model_types: Sequence[str], exporter: str, *, retry_failed: bool) -> list[str]:
-        """Return the model types an exporter still has to export."""
-        unfinished_states: set[State | None] = {None, "failed", "not built", "not run"} if retry_failed else {None}
-        finished = {name for name, item in self.architectures.items() if item.state(exporter) not in unfinished_states}
-        return [name for name in model_types if name not in finished]
+    architectures: Mapping[str, Architecture] = field(default_factory=dict)
 
 
 def count_states(architectures: Sequence[Architecture], exporter: str = AUTO) -> Counter[str]:
@@ -149,10 +125,16 @@ def count_states(architectures: Sequence[Architecture], exporter: str = AUTO) ->
     return Counter(state for item in architectures if (state := item.state(exporter)) is not None)
 
 
-def _read_architecture(entry: dict[str, Any]) -> Architecture:
-    attempts = {name: Attempt(**_with_tuples(attempt)) for name, attempt in entry["attempts"].items()}
+def architecture_from_record(entry: dict[str, Any]) -> Architecture:
+    """Return the model type that a JSON record was made of."""
+    attempts = {name: attempt_from_record(attempt) for name, attempt in entry["attempts"].items()}
     return Architecture(**{**_with_tuples(entry), "attempts": attempts})
 
 
-def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
+def attempt_from_record(entry: Mapping[str, Any]) -> Attempt:
+    """Return the attempt that a JSON record was made of."""
+    return Attempt(**_with_tuples(entry))
+
+
+def _with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}

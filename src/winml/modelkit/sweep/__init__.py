@@ -1,1 +1,1 @@
-"""How does one export of many model types go? Each runs in its own process, with bounds on time and memory."""
+"""How do many models fare in many configurations? Each pair has its own process, with bounds on time and memory."""

@@ -1,7 +1,7 @@
-"""Exports a small model of one model type and checks the tags of the written file.
+"""Finds a small model of a model type, and exports a model with a check of the tags in the written file.
 
-Finds the smallest config that PyTorch runs, with the loading and the inputs of the product, then exports it as
-``winml export --random-weights -m config.json`` does. Runs in a process of its own.
+The smallest config that PyTorch runs is found with the loading and the inputs of the product; then it is a model like
+``--random-weights -m config.json``. Runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ import onnx_ir as ir
 import torch
 
 from winml.modelkit.compare.generation import GenerationInfo
-from winml.modelkit.errors import CheckpointError, ExportError, InternalError, UsageError, WinMLError, first_line
+from winml.modelkit.errors import (
+    CheckpointError,
+    ExportError,
+    InternalError,
+    UsageError,
+    WinMLError,
+    WriteError,
+    first_line,
+)
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.tensors import to_torch
 from winml.modelkit.flows.export.export import HTPExporter
@@ -31,21 +39,12 @@ from winml.modelkit.load.model import load_resolved
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.load.resolution import resolve_model
-from winml.modelkit.results.architecture_evaluation import Architecture, Attempt, ExporterWish
+from winml.modelkit.results.architecture_evaluation import Architecture, Attempt
 from winml.modelkit.results.export_result import ExportResult
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.sweep.small_configs import WAYS, Aspect, default_content, shrink
 
-__all__ = ["PRELOAD", "ExportOrder", "export_architecture"]
-
-PRELOAD = (
-    "onnxruntime",
-    "torch._dynamo",
-    "torch.onnx._internal.exporter._core",
-    "transformers.generation",
-    "winml.modelkit.flows.export.export",
-)
-"""Modules that every export imports."""
+__all__ = ["ExportOrder", "error_line", "find_small_model", "tried_export"]
 
 MOST_PARAMETERS = 160_000_000
 """Chosen: a model of 640 MB is exported in seconds; a larger one does not count as small."""
@@ -55,37 +54,33 @@ ReportState = Callable[[Architecture], None]
 
 @dataclass(frozen=True)
 class ExportOrder:
-    """One export to make."""
+    """A small model to find."""
 
     model_type: str
-    exporter: ExporterWish
     folder: Path
-    """Folder of the config and, until it is checked, of the model."""
-    previous: Architecture | None = None
-    """Result of an earlier export; the same config is used again."""
+    """Folder of its config."""
     task: str | None = None
     """What the model is for; None: whatever its default config says."""
 
 
-def export_architecture(order: ExportOrder, report_state: ReportState) -> Architecture:
-    """Make one export and return its result.
+def find_small_model(order: ExportOrder, report_state: ReportState = lambda _state: None) -> Architecture:
+    """Write the smallest config of a model type that PyTorch runs; return the description of its model.
 
     Args:
-        order: The export to make.
+        order: Which model type.
         report_state: Called with the preliminary result before each longer step.
     """
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     order.folder.mkdir(parents=True, exist_ok=True)
-    architecture = order.previous or _find_small_config(order, report_state)
+    architecture = _find_small_config(order, report_state)
     if not architecture.is_attempted:
         # The path of the temporary config is of no use to a reader.
         return replace(architecture, problem=architecture.problem.replace(str(_config_path(order)), "config.json"))
-    if order.previous is not None or not architecture.keeps_cache:
+    if not architecture.keeps_cache:
         aspects = [aspect for aspect in WAYS[0] if aspect not in architecture.kept_large]
         _write_config(order, _content(order), aspects)
-    report_state(architecture)
-    return architecture.with_attempt(order.exporter, _attempt_export(order))
+    return architecture
 
 
 def _find_small_config(order: ExportOrder, report_state: ReportState) -> Architecture:
@@ -95,7 +90,7 @@ def _find_small_config(order: ExportOrder, report_state: ReportState) -> Archite
     try:
         content = _content(order)
     except Exception as error:
-        return replace(unbuilt, problem=f"no default config: {_error_line(error)}")
+        return replace(unbuilt, problem=f"no default config: {error_line(error)}")
     refusals: list[Architecture] = []
     plain: Architecture | None = None
     for aspects in WAYS:
@@ -133,9 +128,9 @@ def _try_config(
     try:
         resolved = resolve_model(request)
     except CheckpointError as error:
-        return replace(architecture, problem=_error_line(error)), isinstance(error.__cause__, ImportError)
+        return replace(architecture, problem=error_line(error)), isinstance(error.__cause__, ImportError)
     except Exception as error:
-        problem = _error_line(error)
+        problem = error_line(error)
         return replace(architecture, state_before="not run", problem=problem), isinstance(error, UsageError)
     architecture = replace(
         architecture,
@@ -153,7 +148,7 @@ def _try_config(
         for part in load_resolved(resolved, request).parts:
             _run_forward(part)
     except Exception as error:
-        return replace(architecture, problem=_error_line(error)), False
+        return replace(architecture, problem=error_line(error)), False
     return replace(architecture, state_before="", problem=""), False
 
 
@@ -166,21 +161,25 @@ def _run_forward(loaded: ModelPart) -> None:
         loaded.model(**arguments, **loaded.forward_kwargs)
 
 
-def _attempt_export(order: ExportOrder) -> Attempt:
+def tried_export(request: ModelRequest, config: WinMLExportConfig, path: Path) -> Attempt:
+    """Export a model, and check that every node of what was written has the tag of a module that ran.
+
+    Args:
+        request: The model.
+        config: How it is exported.
+        path: Where the file goes.
+    """
     started = time.perf_counter()
     try:
-        attempt = _checked_attempt(_export_model(order))
+        attempt = _checked_attempt(HTPExporter(config).export_checkpoint(request, path, overwrite=True))
     except WinMLError as error:
+        if isinstance(error, WriteError):
+            raise  # nothing of the model
         attempt = _failed_attempt(error)
     except Exception as error:
         # The command reports it in the same words: an error of this project.
-        attempt = Attempt(is_verified=False, problem=f"internal error: {_error_line(error)}", exit_code=1)
+        attempt = Attempt(is_verified=False, problem=f"internal error: {error_line(error)}", exit_code=1)
     return replace(attempt, seconds=round(time.perf_counter() - started, 2))
-
-
-def _export_model(order: ExportOrder) -> ExportResult:
-    exporter = HTPExporter(WinMLExportConfig(exporter=order.exporter))
-    return exporter.export_checkpoint(_model_request(order), order.folder / "model.onnx", overwrite=True)
 
 
 def _checked_attempt(result: ExportResult) -> Attempt:
@@ -222,7 +221,7 @@ def _failed_attempt(error: WinMLError) -> Attempt:
     export_error = error if isinstance(error, ExportError) else None
     return Attempt(
         is_verified=False,
-        problem=_error_line(error),
+        problem=error_line(error),
         exit_code=error.exit_code,
         module=(export_error.module or "") if export_error else "",
         operator=(export_error.operator or "") if export_error else "",
@@ -230,8 +229,8 @@ def _failed_attempt(error: WinMLError) -> Attempt:
     )
 
 
-def _error_line(error: Exception) -> str:
-    """Return an error in one line."""
+def error_line(error: BaseException) -> str:
+    """Return an error in one line, as the command says it."""
     if isinstance(error, InternalError):
         return f"internal error: {error.message}"
     if isinstance(error, WinMLError):

@@ -1,15 +1,16 @@
 """Runs calls in processes of their own, with bounds on time and memory.
 
 A call that exceeds a bound is killed; its last progress message says how far it came. Processes are forked from a
-server that has imported the heavy libraries once (Windows: each process starts from nothing). Does not know what the
-calls do.
+server that has imported the heavy libraries once (Windows: each process starts from nothing), and end with the process
+that asked for them. Does not know what the calls do.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
@@ -76,7 +77,13 @@ class _RunningCall:
         return Ending(self.call, reason, result, self.last_message, time.monotonic() - self.started, self.peak_bytes)
 
 
-def run_bounded(calls: Iterable[Call], bounds: Bounds, jobs: int, preload: Iterable[str] = ()) -> Iterator[Ending]:
+def run_bounded(
+    calls: Iterable[Call],
+    bounds: Bounds,
+    jobs: int,
+    preload: Iterable[str] = (),
+    on_message: Callable[[Call, Any], None] = lambda _call, _message: None,
+) -> Generator[Ending]:
     """Run calls, ``jobs`` at a time, and yield how each ended, in the order they end.
 
     Processes that still run are killed when the caller closes the iterator early.
@@ -86,6 +93,7 @@ def run_bounded(calls: Iterable[Call], bounds: Bounds, jobs: int, preload: Itera
         bounds: Limits of each process.
         jobs: Processes at a time.
         preload: Modules that are imported before a process starts its call.
+        on_message: Called with each progress message.
     """
     context = _process_context(preload)
     pending_calls = iter(calls)
@@ -98,7 +106,7 @@ def run_bounded(calls: Iterable[Call], bounds: Bounds, jobs: int, preload: Itera
                 return
             wait([running_call.messages for running_call in running], timeout=_CHECK_SECONDS)
             for running_call in list(running):
-                if ending := _check_call(running_call, bounds):
+                if ending := _check_call(running_call, bounds, on_message):
                     running.remove(running_call)
                     _end_process(running_call, may_finish=ending.reason == "returned")
                     yield ending
@@ -125,11 +133,20 @@ def _start_call(context: BaseContext, call: Call) -> _RunningCall:
 
 def _run_call(messages: Connection, call: Call) -> None:
     """Call the function inside the process; send its progress messages and its result."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     result = call.function(call.argument, lambda message: messages.send(("progress", message)))
     messages.send(("result", result))
 
 
-def _check_call(running_call: _RunningCall, bounds: Bounds) -> Ending | None:
+def _end_with_parent() -> None:
+    """End this process when the one that started it was killed, and could not end it itself."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        psutil.Process().kill()
+
+
+def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable[[Call, Any], None]) -> Ending | None:
     """Read the messages and the memory of a process; return how the call ended, or None while it may go on."""
     try:
         while running_call.messages.poll():
@@ -137,6 +154,7 @@ def _check_call(running_call: _RunningCall, bounds: Bounds) -> Ending | None:
             if kind == "result":
                 return running_call.ending("returned", value)
             running_call.last_message = value
+            on_message(running_call.call, value)
     except (EOFError, OSError):  # OSError: the process died while it sent a message
         return running_call.ending("died")
     running_call.peak_bytes = max(running_call.peak_bytes, _resident_bytes(running_call.process.pid))

@@ -1,0 +1,76 @@
+"""Renders a sweep as comma-separated values, and as a table for a terminal: a row for each cell."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from rich.console import Console
+
+from winml.modelkit.file_names import SWEEP_PAGE_NAME, SWEEP_RESULTS_NAME, SWEEP_TABLE_NAME
+from winml.modelkit.report.terminal import TextTable, print_rows
+from winml.modelkit.results.sweep_result import SweepResult, measure_names, settings_words, sweep_summary
+
+__all__ = ["print_sweep", "setting_names", "shown_measure", "sweep_table"]
+
+_SHOWN = ("latency_p50_ms", "model_bytes", "sqnr_db", "coverage_percent", "relative_diff")
+"""Chosen: measures that stand in a terminal, where a cell has them; the files hold all of them."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""Starts of a text that a spreadsheet would run."""
+
+
+def setting_names(result: SweepResult) -> tuple[str, ...]:
+    """Return every key that differs between cells, in the order of the plan."""
+    return tuple(dict.fromkeys(key for cell in result.cells for key in cell.settings))
+
+
+def sweep_table(result: SweepResult) -> str:
+    """Return the table as comma-separated values."""
+    settings, measures = setting_names(result), measure_names(result.cells)
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    tail = ("seconds", "peak_bytes", "tries", "node", "step", "problem", "artifacts")
+    writer.writerow(["model", *settings, "state", *measures, *tail])
+    for cell in result.cells:
+        own = [cell.settings.get(key) for key in settings]
+        found = [cell.measures.get(name) for name in measures]
+        fields = [cell.model, *own, cell.state, *found, *(getattr(cell, name) for name in tail)]
+        writer.writerow([_field(value) for value in fields])
+    return stream.getvalue()
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return "" if value is None else value
+
+
+def shown_measure(name: str, value: Any) -> str:
+    """Return a measure as people read it.
+
+    >>> shown_measure("latency_p50_ms", 1.23456), shown_measure("nodes", 91), shown_measure("cosine", None)
+    ('1.235', '91', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.3e}" if value and abs(value) < 1e-3 else f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+    if name.endswith("_bytes"):
+        return f"{value / 1e6:.1f} MB"
+    return str(value)
+
+
+def print_sweep(result: SweepResult, console: Console) -> None:
+    """Print the table, what it says as a whole, and where the files are."""
+    wanted = (*_SHOWN, *result.plan.get("min", {}), *result.plan.get("max", {}))
+    names = [name for name in measure_names(result.cells) if name in wanted]
+    columns = ("model", "configuration", "state", *names, "seconds", "problem")
+    table = TextTable(columns, frozenset(range(3, 4 + len(names))))
+    for cell in result.cells:
+        found = (shown_measure(name, cell.measures.get(name)) for name in names)
+        problem = f"{cell.step}: {cell.problem}" if cell.problem else ""
+        table.add(cell.model, settings_words(cell.settings), cell.state, *found, f"{cell.seconds:.1f}", problem)
+    table.print(console)
+    files = (SWEEP_PAGE_NAME, SWEEP_TABLE_NAME, SWEEP_RESULTS_NAME)
+    print_rows([*sweep_summary(result), ("table", f"{result.folder}: {', '.join(files)}")], console)

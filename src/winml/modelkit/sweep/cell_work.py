@@ -1,0 +1,334 @@
+"""What is done with one model in one configuration? Runs in a process of its own, step by step."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.builds.plan import is_onnx_path
+from winml.modelkit.errors import ExportError, InputError, WinMLError
+from winml.modelkit.file_names import BUILT_MODEL_NAME, SWEEP_LOG_NAME
+from winml.modelkit.graph.files.named_paths import named_path
+from winml.modelkit.results.architecture_evaluation import Architecture, architecture_from_record
+from winml.modelkit.results.sweep_result import CellResult, Measure
+from winml.modelkit.sweep.artifacts import upload
+from winml.modelkit.sweep.cells import Cell
+from winml.modelkit.sweep.plan import RANDOM_PREFIX, request_of
+
+if TYPE_CHECKING:
+    from winml.modelkit.load.request import ModelRequest
+
+__all__ = ["PRELOAD", "CellOrder", "run_cell"]
+
+PRELOAD = (
+    "onnxruntime",
+    "torch._dynamo",
+    "torch.onnx._internal.exporter._core",
+    "transformers.generation",
+    "winml.modelkit.flows.export.export",
+)
+"""Modules that every export of a PyTorch model imports."""
+
+_BUILD = "build"
+"""Folder of what is built, in that of the cell."""
+_SMALL_MODEL = "architecture.json"
+_FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
+_FULL_WORDS = tuple(os.strerror(number) for number in _FULL)
+"""As libraries in C++ say it."""
+
+
+@dataclass(frozen=True)
+class CellOrder:
+    """A cell, and where it is done."""
+
+    cell: Cell
+    folder: Path
+    """Of the cell."""
+    shared: Path
+    """Where cells of one model find what others made."""
+    threads: int
+    """Threads for each process, so that all together use the machine once."""
+    artifacts: str | None = None
+    """Folder or URL the files go to; None: they stay where they are."""
+    keeps_files: bool = True
+    directory: Path = field(default_factory=Path.cwd)
+    """Working directory of who asked, by which paths of models are meant."""
+
+    @property
+    def pending(self) -> CellResult:
+        """The result as long as nothing was done."""
+        return CellResult(self.cell.cell_id, self.cell.model, self.cell.settings, "failed")
+
+
+def run_cell(order: CellOrder, report: Callable[[CellResult], None]) -> CellResult:
+    """Do the steps of a cell, and return what was found; a failure of any kind is a result.
+
+    Args:
+        order: The cell.
+        report: Called with the result so far before each step.
+    """
+    # Who started it says when it ends: a Ctrl-C reaches every process of a terminal.
+    for name in ("SIGINT", "SIGHUP", "SIGTERM"):
+        if hasattr(signal, name) and threading.current_thread() is threading.main_thread():
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if order.directory.is_dir():
+        os.chdir(order.directory)
+    work = _CellWork(order, report)
+    try:
+        with _own_place(order.folder):
+            work.run()
+    except Exception as error:
+        return work.failed(error)
+    return work.result()
+
+
+@contextmanager
+def _own_place(folder: Path) -> Iterator[None]:
+    """Send what is printed to the log of the cell, and keep temporary files in its folder."""
+    temporary = folder / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    tempfile.tempdir = str(temporary)
+    with (folder / SWEEP_LOG_NAME).open("w", encoding="utf-8") as log:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)
+        try:
+            yield
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@dataclass
+class _CellWork:
+    """The steps of one cell, and what they found so far."""
+
+    order: CellOrder
+    report: Callable[[CellResult], None]
+    measures: dict[str, Measure] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+    step: str = ""
+    request: ModelRequest | None = None
+    """The PyTorch model; None: it is an ONNX file already."""
+    path: Path | None = None
+    """The ONNX file that is there so far."""
+
+    def run(self) -> None:
+        """Do every step."""
+        self._start("model")
+        self._find_model()
+        for name in self.order.cell.do:
+            self._start(name)
+            started = time.perf_counter()
+            getattr(self, f"_{name}")()
+            self.measures[f"{name}_seconds"] = round(time.perf_counter() - started, 3)
+        if self.order.artifacts is not None:
+            self._start("upload")
+            self._upload(self.order.artifacts)
+
+    def result(self) -> CellResult:
+        """Return what was found, of a cell that is done."""
+        return replace(self._so_far(), state="done", step="", artifacts=self._artifacts())
+
+    def failed(self, error: Exception) -> CellResult:
+        """Return what was found until a step failed."""
+        from winml.modelkit.sweep.architecture_export import error_line
+
+        so_far = replace(self._so_far(), artifacts=self._artifacts())
+        if words := _full_disk_words(error):
+            return replace(so_far, state="stopped", problem=f"the disk takes no more: {words}")
+        if not isinstance(error, WinMLError):
+            return replace(so_far, problem=f"internal error: {error_line(error)}", exit_code=1)
+        if isinstance(error, ExportError):
+            self.details |= {"module": error.module, "operator": error.operator}
+        return replace(so_far, problem=error_line(error), exit_code=error.exit_code, details=self.details)
+
+    def _so_far(self) -> CellResult:
+        return replace(
+            self.order.pending, measures=self.measures, notes=self.notes, details=self.details, step=self.step
+        )
+
+    def _artifacts(self) -> str:
+        if not self.order.keeps_files:
+            return ""
+        return self.order.artifacts or str(self.order.folder)
+
+    def _start(self, step: str) -> None:
+        self.step = step
+        self.report(self._so_far())
+
+    def _find_model(self) -> None:
+        model, work = self.order.cell.model, self.order.cell.work
+        if is_onnx_path(model):
+            self.path = named_path(model)
+        elif model.startswith(RANDOM_PREFIX):
+            config = self._small_model(model.removeprefix(RANDOM_PREFIX))
+            self.request = replace(request_of(str(config), work), random_weights=True)
+        else:
+            self.request = request_of(model, work)
+
+    def _small_model(self, model_type: str) -> Path:
+        """Return the config of a small model of a type; what another cell found is used again.
+
+        Raises:
+            InputError: PyTorch runs none.
+        """
+        from winml.modelkit.sweep.architecture_export import ExportOrder, find_small_model
+
+        task = request_of(model_type, self.order.cell.work).task
+        folder = self.order.shared / "models" / f"{model_type}{f'-{task}' if task else ''}"
+        found = folder / _SMALL_MODEL
+        if found.is_file():
+            architecture = architecture_from_record(json.loads(found.read_text(encoding="utf-8")))
+        else:
+            own = self.order.folder / "tmp" / "model"
+            architecture = find_small_model(ExportOrder(model_type, own, task), self._report_small)
+            (own / _SMALL_MODEL).write_text(json.dumps(asdict(architecture)), encoding="utf-8")
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in sorted(own.iterdir(), key=lambda path: path.name == _SMALL_MODEL):
+                # The description comes last: who sees it sees all. Every finder writes the same.
+                os.replace(path, folder / path.name)  # noqa: PTH105
+        self._report_small(architecture)
+        if not architecture.is_attempted:
+            raise InputError(architecture.problem, hint="Leave it out of the plan.")
+        return folder / "config.json"
+
+    def _report_small(self, architecture: Architecture) -> None:
+        self.details["architecture"] = asdict(architecture)
+        if architecture.parameters:
+            self.measures["parameters"] = architecture.parameters
+        self.report(self._so_far())
+
+    def _export(self) -> None:
+        from winml.modelkit.sweep.architecture_export import tried_export
+
+        if self.request is None:
+            raise InputError(f"{self.order.cell.model}: is exported already", hint="Take export out of --do.")
+        config = self.order.cell.work.build.export
+        assert config is not None  # refused with the plan
+        attempt = tried_export(self.request, config, self.order.folder / "tmp" / BUILT_MODEL_NAME)
+        self.details["attempt"] = asdict(attempt)
+        self.measures |= {
+            "exporter": attempt.exporter or None, "nodes": attempt.nodes or None, "tags": len(attempt.tags) or None,
+            "coverage_percent": attempt.coverage_percent if attempt.is_verified else None,
+            "relative_diff": attempt.relative_diff if attempt.is_verified else None,
+            "generated_tokens": attempt.generated_tokens if attempt.cache else None,
+        }  # fmt: skip
+        if not attempt.is_verified:
+            raise _ToldError(attempt.problem, attempt.exit_code)
+
+    def _build(self) -> None:
+        from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
+        from winml.modelkit.builds.plan import plan_build
+        from winml.modelkit.builds.stage_store import StageStore
+        from winml.modelkit.graph.files.committed import unrecorded
+        from winml.modelkit.load.request import ModelRequest
+
+        config = self.order.cell.work.build.model_copy(update={"eval": None})
+        plan = plan_build(config, self.request or ModelRequest(str(self.path)))
+        cache = BuildCache(identify_plan(plan), StageStore(self.order.shared))
+        with unrecorded():
+            result = run_build(plan, self.order.folder / _BUILD, cache=cache)
+        self.notes = result.notes
+        parts = result.manifest.parts
+        last = [next(stage for stage in reversed(part.stages) if stage.files) for part in parts]
+        shares = [stage.coverage.percent for stage in last if stage.coverage is not None]
+        self.measures |= {
+            "model_bytes": sum(file.size_bytes for part in parts for file in part.model),
+            "nodes": sum(stage.nodes or 0 for stage in last),
+            "coverage_percent": min((share for share in shares if share is not None), default=None),
+            "parts": len(parts),
+        }
+        self.path = result.model_path if len(parts) == 1 else None
+
+    def _only_file(self) -> Path:
+        if self.path is None:
+            raise InputError(
+                f"the model has several parts, and {self.step} runs one file", hint="Choose one: loader.submodel."
+            )
+        return self.path
+
+    def _perf(self) -> None:
+        from winml.modelkit.flows.perf.whole_model import PerfOptions, measure_model
+        from winml.modelkit.measure.latency import LatencyOptions
+        from winml.modelkit.runtime.opened_model import RunOptions
+
+        asked = self.order.cell.work.perf
+        run = RunOptions(
+            self.order.cell.model, sizes=asked.sizes, ep=asked.ep, threads=asked.threads or self.order.threads
+        )
+        result = measure_model(self._only_file(), PerfOptions(run, LatencyOptions(asked.iterations, asked.warmup)))
+        summary = result.latency.summary
+        self.measures |= {
+            "latency_p50_ms": round(summary.p50, 4),
+            "latency_p90_ms": round(summary.p90, 4),
+            "samples_per_sec": round(result.samples_per_sec, 3),
+            "session_creation_ms": round(result.session_creation_ms, 3),
+        }
+
+    def _eval(self) -> None:
+        from winml.modelkit.builds.judged_models import evaluate_build
+        from winml.modelkit.results.evaluation import evaluation_words
+
+        asked = self.order.cell.work.build.eval
+        assert asked is not None  # refused with the plan
+        result = evaluate_build(self._only_file(), asked, self.request)
+        self.measures |= {metric.name: metric.value for metric in result.metrics}
+        self.measures |= {"agreement": result.agreement, "samples": result.data.samples}
+        if not result.is_good_enough:
+            raise _ToldError(evaluation_words(result), 3)
+
+    def _compare(self) -> None:
+        from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
+        from winml.modelkit.runtime.opened_model import RunOptions
+
+        asked = self.order.cell.work.compare
+        run = RunOptions(self.order.cell.model, sizes=asked.sizes, seed=asked.seed)
+        reference = self.request or named_path(self.order.cell.model)
+        worst = compare_models(reference, self._only_file(), CompareOptions(run, draws=asked.samples)).worst
+        fidelity = worst.fidelity
+        self.measures |= {
+            "sqnr_db": round(fidelity.sqnr_db, 2),
+            "relative_error": fidelity.relative_error,
+            "cosine": fidelity.cosine,
+            "top1_agreement": worst.top1_agreement,
+        }
+        if fidelity.problem:
+            raise _ToldError(f"output {fidelity.name}: {fidelity.problem}", 3)
+
+    def _upload(self, place: str) -> None:
+        names = [SWEEP_LOG_NAME, *([_BUILD] if self.order.keeps_files else [])]
+        upload(self.order.folder, names, place)
+
+
+class _ToldError(WinMLError):
+    """A step that ended without an exception, and whose answer is no."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]  # of the verb that does this alone
+
+
+def _full_disk_words(error: BaseException | None) -> str:
+    """Return how the system says that a disk takes no more, where an error came of that; empty for any other."""
+    while error is not None:
+        number = getattr(error, "errno", None)
+        if isinstance(number, int) and number in _FULL:
+            return os.strerror(number)
+        if words := next((words for words in _FULL_WORDS if words in str(error)), ""):
+            return words
+        error = error.__cause__ or error.__context__
+    return ""

@@ -1,0 +1,201 @@
+"""Which cells does a plan have, and which of them are finished? A cell is one model in one configuration.
+
+Each has a folder of its own, named after both, and what was found in it is a file there. Imports no model library until
+model types are listed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from winml.modelkit.builds.cache import digest, write_atomically
+from winml.modelkit.builds.plan import is_onnx_path
+from winml.modelkit.errors import OutputExistsError, UsageError
+from winml.modelkit.file_names import (
+    SWEEP_CELL_NAME,
+    SWEEP_LOCK_NAME,
+    SWEEP_PAGE_NAME,
+    SWEEP_PLAN_NAME,
+    SWEEP_RESULTS_NAME,
+    SWEEP_TABLE_NAME,
+)
+from winml.modelkit.graph.files.output_files import write_error
+from winml.modelkit.options import JsonError, read_json_file
+from winml.modelkit.results.sweep_result import CellResult, cell_from_record
+from winml.modelkit.sweep.plan import (
+    RANDOM_PREFIX,
+    ListedModel,
+    StepName,
+    SweepPlan,
+    WorkSettings,
+    configurations,
+    parse_work,
+    settings_of_onnx,
+)
+
+__all__ = ["Cell", "SweepFolder", "cells_of", "held_sweep"]
+
+_ANY_TYPE = "*"
+_NAME_LENGTH = 40
+"""Characters of the model's name in the name of a folder; the digest behind it tells cells apart."""
+_MOST_FILES = 1000
+"""Chosen: files of a model whose size and time are looked at; a checkpoint has a handful."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model in one configuration."""
+
+    cell_id: str
+    """Name of its folder."""
+    model: str
+    settings: Mapping[str, Any]
+    """Key of the config → value, of what differs between cells."""
+    work: WorkSettings
+    do: tuple[StepName, ...]
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """All that its result depends on, as JSON values."""
+        return {
+            "model": self.model,
+            "files": _stamp(self.model),
+            "work": self.work.model_dump(mode="json"),
+            "do": list(self.do),
+        }
+
+
+def cells_of(plan: SweepPlan) -> tuple[Cell, ...]:
+    """Return the cells of a plan: model by model, the configurations of each in the order of the plan.
+
+    Raises:
+        UsageError: there is no such model type.
+    """
+    cells: dict[str, Cell] = {}
+    for listed in plan.listed:
+        for model in _named_models(listed):
+            for settings in configurations(plan, listed):
+                cell = _cell(plan, model, settings)
+                cells.setdefault(cell.cell_id, cell)
+    return tuple(cells.values())
+
+
+def _cell(plan: SweepPlan, model: str, settings: Mapping[str, Any]) -> Cell:
+    config = plan.config
+    if is_onnx_path(model):
+        settings = settings_of_onnx(settings)
+        config = settings_of_onnx(config)
+    work = parse_work(config, settings, model)
+    # One value for all cells tells none from another.
+    shown = {key: value for key, value in settings.items() if len(plan.set.get(key, "  ")) > 1}
+    name = re.sub(r"[^\w.-]+", "-", model).strip("-.")[-_NAME_LENGTH:].strip("-.") or "model"
+    return Cell(f"{name}-{digest([model, work.model_dump(mode='json')])[:12]}", model, shown, work, plan.do)
+
+
+def _named_models(listed: ListedModel) -> tuple[str, ...]:
+    """Return the models that an entry of the list means: one, or every model type that there is.
+
+    Raises:
+        UsageError: there is no such model type.
+    """
+    if not listed.model.startswith(RANDOM_PREFIX):
+        return (listed.model,)
+    from winml.modelkit.sweep.model_types import model_types
+
+    return tuple(
+        f"{RANDOM_PREFIX}{name}"
+        for name in model_types(listed.model.removeprefix(RANDOM_PREFIX), listed.set.get("loader.task"))
+    )
+
+
+def _stamp(model: str) -> list[list[Any]] | None:
+    """Return name, size and time of change of the files of a model; None where there is nothing at that path."""
+    path = Path(model.partition(":")[0] if ".py:" in model else model)
+    try:
+        files = sorted(path.iterdir())[:_MOST_FILES] if path.is_dir() else [path]
+        return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.is_file()] or None
+    except OSError:
+        return None
+
+
+class SweepFolder:
+    """The folder of a sweep; only who holds it (:func:`held_sweep`) may change it."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the folder that was locked."""
+        self.path = path
+
+    def cell_folder(self, cell_id: str) -> Path:
+        """Return where the files of a cell are."""
+        return self.path / "cells" / cell_id
+
+    @property
+    def shared(self) -> Path:
+        """Where cells find what others of the same model made."""
+        return self.path / "shared"
+
+    def finished(self, cell: Cell) -> CellResult | None:
+        """Return what was found in a cell; None where it is not finished, or was asked for something else."""
+        try:
+            record = read_json_file(self.cell_folder(cell.cell_id) / SWEEP_CELL_NAME)
+            if record["request"] != json.loads(json.dumps(cell.request)):
+                return None
+            return cell_from_record(record["result"])
+        except (OSError, JsonError, KeyError, TypeError):
+            return None
+
+    def keep(self, cell: Cell, result: CellResult) -> None:
+        """Write down what was found in a cell.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        record = {"schema_version": 1, "request": cell.request, "result": result.as_record()}
+        self.write(self.cell_folder(cell.cell_id) / SWEEP_CELL_NAME, f"{json.dumps(record, indent=1)}\n")
+
+    def write(self, path: Path, text: str) -> None:
+        """Write one of the files of the sweep, whole or not at all.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        try:
+            write_atomically(path, text)
+        except OSError as error:
+            raise write_error(path, error) from error
+
+
+@contextmanager
+def held_sweep(path: Path) -> Iterator[SweepFolder]:
+    """Hold a folder for one sweep; it is made where it is missing.
+
+    Raises:
+        UsageError: another sweep works in it.
+        OutputExistsError: files of a sweep's names are there, and no sweep wrote them.
+        WriteError: it cannot be made or written to.
+    """
+    names = (SWEEP_RESULTS_NAME, SWEEP_TABLE_NAME, SWEEP_PAGE_NAME)
+    if not (path / SWEEP_PLAN_NAME).exists() and (there := [name for name in names if (path / name).exists()]):
+        raise OutputExistsError(f"{path / there[0]} is there, and no sweep wrote it", hint="Choose another folder.")
+    lock = filelock.FileLock(path / SWEEP_LOCK_NAME)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise UsageError(
+            f"another sweep works in {path}", hint="Wait for it to end, or choose another folder with -o."
+        ) from None
+    except OSError as error:
+        raise write_error(path, error) from error
+    try:
+        yield SweepFolder(path.absolute())
+    finally:
+        lock.release(force=True)

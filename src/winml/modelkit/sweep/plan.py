@@ -1,0 +1,312 @@
+"""Which models, in which configurations, and what is done with each? Read and checked before anything is loaded.
+
+A plan is a JSON file, or a text file with one model a line. Imports no model library.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import pydantic
+
+from winml.modelkit.builds.config import SCHEMA_VERSION as CONFIG_VERSION
+from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, parse_build_config
+from winml.modelkit.builds.plan import is_onnx_path, plan_build
+from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.evaluate.options import MetricLimits
+from winml.modelkit.graph.files.named_paths import named_path
+from winml.modelkit.load.load_options import declared_options
+from winml.modelkit.load.request import ModelRequest
+from winml.modelkit.options import Options, parse_options, read_json, unknown_key_message
+
+__all__ = [
+    "RANDOM_PREFIX",
+    "STEPS",
+    "CompareSection",
+    "ListedModel",
+    "PerfSection",
+    "StepName",
+    "SweepPlan",
+    "WorkSettings",
+    "configurations",
+    "parse_settings",
+    "parse_work",
+    "plan_from_record",
+    "read_plan",
+    "refuse_unusable",
+    "request_of",
+    "settings_of_onnx",
+]
+
+StepName = Literal["export", "build", "perf", "eval", "compare"]
+STEPS: tuple[StepName, ...] = get_args(StepName)
+RANDOM_PREFIX = "random:"
+"""Start of the name of a model that is made up: a small one of a model type of transformers, with random weights."""
+MEASURES: Mapping[StepName, tuple[str, ...]] = {
+    "export": (
+        "export_seconds", "parameters", "nodes", "tags", "coverage_percent", "relative_diff", "generated_tokens",
+    ),
+    "build": ("build_seconds", "model_bytes", "nodes", "coverage_percent", "parts"),
+    "perf": ("perf_seconds", "latency_p50_ms", "latency_p90_ms", "samples_per_sec", "session_creation_ms"),
+    "eval": ("eval_seconds", "agreement", "samples"),
+    "compare": ("compare_seconds", "sqnr_db", "relative_error", "cosine", "top1_agreement"),
+}  # fmt: skip
+"""What each step measures; ``eval`` also the metrics of the task."""
+ALWAYS_MEASURED = ("seconds", "peak_bytes")
+_OF_CHECKPOINTS = ("loader", "export")
+"""Sections without a meaning for a model that is an ONNX file already."""
+Text = Annotated[str, pydantic.Field(min_length=1)]
+
+
+class PerfSection(Options):
+    """How the latency of each model is measured."""
+
+    iterations: pydantic.PositiveInt = 100
+    """Counted runs."""
+    warmup: pydantic.NonNegativeInt = 10
+    """Runs before, not counted."""
+    threads: pydantic.PositiveInt | None = None
+    """Threads that share the work of one operator. Null: the cores, divided by the processes at a time."""
+    ep: Text | None = None
+    """Execution provider. Null: the CPU's."""
+    sizes: dict[Text, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)
+    """Sizes of open dimensions, by name."""
+
+
+class CompareSection(Options):
+    """How what was built is compared with what it was built from."""
+
+    samples: pydantic.PositiveInt = 1
+    """Sets of random values."""
+    seed: pydantic.NonNegativeInt = 0
+    """Seed of what is drawn."""
+    sizes: dict[Text, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)
+    """Sizes of open dimensions, by name."""
+
+
+class ListedModel(Options):
+    """One model of the list, where it needs settings of its own."""
+
+    model: Text
+    """A path, an ONNX file, a Hub id, or `random:` with a model type; `random:*` is every model type."""
+    set: dict[Text, Any] = pydantic.Field(default_factory=dict)
+    """Key of the config to the value for this model; wins over what differs between configurations."""
+
+
+class SweepPlan(Options):
+    """Which models, in which configurations, and what is done with each."""
+
+    schema_version: Literal[1] = 1
+    """Version of this layout."""
+    models: tuple[Text | ListedModel, ...]
+    """The models, each once."""
+    config: dict[Text, Any] = pydantic.Field(default_factory=dict)
+    """What holds for every cell: a build config, with the sections `perf` and `compare` beside those of a build."""
+    set: dict[Text, tuple[Any, ...]] = pydantic.Field(default_factory=dict)
+    """Key of the config to the values it takes in turn; all combinations are configurations."""
+    do: tuple[StepName, ...] = ("build",)
+    """Steps, in the order `export`, `build`, `perf`, `eval`, `compare`."""
+    min: MetricLimits = pydantic.Field(default_factory=dict)
+    """Measure to the least it has to be in every cell."""
+    max: MetricLimits = pydantic.Field(default_factory=dict)
+    """Measure to the most it may be in every cell."""
+
+    @property
+    def listed(self) -> tuple[ListedModel, ...]:
+        """Every entry of the list, in full."""
+        return tuple(item if isinstance(item, ListedModel) else ListedModel(model=item) for item in self.models)
+
+
+class WorkSettings(Options):
+    """What is done with one model: the parsed form of a configuration."""
+
+    build: WinMLBuildConfig
+    perf: PerfSection = PerfSection()
+    compare: CompareSection = CompareSection()
+
+
+def read_plan(path: Path) -> tuple[SweepPlan, tuple[str, ...]]:
+    """Read a plan, or a list of models.
+
+    Args:
+        path: JSON where it ends in ``.json``; else text, one model a line; ``#`` begins a remark.
+
+    Returns:
+        The plan, and notes on it.
+
+    Raises:
+        ConfigError: it cannot be read, is no plan, or is empty.
+    """
+    if path.suffix.lower() == ".json":
+        value, label = read_json(path, "plan")
+        return plan_from_record(value, label)
+    try:
+        lines = named_path(path).read_text(encoding="utf-8-sig").splitlines()
+    except FileNotFoundError:
+        raise ConfigError(f"plan {path}: no such file", hint="Give a JSON plan, or a list of models.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ConfigError(f"plan {path}: cannot be read: {reason}", hint="Give a JSON plan, or a list.") from error
+    names = [re.sub(r"(^|\s)#.*", "", line).strip() for line in lines]
+    return plan_from_record({"models": [name for name in names if name]}, f"plan {path}")
+
+
+def plan_from_record(value: Any, label: str) -> tuple[SweepPlan, tuple[str, ...]]:
+    """Check a plan that was parsed; entries that stand in it twice count once, and a note says so.
+
+    Raises:
+        ConfigError: an unknown key (names the nearest), a value of the wrong kind, or nothing to do.
+    """
+    plan = parse_options(SweepPlan, value, label)
+    if not plan.models:
+        raise ConfigError(f"{label}: names no model", hint="Write one model a line: a path, a Hub id, random:bert.")
+    for key, values in plan.set.items():
+        if not values:
+            raise ConfigError(f"{label}: set: {key} has no value", hint="Give it at least one.")
+    models, notes = _each_once(plan.models, "the list of models")
+    settings = {}
+    for key, values in plan.set.items():
+        settings[key], more = _each_once(values, f"set: {key}")
+        notes += more
+    steps = tuple(step for step in STEPS if step in plan.do)
+    return plan.model_copy(update={"models": models, "set": settings, "do": steps}), notes
+
+
+def _each_once(values: Sequence[Any], where: str) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    """Return values without those that stand there again, and a note that tells of the first."""
+    kept: dict[str, Any] = {}
+    again: list[str] = []
+    for value in values:
+        text = value.model_dump_json() if isinstance(value, ListedModel) else json.dumps(value)
+        again += [value.model if isinstance(value, ListedModel) else str(value)] if text in kept else []
+        kept.setdefault(text, value)
+    note = f"{where} names {again[0]} twice; each entry counts once ({len(again)} left out)" if again else ""
+    return tuple(kept.values()), (note,) if note else ()
+
+
+_COMMA = re.compile(r",(?![^\[{]*[\]}])")
+"""One that separates values, and does not stand inside a JSON list or object."""
+
+
+def parse_settings(texts: Iterable[str], option: str = "--set") -> dict[str, tuple[Any, ...]]:
+    """Read ``KEY=VALUE,VALUE``, given any number of times; a value is JSON, or text.
+
+    Raises:
+        UsageError: a text is none, or a key is given twice.
+
+    >>> parse_settings(["export.opset_version=17,18", "quant.precision=fp32"])
+    {'export.opset_version': (17, 18), 'quant.precision': ('fp32',)}
+    """
+    settings: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        key, equals, values = (part.strip() for part in text.partition("="))
+        if not key or not equals or not values:
+            raise UsageError(f"{option} {text!r}: it is not KEY=VALUE", hint="Write it like optim.level=none,full.")
+        if key in settings:
+            raise UsageError(f"{option}: {key} is given twice", hint="Give its values at once, with commas between.")
+        settings[key] = tuple(_value(part.strip()) for part in _COMMA.split(values))
+    return settings
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def configurations(plan: SweepPlan, listed: ListedModel) -> Iterator[dict[str, Any]]:
+    """Yield what differs between the cells of one model: key → value, in the order of the plan."""
+    axes = {key: values for key, values in plan.set.items() if key not in listed.set}
+    for values in itertools.product(*axes.values()):
+        yield {**dict(zip(axes, values, strict=True)), **listed.set}
+
+
+def settings_of_onnx(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that have a meaning for a model that is an ONNX file already."""
+    return {key: value for key, value in settings.items() if key.split(".")[0] not in _OF_CHECKPOINTS}
+
+
+def parse_work(config: Mapping[str, Any], settings: Mapping[str, Any], label: str) -> WorkSettings:
+    """Put a configuration together.
+
+    Args:
+        config: What holds for every cell.
+        settings: Dotted key → value, on top of it.
+        label: Where both are from, for messages.
+
+    Raises:
+        ConfigError: an unknown key (names the nearest known one), or a value of the wrong kind.
+    """
+    record: dict[str, Any] = json.loads(json.dumps(dict(config)))
+    for key, value in settings.items():
+        _set_value(record, key, value, label)
+    perf = parse_options(PerfSection, record.pop("perf", {}), f"{label}: perf")
+    compare = parse_options(CompareSection, record.pop("compare", {}), f"{label}: compare")
+    build, _ = parse_build_config({"schema_version": CONFIG_VERSION, **record}, label)
+    return WorkSettings(build=build, perf=perf, compare=compare)
+
+
+def _set_value(record: dict[str, Any], key: str, value: Any, label: str) -> None:
+    """Put a value where a dotted key says, in place."""
+    *outer, last = key.split(".")
+    names = [*SECTIONS, "perf", "compare", "layout", "auto"]
+    if (outer or [last])[0] not in names:
+        raise ConfigError(unknown_key_message((outer or [last])[0], names, f"{label}: {key}"))
+    place = record
+    for name in outer:
+        if not isinstance(place.setdefault(name, {}), dict):
+            raise ConfigError(
+                f"{label}: {key}: {name} is {place[name]!r} and has no keys", hint="Leave one of them out."
+            )
+        place = place[name]
+    place[last] = value
+
+
+def request_of(model: str, work: WorkSettings) -> ModelRequest:
+    """Return the request for a model, with what the ``loader`` section says."""
+    loader = work.build.loader
+    return ModelRequest(model, **{option.name: getattr(loader, option.name) for option in declared_options() if loader})
+
+
+def refuse_unusable(plan: SweepPlan) -> None:
+    """Refuse what no model could be done with: keys, values, steps and limits.
+
+    Raises:
+        UsageError: names the key, the step or the limit.
+    """
+    _refuse_steps(plan)
+    works = []
+    for listed in {json.dumps(listed.set, sort_keys=True): listed for listed in plan.listed}.values():
+        for settings in configurations(plan, listed):
+            work = parse_work(plan.config, settings, "--set" if settings else "config")
+            plan_build(work.build, request_of("model", work))
+            works.append(work)
+    if "eval" in plan.do and any(work.build.eval is None for work in works):
+        raise UsageError("eval: no data set is named", hint="Name one: --set eval.dataset=FILE.")
+    known = {*ALWAYS_MEASURED, *(name for step in plan.do for name in MEASURES[step])}
+    for name in (*plan.min, *plan.max):
+        # A metric is known when the task of a model is.
+        if name not in known and "eval" not in plan.do:
+            raise ConfigError(
+                unknown_key_message(name, known, "--min" if name in plan.min else "--max"),
+                hint=f"Steps of this plan: {', '.join(plan.do)}.",
+            )
+
+
+def _refuse_steps(plan: SweepPlan) -> None:
+    if not plan.do:
+        raise UsageError("--do: no step is named", hint=f"Steps: {', '.join(STEPS)}.")
+    if "compare" in plan.do and "build" not in plan.do:
+        raise UsageError(
+            "--do compare: there is nothing to compare a model with unless it is built", hint="Add build to --do."
+        )
+    runs = [step for step in plan.do if step in ("perf", "eval")]
+    unbuilt = [listed.model for listed in plan.listed if not is_onnx_path(listed.model)]
+    if runs and unbuilt and "build" not in plan.do:
+        raise UsageError(f"--do {runs[0]}: {unbuilt[0]} is no ONNX file yet", hint="Add build to --do.")

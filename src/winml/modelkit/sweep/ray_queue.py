@@ -1,0 +1,211 @@
+"""How do cells get done on a Ray cluster? Each is a task of one CPU, whose worker starts the bounded process.
+
+A cell whose worker is lost is tried again elsewhere. Ray is of the extra ``ray``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import re
+import socket
+import uuid
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from winml.modelkit.errors import StageError, UsageError, first_line
+from winml.modelkit.results.sweep_result import CellResult
+from winml.modelkit.sweep.bounded_processes import Bounds, Call, run_bounded
+from winml.modelkit.sweep.cell_work import run_cell
+from winml.modelkit.sweep.cells import Cell
+from winml.modelkit.sweep.work_queue import Place, SweepListener, finished_cell, preloaded
+
+__all__ = ["RayQueue", "refuse_missing_ray"]
+
+_AUTO = "auto"
+_ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
+_CONNECT_SECONDS = 5.0
+"""Chosen: longer than any network takes that a cluster is usable over; Ray itself waits for minutes."""
+_WAIT_SECONDS = 1.0
+_MOST_TRIES = 3
+"""Chosen: a model that takes three workers with it is the cause."""
+_MEMORY_SHARE = 0.9
+_MARKER = ".winml-sweep-marker"
+
+
+def refuse_missing_ray(address: str) -> None:
+    """Refuse a cluster where Ray is not installed, or an address that is none.
+
+    Raises:
+        UsageError: says what to do.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError(
+            f"--ray {address}: Ray is not installed", hint='Install it: pip install "winml-modelkit[ray]".'
+        )
+    if address != _AUTO and not _ADDRESS.fullmatch(address):
+        raise UsageError(
+            f"--ray {address}: neither {_AUTO} nor HOST:PORT", hint="ray status shows the address of a cluster."
+        )
+
+
+@dataclass(frozen=True)
+class RayQueue:
+    """Tasks of a Ray cluster."""
+
+    address: str
+    seconds: float
+    resident_bytes: int | None
+    """Most memory of one process; None: its share of the memory of its machine."""
+    most: int | None
+    """Tasks at a time; None: as many as the cluster has CPUs."""
+
+    @property
+    def jobs(self) -> int:
+        """Processes at a time on one machine, as far as is known here."""
+        return self.most or 0
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """What one cell may take; memory is its share of each machine where nothing is said."""
+        memory = {} if self.resident_bytes is None else {"memory_bytes": self.resident_bytes}
+        return {"seconds": self.seconds, **memory}
+
+    def results(self, cells: Sequence[Cell], place: Place, listener: SweepListener) -> Generator[CellResult]:
+        """Yield the result of every cell, in the order they end.
+
+        Raises:
+            StageError: the cluster cannot be reached.
+        """
+        if not cells:
+            return
+        with _connected(self.address) as ray, _marked(place) as marker:
+            yield from _Tasks(ray, self, place, listener, marker).results(cells)
+
+
+@contextlib.contextmanager
+def _connected(address: str) -> Iterator[Any]:
+    """Connect to a cluster for the time of the block.
+
+    Raises:
+        StageError: there is none at the address.
+    """
+    # Ray reports the use of a cluster to its maker unless it is told not to.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    hint = "Start one with ray start --head, or leave --ray out to work on this machine."
+    if found := _ADDRESS.fullmatch(address):
+        try:
+            socket.create_connection((found[1].strip("[]"), int(found[2])), _CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise StageError(f"--ray {address}: nothing answers there: {first_line(error)}", hint=hint) from error
+    import ray
+
+    try:
+        ray.init(address=address, logging_level=logging.CRITICAL, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise StageError(f"--ray {address}: cannot be reached: {first_line(error)}", hint=hint) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _marked(place: Place) -> Iterator[Path | None]:
+    """Put a file into the folder of the sweep by which a machine knows that it shares the folder.
+
+    None where files go elsewhere: no machine needs the folder then.
+    """
+    if place.artifacts is not None:
+        yield None
+        return
+    marker = place.folder.path / f"{_MARKER}-{uuid.uuid4().hex}"
+    marker.touch()
+    try:
+        yield marker
+    finally:
+        marker.unlink(missing_ok=True)
+
+
+@dataclass
+class _Tasks:
+    """The tasks that are in a cluster."""
+
+    ray: Any
+    queue: RayQueue
+    place: Place
+    listener: SweepListener
+    marker: Path | None
+
+    def results(self, cells: Sequence[Cell]) -> Iterator[CellResult]:
+        """Yield the result of every cell."""
+        # A task that was lost is begun here again: it is told, and counted.
+        remote = self.ray.remote(num_cpus=1, max_retries=0)(_work)
+        waiting = deque((cell, 1) for cell in cells)
+        running: dict[Any, tuple[Cell, int]] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._most():
+                    cell, tries = waiting.popleft()
+                    self.listener.on_start(cell)
+                    task = remote.remote(cell, self.place, self.queue, self.marker)
+                    running[task] = cell, tries
+                ended, _ = self.ray.wait(list(running), num_returns=1, timeout=_WAIT_SECONDS)
+                for task in ended:
+                    cell, tries = running.pop(task)
+                    result = self._result(task, cell, tries)
+                    if result is None:
+                        waiting.append((cell, tries + 1))
+                    else:
+                        yield replace(result, tries=tries)
+        finally:
+            for task in running:
+                self.ray.cancel(task, force=True)
+
+    def _most(self) -> int:
+        cpus = int(self.ray.cluster_resources().get("CPU", 1))
+        return max(1, min(cpus, self.queue.most or cpus))
+
+    def _result(self, task: Any, cell: Cell, tries: int) -> CellResult | None:
+        """Return the result of a task that ended; None where its worker was lost, and it is to be tried again."""
+        try:
+            result: CellResult = self.ray.get(task)
+            return result
+        except self.ray.exceptions.RayTaskError as error:
+            problem = f"the worker failed: {first_line(error.cause or error)}"
+        except self.ray.exceptions.RayError as error:
+            if tries < _MOST_TRIES:
+                self.listener.tell(f"{cell.model}: its worker was lost ({type(error).__name__}); it is tried again")
+                return None
+            problem = f"{_MOST_TRIES} workers were lost over it, the last by {type(error).__name__}"
+        return CellResult(cell.cell_id, cell.model, cell.settings, "failed", problem=problem, exit_code=1)
+
+
+def _work(cell: Cell, place: Place, queue: RayQueue, marker: Path | None) -> CellResult:
+    """Do a cell, in a worker of the cluster."""
+    cores = os.cpu_count() or 1
+    share = int(_MEMORY_SHARE * psutil.virtual_memory().total / cores)
+    bounds = Bounds(queue.seconds, queue.resident_bytes or share)
+    if marker is not None and not marker.is_file():
+        # Before a folder of the name is made.
+        return CellResult(
+            cell.cell_id, cell.model, cell.settings, "stopped",
+            problem=f"the machine {socket.gethostname()} does not see {marker.parent}: share it, or name a URL with "
+            "--artifacts",
+        )  # fmt: skip
+    order = place.order(cell, threads=1)
+    (ending,) = run_bounded([Call(run_cell, order)], bounds, 1, preloaded([cell]))
+    return replace(finished_cell(ending, bounds), node=f"{socket.gethostname()}:{_node_id()}")
+
+
+def _node_id() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())[:8]

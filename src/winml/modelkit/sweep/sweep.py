@@ -1,0 +1,289 @@
+"""How do many models fare in many configurations? The flow of ``winml sweep``, and its function in Python.
+
+What is finished stands on disk at once, so a sweep that was stopped goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from winml.modelkit.builds.cache import library_versions
+from winml.modelkit.errors import StageError, UsageError
+from winml.modelkit.file_names import (
+    SWEEP_PAGE_NAME,
+    SWEEP_PLAN_NAME,
+    SWEEP_RESULTS_NAME,
+    SWEEP_TABLE_NAME,
+)
+from winml.modelkit.options import JsonError, read_json_file
+from winml.modelkit.report.sweep_page import sweep_page
+from winml.modelkit.report.sweep_table import sweep_table
+from winml.modelkit.results.sweep_result import CellResult, SweepLimit, SweepResult, cell_from_record
+from winml.modelkit.sweep.bounded_processes import Bounds
+from winml.modelkit.sweep.cells import Cell, SweepFolder, cells_of, held_sweep
+from winml.modelkit.sweep.plan import SweepPlan, plan_from_record, read_plan, refuse_unusable
+from winml.modelkit.sweep.work_queue import LocalQueue, Place, SweepListener, WorkQueue
+from winml.modelkit.version import __version__
+from winml.modelkit.words import json_printable
+
+__all__ = [
+    "SweepOptions",
+    "SweepStoppedError",
+    "changed_plan",
+    "read_results",
+    "refuse_early",
+    "run_sweep",
+    "sweep_models",
+]
+
+_LIBRARIES = ("torch", "transformers", "onnx-ir", "onnxscript", "onnxruntime")
+DEFAULT_SECONDS = 3600.0
+"""Chosen: longer than any export that ended in our own runs; whoever has larger models says so."""
+MEMORY_SHARE = 0.9
+"""Chosen: what all processes together may take of the machine's memory, where nothing is said."""
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """How a sweep is run."""
+
+    seconds: float = DEFAULT_SECONDS
+    """Most that one cell may take."""
+    resident_bytes: int | None = None
+    """Most memory that the process of one cell may take; None: its share of the machine's."""
+    jobs: int | None = None
+    """Processes at a time; None: as many as there are cores, one where latency is measured; on Ray, as it has CPUs."""
+    ray: str | None = None
+    """Address of a Ray cluster, or ``auto``; None: this machine alone."""
+    artifacts: str | None = None
+    """Folder or URL that files of cells go to; None: the folder of the sweep."""
+    keeps_files: bool = True
+    """Keep what was built, once it is measured."""
+    retries_failed: bool = False
+    """Do cells again that failed."""
+    against: Path | None = None
+    """Folder of an earlier sweep to compare with."""
+
+
+class SweepStoppedError(StageError):
+    """A sweep cannot go on, for a reason that no model has; what is finished stays."""
+
+
+def sweep_models(
+    models: str | os.PathLike[str] | Mapping[str, Any] | Sequence[str],
+    output: str | os.PathLike[str],
+    *,
+    set: Mapping[str, Sequence[Any]] | None = None,
+    do: Sequence[str] | None = None,
+    min: Mapping[str, float] | None = None,
+    max: Mapping[str, float] | None = None,
+    options: SweepOptions = SweepOptions(),
+    listener: SweepListener | None = None,
+) -> SweepResult:
+    """Do the same with many models in many configurations, each in a process of its own.
+
+    Processes are started as :mod:`multiprocessing` does: a script calls it below ``if __name__ == "__main__":``.
+
+    Args:
+        models: A plan: the path of one or of a list of models, the JSON object of one, or the models themselves.
+        output: Folder of the sweep; what an earlier run finished in it is not done again.
+        set: Key of the config → the values it takes in turn, such as ``{"quant.precision": ["fp32", "int8"]}``.
+        do: Steps: ``export``, ``build``, ``perf``, ``eval``, ``compare``; ``build`` where nothing is said.
+        min: Measure → the least it has to be in every cell.
+        max: Measure → the most it may be in every cell.
+        options: Bounds, processes, cluster.
+        listener: Who is told how it goes on.
+
+    Returns:
+        The table: one row for each model in each configuration, failures among them.
+
+    Raises:
+        UsageError: the plan is wrong, a key of the config is unknown, or another sweep works in the folder.
+        SweepStoppedError: the disk is full, or no machine of a cluster does the work.
+        WriteError: the folder cannot be written to.
+    """
+    if isinstance(models, (str, os.PathLike)):
+        plan, notes = read_plan(Path(models))
+    else:
+        record = dict(models) if isinstance(models, Mapping) else {"models": list(models)}
+        plan, notes = plan_from_record(record, "sweep")
+    plan, more = changed_plan(plan, {"set": set, "do": do, "min": min, "max": max})
+    refuse_early(plan, options)
+    return run_sweep(plan, Path(output), options, listener or SweepListener(), notes=(*notes, *more))
+
+
+def changed_plan(plan: SweepPlan, given: Mapping[str, Any]) -> tuple[SweepPlan, tuple[str, ...]]:
+    """Return a plan with what was said besides it, which wins key by key; and notes on it.
+
+    Raises:
+        ConfigError: a value of the wrong kind.
+    """
+    record = json.loads(plan.model_dump_json())
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            record[name] |= {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
+        elif value:
+            record[name] = list(value)
+    return plan_from_record(record, "sweep")
+
+
+def refuse_early(plan: SweepPlan, options: SweepOptions) -> None:
+    """Refuse what plan and options show to be wrong, before anything is loaded.
+
+    Raises:
+        UsageError: names what it is.
+    """
+    refuse_unusable(plan)
+    if options.against is not None:
+        read_results(options.against)
+    if options.artifacts is not None:
+        from winml.modelkit.sweep.artifacts import refuse_unknown_place
+
+        refuse_unknown_place(options.artifacts)
+    if options.ray is not None:
+        from winml.modelkit.sweep.ray_queue import refuse_missing_ray
+
+        refuse_missing_ray(options.ray)
+
+
+def run_sweep(
+    plan: SweepPlan, output: Path, options: SweepOptions, listener: SweepListener, *, notes: tuple[str, ...] = ()
+) -> SweepResult:
+    """Do every cell of a plan that is not finished, and write the table.
+
+    Raises:
+        UsageError: another sweep works in the folder, or there is no such model type.
+        SweepStoppedError: the disk is full, or no machine of a cluster does the work.
+        WriteError: the folder cannot be written to.
+    """
+    cells = cells_of(plan)
+    with held_sweep(output) as folder:
+        folder.write(output / SWEEP_PLAN_NAME, f"{plan.model_dump_json(indent=1)}\n")
+        results = {cell.cell_id: found for cell in cells if (found := _finished(folder, cell, options)) is not None}
+        reused, queue = len(results), _queue(plan, options)
+        try:
+            _do_cells(cells, results, (folder, queue, options), listener)
+        finally:
+            # Also of a sweep that was stopped: what is finished is shown.
+            outcome = replace(
+                _outcome(plan, output, options, (cells, results)),
+                jobs=queue.jobs,
+                bounds=queue.limits,
+                reused=reused,
+                notes=(*notes, *_notes(plan, queue.jobs)),
+            )
+            _write_tables(folder, outcome)
+        return outcome
+
+
+def _do_cells(
+    cells: Sequence[Cell],
+    results: dict[str, CellResult],
+    run: tuple[SweepFolder, WorkQueue, SweepOptions],
+    listener: SweepListener,
+) -> None:
+    """Do the cells that have no result yet; each result is kept as soon as it is there.
+
+    Raises:
+        SweepStoppedError: one could not be done for a reason that no model has.
+    """
+    folder, queue, options = run
+    unfinished = {cell.cell_id: cell for cell in cells if cell.cell_id not in results}
+    place = Place(folder, options.artifacts, options.keeps_files)
+    with closing(queue.results(list(unfinished.values()), place, listener)) as endings:
+        for result in endings:
+            if result.state == "stopped":
+                raise SweepStoppedError(
+                    f"{result.model}: {result.problem}; {len(results)} of {len(cells)} cells are finished",
+                    hint="Mend it, and run the same command again: it goes on from there.",
+                )
+            folder.keep(unfinished[result.cell_id], result)
+            results[result.cell_id] = result
+            listener.on_end(result)
+            if not options.keeps_files:
+                _drop_files(folder, result, cells, results)
+
+
+def _finished(folder: SweepFolder, cell: Cell, options: SweepOptions) -> CellResult | None:
+    found = folder.finished(cell)
+    return None if found is not None and found.state == "failed" and options.retries_failed else found
+
+
+def _queue(plan: SweepPlan, options: SweepOptions) -> WorkQueue:
+    if options.ray is not None:
+        from winml.modelkit.sweep.ray_queue import RayQueue
+
+        return RayQueue(options.ray, options.seconds, options.resident_bytes, options.jobs)
+    jobs = options.jobs or (1 if "perf" in plan.do else os.cpu_count() or 1)
+    share = int(MEMORY_SHARE * psutil.virtual_memory().total / jobs)
+    return LocalQueue(Bounds(options.seconds, options.resident_bytes or share), jobs)
+
+
+def _drop_files(
+    folder: SweepFolder, result: CellResult, cells: Iterable[Cell], results: Mapping[str, CellResult]
+) -> None:
+    """Remove what was built of a model, once the last of its configurations has used it."""
+    own = [cell.cell_id for cell in cells if cell.model == result.model]
+    if all(cell_id in results for cell_id in own):
+        for cell_id in own:
+            shutil.rmtree(folder.cell_folder(cell_id) / "build", ignore_errors=True)
+
+
+def _outcome(
+    plan: SweepPlan, output: Path, options: SweepOptions, found: tuple[Sequence[Cell], Mapping[str, CellResult]]
+) -> SweepResult:
+    cells, results = found
+    rows = tuple(results[cell.cell_id] for cell in cells if cell.cell_id in results)
+    kinds: tuple[tuple[Literal["min", "max"], Mapping[str, float]], ...] = (("min", plan.min), ("max", plan.max))
+    memory = psutil.virtual_memory().total
+    return SweepResult(
+        folder=str(output),
+        plan=json.loads(plan.model_dump_json()),
+        cells=rows,
+        total=len(cells),
+        limits=tuple(SweepLimit.of(kind, name, value, rows) for kind, given in kinds for name, value in given.items()),
+        versions={"winml-modelkit": __version__, **library_versions(_LIBRARIES)},
+        machine={"cores": os.cpu_count(), "memory_bytes": memory},
+        against=None if options.against is None else read_results(options.against),
+    )
+
+
+def _notes(plan: SweepPlan, jobs: int) -> tuple[str, ...]:
+    if "perf" in plan.do and jobs > 1:
+        return (f"{jobs} processes ran at a time: latencies are those of a busy machine",)
+    return ()
+
+
+def _write_tables(folder: SweepFolder, outcome: SweepResult) -> None:
+    text = json_printable(json.dumps(outcome.as_record(), indent=1, ensure_ascii=False))
+    folder.write(folder.path / SWEEP_RESULTS_NAME, f"{text}\n")
+    folder.write(folder.path / SWEEP_TABLE_NAME, sweep_table(outcome))
+    folder.write(folder.path / SWEEP_PAGE_NAME, sweep_page(outcome))
+
+
+def read_results(path: Path) -> SweepResult:
+    """Read the table of an earlier sweep.
+
+    Args:
+        path: Its folder, or its JSON file.
+
+    Raises:
+        UsageError: there is none.
+    """
+    file = path / SWEEP_RESULTS_NAME if path.is_dir() else path
+    try:
+        record = read_json_file(file)
+        cells = tuple(cell_from_record(cell) for cell in record["cells"])
+        kept = {name: record[name] for name in ("versions", "machine", "jobs", "bounds")}
+        return SweepResult(record["folder"], record["plan"], cells, record["counts"]["total"], **kept)
+    except (OSError, JsonError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: holds no results of a sweep", hint="Give the folder of a finished sweep.") from error

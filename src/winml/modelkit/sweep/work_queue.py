@@ -1,0 +1,142 @@
+"""How do cells get done on this machine? Some at a time, each in a process of its own with bounds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from winml.modelkit.builds.plan import is_onnx_path
+from winml.modelkit.results.sweep_result import CellResult
+from winml.modelkit.sweep.artifacts import joined
+from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
+from winml.modelkit.sweep.cell_work import PRELOAD, CellOrder, run_cell
+from winml.modelkit.sweep.cells import Cell, SweepFolder
+from winml.modelkit.sweep.plan import StepName
+
+__all__ = ["LocalQueue", "Place", "SweepListener", "WorkQueue", "finished_cell", "preloaded"]
+
+_KILLED = -9
+"""Exit code of a killed process. Specified: the negative number of the signal, as in ``subprocess``."""
+_STEP_MODULES: Mapping[StepName, str] = {
+    "export": "winml.modelkit.sweep.architecture_export",
+    "build": "winml.modelkit.builds.build",
+    "perf": "winml.modelkit.flows.perf.whole_model",
+    "eval": "winml.modelkit.flows.evaluate.evaluate",
+    "compare": "winml.modelkit.flows.compare.compare",
+}
+"""What each step imports."""
+
+
+@dataclass(frozen=True)
+class SweepListener:
+    """Who is told how a sweep goes on."""
+
+    on_start: Callable[[Cell], None] = lambda _cell: None
+    on_step: Callable[[CellResult], None] = lambda _so_far: None
+    """A cell begins a step; not told of cells on other machines."""
+    on_end: Callable[[CellResult], None] = lambda _result: None
+    tell: Callable[[str], None] = lambda _words: None
+    """Something is tried again, or counts once."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the files of cells go."""
+
+    folder: SweepFolder
+    artifacts: str | None = None
+    """Folder or URL; None: they stay in the folder of the sweep."""
+    keeps_files: bool = True
+    directory: Path = field(default_factory=Path.cwd)
+    """Working directory of who asks, also on other machines."""
+
+    def order(self, cell: Cell, threads: int) -> CellOrder:
+        """Return a cell with the folder it is done in: that of the sweep, or a temporary one to upload from."""
+        folder, shared = self.folder.cell_folder(cell.cell_id), self.folder.shared
+        if self.artifacts is not None:
+            folder = Path(tempfile.mkdtemp(prefix="winml-sweep-"))
+            shared = folder / "shared"
+        target = None if self.artifacts is None else joined(self.artifacts, cell.cell_id)
+        return CellOrder(cell, folder, shared, threads, target, self.keeps_files, self.directory)
+
+
+class WorkQueue(Protocol):
+    """Does cells, here or on other machines."""
+
+    @property
+    def jobs(self) -> int:
+        """Processes at a time."""
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """What one cell may take: ``seconds`` and ``memory_bytes``, where that is known here."""
+
+    def results(self, cells: Sequence[Cell], place: Place, listener: SweepListener) -> Generator[CellResult]:
+        """Yield the result of every cell, in the order they end."""
+
+
+@dataclass(frozen=True)
+class LocalQueue:
+    """Processes on this machine."""
+
+    bounds: Bounds
+    jobs: int
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """What one cell may take."""
+        return {"seconds": self.bounds.seconds, "memory_bytes": self.bounds.resident_bytes}
+
+    def results(self, cells: Sequence[Cell], place: Place, listener: SweepListener) -> Generator[CellResult]:
+        """Yield the result of every cell, in the order they end; what still runs is killed when the caller stops."""
+        threads = max(1, (os.cpu_count() or 1) // self.jobs)
+
+        def calls() -> Iterator[Call]:
+            for cell in cells:
+                listener.on_start(cell)
+                yield Call(run_cell, place.order(cell, threads))
+
+        endings = run_bounded(
+            calls(), self.bounds, self.jobs, preloaded(cells), lambda _call, so_far: listener.on_step(so_far)
+        )
+        with closing(endings):
+            for ending in endings:
+                yield finished_cell(ending, self.bounds)
+
+
+def preloaded(cells: Iterable[Cell]) -> tuple[str, ...]:
+    """Return the modules that are worth importing before the first of these cells."""
+    steps = tuple(dict.fromkeys(_STEP_MODULES[step] for cell in cells for step in cell.do))
+    return ("onnxruntime", *steps) if all(is_onnx_path(cell.model) for cell in cells) else (*PRELOAD, *steps)
+
+
+def finished_cell(ending: Ending, bounds: Bounds) -> CellResult:
+    """Return the result of a cell whose process ended, also where it was killed or died; its leftovers are removed."""
+    order: CellOrder = ending.call.argument
+    shutil.rmtree(order.folder / "tmp", ignore_errors=True)
+    if order.artifacts is not None:
+        shutil.rmtree(order.folder, ignore_errors=True)
+    seconds = round(ending.seconds, 3)
+    if ending.reason == "returned":
+        result: CellResult = ending.result
+        return replace(result, seconds=seconds, peak_bytes=ending.peak_bytes)
+    problem = {
+        "time": f"took more than {bounds.seconds:g} s",
+        "memory": f"took more than {bounds.resident_bytes / 1e9:.1f} GB of memory",
+        "died": "the process died",
+    }[ending.reason]
+    so_far: CellResult = ending.last_message or order.pending
+    return replace(
+        so_far,
+        problem=problem,
+        exit_code=_KILLED,
+        seconds=seconds,
+        peak_bytes=ending.peak_bytes,
+        artifacts=str(order.folder) if order.keeps_files and order.artifacts is None else "",
+    )
