@@ -5,9 +5,10 @@ PYTHON = python3
 VENV = .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
+DOCS_READY = $(VENV)/.docs-ready
 CODE = src tests scripts benchmarks
 
-.PHONY: demo test house format lint types documents wheel clean
+.PHONY: demo test house format lint types documents notebooks docs wheel clean
 
 demo: $(READY)
 	$(RUN) scripts/demo.py
@@ -33,6 +34,15 @@ documents: $(READY)
 	$(RUN) scripts/architecture_picture.py --write
 	$(RUN) scripts/build_config_reference.py
 	$(RUN) scripts/build_manifest_schema.py
+	$(RUN) scripts/house_picture.py
+
+notebooks: $(READY)
+	$(RUN) scripts/notebook_outputs.py
+
+# The site is build/site; search needs a server: python -m http.server -d build/site
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --clean --quiet
+	$(RUN) scripts/docs_site.py build/site
 
 wheel: $(READY)
 	$(RUN) -m build --wheel
@@ -46,3 +56,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --disable-pip-version-check -c constraints.txt -e ".[demo,eval,test,dev]"
 	touch $(READY)
+
+$(DOCS_READY): $(READY)
+	$(RUN) -m pip install --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $(DOCS_READY)
