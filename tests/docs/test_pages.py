@@ -32,6 +32,7 @@ def exported(minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> t
     return folder, outcome
 
 
+@pytest.mark.usefixtures("libraries_may_warn")
 @pytest.mark.parametrize("page", _RUNS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_examples_of_a_page_run_and_print_what_it_shows(
     page: Path,
