@@ -5,9 +5,10 @@ PYTHON = python3
 VENV = .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
+DOCS_READY = $(VENV)/.docs-ready
 CODE = src tests scripts benchmarks
 
-.PHONY: demo test test-oldest test-newest house format lint types documents wheel release-check clean
+.PHONY: demo test test-oldest test-newest house format lint types documents notebooks docs wheel release-check clean
 
 demo: $(READY)
 	$(RUN) scripts/demo.py
@@ -33,6 +34,15 @@ documents: $(READY)
 	$(RUN) scripts/architecture_picture.py --write
 	$(RUN) scripts/build_config_reference.py
 	$(RUN) scripts/build_manifest_schema.py
+	$(RUN) scripts/house_picture.py
+
+notebooks: $(READY)
+	$(RUN) scripts/notebook_outputs.py
+
+# The site is build/site; search needs a server: python -m http.server -d build/site
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --clean --quiet
+	$(RUN) scripts/docs_site.py build/site
 
 wheel: $(READY)
 	$(RUN) -m build --wheel
@@ -50,6 +60,10 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --disable-pip-version-check -c constraints.txt -e ".[demo,eval,ray,test,dev]"
 	touch $(READY)
+
+$(DOCS_READY): $(READY)
+	$(RUN) -m pip install --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $(DOCS_READY)
 
 # The oldest versions that pyproject.toml allows, in an environment of its own. uv is what can choose them.
 test-oldest:

@@ -1,0 +1,215 @@
+"""Makes the pages of the site that are no files in docs/: a hook of mkdocs.
+
+README, changelog and the other documents beside docs/ become pages, notebooks become Markdown, and the reference of
+commands and of the Python interface is made from the code. Links between documents are those of the repository; here
+they are turned into links between pages.
+
+    python scripts/docs_site.py build/site    # no page of a built site asks another host for anything
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DOCS = REPOSITORY / "docs"
+sys.path.insert(0, str(REPOSITORY / "scripts"))
+
+from notebook_outputs import read_notebook, source_of  # noqa: E402
+
+OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
+"""Documents beside docs/ to their pages."""
+LICENCE = ("LICENSE", "licence.md")
+
+_LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+_MERMAID = re.compile(r"^```mermaid\n.*?^```$", re.MULTILINE | re.DOTALL)
+_HOUSE = "pictures/house.svg"
+_API_GROUPS = {
+    "Export": (
+        "export_pytorch",
+        "HTPExporter",
+        "WinMLExportConfig",
+        "InputTensorSpec",
+        "OutputTensorSpec",
+        "ExportResult",
+    ),
+    "Build": ("build_hf_model", "build_onnx_model", "WinMLBuildConfig", "BuildResult", "WinMLAutoModel"),
+}
+"""What stands first, in this order; every other name follows."""
+
+
+def pages_of_notebooks() -> dict[str, str]:
+    """Return path below the repository to page, of every notebook."""
+    return {
+        path.relative_to(REPOSITORY).as_posix(): path.relative_to(DOCS).with_suffix(".md").as_posix()
+        for path in sorted(DOCS.glob("notebooks/*.ipynb"))
+    }
+
+
+def notebook_as_markdown(path: Path) -> str:
+    """Return the cells of a notebook and their outputs as Markdown."""
+    parts = []
+    for cell in read_notebook(path)["cells"]:
+        if cell["cell_type"] == "markdown":
+            parts.append(source_of(cell))
+            continue
+        parts.append(f"```python\n{source_of(cell)}\n```")
+        parts += [_output_as_markdown(output) for output in cell["outputs"]]
+    return "\n\n".join(parts) + "\n"
+
+
+def _output_as_markdown(output: dict[str, Any]) -> str:
+    data = output.get("data", {})
+    if "image/svg+xml" in data:
+        return f"<div>{''.join(data['image/svg+xml'])}</div>"
+    text = "".join(output.get("text") or data["text/plain"])
+    return f'```{{ .text .output title="printed" }}\n{text.rstrip()}\n```'
+
+
+def command_reference() -> str:
+    """Return the page of all verbs, made from their options."""
+    from winml.modelkit.cli.main import COMMANDS
+
+    sections = ["# Commands\n\nEvery verb with its options, as `winml VERB --help` shows them."]
+    for verb, sentence in sorted(COMMANDS.items()):
+        command = importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command
+        sections += _sections_of_command(command, f"winml {verb}", sentence, level=2)
+    return "\n\n".join(sections) + "\n"
+
+
+def _sections_of_command(command: Any, name: str, sentence: str, level: int) -> list[str]:
+    import click
+
+    context = click.Context(command, info_name=name)
+    usage = " ".join([name, *command.collect_usage_pieces(context)])
+    texts = [f"{'#' * level} {name}", sentence, f"```text\n{usage}\n```", *_paragraphs(command.help or "")]
+    records = [record for param in command.get_params(context) if (record := param.get_help_record(context))]
+    rows = [f"| `{names}` | {_cell(words)} |" for names, words in records]
+    texts.append("\n".join(["| option | does |", "| --- | --- |", *rows]))
+    if isinstance(command, click.Group):
+        for inner in command.list_commands(context):
+            found = command.get_command(context, inner)
+            texts += _sections_of_command(found, f"{name} {inner}", "", level + 1)
+    return [text for text in texts if text]
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Return the paragraphs of a help text; one whose lines are kept is code."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return [
+        f"```text\n{lines.strip(chr(8)).strip()}\n```" if chr(8) in lines else _prose(lines) for lines in paragraphs
+    ]
+
+
+def _prose(text: str) -> str:
+    return " ".join(text.split()).replace("*", r"\*").replace("<", "&lt;")
+
+
+def _cell(text: str) -> str:
+    """Return a help text as the text of a cell: nothing in it is Markdown."""
+    return re.sub(r"([|*\[\]_`])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")
+
+
+def python_reference() -> str:
+    """Return the page of all public names."""
+    import winml.modelkit
+
+    names = [name for name in winml.modelkit.__all__ if not name.startswith("__")]
+    grouped = {name for group in _API_GROUPS.values() for name in group}
+    errors = [name for name in names if name.endswith("Error")]
+    others = [name for name in names if name not in grouped and name not in errors]
+    groups = {**_API_GROUPS, "Verbs": tuple(others), "Errors": tuple(errors)}
+    sections = [
+        f"## {title}\n\n" + "\n\n".join(f"::: winml.modelkit.{name}" for name in members)
+        for title, members in groups.items()
+    ]
+    return (
+        "\n\n".join(["# Python\n\nWhat `winml.modelkit` offers; all else may move without notice.", *sections]) + "\n"
+    )
+
+
+def made_pages() -> dict[str, str]:
+    """Return every page that is no file of docs/: its path to its Markdown."""
+    pages = {page: (REPOSITORY / name).read_text(encoding="utf-8") for name, page in OUTSIDE.items()}
+    pages |= {page: notebook_as_markdown(REPOSITORY / name) for name, page in pages_of_notebooks().items()}
+    source, page = LICENCE
+    pages[page] = f"# Licence\n\n```text\n{(REPOSITORY / source).read_text(encoding='utf-8')}```\n"
+    pages["reference/cli.md"] = command_reference()
+    pages["reference/api.md"] = python_reference()
+    return pages
+
+
+def site_path(name: str) -> str | None:
+    """Return where a file of the repository is in the site; None where it is not."""
+    moved = {**OUTSIDE, LICENCE[0]: LICENCE[1], **pages_of_notebooks()}
+    if name in moved:
+        return moved[name]
+    return name.removeprefix("docs/") if name.startswith("docs/") and (REPOSITORY / name).is_file() else None
+
+
+def with_site_links(markdown: str, page: str) -> str:
+    """Return the text of a page with its links turned from files of the repository to pages of the site.
+
+    A link to a file that the site does not have becomes its text.
+    """
+    sources = {target: name for name, target in {**OUTSIDE, **pages_of_notebooks()}.items()}
+    folder = Path(sources.get(page, f"docs/{page}")).parent.as_posix()
+
+    def replaced(link: re.Match[str]) -> str:
+        text, target, anchor = link.groups()
+        name = os.path.normpath(f"{folder}/{target}").replace(os.sep, "/")
+        found = site_path(name)
+        if found is None:
+            return text.removeprefix("!")[1:-1]
+        return f"{text}({os.path.relpath(found, Path(page).parent).replace(os.sep, '/')}{anchor or ''})"
+
+    return _LINK.sub(replaced, markdown)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are no files of docs/."""
+    from mkdocs.structure.files import File
+
+    for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        files.remove(notebook)
+    for page, content in made_pages().items():
+        files.append(File.generated(config, page, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001  # mkdocs' signature
+    """Turn links into those of the site, and the diagram into the picture of the house."""
+    path = page.file.src_uri
+    house = os.path.relpath(_HOUSE, Path(path).parent).replace(os.sep, "/")
+    return _MERMAID.sub(
+        f"![The rooms of the house, each above those it may import]({house})", with_site_links(markdown, path)
+    )
+
+
+def foreign_requests(site: Path) -> list[str]:
+    """Return what the pages of a built site would fetch from other hosts: scripts, styles, fonts, pictures, frames."""
+    fetched = re.compile(r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=[\"']?((?:https?:)?//[^\"' >]+)")
+    styled = re.compile(r"(?:url\(|@import )[\"']?((?:https?:)?//[^\"')]+)")
+    found = []
+    for pattern, kind in ((fetched, "*.html"), (styled, "*.css")):
+        for path in sorted(site.rglob(kind)):
+            found += [f"{path.relative_to(site)}: {url}" for url in pattern.findall(path.read_text(encoding="utf-8"))]
+    return found
+
+
+if __name__ == "__main__":
+    strays = foreign_requests(Path(sys.argv[1]))
+    if strays:
+        raise SystemExit("pages ask other hosts:\n" + "\n".join(strays))
+    print(f"built {sys.argv[1]}: every page works without a network")

@@ -1,0 +1,64 @@
+"""Do the notebooks run with what the README installs, and print what they were committed with?"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from house.test_prose import LONGEST_LINE
+from notebook_outputs import NOTEBOOKS, code_cells, is_measured, read_notebook, run_cells, source_of, text_of
+
+_NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
+
+
+@pytest.fixture
+def _logging_kept() -> Iterator[None]:
+    """Undo what a notebook says about logging."""
+    disabled = logging.root.manager.disable
+    yield
+    logging.disable(disabled)
+
+
+@pytest.mark.usefixtures("_logging_kept")
+@pytest.mark.parametrize("name", _NAMES)
+def test_notebook_prints_what_it_was_committed_with(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cell by cell; of a cell that measures, all but the numbers. ``scripts/notebook_outputs.py`` writes them anew."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("WINML_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    notebook = read_notebook(NOTEBOOKS / name)
+    for cell, outputs in zip(code_cells(notebook), run_cells(notebook), strict=True):
+        measured = is_measured(cell)
+        assert text_of(cell["outputs"], measured=measured) == text_of(outputs, measured=measured), source_of(cell)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_lines_of_notebooks_are_short(name: str) -> None:
+    """Prose as in every document, code as in every file."""
+    notebook = read_notebook(NOTEBOOKS / name)
+    limits = {"markdown": LONGEST_LINE, "code": 120}
+    lines = [(line, limits[cell["cell_type"]]) for cell in notebook["cells"] for line in source_of(cell).splitlines()]
+    assert [] == [line for line, limit in lines if len(line) > limit and not line.startswith("|")]
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_numbers_in_the_prose_of_a_notebook_are_computed_in_it(name: str) -> None:
+    """A number of two digits or more in the prose stands in an output, too."""
+    notebook = read_notebook(NOTEBOOKS / name)
+    prose = " ".join(source_of(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    said = re.findall(r"(?<![\w-])\d[\d,]*\d(?![\w-])", re.sub(r"`[^`]*`|\([^)]*\)", "", prose))
+    printed = " ".join(text_of(cell["outputs"], measured=False) for cell in code_cells(notebook))
+    assert [] == [number for number in said if number not in printed]
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_notebook_was_run_from_top_to_bottom(name: str) -> None:
+    """Every cell was run once, in order, and a picture is where one was drawn."""
+    cells = code_cells(read_notebook(NOTEBOOKS / name))
+    assert list(range(1, len(cells) + 1)) == [cell["execution_count"] for cell in cells]
+    assert any("image/svg+xml" in output.get("data", {}) for cell in cells for output in cell["outputs"])

@@ -1,0 +1,123 @@
+"""Does the site of the documentation hold every page, and does each link lead to one? Nothing is built here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+import winml.modelkit
+from docs_site import (
+    DOCS,
+    command_reference,
+    foreign_requests,
+    made_pages,
+    notebook_as_markdown,
+    python_reference,
+    site_path,
+    with_site_links,
+)
+from house.sources import REPOSITORY
+from house_picture import PICTURE, house
+from winml.modelkit.cli.main import COMMANDS
+
+_LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+
+
+def _pages() -> dict[str, str]:
+    files = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+    return {**files, **made_pages()}
+
+
+def test_navigation_holds_every_page_once() -> None:
+    """Whoever adds a page writes it into mkdocs.yml."""
+    navigation = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    assert sorted(_pages()) == sorted(re.findall(r"[\w/-]+\.md", navigation))
+
+
+def test_links_of_pages_lead_to_pages_or_files_of_the_site() -> None:
+    """After they were turned from files of the repository."""
+    pages = _pages()
+    lost = [
+        f"{page}: {link}"
+        for page, text in pages.items()
+        for link in _LINK.findall(with_site_links(text, page))
+        if (target := (Path("/") / Path(page).parent / link)).as_posix()
+        and (path := str(target.resolve().relative_to("/"))) not in pages
+        and not (DOCS / path).is_file()
+    ]
+    assert [] == lost
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "expected"),
+    [
+        ("index.md", "[a](docs/guide/export.md#b)", "[a](guide/export.md#b)"),
+        ("guide/export.md", "[a](../reference/formats.md)", "[a](../reference/formats.md)"),
+        ("architecture.md", "[a](../CONTRIBUTING.md)", "[a](contributing.md)"),
+        ("benchmarks.md", "![a](../docs/guide/time-by-module.png)", "![a](guide/time-by-module.png)"),
+        ("guide/export.md", "[code](../../src/winml)", "code"),
+        ("index.md", "[a](https://onnx.ai)", "[a](https://onnx.ai)"),
+    ],
+)
+def test_link_of_the_repository_becomes_one_of_the_site(page: str, link: str, expected: str) -> None:
+    """Where the site does not have the file, the words stay."""
+    assert expected == with_site_links(link, page)
+
+
+def test_a_file_outside_of_the_documents_is_not_in_the_site() -> None:
+    """Only documents are."""
+    assert site_path("src/winml/modelkit/errors.py") is None
+    assert "index.md" == site_path("README.md")
+
+
+def test_reference_of_commands_has_every_option_of_every_verb() -> None:
+    """It is made from click, so hidden options are the only ones that are missing."""
+    page = command_reference()
+    for verb in COMMANDS:
+        section = page.partition(f"## winml {verb}\n")[2].partition("\n## ")[0]
+        command = importlib.import_module(f"winml.modelkit.cli.verbs.{verb}").command
+        inner = command.commands.values() if isinstance(command, click.Group) else ()
+        options = [option for found in (command, *inner) for option in found.params if isinstance(option, click.Option)]
+        assert [] == [option.opts[-1] for option in options if not option.hidden and option.opts[-1] not in section]
+
+
+def test_reference_of_python_has_every_public_name() -> None:
+    """Each is one entry for mkdocstrings."""
+    entries = re.findall(r"^::: winml\.modelkit\.(\w+)$", python_reference(), re.MULTILINE)
+    assert sorted(name for name in winml.modelkit.__all__ if not name.startswith("__")) == sorted(entries)
+
+
+def test_picture_of_the_house_is_what_its_script_draws() -> None:
+    """``make documents`` draws it anew."""
+    assert house() == PICTURE.read_text(encoding="utf-8")
+
+
+def test_notebook_becomes_a_page_with_its_outputs(tmp_path: Path) -> None:
+    """Text as text, a picture as a picture."""
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title"]},
+        {
+            "cell_type": "code",
+            "source": ["1 + 1"],
+            "outputs": [{"data": {"text/plain": ["2"]}}, {"data": {"image/svg+xml": ["<svg/>"], "text/plain": ["x"]}}],
+        },
+    ]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    page = notebook_as_markdown(tmp_path / "a.ipynb")
+    assert page.startswith("# Title\n\n```python\n1 + 1\n```\n")
+    assert "\n2\n```\n" in page
+    assert page.endswith("<div><svg/></div>\n")
+
+
+def test_requests_to_other_hosts_are_found(tmp_path: Path) -> None:
+    """Links that a reader may follow are none."""
+    (tmp_path / "a.html").write_text('<a href="https://onnx.ai">a</a><script src="https://cdn.example/x.js"></script>')
+    (tmp_path / "a.css").write_text(
+        'body { background: url("a.png") } @font-face { src: url(https://fonts.example/x) }'
+    )
+    assert ["a.html: https://cdn.example/x.js", "a.css: https://fonts.example/x"] == foreign_requests(tmp_path)
