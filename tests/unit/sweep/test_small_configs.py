@@ -124,7 +124,7 @@ def test_shrink_keeps_one_layer_of_each_kind() -> None:
         "first_k_dense_replace": 1,
         "per_layer_config": {"2": {"head_dim": 32}},
         "num_kv_shared_layers": 0,
-    } == shrink(content, ["depth", "gaps"])
+    } == shrink(content, ["depth", "kinds", "gaps"])
 
 
 def test_shrink_keeps_tokens_inside_the_vocabulary() -> None:

@@ -174,23 +174,31 @@ def test_rotation_that_changes_with_the_length_is_told() -> None:
 
 
 class Counted(Remembering):
-    """Keeps beside the sums what no tensor holds."""
+    """Keeps beside the sums how many tokens were read, and may compute with it."""
 
     counted: Any = staticmethod(lambda tokens: tokens.shape[1])
+    is_read = True
 
     def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
         """Count the tokens."""
+        before = past_key_values[2] if past_key_values else 0
         outputs = super().forward(input_ids, past_key_values and past_key_values[:2], **keywords)
-        outputs.past_key_values.append(self.counted(input_ids))
+        if self.is_read:
+            outputs.past_key_values[0] = outputs.past_key_values[0] * before
+        before += self.counted(input_ids)
+        outputs.past_key_values.append(torch.tensor(before) if isinstance(before, int) and self.as_tensor else before)
         return outputs
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_count_that_depends_on_what_was_read_is_refused(as_tensor: bool) -> None:
-    """A graph would hold the one of the run that found it. One that is always the same is none."""
+def test_count_that_is_computed_with_is_refused(as_tensor: bool) -> None:
+    """A graph would hold the one of the run that found it. One that nothing reads, or that is always the same, is no
+    state."""
     model = Counted(build_model("llama").config).eval()
-    model.counted = lambda tokens: torch.tensor(tokens.shape[1]) if as_tensor else tokens.shape[1]
+    model.as_tensor = as_tensor
     with pytest.raises(UsageError, match=r"past_key_values\.2 of a list depends on what was read"):
         find_cache(model, (TOKENS,), {})
-    model.counted = lambda _tokens: torch.tensor(4) if as_tensor else 4
+    model.counted = lambda _tokens: 4
+    assert isinstance(find_cache(model, (TOKENS,), {}), CacheLayout)
+    model.counted, model.is_read = Counted.counted, False
     assert isinstance(find_cache(model, (TOKENS,), {}), CacheLayout)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.held_states import held_tensors, held_values
+from winml.modelkit.load.caches.held_states import held_tensors, held_values, unread, with_tensors
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout, CacheState, Side, Way
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
@@ -52,9 +51,9 @@ def find_cache(
         return f"{name} takes {others[0]} beside tokens"
     parameters = inspect.signature(model.forward).parameters
 
-    def outputs_of(rows: int, tokens: int) -> Any:
+    def outputs_of(rows: int, tokens: int, **further: Any) -> Any:
         specs = {spec.name: spec.model_copy(update={"shape": (rows, tokens, *spec.shape[2:])}) for spec in inputs}
-        return run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
+        return run_on_shapes(lambda **tensors: model(**tensors, **keywords, **further), specs)
 
     outputs = outputs_of(RUN_ROWS, RUN_TOKENS)
     if outputs is None:
@@ -64,7 +63,7 @@ def find_cache(
     for argument, value in outputs.items():
         if argument not in parameters or value is None or isinstance(value, torch.Tensor):
             continue
-        held = _held_states(name, argument, value, partial(outputs_of, RUN_ROWS + 1, RUN_TOKENS + 1))
+        held = _held_states(name, argument, value, outputs_of)
         return layout_of(name, argument, value, held=held) or f"the cache of {name} stays empty"
     return f"{name} returns none"
 
@@ -74,28 +73,34 @@ def is_of_tokens(spec: InputTensorSpec) -> bool:
     return len(spec.shape) == 2 and spec.dtype == "int64"
 
 
-def _held_states(model_name: str, argument: str, cache: Any, outputs_of_other_sizes: Callable[[], Any]) -> HeldStates:
+def _held_states(model_name: str, argument: str, cache: Any, outputs_of: Callable[..., Any]) -> HeldStates:
     """Return the states that a cache of a class of its own holds outside of layers, each with the way to it.
 
+    Args:
+        model_name: Whose it is, for messages.
+        argument: Parameter of the forward that takes it.
+        cache: What the forward returned.
+        outputs_of: Given rows, tokens and further arguments, what the forward returns.
+
     Raises:
-        UsageError: a tensor is no state of one size for each row.
+        UsageError: a tensor is no state of one size for each row, or a count decides what is computed.
     """
     tensors = held_tensors(cache)
     if not tensors:
         return ()
-    other_outputs = outputs_of_other_sizes()
+    other_outputs = outputs_of(RUN_ROWS + 1, RUN_TOKENS + 1)
     if other_outputs is None:
         raise cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
     other_cache = other_outputs[argument]
     others = held_tensors(other_cache)
-    _refuse_values_that_differ(model_name, argument, cache, other_cache)
+    counts = _values_that_differ(cache, other_cache)
     states: list[tuple[Way, CacheState]] = []
     for way, value in tensors.items():
         shapes = [list(found.shape) for found in (value, others.get(way)) if found is not None]
         if len(shapes) == 2 and shapes[0] == shapes[1] and not (value.is_meta or others[way].is_meta):
             if not torch.equal(value, others[way]):
-                raise _changing_value(model_name, argument, way, cache)
-            # The same whatever was read.
+                counts[way] = value
+            # Else the same whatever was read.
             continue
         if shapes != [[RUN_ROWS, *shapes[0][1:]], [RUN_ROWS + 1, *shapes[0][1:]]]:
             place = ".".join(map(str, (argument, *way)))
@@ -106,19 +111,18 @@ def _held_states(model_name: str, argument: str, cache: Any, outputs_of_other_si
         dtype = str(value.dtype).removeprefix("torch.")
         state = CacheState(layer, "recurrent", tuple(shapes[0][1:]), dtype, index=index, value_range=_SUMS)
         states.append((way, state))
+    if counts:
+        counted = with_tensors(cache, {way: unread(value) for way, value in counts.items()})
+        if outputs_of(RUN_ROWS, RUN_TOKENS, **{argument: counted}) is None:
+            raise _changing_value(model_name, argument, next(iter(counts)), cache)
     return tuple(states)
 
 
-def _refuse_values_that_differ(model_name: str, argument: str, cache: Any, other: Any) -> None:
-    """Refuse a cache with a number or another value that is not of tensors, and depends on what was read.
-
-    Raises:
-        UsageError: names the value.
-    """
+def _values_that_differ(cache: Any, other: Any) -> dict[Way, Any]:
+    """Return the numbers and other values, but for tensors, that depend on what was read."""
     values, others = held_values(cache), held_values(other)
-    for way in dict.fromkeys([*values, *others]):
-        if way not in values or way not in others or values[way] != others[way]:
-            raise _changing_value(model_name, argument, way, cache)
+    ways = dict.fromkeys([*values, *others])
+    return {way: values.get(way) for way in ways if way not in values or way not in others or values[way] != others[way]}
 
 
 def _changing_value(model_name: str, argument: str, way: Way, cache: Any) -> UsageError:
