@@ -64,7 +64,12 @@ def find_cache(
         if argument not in parameters or value is None or isinstance(value, torch.Tensor):
             continue
         held = _held_states(name, argument, value, outputs_of)
-        return layout_of(name, argument, value, held=held) or f"the cache of {name} stays empty"
+        layout = layout_of(name, argument, value, held=held)
+        if layout is None:
+            return f"the cache of {name} stays empty"
+        # Caches of transformers' own layers are left to the comparison of what is written.
+        step = outputs_of(RUN_ROWS, 1, **{argument: with_tensors(value, {})}) if held else None
+        return layout if step is None else replace(layout, is_of_one_row=_mixes_rows(step))
     return f"{name} returns none"
 
 
@@ -116,6 +121,12 @@ def _held_states(model_name: str, argument: str, cache: Any, outputs_of: Callabl
         if outputs_of(RUN_ROWS, RUN_TOKENS, **{argument: counted}) is None:
             raise _changing_value(model_name, argument, next(iter(counts)), cache)
     return tuple(states)
+
+
+def _mixes_rows(outputs: Mapping[str, Any]) -> bool:
+    """Say whether scores of one token in each of several rows are of another number of tokens."""
+    scores = outputs.get("logits")
+    return isinstance(scores, torch.Tensor) and tuple(scores.shape[:2]) != (RUN_ROWS, 1)
 
 
 def _values_that_differ(cache: Any, other: Any) -> dict[Way, Any]:

@@ -103,6 +103,8 @@ class CacheLayout:
     """A cache of a class that is not transformers' own, after a run on shapes; None for one of layers alone."""
     held: tuple[tuple[Way, CacheState], ...] = ()
     """Which tensors of the template are states."""
+    is_of_one_row: bool = False
+    """Whether the forward mixes up the rows, where it reads one token of several."""
 
     @property
     def grows(self) -> bool:
