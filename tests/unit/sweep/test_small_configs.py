@@ -127,6 +127,14 @@ def test_shrink_keeps_one_layer_of_each_kind() -> None:
     } == shrink(content, ["depth", "kinds", "gaps"])
 
 
+def test_shrink_keeps_two_layers_of_each_kind_where_one_does_not_do() -> None:
+    """Layers of a kind may share their weights, so that there is no model with one of them."""
+    content = {"num_hidden_layers": 6, "layer_types": ["linear", "linear", "full"] * 2}
+    small = shrink(content, ["depth", "gaps"])
+    assert {"num_hidden_layers": 4, "layer_types": ["linear", "linear", "full", "full"]} == small
+    assert ["linear", "full"] == shrink(content, ["depth", "kinds", "gaps"])["layer_types"]
+
+
 def test_shrink_keeps_tokens_inside_the_vocabulary() -> None:
     """Distinct tokens stay distinct, and those inside stay where they are."""
     content = {"vocab_size": 32000, "pad_token_id": 0, "image_token_id": 31999, "audio_token_id": 31998}

@@ -14,7 +14,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import arguments_with_cache, empty_states
 from winml.modelkit.load.caches.finding import find_cache
-from winml.modelkit.load.caches.inputs import with_cache_inputs
+from winml.modelkit.load.caches.inputs import given_sizes, with_cache_inputs
 from winml.modelkit.load.caches.layout import CacheLayout, CacheState
 from winml.modelkit.load.caches.traced_layers import TracedAttentionLayer, layer_tensors
 from winml.modelkit.load.inputs.decision import InputDecision
@@ -202,3 +202,25 @@ def test_count_that_is_computed_with_is_refused(as_tensor: bool) -> None:
     assert isinstance(find_cache(model, (TOKENS,), {}), CacheLayout)
     model.counted, model.is_read = Counted.counted, False
     assert isinstance(find_cache(model, (TOKENS,), {}), CacheLayout)
+
+
+class Mixing(Remembering):
+    """Takes one token of each row for several of one."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
+        """Answer with scores of all of them for each row."""
+        outputs = super().forward(input_ids, past_key_values, **keywords)
+        if past_key_values and input_ids.shape[1] == 1:
+            outputs.logits = outputs.logits + outputs.logits.transpose(0, 1)
+        return outputs
+
+
+def test_rows_that_are_mixed_up_leave_one() -> None:
+    """The graph takes one row, unless the user gives another number."""
+    config = build_model("llama").config
+    layouts = [find_cache(kind(config).eval(), (TOKENS,), {}) for kind in (Mixing, Remembering)]
+    assert [True, False] == [isinstance(layout, CacheLayout) and layout.is_of_one_row for layout in layouts]
+    sizes, notes = given_sizes(None, None, layouts[0])  # type: ignore[arg-type]  # as asserted
+    assert {"batch_size": 1, "sequence_length": 1} == sizes
+    assert any("one row" in note for note in notes)
+    assert 2 == given_sizes(None, 2, layouts[0])[0]["batch_size"]  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ NOTE: asks the tracer what a tensor is computed from (docs/decisions/0004-privat
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -58,9 +59,9 @@ class TracedLoops:
             try:
                 return trace()
             except IndexError:
+                _drop_kept_index()
                 if not self._shorten():
                     raise
-                _drop_kept_index()
 
     def _shorten(self) -> bool:
         """Leave out the place that the trace failed at, and those behind it; return whether there is one."""
@@ -108,7 +109,9 @@ class TracedLoops:
 
 def _drop_kept_index() -> None:
     """Drop the index that torch keeps of a failed trace, and would put into the next one."""
-    with suppress(RuntimeError):
+    with suppress(RuntimeError), warnings.catch_warnings():
+        # That it is outdated, as the exporter is.
+        warnings.simplefilter("ignore")
         torch.jit.trace(lambda values: values[0], torch.zeros(1), check_trace=False)
 
 
