@@ -70,6 +70,12 @@ def test_model_without_a_cache_says_why(inputs: tuple[InputTensorSpec, ...], rea
     assert reason in str(find_cache(model, inputs, KEYWORDS))
 
 
+def test_model_that_transformers_keeps_no_cache_for_says_so() -> None:
+    """Its forward takes none: generate() reads all tokens in each step as well."""
+    model = small("OpenAIGPTLMHeadModel", vocab_size=120, n_embd=16, n_layer=1, n_head=2)
+    assert "transformers keeps none for OpenAIGPTLMHeadModel either" == find_cache(model, (TOKENS,), {})
+
+
 class CountingLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
     """Keeps more than keys and values."""
 

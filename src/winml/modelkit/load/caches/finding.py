@@ -17,6 +17,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.held_states import held_tensors, held_values, unread, with_tensors
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout, CacheState, Side, Way
+from winml.modelkit.load.caches.module_states import ModuleState, found_states
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
 __all__ = ["NO_CACHE_HINT", "RUN_ROWS", "RUN_TOKENS", "cache_refusal", "find_cache", "is_of_tokens", "layout_of"]
@@ -26,6 +27,9 @@ NO_CACHE_HINT = "--no-cache writes the graph that reads all tokens in every run.
 HeldStates = tuple[tuple[Way, CacheState], ...]
 """States outside of layers, each with the way to it."""
 
+_GIVEN = "past_key_values"
+"""Specified by transformers: what generate() calls the cache that it makes."""
+_EMPTY = "DummyLayer"
 _SUMS = (0.0, 1.0)
 """Chosen: values of states nobody knows. Some are sums of exponents, that other states are divided by."""
 RUN_ROWS, RUN_TOKENS = 2, 3
@@ -70,12 +74,55 @@ def find_cache(
         # Caches of transformers' own layers are left to the comparison of what is written.
         step = outputs_of(RUN_ROWS, 1, **{argument: with_tensors(value, {})}) if held else None
         return layout if step is None else replace(layout, is_of_one_row=_mixes_rows(step))
-    return f"{name} returns none"
+    if layout := _layout_with_modules(model, parameters, outputs_of):
+        return layout
+    # What transformers' generate() gives a forward that keeps a cache.
+    is_given_one = any(parameter in parameters for parameter in ("past_key_values", "use_cache"))
+    return f"{name} returns none" if is_given_one else f"transformers keeps none for {name} either"
 
 
 def is_of_tokens(spec: InputTensorSpec) -> bool:
     """Say whether an input says something of each token."""
     return len(spec.shape) == 2 and spec.dtype == "int64"
+
+
+def _layout_with_modules(
+    model: torch.nn.Module, parameters: Mapping[str, Any], outputs_of: Callable[..., Any]
+) -> CacheLayout | None:
+    """Return the cache of a model whose modules keep states, and that is given a cache and does not return it.
+
+    Raises:
+        UsageError: what a module keeps is no state of each row, or a layer cannot be expressed.
+    """
+    from transformers.cache_utils import DynamicCache
+
+    if _GIVEN not in parameters:
+        return None
+    runs = []
+    for more in range(2):
+        cache = DynamicCache(config=getattr(model, "config", None))
+        with found_states(model) as found:
+            outputs = outputs_of(RUN_ROWS + more, RUN_TOKENS + more, **{_GIVEN: cache})
+        if outputs is None or not found:
+            return None
+        runs.append((cache, found))
+    (cache, found), (_, other) = runs
+    name = type(model).__name__
+    states: list[ModuleState] = []
+    for (path, attribute), value in found.items():
+        sizes = list(value.shape)[1:]
+        shapes = [list(tensor.shape) for tensor in (value, other.get((path, attribute))) if tensor is not None]
+        if shapes != [[RUN_ROWS, *sizes], [RUN_ROWS + 1, *sizes]]:
+            raise cache_refusal(name, f"{path}.{attribute} is no state of each row, but {shapes[0]}")
+        layer = next((int(part) for part in path.split(".") if part.isdecimal()), 0)
+        index = sum(item.state.layer == layer for item in states)
+        dtype = str(value.dtype).removeprefix("torch.")
+        state = CacheState(layer, "recurrent", tuple(sizes), dtype, index=index, value_range=_SUMS)
+        states.append(ModuleState(path, attribute, type(model.get_submodule(path)).__name__, state))
+    attended = layout_of(name, _GIVEN, cache)
+    layers = attended or CacheLayout(_GIVEN, (_EMPTY,) * len(cache.layers), ())
+    all_states = (*(item.state for item in states), *layers.states)
+    return replace(layers, states=all_states, of_modules=tuple(states))
 
 
 def _held_states(model_name: str, argument: str, cache: Any, outputs_of: Callable[..., Any]) -> HeldStates:
