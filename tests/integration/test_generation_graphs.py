@@ -283,7 +283,11 @@ def test_code_that_goes_another_way_with_a_cache_is_refused_with_what_writes_a_g
     """GIT widens the mask by its images once the cache holds something: the error names the module and --no-cache."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     content = {
-        **{"model_type": "git", "vocab_size": VOCABULARY, "pad_token_id": 0, "max_position_embeddings": 32, **sizes},
+        "model_type": "git",
+        "vocab_size": VOCABULARY,
+        "pad_token_id": 0,
+        "max_position_embeddings": 32,
+        **sizes,
         "vision_config": {"model_type": "git_vision_model", "image_size": 32, "patch_size": 16, **sizes},
     }
     (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")

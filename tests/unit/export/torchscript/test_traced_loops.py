@@ -75,7 +75,8 @@ def answer(file: bytes, rows: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("model", [Experts(3), Experts(3, skips=True), Experts(5)], ids=["all", "skipping", "too many"])
 def test_loop_over_chosen_experts_has_a_round_for_each(model: nn.Module) -> None:
     """Rows that go to other experts than those of the trace are computed as in PyTorch, also where there are places
-    beyond the experts, which no row goes to."""
+    beyond the experts, which no row goes to.
+    """
     rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     chosen = (rows @ model.router).argmax(-1)
     traced = rows[:1].expand(6, 4).contiguous()

@@ -16,6 +16,7 @@ from winml.modelkit.load.caches.arguments import arguments_with_cache, empty_sta
 from winml.modelkit.load.caches.finding import find_cache
 from winml.modelkit.load.caches.inputs import given_sizes, with_cache_inputs
 from winml.modelkit.load.caches.layout import CacheLayout, CacheState
+from winml.modelkit.load.caches.module_states import given_states
 from winml.modelkit.load.caches.traced_layers import TracedAttentionLayer, layer_tensors
 from winml.modelkit.load.inputs.decision import InputDecision
 
@@ -199,7 +200,8 @@ class Counted(Remembering):
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_count_that_is_computed_with_is_refused(as_tensor: bool) -> None:
     """A graph would hold the one of the run that found it. One that nothing reads, or that is always the same, is no
-    state."""
+    state.
+    """
     model = Counted(build_model("llama").config).eval()
     model.as_tensor = as_tensor
     with pytest.raises(UsageError, match=r"past_key_values\.2 of a list depends on what was read"):
@@ -230,3 +232,50 @@ def test_rows_that_are_mixed_up_leave_one() -> None:
     assert {"batch_size": 1, "sequence_length": 1} == sizes
     assert any("one row" in note for note in notes)
     assert 2 == given_sizes(None, 2, layouts[0])[0]["batch_size"]  # type: ignore[arg-type]
+
+
+def test_states_in_attributes_of_modules_are_found_and_given_back() -> None:
+    """Token after token with states that go in and out, a model answers as to all at once; none is left in it."""
+    sizes = {"vocab_size": 120, "hidden_size": 16, "lru_width": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    config = transformers.RecurrentGemmaConfig(
+        **sizes, num_hidden_layers=2, num_key_value_heads=2, head_dim=8, block_types=["recurrent", "attention"]
+    )
+    torch.manual_seed(0)
+    model = transformers.RecurrentGemmaForCausalLM(config).eval()
+    block = model.model.layers[0].temporal_block
+    layout = find_cache(model, (TOKENS,), KEYWORDS)
+    assert isinstance(layout, CacheLayout)
+    assert block.conv1d_state is None
+    assert ["past_recurrent.0.0", "past_recurrent.0.1"] == [state.input for state in layout.states[:2]]
+    assert ("RecurrentGemmaRecurrentBlock", True) == (layout.class_of(0), layout.is_recurrent)
+    arguments = arguments_with_cache(layout, ["input_ids", "position_ids"])
+    call = given_states(layout.of_modules, layout.argument)(model)
+    tokens = torch.tensor([[5, 6, 7, 8], [9, 3, 2, 1]])
+    states, scores = empty_states(layout, 2), []
+    with torch.no_grad():
+        for place in range(4):
+            step = {"input_ids": tokens[:, place : place + 1], "position_ids": torch.full((2, 1), place)}
+            results = arguments.results(call(**arguments.build({**step, **states}), **KEYWORDS))
+            scores.append(results["logits"])
+            states = {state.input: results[state.output] for state in layout.states}
+        expected = call(input_ids=tokens, **KEYWORDS).logits
+    # One product of sums in float32 instead of another: 1e-6 of scores around 1.
+    torch.testing.assert_close(expected, torch.cat(scores, dim=1), rtol=1e-4, atol=1e-5)
+
+
+class Tallying(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """A module keeps what is no state of each row, and the cache is changed in place."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
+        """Keep the tokens."""
+        self.model.layers[0].seen = input_ids
+        outputs = super().forward(input_ids=input_ids, past_key_values=past_key_values, **keywords)
+        return {"logits": outputs.logits}
+
+
+def test_attribute_that_is_no_state_of_each_row_is_refused_by_its_name() -> None:
+    """It grows with what was read, and no axis is known to count the tokens."""
+    model = Tallying(build_model("llama").config).eval().to("meta")
+    with pytest.raises(UsageError, match=r"model\.layers\.0\.seen is no state of each row"):
+        find_cache(model, (TOKENS,), KEYWORDS)
+    assert "seen" not in vars(model.model.layers[0])

@@ -95,7 +95,7 @@ class TracedLoops:
             return False
         # The exporter lists the inputs of the model first, and the weights after them.
         inputs = {value.unique() for value in list(tracing.graph().inputs())[: self.input_count]}
-        pending: list[Any] = [torch._C._get_value_trace(values)]
+        pending: list[Any] = [torch._C._get_value_trace(values)]  # type: ignore[attr-defined]  # its stub misses it
         seen: set[int] = set()
         while pending:
             value = pending.pop()

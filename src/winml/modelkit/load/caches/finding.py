@@ -55,9 +55,13 @@ def find_cache(
         return f"{name} takes {others[0]} beside tokens"
     parameters = inspect.signature(model.forward).parameters
 
-    def outputs_of(rows: int, tokens: int, **further: Any) -> Any:
+    def run(rows: int, tokens: int, **further: Any) -> Any:
         specs = {spec.name: spec.model_copy(update={"shape": (rows, tokens, *spec.shape[2:])}) for spec in inputs}
         return run_on_shapes(lambda **tensors: model(**tensors, **keywords, **further), specs)
+
+    def outputs_of(rows: int, tokens: int, **further: Any) -> Any:
+        with found_states(model):
+            return run(rows, tokens, **further)
 
     outputs = outputs_of(RUN_ROWS, RUN_TOKENS)
     if outputs is None:
@@ -74,7 +78,7 @@ def find_cache(
         # Caches of transformers' own layers are left to the comparison of what is written.
         step = outputs_of(RUN_ROWS, 1, **{argument: with_tensors(value, {})}) if held else None
         return layout if step is None else replace(layout, is_of_one_row=_mixes_rows(step))
-    if layout := _layout_with_modules(model, parameters, outputs_of):
+    if layout := _layout_with_modules(model, parameters, run):
         return layout
     # What transformers' generate() gives a forward that keeps a cache.
     is_given_one = any(parameter in parameters for parameter in ("past_key_values", "use_cache"))
@@ -87,7 +91,7 @@ def is_of_tokens(spec: InputTensorSpec) -> bool:
 
 
 def _layout_with_modules(
-    model: torch.nn.Module, parameters: Mapping[str, Any], outputs_of: Callable[..., Any]
+    model: torch.nn.Module, parameters: Mapping[str, Any], run: Callable[..., Any]
 ) -> CacheLayout | None:
     """Return the cache of a model whose modules keep states, and that is given a cache and does not return it.
 
@@ -102,7 +106,7 @@ def _layout_with_modules(
     for more in range(2):
         cache = DynamicCache(config=getattr(model, "config", None))
         with found_states(model) as found:
-            outputs = outputs_of(RUN_ROWS + more, RUN_TOKENS + more, **{_GIVEN: cache})
+            outputs = run(RUN_ROWS + more, RUN_TOKENS + more, **{_GIVEN: cache})
         if outputs is None or not found:
             return None
         runs.append((cache, found))
@@ -180,7 +184,9 @@ def _values_that_differ(cache: Any, other: Any) -> dict[Way, Any]:
     """Return the numbers and other values, but for tensors, that depend on what was read."""
     values, others = held_values(cache), held_values(other)
     ways = dict.fromkeys([*values, *others])
-    return {way: values.get(way) for way in ways if way not in values or way not in others or values[way] != others[way]}
+    return {
+        way: values.get(way) for way in ways if way not in values or way not in others or values[way] != others[way]
+    }
 
 
 def _changing_value(model_name: str, argument: str, way: Way, cache: Any) -> UsageError:
