@@ -55,13 +55,13 @@ class TracedLoops:
 
         PyTorch would fail there as well: there is never such a place.
         """
-        while True:
-            try:
-                return trace()
-            except IndexError:
-                _drop_kept_index()
-                if not self._shorten():
-                    raise
+        try:
+            return trace()
+        except IndexError:
+            _drop_kept_index()
+            if not self._shorten():
+                raise
+        return self.call(trace)
 
     def _shorten(self) -> bool:
         """Leave out the place that the trace failed at, and those behind it; return whether there is one."""
