@@ -72,6 +72,9 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch.onnx._internal.torchscript_exporter.utils": f"{_TORCHSCRIPT}/test_scopes.py::"
         "test_applied_prints_nothing_even_when_verbose",
     },
+    "export.torchscript.traced_loops": {
+        "torch._C": f"{_TORCHSCRIPT}/test_traced_loops.py::test_loop_over_chosen_experts_has_a_round_for_each",
+    },
     "hierarchy.compiled_modules": {
         "._compiled_call_impl": "tests/unit/hierarchy/test_compiled_modules.py::"
         "test_compiled_parts_are_put_back_after_an_error",

@@ -277,3 +277,23 @@ def test_more_tokens_than_positions_are_refused(tmp_path: Path) -> None:
     sizes = ShapeConfig(sequence_length=8, past_sequence_length=60)
     with pytest.raises(UsageError, match="past_sequence_length 60 and sequence_length 8: the model has 64 positions"):
         load_model(ModelRequest(str(folder), shape_config=sizes))
+
+
+def test_code_that_goes_another_way_with_a_cache_is_refused_with_what_writes_a_graph(tmp_path: Path) -> None:
+    """GIT widens the mask by its images once the cache holds something: the error names the module and --no-cache."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    content = {
+        "model_type": "git",
+        "vocab_size": VOCABULARY,
+        "pad_token_id": 0,
+        "max_position_embeddings": 32,
+        **sizes,
+        "vision_config": {"model_type": "git_vision_model", "image_size": 32, "patch_size": 16, **sizes},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    request = ModelRequest(str(tmp_path / "config.json"), random_weights=True, task="text-generation")
+    exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
+    with pytest.raises(VerificationError, match=r"past_sequence froze[\s\S]*GitModel") as caught:
+        exporter.export_checkpoint(request, tmp_path / "model.onnx")
+    assert "--no-cache writes the graph" in caught.value.hint
+    assert not (tmp_path / "model.onnx").exists()

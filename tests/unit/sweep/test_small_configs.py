@@ -124,7 +124,15 @@ def test_shrink_keeps_one_layer_of_each_kind() -> None:
         "first_k_dense_replace": 1,
         "per_layer_config": {"2": {"head_dim": 32}},
         "num_kv_shared_layers": 0,
-    } == shrink(content, ["depth", "gaps"])
+    } == shrink(content, ["depth", "kinds", "gaps"])
+
+
+def test_shrink_keeps_two_layers_of_each_kind_where_one_does_not_do() -> None:
+    """Layers of a kind may share their weights, so that there is no model with one of them."""
+    content = {"num_hidden_layers": 6, "layer_types": ["linear", "linear", "full"] * 2}
+    small = shrink(content, ["depth", "gaps"])
+    assert {"num_hidden_layers": 4, "layer_types": ["linear", "linear", "full", "full"]} == small
+    assert ["linear", "full"] == shrink(content, ["depth", "kinds", "gaps"])["layer_types"]
 
 
 def test_shrink_keeps_tokens_inside_the_vocabulary() -> None:

@@ -43,6 +43,7 @@ from winml.modelkit.results.architecture_evaluation import Architecture, Attempt
 from winml.modelkit.results.export_result import ExportResult
 from winml.modelkit.runtime.feeds import make_feeds
 from winml.modelkit.sweep.small_configs import WAYS, Aspect, default_content, shrink
+from winml.modelkit.verify.reference_run import prepared_part
 
 __all__ = ["ExportOrder", "error_line", "find_small_model", "tried_export"]
 
@@ -152,13 +153,11 @@ def _try_config(
     return replace(architecture, state_before="", problem=""), False
 
 
-def _run_forward(loaded: ModelPart) -> None:
-    """Run the model in PyTorch on inputs of the same shapes as at export."""
-    feeds = make_feeds(loaded.inputs, seed=1, sizes=loaded.trace_sizes)
-    with torch.no_grad():
-        tensors = {name: to_torch(value) for name, value in feeds.items()}
-        arguments = tensors if loaded.arguments is None else loaded.arguments.build(tensors)
-        loaded.model(**arguments, **loaded.forward_kwargs)
+def _run_forward(part: ModelPart) -> None:
+    """Run a part in PyTorch on inputs of the same shapes as at export."""
+    feeds = make_feeds(part.inputs, seed=1, sizes=part.trace_sizes)
+    with torch.no_grad(), prepared_part(part) as prepared:
+        prepared.model(*(to_torch(value) for value in feeds.values()))
 
 
 def tried_export(request: ModelRequest, config: WinMLExportConfig, path: Path) -> Attempt:

@@ -16,22 +16,24 @@ from typing import Any, Literal
 
 __all__ = ["WAYS", "Aspect", "default_content", "shrink"]
 
-Aspect = Literal["width", "heads", "head size", "depth", "image", "tokens", "gaps"]
+Aspect = Literal["width", "heads", "head size", "depth", "kinds", "image", "tokens", "gaps"]
 
 WAYS: tuple[tuple[Aspect, ...], ...] = (
-    ("width", "heads", "head size", "depth", "image", "tokens", "gaps"),
+    ("width", "heads", "head size", "depth", "kinds", "image", "tokens", "gaps"),
     # Some configs repeat the positions of image patches under another name, so the image stays large.
-    ("width", "heads", "head size", "depth", "tokens", "gaps"),
+    ("width", "heads", "head size", "depth", "kinds", "tokens", "gaps"),
+    # Layers may share weights with others of their kind.
+    ("width", "heads", "head size", "depth", "image", "tokens", "gaps"),
     # The code may fix the number of heads; then each head gets narrower.
-    ("width", "head size", "depth", "tokens", "gaps"),
+    ("width", "head size", "depth", "kinds", "tokens", "gaps"),
     ("width", "heads", "head size", "image", "tokens", "gaps"),
     # The code may fix the dimensions of a head; then there are fewer heads of the same size.
-    ("width", "heads", "depth", "image", "tokens", "gaps"),
-    ("depth", "image", "tokens", "gaps"),
+    ("width", "heads", "depth", "kinds", "image", "tokens", "gaps"),
+    ("depth", "kinds", "image", "tokens", "gaps"),
     # Some default configs build no model, because they leave out values that every checkpoint has ("gaps").
-    ("width", "heads", "head size", "depth", "image", "tokens"),
+    ("width", "heads", "head size", "depth", "kinds", "image", "tokens"),
     ("width", "heads", "head size", "tokens", "gaps"),
-    ("depth", "tokens", "gaps"),
+    ("depth", "kinds", "tokens", "gaps"),
     ("tokens", "gaps"),
     ("gaps",),
 )
@@ -42,7 +44,7 @@ WIDTH_DIVISOR = 8
 """Chosen: 768 units in 12 heads become 96 in 3, 4096 in 32 heads become 512 in 4."""
 SMALLEST_WIDTH = 16
 """Chosen: smaller numbers are other counts, such as image channels or states."""
-MOST_LAYERS = 4
+MOST_KINDS = 4
 MOST_VOCABULARY = 512
 MOST_POSITIONS = 64
 MOST_POSITIONS_OF_PARTS = 4096
@@ -190,7 +192,7 @@ def _shrink_config(content: Mapping[str, Any], aspects: Sequence[Aspect], facts:
         key: _shrink_config(value, aspects, facts) if _is_config(value) else value for key, value in content.items()
     }
     if "depth" in aspects:
-        smaller = _cut_depth(smaller)
+        smaller = _cut_depth(smaller, alike=1 if "kinds" in aspects else 2)
     if "width" in aspects:
         smaller = _cut_width(smaller, aspects, facts)
     if "image" in aspects:
@@ -266,8 +268,8 @@ def _set_if_none(content: dict[str, Any], key: str, value: Any) -> None:
         content[key] = value
 
 
-def _cut_depth(content: dict[str, Any]) -> dict[str, Any]:
-    """Keep one layer of each kind, at least two, and the first blocks of each stage."""
+def _cut_depth(content: dict[str, Any], alike: int) -> dict[str, Any]:
+    """Keep ``alike`` layers of each kind, at least two, and the first blocks of each stage."""
     stages = {len(value) for key, value in content.items() if _BLOCKS_PER_STAGE.search(key) and _is_counts(value)}
     counts = {
         key: value
@@ -280,7 +282,7 @@ def _cut_depth(content: dict[str, Any]) -> dict[str, Any]:
     }
     smaller = dict(content)
     for depth in sorted(set(counts.values())):
-        kept_layers = _layers_to_keep(content, depth)
+        kept_layers = _layers_to_keep(content, depth, alike)
         smaller |= {key: len(kept_layers) for key, value in counts.items() if value == depth}
         smaller |= {
             key: _cut_layer_setting(key, value, depth, kept_layers)
@@ -312,12 +314,12 @@ def _cut_repetitions(content: Mapping[str, Any], counts: Mapping[str, int]) -> d
     return smaller
 
 
-def _layers_to_keep(content: Mapping[str, Any], depth: int) -> list[int]:
-    """Return the first layer of each kind, at least two layers; layers of one kind have equal settings."""
-    first_of_kind: dict[tuple[str, ...], int] = {}
+def _layers_to_keep(content: Mapping[str, Any], depth: int, alike: int) -> list[int]:
+    """Return the first layers of each kind, at least two layers; layers of one kind have equal settings."""
+    layers_of_kind: dict[tuple[str, ...], list[int]] = {}
     for layer in range(depth):
-        first_of_kind.setdefault(tuple(_layer_settings(content, depth, layer)), layer)
-    kept_layers = set(list(first_of_kind.values())[:MOST_LAYERS])
+        layers_of_kind.setdefault(tuple(_layer_settings(content, depth, layer)), []).append(layer)
+    kept_layers = {layer for layers in list(layers_of_kind.values())[:MOST_KINDS] for layer in layers[:alike]}
     return sorted(kept_layers | set(range(depth)[:2])) if len(kept_layers) < 2 else sorted(kept_layers)
 
 

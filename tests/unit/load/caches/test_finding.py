@@ -14,8 +14,9 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import arguments_with_cache, empty_states
 from winml.modelkit.load.caches.finding import find_cache
-from winml.modelkit.load.caches.inputs import with_cache_inputs
+from winml.modelkit.load.caches.inputs import given_sizes, with_cache_inputs
 from winml.modelkit.load.caches.layout import CacheLayout, CacheState
+from winml.modelkit.load.caches.module_states import given_states
 from winml.modelkit.load.caches.traced_layers import TracedAttentionLayer, layer_tensors
 from winml.modelkit.load.inputs.decision import InputDecision
 
@@ -68,6 +69,12 @@ def test_model_without_a_cache_says_why(inputs: tuple[InputTensorSpec, ...], rea
     """An encoder that scores tokens keeps none."""
     model = build_model("bert", class_name="BertLMHeadModel").to("meta")
     assert reason in str(find_cache(model, inputs, KEYWORDS))
+
+
+def test_model_that_transformers_keeps_no_cache_for_says_so() -> None:
+    """Its forward takes none: generate() reads all tokens in each step as well."""
+    model = small("OpenAIGPTLMHeadModel", vocab_size=120, n_embd=16, n_layer=1, n_head=2)
+    assert "transformers keeps none for OpenAIGPTLMHeadModel either" == find_cache(model, (TOKENS,), {})
 
 
 class CountingLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
@@ -174,23 +181,101 @@ def test_rotation_that_changes_with_the_length_is_told() -> None:
 
 
 class Counted(Remembering):
-    """Keeps beside the sums what no tensor holds."""
+    """Keeps beside the sums how many tokens were read, and may compute with it."""
 
     counted: Any = staticmethod(lambda tokens: tokens.shape[1])
+    is_read = True
 
     def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
         """Count the tokens."""
+        before = past_key_values[2] if past_key_values else 0
         outputs = super().forward(input_ids, past_key_values and past_key_values[:2], **keywords)
-        outputs.past_key_values.append(self.counted(input_ids))
+        if self.is_read:
+            outputs.past_key_values[0] = outputs.past_key_values[0] * before
+        before += self.counted(input_ids)
+        outputs.past_key_values.append(torch.tensor(before) if isinstance(before, int) and self.as_tensor else before)
         return outputs
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_count_that_depends_on_what_was_read_is_refused(as_tensor: bool) -> None:
-    """A graph would hold the one of the run that found it. One that is always the same is none."""
+def test_count_that_is_computed_with_is_refused(as_tensor: bool) -> None:
+    """A graph would hold the one of the run that found it. One that nothing reads, or that is always the same, is no
+    state.
+    """
     model = Counted(build_model("llama").config).eval()
-    model.counted = lambda tokens: torch.tensor(tokens.shape[1]) if as_tensor else tokens.shape[1]
+    model.as_tensor = as_tensor
     with pytest.raises(UsageError, match=r"past_key_values\.2 of a list depends on what was read"):
         find_cache(model, (TOKENS,), {})
-    model.counted = lambda _tokens: torch.tensor(4) if as_tensor else 4
+    model.counted = lambda _tokens: 4
     assert isinstance(find_cache(model, (TOKENS,), {}), CacheLayout)
+    model.counted, model.is_read = Counted.counted, False
+    assert isinstance(find_cache(model, (TOKENS,), {}), CacheLayout)
+
+
+class Mixing(Remembering):
+    """Takes one token of each row for several of one."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
+        """Answer with scores of all of them for each row."""
+        outputs = super().forward(input_ids, past_key_values, **keywords)
+        if past_key_values and input_ids.shape[1] == 1:
+            outputs.logits = outputs.logits + outputs.logits.transpose(0, 1)
+        return outputs
+
+
+def test_rows_that_are_mixed_up_leave_one() -> None:
+    """The graph takes one row, unless the user gives another number."""
+    config = build_model("llama").config
+    layouts = [find_cache(kind(config).eval(), (TOKENS,), {}) for kind in (Mixing, Remembering)]
+    assert [True, False] == [isinstance(layout, CacheLayout) and layout.is_of_one_row for layout in layouts]
+    sizes, notes = given_sizes(None, None, layouts[0])  # type: ignore[arg-type]  # as asserted
+    assert {"batch_size": 1, "sequence_length": 1} == sizes
+    assert any("one row" in note for note in notes)
+    assert 2 == given_sizes(None, 2, layouts[0])[0]["batch_size"]  # type: ignore[arg-type]
+
+
+def test_states_in_attributes_of_modules_are_found_and_given_back() -> None:
+    """Token after token with states that go in and out, a model answers as to all at once; none is left in it."""
+    sizes = {"vocab_size": 120, "hidden_size": 16, "lru_width": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    config = transformers.RecurrentGemmaConfig(
+        **sizes, num_hidden_layers=2, num_key_value_heads=2, head_dim=8, block_types=["recurrent", "attention"]
+    )
+    torch.manual_seed(0)
+    model = transformers.RecurrentGemmaForCausalLM(config).eval()
+    block = model.model.layers[0].temporal_block
+    layout = find_cache(model, (TOKENS,), KEYWORDS)
+    assert isinstance(layout, CacheLayout)
+    assert block.conv1d_state is None
+    assert ["past_recurrent.0.0", "past_recurrent.0.1"] == [state.input for state in layout.states[:2]]
+    assert ("RecurrentGemmaRecurrentBlock", True) == (layout.class_of(0), layout.is_recurrent)
+    arguments = arguments_with_cache(layout, ["input_ids", "position_ids"])
+    call = given_states(layout.of_modules, layout.argument)(model)
+    tokens = torch.tensor([[5, 6, 7, 8], [9, 3, 2, 1]])
+    states, scores = empty_states(layout, 2), []
+    with torch.no_grad():
+        for place in range(4):
+            step = {"input_ids": tokens[:, place : place + 1], "position_ids": torch.full((2, 1), place)}
+            results = arguments.results(call(**arguments.build({**step, **states}), **KEYWORDS))
+            scores.append(results["logits"])
+            states = {state.input: results[state.output] for state in layout.states}
+        expected = call(input_ids=tokens, **KEYWORDS).logits
+    # One product of sums in float32 instead of another: 1e-6 of scores around 1.
+    torch.testing.assert_close(expected, torch.cat(scores, dim=1), rtol=1e-4, atol=1e-5)
+
+
+class Tallying(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """A module keeps what is no state of each row, and the cache is changed in place."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
+        """Keep the tokens."""
+        self.model.layers[0].seen = input_ids
+        outputs = super().forward(input_ids=input_ids, past_key_values=past_key_values, **keywords)
+        return {"logits": outputs.logits}
+
+
+def test_attribute_that_is_no_state_of_each_row_is_refused_by_its_name() -> None:
+    """It grows with what was read, and no axis is known to count the tokens."""
+    model = Tallying(build_model("llama").config).eval().to("meta")
+    with pytest.raises(UsageError, match=r"model\.layers\.0\.seen is no state of each row"):
+        find_cache(model, (TOKENS,), KEYWORDS)
+    assert "seen" not in vars(model.model.layers[0])

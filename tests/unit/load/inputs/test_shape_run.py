@@ -119,3 +119,15 @@ def test_shape_run_leaves_the_random_state() -> None:
     before = torch.random.get_rng_state()
     run_on_shapes(lambda x: x + torch.rand(4), {"x": _spec("x", (4,))})
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_shape_run_takes_parts_of_sizes_nobody_knows() -> None:
+    """Rows that are sorted by expert are divided by counts, which are values: together the parts are all of it."""
+
+    def forward(rows: torch.Tensor) -> Any:
+        counts = torch.zeros(rows.shape[0], 3).scatter(1, rows.topk(1).indices, 1).long().sum(0).tolist()
+        return torch.cat([part * 2 for part in rows.split(counts, dim=0)]), len(counts)
+
+    answer = run_on_shapes(forward, {"rows": _spec("rows", (5, 3))})
+    assert answer is not None
+    assert ((5, 3), 3) == (tuple(answer[0].shape), answer[1])

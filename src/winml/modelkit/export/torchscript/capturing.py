@@ -34,6 +34,7 @@ from winml.modelkit.export.torchscript.operators import further_operators
 from winml.modelkit.export.torchscript.scopes import ModuleScopes, operator_of_error
 from winml.modelkit.export.torchscript.traced_assertions import asserts_only
 from winml.modelkit.export.torchscript.traced_booleans import booleans_as_numbers
+from winml.modelkit.export.torchscript.traced_loops import TracedLoops
 from winml.modelkit.export.torchscript.traced_masks import masks_without_vmap
 from winml.modelkit.export.torchscript.traced_rounding import tensors_rounded_as_numbers
 from winml.modelkit.hierarchy.tracing import module_of_error
@@ -75,7 +76,8 @@ def capture_torchscript(
         with quiet_torch(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", _TracerWarning)
-            serialized = _export_with_torch(model, inputs, forward, scopes, options)
+            loops = TracedLoops(len(inputs))
+            serialized = loops.call(lambda: _export_with_torch(model, inputs, forward, scopes, options, loops))
     except ExportError:
         raise
     except Exception as error:
@@ -103,6 +105,7 @@ def _export_with_torch(
     forward: FlatForward,
     scopes: ModuleScopes,
     options: CaptureOptions,
+    loops: TracedLoops,
 ) -> bytes:
     """Return the file torch's TorchScript exporter writes, with weights as inputs."""
     buffer = io.BytesIO()
@@ -116,6 +119,7 @@ def _export_with_torch(
         booleans_as_numbers(),
         masks_without_vmap(),
         tensors_rounded_as_numbers(),
+        loops.in_trace(),
         complex_as_pairs(),
     ):
         torch.onnx.export(

@@ -12,7 +12,7 @@ from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_little_left
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import fidelity_words
-from winml.modelkit.errors import InternalError, VerificationError
+from winml.modelkit.errors import ExportError, InternalError, VerificationError
 from winml.modelkit.export.exporter_choice import SECOND_TRY_S, ExporterUse, second_choice
 from winml.modelkit.file_names import ONLY_PART, sidecar_path
 from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
@@ -31,6 +31,7 @@ from winml.modelkit.graph.idle_weights import idle_weight_bytes
 from winml.modelkit.graph.model_metadata import output_specs
 from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
 from winml.modelkit.hierarchy.tagging import read_tag
+from winml.modelkit.load.caches.finding import NO_CACHE_HINT
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.report.markdown import export_report
 from winml.modelkit.report.sidecar import sidecar_json
@@ -70,6 +71,15 @@ def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter:
         ExportError: the part cannot be traced or converted.
         VerificationError: ONNX Runtime and PyTorch disagree.
     """
+    try:
+        return _export_part(run, result, part, exporter)
+    except (ExportError, VerificationError) as error:
+        if part.cache is not None:
+            error.hint = f"{error.hint} {NO_CACHE_HINT}".strip()
+        raise
+
+
+def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter: ExporterUse) -> ExportResult:
     with prepared_part(part) as prepared:
         tagged_graph = _leaner(run, prepared, make_tagged_graph(run, prepared, exporter))
         _refuse_wrong_feeds(run, part, prepared.forward.output_names)

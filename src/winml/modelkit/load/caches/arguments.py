@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from winml.modelkit.load.caches.held_states import held_tensors, with_tensors
 from winml.modelkit.load.caches.layout import CacheLayout, EncoderDecoderLayout
+from winml.modelkit.load.caches.module_states import STATES
 from winml.modelkit.load.inputs.nested_arguments import NestedArguments
 
 __all__ = [
@@ -48,6 +50,8 @@ def arguments_with_cache(
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         cache = _cache_of(layout, tensors)
         arguments = {**{name: tensors[name] for name in names}, layout.argument: cache}
+        if layout.of_modules:
+            arguments[STATES] = {(item.path, item.attribute): tensors[item.state.input] for item in layout.of_modules}
         if first_position and _POSITIONS in arguments:
             arguments[_POSITIONS] = tensors[_POSITIONS] + first_position
         if kinds is not None:
@@ -59,10 +63,10 @@ def arguments_with_cache(
         return arguments
 
     def results(outputs: Any) -> dict[str, Any]:
-        kept = {name: value for name, value in outputs.items() if name != layout.argument}
-        return {**kept, **_states_of(layout, outputs[layout.argument])}
+        kept = {name: value for name, value in outputs.items() if name not in (layout.argument, STATES)}
+        return {**kept, **_states_of(layout, outputs[layout.argument], outputs.get(STATES, {}))}
 
-    return NestedArguments((*names, layout.argument), {}, build, results)
+    return NestedArguments((*names, layout.argument, *([STATES] if layout.of_modules else [])), {}, build, results)
 
 
 def encoder_arguments(
@@ -181,7 +185,7 @@ def _cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
     from winml.modelkit.load.caches.traced_layers import EMPTY_LAYER, LAYER_CLASSES, EmptyLayer
 
     classes = {EMPTY_LAYER: EmptyLayer, **{item.__name__: traced for item, traced in LAYER_CLASSES.items()}}
-    held = {state for _, state in layout.held}
+    held = {*(state for _, state in layout.held), *(item.state for item in layout.of_modules)}
     layers = [
         classes[name](
             {place: tensors[item.input] for place, item in layout.states_of(layer).items() if item not in held}
@@ -213,8 +217,10 @@ def _both_caches(layout: EncoderDecoderLayout, tensors: Mapping[str, torch.Tenso
     return cache
 
 
-def _states_of(layout: CacheLayout, cache: Any) -> dict[str, torch.Tensor]:
-    """Return the states of a cache by the names of the outputs."""
+def _states_of(
+    layout: CacheLayout, cache: Any, of_modules: Mapping[tuple[str, str], torch.Tensor] = MappingProxyType({})
+) -> dict[str, torch.Tensor]:
+    """Return the states of a cache, and those of modules, by the names of the outputs."""
     from winml.modelkit.load.caches.traced_layers import layer_tensors
 
     if layout.template is not None:
@@ -222,6 +228,7 @@ def _states_of(layout: CacheLayout, cache: Any) -> dict[str, torch.Tensor]:
         found = {state: tensors[way] for way, state in layout.held}
     else:
         found = {}
+    found |= {item.state: of_modules[item.path, item.attribute] for item in layout.of_modules}
     layers = [layer_tensors(layer) for layer in getattr(cache, "layers", ())]
     return {
         state.output: found[state] if state in found else layers[state.layer][state.kind, state.index]

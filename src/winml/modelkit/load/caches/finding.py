@@ -9,15 +9,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
-from winml.modelkit.load.caches.held_states import held_tensors, held_values
+from winml.modelkit.load.caches.held_states import held_tensors, held_values, unread, with_tensors
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout, CacheState, Side, Way
+from winml.modelkit.load.caches.module_states import ModuleState, found_states
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
 __all__ = ["NO_CACHE_HINT", "RUN_ROWS", "RUN_TOKENS", "cache_refusal", "find_cache", "is_of_tokens", "layout_of"]
@@ -27,6 +27,9 @@ NO_CACHE_HINT = "--no-cache writes the graph that reads all tokens in every run.
 HeldStates = tuple[tuple[Way, CacheState], ...]
 """States outside of layers, each with the way to it."""
 
+_GIVEN = "past_key_values"
+"""Specified by transformers: what generate() calls the cache that it makes."""
+_EMPTY = "DummyLayer"
 _SUMS = (0.0, 1.0)
 """Chosen: values of states nobody knows. Some are sums of exponents, that other states are divided by."""
 RUN_ROWS, RUN_TOKENS = 2, 3
@@ -52,9 +55,13 @@ def find_cache(
         return f"{name} takes {others[0]} beside tokens"
     parameters = inspect.signature(model.forward).parameters
 
-    def outputs_of(rows: int, tokens: int) -> Any:
+    def run(rows: int, tokens: int, **further: Any) -> Any:
         specs = {spec.name: spec.model_copy(update={"shape": (rows, tokens, *spec.shape[2:])}) for spec in inputs}
-        return run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
+        return run_on_shapes(lambda **tensors: model(**tensors, **keywords, **further), specs)
+
+    def outputs_of(rows: int, tokens: int, **further: Any) -> Any:
+        with found_states(model):
+            return run(rows, tokens, **further)
 
     outputs = outputs_of(RUN_ROWS, RUN_TOKENS)
     if outputs is None:
@@ -64,9 +71,18 @@ def find_cache(
     for argument, value in outputs.items():
         if argument not in parameters or value is None or isinstance(value, torch.Tensor):
             continue
-        held = _held_states(name, argument, value, partial(outputs_of, RUN_ROWS + 1, RUN_TOKENS + 1))
-        return layout_of(name, argument, value, held=held) or f"the cache of {name} stays empty"
-    return f"{name} returns none"
+        held = _held_states(name, argument, value, outputs_of)
+        layout = layout_of(name, argument, value, held=held)
+        if layout is None:
+            return f"the cache of {name} stays empty"
+        # Caches of transformers' own layers are left to the comparison of what is written.
+        step = outputs_of(RUN_ROWS, 1, **{argument: with_tensors(value, {})}) if held else None
+        return layout if step is None else replace(layout, is_of_one_row=_mixes_rows(step))
+    if layout := _layout_with_modules(model, parameters, run):
+        return layout
+    # What transformers' generate() gives a forward that keeps a cache.
+    is_given_one = any(parameter in parameters for parameter in ("past_key_values", "use_cache"))
+    return f"{name} returns none" if is_given_one else f"transformers keeps none for {name} either"
 
 
 def is_of_tokens(spec: InputTensorSpec) -> bool:
@@ -74,28 +90,73 @@ def is_of_tokens(spec: InputTensorSpec) -> bool:
     return len(spec.shape) == 2 and spec.dtype == "int64"
 
 
-def _held_states(model_name: str, argument: str, cache: Any, outputs_of_other_sizes: Callable[[], Any]) -> HeldStates:
-    """Return the states that a cache of a class of its own holds outside of layers, each with the way to it.
+def _layout_with_modules(
+    model: torch.nn.Module, parameters: Mapping[str, Any], run: Callable[..., Any]
+) -> CacheLayout | None:
+    """Return the cache of a model whose modules keep states, and that is given a cache and does not return it.
 
     Raises:
-        UsageError: a tensor is no state of one size for each row.
+        UsageError: what a module keeps is no state of each row, or a layer cannot be expressed.
+    """
+    from transformers.cache_utils import DynamicCache
+
+    if _GIVEN not in parameters:
+        return None
+    runs = []
+    for more in range(2):
+        cache = DynamicCache(config=getattr(model, "config", None))
+        with found_states(model) as found:
+            outputs = run(RUN_ROWS + more, RUN_TOKENS + more, **{_GIVEN: cache})
+        if outputs is None or not found:
+            return None
+        runs.append((cache, found))
+    (cache, found), (_, other) = runs
+    name = type(model).__name__
+    states: list[ModuleState] = []
+    for (path, attribute), value in found.items():
+        sizes = list(value.shape)[1:]
+        shapes = [list(tensor.shape) for tensor in (value, other.get((path, attribute))) if tensor is not None]
+        if shapes != [[RUN_ROWS, *sizes], [RUN_ROWS + 1, *sizes]]:
+            raise cache_refusal(name, f"{path}.{attribute} is no state of each row, but {shapes[0]}")
+        layer = next((int(part) for part in path.split(".") if part.isdecimal()), 0)
+        index = sum(item.state.layer == layer for item in states)
+        dtype = str(value.dtype).removeprefix("torch.")
+        state = CacheState(layer, "recurrent", tuple(sizes), dtype, index=index, value_range=_SUMS)
+        states.append(ModuleState(path, attribute, type(model.get_submodule(path)).__name__, state))
+    attended = layout_of(name, _GIVEN, cache)
+    layers = attended or CacheLayout(_GIVEN, (_EMPTY,) * len(cache.layers), ())
+    all_states = (*(item.state for item in states), *layers.states)
+    return replace(layers, states=all_states, of_modules=tuple(states))
+
+
+def _held_states(model_name: str, argument: str, cache: Any, outputs_of: Callable[..., Any]) -> HeldStates:
+    """Return the states that a cache of a class of its own holds outside of layers, each with the way to it.
+
+    Args:
+        model_name: Whose it is, for messages.
+        argument: Parameter of the forward that takes it.
+        cache: What the forward returned.
+        outputs_of: Given rows, tokens and further arguments, what the forward returns.
+
+    Raises:
+        UsageError: a tensor is no state of one size for each row, or a count decides what is computed.
     """
     tensors = held_tensors(cache)
     if not tensors:
         return ()
-    other_outputs = outputs_of_other_sizes()
+    other_outputs = outputs_of(RUN_ROWS + 1, RUN_TOKENS + 1)
     if other_outputs is None:
         raise cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
     other_cache = other_outputs[argument]
     others = held_tensors(other_cache)
-    _refuse_values_that_differ(model_name, argument, cache, other_cache)
+    counts = _values_that_differ(cache, other_cache)
     states: list[tuple[Way, CacheState]] = []
     for way, value in tensors.items():
         shapes = [list(found.shape) for found in (value, others.get(way)) if found is not None]
         if len(shapes) == 2 and shapes[0] == shapes[1] and not (value.is_meta or others[way].is_meta):
             if not torch.equal(value, others[way]):
-                raise _changing_value(model_name, argument, way, cache)
-            # The same whatever was read.
+                counts[way] = value
+            # Else the same whatever was read.
             continue
         if shapes != [[RUN_ROWS, *shapes[0][1:]], [RUN_ROWS + 1, *shapes[0][1:]]]:
             place = ".".join(map(str, (argument, *way)))
@@ -106,19 +167,26 @@ def _held_states(model_name: str, argument: str, cache: Any, outputs_of_other_si
         dtype = str(value.dtype).removeprefix("torch.")
         state = CacheState(layer, "recurrent", tuple(shapes[0][1:]), dtype, index=index, value_range=_SUMS)
         states.append((way, state))
+    if counts:
+        counted = with_tensors(cache, {way: unread(value) for way, value in counts.items()})
+        if outputs_of(RUN_ROWS, RUN_TOKENS, **{argument: counted}) is None:
+            raise _changing_value(model_name, argument, next(iter(counts)), cache)
     return tuple(states)
 
 
-def _refuse_values_that_differ(model_name: str, argument: str, cache: Any, other: Any) -> None:
-    """Refuse a cache with a number or another value that is not of tensors, and depends on what was read.
+def _mixes_rows(outputs: Mapping[str, Any]) -> bool:
+    """Say whether scores of one token in each of several rows are of another number of tokens."""
+    scores = outputs.get("logits")
+    return isinstance(scores, torch.Tensor) and tuple(scores.shape[:2]) != (RUN_ROWS, 1)
 
-    Raises:
-        UsageError: names the value.
-    """
+
+def _values_that_differ(cache: Any, other: Any) -> dict[Way, Any]:
+    """Return the numbers and other values, but for tensors, that depend on what was read."""
     values, others = held_values(cache), held_values(other)
-    for way in dict.fromkeys([*values, *others]):
-        if way not in values or way not in others or values[way] != others[way]:
-            raise _changing_value(model_name, argument, way, cache)
+    ways = dict.fromkeys([*values, *others])
+    return {
+        way: values.get(way) for way in ways if way not in values or way not in others or values[way] != others[way]
+    }
 
 
 def _changing_value(model_name: str, argument: str, way: Way, cache: Any) -> UsageError:

@@ -14,7 +14,7 @@ import torch
 
 from winml.modelkit.load.caches.layout import Way
 
-__all__ = ["held_tensors", "held_values", "with_tensors"]
+__all__ = ["held_tensors", "held_values", "unread", "with_tensors"]
 
 _LAYERS = "layers"
 """Attribute of a cache of transformers that holds its layers."""
@@ -31,7 +31,7 @@ def held_values(cache: Any) -> dict[Way, object]:
     return {way: value for way, value in _leaves(cache, ()) if value is None or isinstance(value, _PLAIN)}
 
 
-def with_tensors(cache: Any, tensors: Mapping[Way, torch.Tensor], layers: Sequence[Any] = ()) -> Any:
+def with_tensors(cache: Any, tensors: Mapping[Way, Any], layers: Sequence[Any] = ()) -> Any:
     """Return a copy of a cache that holds other tensors; what is not among them is as it was.
 
     Args:
@@ -41,14 +41,50 @@ def with_tensors(cache: Any, tensors: Mapping[Way, torch.Tensor], layers: Sequen
     """
 
     def replaced(value: Any, way: Way) -> Any:
+        if way in tensors:
+            return tensors[way]
         if isinstance(value, torch.Tensor):
-            return tensors[way] if way in tensors else value.clone()
+            return value.clone()
         return _mapped(value, way, replaced)
 
     made = replaced(cache, ())
     if layers:
         made.layers = list(layers)
     return made
+
+
+def unread(value: Any) -> Any:
+    """Return what stands for a number or a tensor of numbers that is counted on and never read: reading it raises."""
+    return value.as_subclass(_UnreadTensor) if isinstance(value, torch.Tensor) else _UnreadNumber()
+
+
+class _UnreadNumber:
+    """A number that a number can be added to, and nothing else be done with."""
+
+    def __add__(self, other: Any) -> _UnreadNumber:
+        _refuse_unless_number(other)
+        return self
+
+    __radd__ = __add__
+
+
+class _UnreadTensor(torch.Tensor):
+    """Numbers that a number can be added to, and nothing else be done with."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _ADDING:
+            raise TypeError(f"{func} reads a count")
+        _refuse_unless_number(args[1])
+        return args[0]
+
+
+_ADDING = (torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__iadd__, torch.Tensor.add_, torch.Tensor.add)
+
+
+def _refuse_unless_number(value: Any) -> None:
+    if not isinstance(value, int):
+        raise TypeError(f"{type(value).__name__} is added to a count")
 
 
 def _leaves(value: Any, way: Way) -> Iterator[tuple[Way, Any]]:

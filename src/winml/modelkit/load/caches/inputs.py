@@ -175,15 +175,19 @@ def given_sizes(
     given = dict(shape_config.given()) if shape_config else {}
     if batch_size:
         given["batch_size"] = batch_size
+    notes: tuple[str, ...] = ()
+    if layout.is_of_one_row and "batch_size" not in given:
+        given["batch_size"] = 1
+        notes = ("The graph takes one row: of several, the model's own code mixes up the tokens.",)
     is_said = shape_config is not None and getattr(shape_config, _SEQUENCE_KEY) is not None
     if not layout.is_recurrent or is_said:
-        return given, ()
+        return given, notes
     layer = next(state.layer for state in layout.states if state.kind == "recurrent")
     note = (
         f"The graph reads one token in each run, of the prompt as well: layer {layer} of the cache "
         f"({layout.class_of(layer)}) carries a state from token to token."
     )
-    return {**given, _SEQUENCE_KEY: 1}, (note,)
+    return {**given, _SEQUENCE_KEY: 1}, (note, *notes)
 
 
 def open_by_default(

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.graph.bundle import PartFeed
 from winml.modelkit.graph.specs import CacheSlot
+
+if TYPE_CHECKING:
+    from winml.modelkit.load.caches.module_states import ModuleState
 
 __all__ = ["EMBEDDED", "CacheLayout", "CacheState", "EncoderDecoderLayout", "Side", "StateKind", "Way"]
 
@@ -103,6 +106,10 @@ class CacheLayout:
     """A cache of a class that is not transformers' own, after a run on shapes; None for one of layers alone."""
     held: tuple[tuple[Way, CacheState], ...] = ()
     """Which tensors of the template are states."""
+    of_modules: tuple[ModuleState, ...] = ()
+    """Which states are attributes of modules."""
+    is_of_one_row: bool = False
+    """Whether the forward mixes up the rows, where it reads one token of several."""
 
     @property
     def grows(self) -> bool:
@@ -137,6 +144,9 @@ class CacheLayout:
 
     def class_of(self, layer: int) -> str:
         """Return the class that keeps the states of a layer."""
+        for item in self.of_modules:
+            if item.state.layer == layer:
+                return item.class_name
         is_held = any(state.layer == layer for _, state in self.held)
         return type(self.template).__name__ if is_held else self.layer_classes[layer]
 

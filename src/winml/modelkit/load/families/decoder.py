@@ -8,6 +8,7 @@ import torch
 
 from winml.modelkit.load.caches.arguments import arguments_with_cache
 from winml.modelkit.load.caches.decision import cached_keywords, decision_with_cache
+from winml.modelkit.load.caches.module_states import given_states
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.families.family import FoundParts, part_of_decision
 
@@ -26,13 +27,15 @@ def decoder_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: st
     decision = decision_with_cache(model, checkpoint, task, request)
     if decision.cache is None:
         return FoundParts(notes=decision.notes)
+    cache = decision.cache
     others = [spec.name for spec in decision.inputs if spec.cache is None]
     part = part_of_decision(
         model,
         decision,
         cached_keywords(model, request),
-        arguments_with_cache(decision.cache, others),
-        feeds=decision.cache.feeds,
-        cache=decision.cache,
+        arguments_with_cache(cache, others),
+        feeds=cache.feeds,
+        cache=cache,
+        entry=given_states(cache.of_modules, cache.argument) if cache.of_modules else None,
     )
     return FoundParts((part,))

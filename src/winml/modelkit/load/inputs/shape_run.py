@@ -62,13 +62,22 @@ def _tensor_for(spec: InputTensorSpec) -> torch.Tensor:
     return values
 
 
+class _UnknownCounts(list[int]):
+    """Whole numbers that are not known; where parts of such sizes are taken, the first is all of it."""
+
+
 class _KeepPythonNumbers(TorchFunctionMode):
-    """Keeps the values of tensors that are made from Python's numbers."""
+    """Keeps the values of tensors that are made from Python's numbers, and makes lists of numbers nobody knows."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func in (torch.tensor, torch.as_tensor):
             kwargs.pop("device", None)
+        if func is torch.Tensor.tolist and args[0].is_meta and args[0].dim() == 1 and not args[0].is_floating_point():
+            return _UnknownCounts([0] * args[0].shape[0])
+        if func in (torch.Tensor.split, torch.split) and isinstance(args[1], _UnknownCounts):
+            whole, sizes, axis = args[0], args[1], kwargs.get("dim", args[2] if len(args) > 2 else 0)
+            return func(whole, [whole.shape[axis], *sizes[1:]], axis)
         return func(*args, **kwargs)
 
 

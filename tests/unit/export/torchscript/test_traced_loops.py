@@ -1,0 +1,104 @@
+"""Loops whose rounds depend on values are traced for every value."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from winml.modelkit.export.torchscript.traced_loops import TracedLoops
+
+
+class Experts(nn.Module):
+    """Gives each row to the expert it scores highest, in a loop over the experts that some row goes to."""
+
+    def __init__(self, classes: int, *, skips: bool = False) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.router = nn.Parameter(torch.randn(4, 3, generator=generator))
+        self.experts = nn.Parameter(torch.randn(3, 4, 4, generator=generator))
+        self.classes = classes
+        self.skips = skips
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Multiply the rows of each expert by its matrix."""
+        chosen = nn.functional.one_hot((rows @ self.router).argmax(-1), self.classes).T
+        answers = torch.zeros_like(rows)
+        for places in (chosen.sum(-1) > 0).nonzero():
+            place = places[0]
+            (members,) = torch.where(chosen[place])
+            if self.skips and members.numel() == 0:
+                continue
+            answers.index_add_(0, members, rows[members] @ self.experts[place])
+        return answers
+
+
+class Fixed(nn.Module):
+    """Loops over places of its own, which no input decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.tensor([True, False, True]))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Add the number of each place that is kept."""
+        for places in self.kept.nonzero():
+            rows = rows + places
+        return rows
+
+
+def written(model: nn.Module, rows: torch.Tensor) -> bytes:
+    """Export a model as the product does: weights are inputs of the trace."""
+    loops = TracedLoops(1)
+
+    def export() -> bytes:
+        buffer = io.BytesIO()
+        with loops.in_trace(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the exporter uses what torch calls outdated
+            torch.onnx.export(model, (rows,), buffer, opset_version=17, dynamo=False)  # type: ignore[arg-type]
+        return buffer.getvalue()
+
+    return loops.call(export)
+
+
+def answer(file: bytes, rows: torch.Tensor) -> torch.Tensor:
+    """Run a graph of one input and one output."""
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: rows.numpy()})[0])
+
+
+@pytest.mark.parametrize("model", [Experts(3), Experts(3, skips=True), Experts(5)], ids=["all", "skipping", "too many"])
+def test_loop_over_chosen_experts_has_a_round_for_each(model: nn.Module) -> None:
+    """Rows that go to other experts than those of the trace are computed as in PyTorch, also where there are places
+    beyond the experts, which no row goes to.
+    """
+    rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    chosen = (rows @ model.router).argmax(-1)
+    traced = rows[:1].expand(6, 4).contiguous()
+    assert len(set(chosen.tolist())) > 1
+    # float32 sums of four products: rounding is below 1e-6.
+    torch.testing.assert_close(model(rows), answer(written(model, traced), rows), rtol=1e-5, atol=1e-6)
+
+
+def test_loop_over_places_of_the_model_itself_is_as_it_was() -> None:
+    """No input decides them: they are the same in every run."""
+    rows = torch.arange(4.0).reshape(2, 2)
+    assert torch.equal(rows + 2, answer(written(Fixed().eval(), rows), rows))
+
+
+def test_index_past_the_end_is_an_error_where_no_loop_gave_it() -> None:
+    """And torch is left as it was."""
+    before: list[Any] = [torch.where, torch.Tensor.numel, torch.Tensor.__iter__]
+
+    class Outside(nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return rows[7]
+
+    with pytest.raises(IndexError):
+        written(Outside(), torch.zeros(2, 2))
+    assert before == [torch.where, torch.Tensor.numel, torch.Tensor.__iter__]
