@@ -88,7 +88,7 @@ def requests_of(cells: Iterable[Cell], conditions: Mapping[str, Any]) -> dict[st
     stamp, versions = functools.cache(_stamp), sweep_versions()
     requests = {}
     for cell in cells:
-        request = {
+        request: dict[str, Any] = {
             "model": cell.model,
             "files": [stamp(name) for name in cell.named_files],
             "work": cell.work.model_dump(mode="json"),
