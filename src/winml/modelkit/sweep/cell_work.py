@@ -190,11 +190,9 @@ class _CellWork:
         from winml.modelkit.sweep.architecture_export import ExportOrder, find_small_model
 
         task = request_of(model_type, self.order.cell.work).task
-        # What PyTorch runs is another matter in another version of the libraries.
-        name = "-".join([model_type, *([task] if task else []), digest(sweep_versions())[:12]])
+        name = f"{model_type}{f'-{task}' if task else ''}-{digest(sweep_versions())[:12]}"
         folder = self.order.shared / "models" / name
-        found = folder / _SMALL_MODEL
-        if found.is_file():
+        if (found := folder / _SMALL_MODEL).is_file():
             architecture = architecture_from_record(json.loads(found.read_text(encoding="utf-8")))
         else:
             own = self.order.folder / "tmp" / "model"
