@@ -105,6 +105,6 @@ def test_extras_asked_for_by_make_exist() -> None:
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     (always,) = re.findall(r"^EXTRAS = ([\w,]+)$", makefile, re.MULTILINE)
     (tried,) = re.findall(r"EXTRAS=([\w,]+) ", (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8"))
-    assert ["docs"] == re.findall(r'-e "\.\[([\w,]+)\]"', makefile)
+    assert '".[docs]"' in makefile
     assert {*tried.split(","), "docs"} == set(_project()["optional-dependencies"])
     assert {"ray"} == set(tried.split(",")) - set(always.split(","))
