@@ -21,8 +21,6 @@ SCRIPT = """
 import time
 from pathlib import Path
 
-import torch
-
 HERE = Path(__file__).parent
 
 
@@ -33,7 +31,7 @@ def hangs():
 def hoards():
     held = []
     while True:
-        held.append(b"x" * 2**28)
+        held.append(b"x" * 2**26)
         time.sleep(0.05)
 
 
@@ -41,6 +39,8 @@ def waits():
     (HERE / f"started-{len(list(HERE.glob('started-*')))}").touch()
     while not (HERE / "released").exists():
         time.sleep(0.1)
+    import torch
+
     return torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.zeros(1, 4)
 """
 

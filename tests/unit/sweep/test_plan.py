@@ -41,6 +41,19 @@ def test_cells_are_all_combinations_model_by_model() -> None:
     assert len({cell.cell_id for cell in cells}) == 6
 
 
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("[1,[2,3]],4", ([1, [2, 3]], 4)),
+        ('{"a": [1, {"b": 2}]}, none', ({"a": [1, {"b": 2}]}, "none")),
+        ("17x,[1,true", ("17x", "[1", True)),
+    ],
+)
+def test_comma_inside_json_separates_no_values(text: str, values: tuple[Any, ...]) -> None:
+    """What is no JSON is text up to the next comma."""
+    assert {"a": values} == parse_settings([f"a={text}"])
+
+
 def test_settings_of_an_export_make_no_cells_of_an_onnx_file() -> None:
     """A file is not exported, so that both would be the same."""
     asked = plan(models=["a.onnx"], set={"export.opset_version": [17, 18], "optim.level": ["none", "full"]})

@@ -173,17 +173,18 @@ class SweepResult:
 
     def earlier(self, cell: CellResult) -> CellResult | None:
         """Return the same model in the same configuration in the earlier sweep; None where it has none."""
-        return None if self.against is None else self._earlier_by_key().get(_key(cell))
+        return self._earlier_by_id().get(cell.cell_id)
 
-    def _earlier_by_key(self) -> dict[tuple[str, str], CellResult]:
-        return {} if self.against is None else {_key(cell): cell for cell in self.against.cells}
+    def _earlier_by_id(self) -> dict[str, CellResult]:
+        # The id is made of the model and its whole configuration, also of what all cells of a sweep have in common.
+        return {} if self.against is None else {cell.cell_id: cell for cell in self.against.cells}
 
     def _changes(self) -> list[dict[str, Any]]:
         """Return the cells whose state or one of whose measures is another than in the earlier sweep."""
-        earlier = self._earlier_by_key()
+        earlier = self._earlier_by_id()
         changes = []
         for cell in self.cells:
-            before = earlier.get(_key(cell))
+            before = earlier.get(cell.cell_id)
             if before is None:
                 continue
             measures = {
@@ -195,10 +196,6 @@ class SweepResult:
                 states = {"before": before.state, "after": cell.state}
                 changes.append({"cell_id": cell.cell_id, "state": states, "measures": measures})
         return changes
-
-
-def _key(cell: CellResult) -> tuple[str, str]:
-    return cell.model, settings_words(cell.settings)
 
 
 def measure_names(cells: Iterable[CellResult]) -> tuple[str, ...]:

@@ -6,9 +6,11 @@ model types are listed.
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +18,9 @@ from typing import Any
 
 import filelock
 
-from winml.modelkit.builds.cache import digest, write_atomically
+from winml.modelkit.builds.cache import digest, library_versions, write_atomically
 from winml.modelkit.builds.plan import is_onnx_path
-from winml.modelkit.errors import OutputExistsError, UsageError
+from winml.modelkit.errors import OutputExistsError, UsageError, WinMLError
 from winml.modelkit.file_names import (
     SWEEP_CELL_NAME,
     SWEEP_LOCK_NAME,
@@ -40,14 +42,14 @@ from winml.modelkit.sweep.plan import (
     parse_work,
     settings_of_onnx,
 )
+from winml.modelkit.version import __version__
 
-__all__ = ["Cell", "SweepFolder", "cells_of", "held_sweep"]
+__all__ = ["Cell", "SweepFolder", "cells_of", "held_sweep", "requests_of", "sweep_versions"]
 
 _ANY_TYPE = "*"
 _NAME_LENGTH = 40
 """Characters of the model's name in the name of a folder; the digest behind it tells cells apart."""
-_MOST_FILES = 1000
-"""Chosen: files of a model whose size and time are looked at; a checkpoint has a handful."""
+_LIBRARIES = ("torch", "transformers", "onnx-ir", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,40 @@ class Cell:
     do: tuple[StepName, ...]
 
     @property
-    def request(self) -> dict[str, Any]:
-        """All that its result depends on, as JSON values."""
-        return {
-            "model": self.model,
-            "files": _stamp(self.model),
-            "work": self.work.model_dump(mode="json"),
-            "do": list(self.do),
+    def named_files(self) -> tuple[str, ...]:
+        """The model and the data, as they are named; not each name is that of a file."""
+        model = self.model.partition(":")[0] if ".py:" in self.model else self.model
+        quant, judged = self.work.build.quant, self.work.build.eval
+        data = (quant and quant.calibration_data, judged and judged.dataset if "eval" in self.do else None)
+        return (model, *(name for name in data if name))
+
+
+def sweep_versions() -> dict[str, str]:
+    """Return the versions of winml and of the libraries that results depend on."""
+    return {"winml-modelkit": __version__, **library_versions(_LIBRARIES)}
+
+
+def requests_of(cells: Iterable[Cell], conditions: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return all that the result of each cell depends on at this moment, as JSON values, by the id of the cell.
+
+    Args:
+        cells: The cells.
+        conditions: What a latency depends on besides: ``threads`` of each process, and processes at a time.
+    """
+    stamp, versions = functools.cache(_stamp), sweep_versions()
+    requests = {}
+    for cell in cells:
+        request: dict[str, Any] = {
+            "model": cell.model,
+            "files": [stamp(name) for name in cell.named_files],
+            "work": cell.work.model_dump(mode="json"),
+            "do": list(cell.do),
+            "versions": versions,
         }
+        if "perf" in cell.do:
+            request["conditions"] = {**conditions, "threads": cell.work.perf.threads or conditions["threads"]}
+        requests[cell.cell_id] = request
+    return requests
 
 
 def cells_of(plan: SweepPlan) -> tuple[Cell, ...]:
@@ -97,7 +125,9 @@ def _cell(plan: SweepPlan, model: str, settings: Mapping[str, Any]) -> Cell:
     # One value for all cells tells none from another.
     shown = {key: value for key, value in settings.items() if len(plan.set.get(key, "  ")) > 1}
     name = re.sub(r"[^\w.-]+", "-", model).strip("-.")[-_NAME_LENGTH:].strip("-.") or "model"
-    return Cell(f"{name}-{digest([model, work.model_dump(mode='json')])[:12]}", model, shown, work, plan.do)
+    # Without defaults: an option that a later version adds leaves the id, by which sweeps are compared, as it is.
+    said = work.model_dump(mode="json", exclude_defaults=True)
+    return Cell(f"{name}-{digest([model, said])[:12]}", model, shown, work, plan.do)
 
 
 def _named_models(listed: ListedModel) -> tuple[str, ...]:
@@ -116,14 +146,39 @@ def _named_models(listed: ListedModel) -> tuple[str, ...]:
     )
 
 
-def _stamp(model: str) -> list[list[Any]] | None:
-    """Return name, size and time of change of the files of a model; None where there is nothing at that path."""
-    path = Path(model.partition(":")[0] if ".py:" in model else model)
+def _stamp(name: str) -> str | None:
+    """Return a digest of the names, sizes and times of change of files; None where there is nothing at that path.
+
+    Of a folder, those in its folders count too; of an ONNX file, its data files.
+    """
+    path = Path(name)
     try:
-        files = sorted(path.iterdir())[:_MOST_FILES] if path.is_dir() else [path]
-        return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.is_file()] or None
+        files = sorted(_files_below(path)) if path.is_dir() else [path, *_data_files(path)]
+        states = [(file, file.stat()) for file in files]
     except OSError:
         return None
+    return digest([[file.as_posix(), state.st_size, state.st_mtime_ns] for file, state in states])
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder; hidden folders and those of sweeps are left out."""
+    for place, folders, names in os.walk(folder):
+        here = Path(place)
+        folders[:] = [
+            name for name in folders if name[0] != "." and not (here / name / SWEEP_LOCK_NAME).exists()
+            and not (here / name / SWEEP_PLAN_NAME).exists()
+        ]  # fmt: skip
+        yield from (here / name for name in names if (here / name).is_file())
+
+
+def _data_files(path: Path) -> tuple[Path, ...]:
+    """Return the files that hold the weights of an ONNX file; none of a damaged one."""
+    from winml.modelkit.graph.files.placing import external_files
+
+    try:
+        return external_files(path) if is_onnx_path(str(path)) and path.is_file() else ()
+    except WinMLError:
+        return ()
 
 
 class SweepFolder:
@@ -142,23 +197,28 @@ class SweepFolder:
         """Where cells find what others of the same model made."""
         return self.path / "shared"
 
-    def finished(self, cell: Cell) -> CellResult | None:
+    def finished(self, cell: Cell, request: Mapping[str, Any]) -> CellResult | None:
         """Return what was found in a cell; None where it is not finished, or was asked for something else."""
         try:
             record = read_json_file(self.cell_folder(cell.cell_id) / SWEEP_CELL_NAME)
-            if record["request"] != json.loads(json.dumps(cell.request)):
+            if record["request"] != json.loads(json.dumps(request)):
                 return None
             return cell_from_record(record["result"])
         except (OSError, JsonError, KeyError, TypeError):
             return None
 
-    def keep(self, cell: Cell, result: CellResult) -> None:
+    def keep(self, cell: Cell, request: Mapping[str, Any], result: CellResult) -> None:
         """Write down what was found in a cell.
+
+        Args:
+            cell: The cell.
+            request: What it was asked before it began: a model that changed since is another.
+            result: What was found.
 
         Raises:
             WriteError: it cannot be written.
         """
-        record = {"schema_version": 1, "request": cell.request, "result": result.as_record()}
+        record = {"schema_version": 1, "request": request, "result": result.as_record()}
         self.write(self.cell_folder(cell.cell_id) / SWEEP_CELL_NAME, f"{json.dumps(record, indent=1)}\n")
 
     def write(self, path: Path, text: str) -> None:

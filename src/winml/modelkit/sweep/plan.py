@@ -189,10 +189,6 @@ def _each_once(values: Sequence[Any], where: str) -> tuple[tuple[Any, ...], tupl
     return tuple(kept.values()), (note,) if note else ()
 
 
-_COMMA = re.compile(r",(?![^\[{]*[\]}])")
-"""One that separates values, and does not stand inside a JSON list or object."""
-
-
 def parse_settings(texts: Iterable[str], option: str = "--set") -> dict[str, tuple[Any, ...]]:
     """Read ``KEY=VALUE,VALUE``, given any number of times; a value is JSON, or text.
 
@@ -209,15 +205,28 @@ def parse_settings(texts: Iterable[str], option: str = "--set") -> dict[str, tup
             raise UsageError(f"{option} {text!r}: it is not KEY=VALUE", hint="Write it like optim.level=none,full.")
         if key in settings:
             raise UsageError(f"{option}: {key} is given twice", hint="Give its values at once, with commas between.")
-        settings[key] = tuple(_value(part.strip()) for part in _COMMA.split(values))
+        settings[key] = tuple(_values(values))
     return settings
 
 
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+_JSON = json.JSONDecoder()
+
+
+def _values(text: str) -> Iterator[Any]:
+    """Yield what stands between commas: JSON, whose own commas separate nothing, or else text."""
+    rest: str | None = text
+    while rest is not None:
+        rest = rest.lstrip()
+        try:
+            value, end = _JSON.raw_decode(rest)
+        except ValueError:
+            end = -1
+        if end < 0 or rest[end:].lstrip()[:1] not in ("", ","):
+            value = rest.partition(",")[0].rstrip()
+            end = len(value)
+        yield value
+        _, comma, after = rest[end:].partition(",")
+        rest = after if comma else None
 
 
 def configurations(plan: SweepPlan, listed: ListedModel) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import socket
+import time
 import uuid
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -24,8 +25,8 @@ from winml.modelkit.errors import StageError, UsageError, first_line
 from winml.modelkit.results.sweep_result import CellResult
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, run_bounded
 from winml.modelkit.sweep.cell_work import run_cell
-from winml.modelkit.sweep.cells import Cell
-from winml.modelkit.sweep.work_queue import Place, SweepListener, finished_cell, preloaded
+from winml.modelkit.sweep.cells import Cell, sweep_versions
+from winml.modelkit.sweep.work_queue import Place, SweepListener, SweepStoppedError, finished_cell, preloaded
 
 __all__ = ["RayQueue", "refuse_missing_ray"]
 
@@ -34,9 +35,13 @@ _ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 _CONNECT_SECONDS = 5.0
 """Chosen: longer than any network takes that a cluster is usable over; Ray itself waits for minutes."""
 _WAIT_SECONDS = 1.0
+_CPU_SECONDS = 30.0
+"""Chosen: a machine that joins a cluster, or comes back, is there by then; without a CPU nothing would ever run."""
 _MOST_TRIES = 3
 """Chosen: a model that takes three workers with it is the cause."""
 _MEMORY_SHARE = 0.9
+_THREADS = 1
+"""Of each process: a task has one CPU."""
 _MARKER = ".winml-sweep-marker"
 
 
@@ -78,11 +83,17 @@ class RayQueue:
         memory = {} if self.resident_bytes is None else {"memory_bytes": self.resident_bytes}
         return {"seconds": self.seconds, **memory}
 
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        """What a latency depends on; other cells run on the same machine meanwhile."""
+        return {"threads": _THREADS, "jobs": self.jobs, "on": "ray"}
+
     def results(self, cells: Sequence[Cell], place: Place, listener: SweepListener) -> Generator[CellResult]:
         """Yield the result of every cell, in the order they end.
 
         Raises:
             StageError: the cluster cannot be reached.
+            SweepStoppedError: it has no CPU.
         """
         if not cells:
             return
@@ -145,18 +156,34 @@ class _Tasks:
     marker: Path | None
 
     def results(self, cells: Sequence[Cell]) -> Iterator[CellResult]:
-        """Yield the result of every cell."""
+        """Yield the result of every cell.
+
+        Raises:
+            SweepStoppedError: the cluster has no CPU.
+        """
         # A task that was lost is begun here again: it is told, and counted.
         remote = self.ray.remote(num_cpus=1, max_retries=0)(_work)
         waiting = deque((cell, 1) for cell in cells)
         running: dict[Any, tuple[Cell, int]] = {}
+        able = time.monotonic()
         try:
             while waiting or running:
-                while waiting and len(running) < self._most():
+                most = self._most()
+                if most:
+                    able = time.monotonic()
+                elif time.monotonic() - able > _CPU_SECONDS:
+                    raise SweepStoppedError(
+                        f"--ray {self.queue.address}: the cluster has had no CPU for {_CPU_SECONDS:g} s",
+                        hint="Add a machine with ray start --address, and run the same command again.",
+                    )
+                while waiting and len(running) < most:
                     cell, tries = waiting.popleft()
                     self.listener.on_start(cell)
-                    task = remote.remote(cell, self.place, self.queue, self.marker)
+                    task = remote.remote(cell, self.place, self.queue, (self.marker, sweep_versions()))
                     running[task] = cell, tries
+                if not running:
+                    time.sleep(_WAIT_SECONDS)
+                    continue
                 ended, _ = self.ray.wait(list(running), num_returns=1, timeout=_WAIT_SECONDS)
                 for task in ended:
                     cell, tries = running.pop(task)
@@ -170,8 +197,9 @@ class _Tasks:
                 self.ray.cancel(task, force=True)
 
     def _most(self) -> int:
-        cpus = int(self.ray.cluster_resources().get("CPU", 1))
-        return max(1, min(cpus, self.queue.most or cpus))
+        """Return how many tasks may run at this moment; 0 where no machine has a CPU."""
+        cpus = int(self.ray.cluster_resources().get("CPU", 0))
+        return min(cpus, self.queue.most or cpus)
 
     def _result(self, task: Any, cell: Cell, tries: int) -> CellResult | None:
         """Return the result of a task that ended; None where its worker was lost, and it is to be tried again."""
@@ -179,7 +207,12 @@ class _Tasks:
             result: CellResult = self.ray.get(task)
             return result
         except self.ray.exceptions.RayTaskError as error:
-            problem = f"the worker failed: {first_line(error.cause or error)}"
+            # What a model does wrong is a result: this is the machine's doing.
+            problem = (
+                f"the machine {getattr(error, 'ip', None) or 'of the cluster'} cannot do it: "
+                f"{first_line(error.cause or error)}; every machine needs {_needed(sweep_versions())}"
+            )
+            return CellResult(cell.cell_id, cell.model, cell.settings, "stopped", problem=problem)
         except self.ray.exceptions.RayError as error:
             if tries < _MOST_TRIES:
                 self.listener.tell(f"{cell.model}: its worker was lost ({type(error).__name__}); it is tried again")
@@ -188,8 +221,29 @@ class _Tasks:
         return CellResult(cell.cell_id, cell.model, cell.settings, "failed", problem=problem, exit_code=1)
 
 
-def _work(cell: Cell, place: Place, queue: RayQueue, marker: Path | None) -> CellResult:
-    """Do a cell, in a worker of the cluster."""
+def _needed(versions: Mapping[str, str]) -> str:
+    """Return versions as pip takes them."""
+    return " ".join(f"{name}=={version}" for name, version in versions.items())
+
+
+def _work(cell: Cell, place: Place, queue: RayQueue, asked: tuple[Path | None, Mapping[str, str]]) -> CellResult:
+    """Do a cell, in a worker of the cluster.
+
+    Args:
+        cell: The cell.
+        place: Where its files go.
+        queue: Its bounds.
+        asked: A file that this machine has to see, and the versions it has to have.
+    """
+    marker, versions = asked
+    found = sweep_versions()
+    if other := {name: version for name, version in versions.items() if found.get(name) != version}:
+        name = next(iter(other))
+        return CellResult(
+            cell.cell_id, cell.model, cell.settings, "stopped",
+            problem=f"the machine {socket.gethostname()} has {name} {found.get(name, 'not at all')}, and not "
+            f"{other[name]} as this one: install {_needed(other)} there",
+        )  # fmt: skip
     cores = os.cpu_count() or 1
     share = int(_MEMORY_SHARE * psutil.virtual_memory().total / cores)
     bounds = Bounds(queue.seconds, queue.resident_bytes or share)
@@ -200,7 +254,7 @@ def _work(cell: Cell, place: Place, queue: RayQueue, marker: Path | None) -> Cel
             problem=f"the machine {socket.gethostname()} does not see {marker.parent}: share it, or name a URL with "
             "--artifacts",
         )  # fmt: skip
-    order = place.order(cell, threads=1)
+    order = place.order(cell, threads=_THREADS)
     (ending,) = run_bounded([Call(run_cell, order)], bounds, 1, preloaded([cell]))
     return replace(finished_cell(ending, bounds), node=f"{socket.gethostname()}:{_node_id()}")
 

@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 import psutil
 
-from winml.modelkit.builds.cache import library_versions
-from winml.modelkit.errors import StageError, UsageError
+from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import (
     SWEEP_PAGE_NAME,
     SWEEP_PLAN_NAME,
@@ -28,11 +27,12 @@ from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.report.sweep_page import sweep_page
 from winml.modelkit.report.sweep_table import sweep_table
 from winml.modelkit.results.sweep_result import CellResult, SweepLimit, SweepResult, cell_from_record
+from winml.modelkit.runtime.available_cores import available_cores
+from winml.modelkit.runtime.available_memory import available_bytes
 from winml.modelkit.sweep.bounded_processes import Bounds
-from winml.modelkit.sweep.cells import Cell, SweepFolder, cells_of, held_sweep
+from winml.modelkit.sweep.cells import Cell, SweepFolder, cells_of, held_sweep, requests_of, sweep_versions
 from winml.modelkit.sweep.plan import SweepPlan, plan_from_record, read_plan, refuse_unusable
-from winml.modelkit.sweep.work_queue import LocalQueue, Place, SweepListener, WorkQueue
-from winml.modelkit.version import __version__
+from winml.modelkit.sweep.work_queue import LocalQueue, Place, SweepListener, SweepStoppedError, WorkQueue
 from winml.modelkit.words import json_printable
 
 __all__ = [
@@ -45,11 +45,12 @@ __all__ = [
     "sweep_models",
 ]
 
-_LIBRARIES = ("torch", "transformers", "onnx-ir", "onnxscript", "onnxruntime")
 DEFAULT_SECONDS = 3600.0
 """Chosen: longer than any export that ended in our own runs; whoever has larger models says so."""
 MEMORY_SHARE = 0.9
-"""Chosen: what all processes together may take of the machine's memory, where nothing is said."""
+"""Chosen: what all processes together may take of the memory that is free, where nothing is said."""
+_CELL_BYTES = 2_000_000_000
+"""Chosen: with less memory than this for each, fewer processes run at a time; a small model takes a third of it."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ class SweepOptions:
     seconds: float = DEFAULT_SECONDS
     """Most that one cell may take."""
     resident_bytes: int | None = None
-    """Most memory that the process of one cell may take; None: its share of the machine's."""
+    """Most memory that the process of one cell may take; None: its share of what is free."""
     jobs: int | None = None
-    """Processes at a time; None: as many as there are cores, one where latency is measured; on Ray, as it has CPUs."""
+    """Processes at a time; None: one a core, as memory allows; one where latency is measured; on Ray, one a CPU."""
     ray: str | None = None
     """Address of a Ray cluster, or ``auto``; None: this machine alone."""
     artifacts: str | None = None
@@ -72,10 +73,6 @@ class SweepOptions:
     """Do cells again that failed."""
     against: Path | None = None
     """Folder of an earlier sweep to compare with."""
-
-
-class SweepStoppedError(StageError):
-    """A sweep cannot go on, for a reason that no model has; what is finished stays."""
 
 
 def sweep_models(
@@ -168,10 +165,12 @@ def run_sweep(
     cells = cells_of(plan)
     with held_sweep(output) as folder:
         folder.write(output / SWEEP_PLAN_NAME, f"{plan.model_dump_json(indent=1)}\n")
-        results = {cell.cell_id: found for cell in cells if (found := _finished(folder, cell, options)) is not None}
-        reused, queue = len(results), _queue(plan, options)
+        queue = _queue(plan, options)
+        requests = requests_of(cells, queue.conditions)
+        results = _finished(folder, cells, requests, options)
+        reused = len(results)
         try:
-            _do_cells(cells, results, (folder, queue, options), listener)
+            _do_cells(cells, results, (_Keeper(folder, requests), queue, options), listener)
         finally:
             # Also of a sweep that was stopped: what is finished is shown.
             outcome = replace(
@@ -179,16 +178,24 @@ def run_sweep(
                 jobs=queue.jobs,
                 bounds=queue.limits,
                 reused=reused,
-                notes=(*notes, *_notes(plan, queue.jobs)),
+                notes=(*notes, *_notes(plan, queue)),
             )
             _write_tables(folder, outcome)
         return outcome
 
 
+@dataclass(frozen=True)
+class _Keeper:
+    """Where results go, and what each was asked before it began."""
+
+    folder: SweepFolder
+    requests: Mapping[str, Mapping[str, Any]]
+
+
 def _do_cells(
     cells: Sequence[Cell],
     results: dict[str, CellResult],
-    run: tuple[SweepFolder, WorkQueue, SweepOptions],
+    run: tuple[_Keeper, WorkQueue, SweepOptions],
     listener: SweepListener,
 ) -> None:
     """Do the cells that have no result yet; each result is kept as soon as it is there.
@@ -196,7 +203,8 @@ def _do_cells(
     Raises:
         SweepStoppedError: one could not be done for a reason that no model has.
     """
-    folder, queue, options = run
+    keeper, queue, options = run
+    folder = keeper.folder
     unfinished = {cell.cell_id: cell for cell in cells if cell.cell_id not in results}
     place = Place(folder, options.artifacts, options.keeps_files)
     with closing(queue.results(list(unfinished.values()), place, listener)) as endings:
@@ -206,16 +214,23 @@ def _do_cells(
                     f"{result.model}: {result.problem}; {len(results)} of {len(cells)} cells are finished",
                     hint="Mend it, and run the same command again: it goes on from there.",
                 )
-            folder.keep(unfinished[result.cell_id], result)
+            folder.keep(unfinished[result.cell_id], keeper.requests[result.cell_id], result)
             results[result.cell_id] = result
             listener.on_end(result)
             if not options.keeps_files:
                 _drop_files(folder, result, cells, results)
 
 
-def _finished(folder: SweepFolder, cell: Cell, options: SweepOptions) -> CellResult | None:
-    found = folder.finished(cell)
-    return None if found is not None and found.state == "failed" and options.retries_failed else found
+def _finished(
+    folder: SweepFolder, cells: Iterable[Cell], requests: Mapping[str, Mapping[str, Any]], options: SweepOptions
+) -> dict[str, CellResult]:
+    """Return what an earlier run found in cells that are not to be done again, by their ids."""
+    found = {cell.cell_id: folder.finished(cell, requests[cell.cell_id]) for cell in cells}
+    return {
+        cell_id: result
+        for cell_id, result in found.items()
+        if result is not None and not (result.state == "failed" and options.retries_failed)
+    }
 
 
 def _queue(plan: SweepPlan, options: SweepOptions) -> WorkQueue:
@@ -223,8 +238,10 @@ def _queue(plan: SweepPlan, options: SweepOptions) -> WorkQueue:
         from winml.modelkit.sweep.ray_queue import RayQueue
 
         return RayQueue(options.ray, options.seconds, options.resident_bytes, options.jobs)
-    jobs = options.jobs or (1 if "perf" in plan.do else os.cpu_count() or 1)
-    share = int(MEMORY_SHARE * psutil.virtual_memory().total / jobs)
+    free = int(MEMORY_SHARE * (available_bytes() or psutil.virtual_memory().total))
+    most = max(1, min(available_cores(), free // (options.resident_bytes or _CELL_BYTES)))
+    jobs = options.jobs or (1 if "perf" in plan.do else most)
+    share = free // jobs
     return LocalQueue(Bounds(options.seconds, options.resident_bytes or share), jobs)
 
 
@@ -251,15 +268,16 @@ def _outcome(
         cells=rows,
         total=len(cells),
         limits=tuple(SweepLimit.of(kind, name, value, rows) for kind, given in kinds for name, value in given.items()),
-        versions={"winml-modelkit": __version__, **library_versions(_LIBRARIES)},
+        versions=sweep_versions(),
         machine={"cores": os.cpu_count(), "memory_bytes": memory},
         against=None if options.against is None else read_results(options.against),
     )
 
 
-def _notes(plan: SweepPlan, jobs: int) -> tuple[str, ...]:
-    if "perf" in plan.do and jobs > 1:
-        return (f"{jobs} processes ran at a time: latencies are those of a busy machine",)
+def _notes(plan: SweepPlan, queue: WorkQueue) -> tuple[str, ...]:
+    if "perf" in plan.do and queue.jobs != 1:
+        number = queue.jobs or "several"
+        return (f"{number} processes ran at a time: latencies are those of a busy machine",)
     return ()
 
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from winml.modelkit.builds.plan import is_onnx_path
+from winml.modelkit.errors import StageError
 from winml.modelkit.results.sweep_result import CellResult
+from winml.modelkit.runtime.available_cores import available_cores
 from winml.modelkit.sweep.artifacts import joined
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
 from winml.modelkit.sweep.cell_work import PRELOAD, CellOrder, run_cell
 from winml.modelkit.sweep.cells import Cell, SweepFolder
 from winml.modelkit.sweep.plan import StepName
 
-__all__ = ["LocalQueue", "Place", "SweepListener", "WorkQueue", "finished_cell", "preloaded"]
+__all__ = ["LocalQueue", "Place", "SweepListener", "SweepStoppedError", "WorkQueue", "finished_cell", "preloaded"]
 
 _KILLED = -9
 """Exit code of a killed process. Specified: the negative number of the signal, as in ``subprocess``."""
@@ -31,6 +32,10 @@ _STEP_MODULES: Mapping[StepName, str] = {
     "compare": "winml.modelkit.flows.compare.compare",
 }
 """What each step imports."""
+
+
+class SweepStoppedError(StageError):
+    """A sweep cannot go on, for a reason that no model has; what is finished stays."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,10 @@ class WorkQueue(Protocol):
     def limits(self) -> Mapping[str, float]:
         """What one cell may take: ``seconds`` and ``memory_bytes``, where that is known here."""
 
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        """What a latency depends on: ``threads`` of each process, and ``jobs``."""
+
     def results(self, cells: Sequence[Cell], place: Place, listener: SweepListener) -> Generator[CellResult]:
         """Yield the result of every cell, in the order they end."""
 
@@ -93,14 +102,23 @@ class LocalQueue:
         """What one cell may take."""
         return {"seconds": self.bounds.seconds, "memory_bytes": self.bounds.resident_bytes}
 
+    @property
+    def threads(self) -> int:
+        """Threads of each process, so that all together use the machine once."""
+        return max(1, available_cores() // self.jobs)
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        """What a latency depends on."""
+        return {"threads": self.threads, "jobs": self.jobs}
+
     def results(self, cells: Sequence[Cell], place: Place, listener: SweepListener) -> Generator[CellResult]:
         """Yield the result of every cell, in the order they end; what still runs is killed when the caller stops."""
-        threads = max(1, (os.cpu_count() or 1) // self.jobs)
 
         def calls() -> Iterator[Call]:
             for cell in cells:
                 listener.on_start(cell)
-                yield Call(run_cell, place.order(cell, threads))
+                yield Call(run_cell, place.order(cell, self.threads))
 
         endings = run_bounded(
             calls(), self.bounds, self.jobs, preloaded(cells), lambda _call, so_far: listener.on_step(so_far)
@@ -128,7 +146,8 @@ def finished_cell(ending: Ending, bounds: Bounds) -> CellResult:
         return replace(result, seconds=seconds, peak_bytes=ending.peak_bytes)
     problem = {
         "time": f"took more than {bounds.seconds:g} s",
-        "memory": f"took more than {bounds.resident_bytes / 1e9:.1f} GB of memory",
+        "memory": f"took more than {bounds.resident_bytes / 1e9:.1f} GB of memory; "
+        "allow more with --memory, or fewer at a time with --jobs",
         "died": "the process died",
     }[ending.reason]
     so_far: CellResult = ending.last_message or order.pending

@@ -6,12 +6,12 @@ from simple to involved, since the first of two that cannot be told apart wins. 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from winml.modelkit.results.tuning import Candidate, CandidateKind
+from winml.modelkit.runtime.available_cores import available_cores
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.tune.options import TuneOptions
 
@@ -57,11 +57,10 @@ def look_at_tuning_machine() -> TuningMachine:
     from winml.modelkit.runtime.processor import has_integer_dot_products, instruction_sets
     from winml.modelkit.runtime.sessions import onnxruntime_version
 
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     present = present_providers()
     others = [short for short, item in EXECUTION_PROVIDERS.items() if item.name in present and short != _RUN_BY_CPU]
     return TuningMachine(
-        cores=usable or 1,
+        cores=available_cores(),
         processor=instruction_sets(),
         has_integer_dot_products=has_integer_dot_products(),
         providers=(_RUN_BY_CPU, *others),

@@ -1,0 +1,74 @@
+"""A cell is done again where anything changed that its result depends on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from winml.modelkit.sweep.bounded_processes import Bounds
+from winml.modelkit.sweep.cells import cells_of, held_sweep, requests_of, sweep_versions
+from winml.modelkit.sweep.plan import plan_from_record
+from winml.modelkit.sweep.ray_queue import RayQueue, _work
+from winml.modelkit.sweep.work_queue import LocalQueue, Place
+
+ALONE = {"threads": 2, "jobs": 1}
+
+
+def request(folder: Path, model: str, conditions: dict[str, Any] = ALONE, **record: Any) -> dict[str, Any]:
+    """Return what the only cell of a plan depends on."""
+    plan, _ = plan_from_record({"models": [str(folder / model)], **record}, "plan")
+    (found,) = requests_of(cells_of(plan), conditions).values()
+    return found
+
+
+def test_libraries_and_what_ran_beside_a_measurement_are_part_of_a_request(tmp_path: Path) -> None:
+    """A latency of eight processes at a time is no latency of one; the answer of a build is the same."""
+    built = request(tmp_path, "a.onnx")
+    assert sweep_versions() == built["versions"]
+    assert "onnxruntime" in built["versions"]
+    assert built == request(tmp_path, "a.onnx", LocalQueue(Bounds(1.0, 1), 8).conditions)
+    measured = request(tmp_path, "a.onnx", do=["perf"])
+    assert measured != request(tmp_path, "a.onnx", {"threads": 2, "jobs": 8}, do=["perf"])
+    assert measured != request(tmp_path, "a.onnx", {"threads": 1, "jobs": 1}, do=["perf"])
+
+
+@pytest.mark.parametrize("name", ["net.onnx.data", "checkpoint/encoder/weights", "texts.csv", "rows/1.npz"])
+def test_files_that_a_result_depends_on_are_looked_at(tmp_path: Path, name: str) -> None:
+    """Data files of an ONNX file, folders of a checkpoint, data sets; not what a sweep wrote beside them."""
+    value = ir.Value(name="w", const_value=ir.tensor(np.ones((64, 64), np.float32), name="w"))
+    graph = ir.Graph([], [value], nodes=[], initializers=[value], opset_imports={"": 17})
+    ir.save(
+        ir.Model(graph, ir_version=10), tmp_path / "net.onnx", external_data="net.onnx.data", size_threshold_bytes=0
+    )
+    for made in ("checkpoint/encoder/weights", "texts.csv", "rows/1.npz", "checkpoint/swept/sweep.json"):
+        (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / made).touch()
+    config = {
+        "eval": {"dataset": str(tmp_path / "texts.csv")},
+        "quant": {"precision": "int8", "calibration_data": str(tmp_path / "rows")},
+    }
+
+    def both() -> list[Any]:
+        names = ("net.onnx", "checkpoint")
+        return [request(tmp_path, model, config=config, do=["build", "eval"])["files"] for model in names]
+
+    before = both()
+    os.utime(tmp_path / "checkpoint/swept/sweep.json", (1, 1))
+    assert before == both()
+    os.utime(tmp_path / name, (1, 1))
+    assert before != both()
+
+
+def test_worker_with_other_libraries_stops_the_sweep(tmp_path: Path) -> None:
+    """Its results would stand under the versions of another machine."""
+    (cell,) = cells_of(plan_from_record({"models": ["a.onnx"]}, "plan")[0])
+    with held_sweep(tmp_path) as folder:
+        asked = (None, {**sweep_versions(), "onnxruntime": "0.1"})
+        result = _work(cell, Place(folder), RayQueue("auto", 1.0, None, None), asked)
+    assert "stopped" == result.state
+    assert "install onnxruntime==0.1 there" in result.problem
