@@ -8,8 +8,8 @@ Of a page, in its order:
 * a block of `text` behind that: what it printed;
 * a block behind `<!-- file: NAME -->`: a file.
 
-A line with nothing but `…` stands for any lines, `…` in a line for anything in it. Behind `<!-- numbers differ -->` the
-numbers of a block are those of one run on one machine, and only its words are compared.
+A line with nothing but `…` stands for any lines, `…` in a line for anything in it. Behind `<!-- numbers differ -->`
+fractions and numbers with a unit are those of one run on one machine; words, paths and counts are compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _BLOCK = re.compile(
 )
 _FILE = re.compile(r"<!-- file: (\S+) -->")
 _CODE = re.compile(r"#.*\bexit code (\d)")
-_NUMBER = re.compile(r"[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
+_NUMBER = re.compile(
+    r"(?<![\w./-])-?(?:\d[\d,]*\.\d+(?:e[-+]?\d+)?%?|[1-9]e-\d+|\d+(?= ?(?:ms|s|MB|kB|GB|dB|×|%)(?!\w))%?)(?![\w/])"
+)
+"""What is measured: fractions, and whole numbers with a unit. Counts, sizes of tensors and paths are none."""
 _MEASURED = "<!-- numbers differ -->"
 Runner = Callable[..., Outcome]
 
@@ -103,7 +106,8 @@ class PageRun:
             for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
                 command, _, shown = part.partition("\n")
                 yield shown, self._command(command)
-        elif block.kind == "text" and printed is not None:
+        elif block.kind == "text":
+            assert printed is not None, f"nothing printed this before it:\n{block.text}"
             yield block.text, printed
 
     def _command(self, command: str) -> str:

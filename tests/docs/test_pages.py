@@ -12,6 +12,7 @@ from docs.shown_pages import PageRun, blocks_of, matches
 from e2e.in_process import run_here
 from e2e.workplace import Outcome
 from house.sources import REPOSITORY
+from winml.modelkit.cli.main import COMMANDS
 
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 EXPORT = ("export", "-m", HUB_ID, "-o", "model.onnx")
@@ -65,6 +66,21 @@ def test_pages_show_commands_in_blocks_that_are_run(page: Path) -> None:
     assert text.count("\n```") == 2 * len(blocks_of(text))
 
 
+def test_verbs_beside_those_of_winml_cli_are_all_there_are() -> None:
+    """Those of the same name, and those that only one of the two has."""
+    page = (REPOSITORY / "docs" / "coming_from" / "winml_cli.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*) \|$", page.partition("## Verbs")[2].partition("\n## ")[0], re.MULTILINE)
+    (same,) = (row for row in rows if row.endswith("| the same names"))
+    (ours,) = (row for row in rows if row.startswith("| `"))
+    assert sorted(COMMANDS) == sorted(re.findall(r"`(\w+)`", same + ours))
+
+
+def test_text_that_nothing_printed_is_refused() -> None:
+    """A block of output stands behind what prints it."""
+    with pytest.raises(AssertionError, match="nothing printed"):
+        PageRun(run_here).check("```text\nsaid by nobody\n```\n")
+
+
 @pytest.mark.parametrize(
     ("shown", "printed", "measured", "expected"),
     [
@@ -77,6 +93,11 @@ def test_pages_show_commands_in_blocks_that_are_run(page: Path) -> None:
         ("1.5 ms", "2.25 ms", True, True),
         ("1.5 ms", "2.25 ms", False, False),
         ("1.5 ms", "2.25 s", True, False),
+        ("12 ms, 8%", "9 ms, 11%", True, True),
+        ("SQNR -3.5 dB", "SQNR 7 dB", True, True),
+        ("2.6e-07 of scale", "1.0e-08 of scale", True, True),
+        ("222 of 222 nodes tagged", "3 of 222 nodes tagged", True, False),
+        ("blocks.2: 1.5 dB", "blocks.3: 1.5 dB", True, False),
         ("no \n\n", "no", False, True),
     ],
 )

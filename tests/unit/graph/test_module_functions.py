@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from winml.modelkit.errors import InputError
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.files.writing import write_model
 from winml.modelkit.graph.functions.folding import FoldedModel, Sharing, fold_modules
+from winml.modelkit.graph.functions.inlining import graph_digest, restore_recorded
 from winml.modelkit.hierarchy.selector import ModuleAddress
 from winml.modelkit.hierarchy.tagging import NodeTag, read_tag, write_tag
-from winml.modelkit.metadata_keys import FUNCTION_DOMAIN
+from winml.modelkit.metadata_keys import FUNCTION_DOMAIN, FUNCTIONS_KEY
 
 X = np.array([1.0, -2.0], np.float32)
 
@@ -176,3 +178,54 @@ def test_damaged_functions_are_refused_in_words(functions_file: Path, damage: st
     functions_file.write_bytes(model.SerializeToString())
     with pytest.raises(InputError, match="cannot be read as a graph"):
         read_structure(functions_file)
+
+
+def _names(model: ir.Model) -> list[tuple[str | None, list[str | None]]]:
+    return [(node.name, [value.name for value in node.outputs]) for node in model.graph]
+
+
+@pytest.mark.parametrize("other", ["wiring", "node name", "value name", "domain", "nothing"])
+def test_record_is_not_used_once_another_tool_changed_more_than_metadata(other: str) -> None:
+    """Operators in the same order are not yet the same graph."""
+    model = _layers()
+    record = {"graph": graph_digest(model), "changes": {"0": {"name": "recorded"}}}
+    first, second = list(model.graph)[:2]
+    if other == "wiring":
+        second.replace_input_with(0, model.graph.inputs[0])
+    elif other == "node name":
+        second.name = "renamed"
+    elif other == "value name":
+        first.outputs[0].name = "renamed"
+    elif other == "domain":
+        second.domain = "another"
+    model.metadata_props[FUNCTIONS_KEY] = json.dumps(record)
+    restore_recorded(model)
+    assert (first.name == "recorded") is (other == "nothing")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"changes": []},
+        {"changes": {"99": {}}},
+        {"changes": {"-1": {"name": "x"}}},
+        {"changes": {"one": {}}},
+        {"changes": {"0": None}},
+        {"changes": {"0": {"outputs": 3}}},
+        {"changes": {"0": {"outputs": ["x", "y"]}}},
+        {"changes": {"0": {"outputs": ["c"]}}},
+        {"changes": {"0": {"outputs": ["x"]}, "1": {"metadata": {"key": 1}}}},
+        {"changes": {"0": {"name": "x"}}, "order": [[0, 10**12]]},
+        {"order": 1},
+        {"order": [[0]]},
+        {"order": [["0", "6"]]},
+        {"order": [[3, 3], [0, 3]]},
+    ],
+    ids=str,
+)
+def test_damaged_record_changes_nothing(damage: dict[str, object]) -> None:
+    """It is read as a whole before any of it is used."""
+    model = _layers()
+    model.metadata_props[FUNCTIONS_KEY] = json.dumps({"graph": graph_digest(model), **damage})
+    restore_recorded(model)
+    assert _names(_layers()) == _names(model)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -35,6 +37,9 @@ COMMANDS = {
     "tune": "Find the fastest file of a model on this machine that is still right.",
 }
 """Verb → what it does. Each is the ``command`` of the module of its name in ``verbs``."""
+
+COMPLETION = "_WINML_COMPLETE"
+"""Variable by which a shell asks for completions; click reads it."""
 
 COLLECTION_THRESHOLD = 50_000
 """Containers made before Python looks for cyclic garbage. A command lives for seconds and mostly imports, where none
@@ -89,6 +94,16 @@ def _winml(**_given: bool) -> None:
     """PyTorch models to deployable ONNX, with every node's module remembered."""
 
 
+def _run(argv: Sequence[str] | None) -> Any:
+    try:
+        return _winml.main(args=argv, prog_name="winml", standalone_mode=False)
+    except SystemExit as leave:
+        if COMPLETION not in os.environ:
+            raise
+        # Click ends the process once a shell has its completions.
+        return leave.code
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``winml`` and leave the process.
 
@@ -99,6 +114,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     catch_signals()
     open_streams()
     debug = "--debug" in (argv if argv is not None else sys.argv)
-    status = exit_status(lambda: _winml.main(args=argv, prog_name="winml", standalone_mode=False), debug=debug)
+    status = exit_status(lambda: _run(argv), debug=debug)
     tell_settled()
     end_process(status, is_own_process=argv is None)

@@ -20,8 +20,8 @@ from winml.modelkit.graph.functions.inlining import (
     NAMESPACE,
     SCOPE_START,
     TAG,
+    graph_digest,
     inline_calls,
-    operator_digest,
     restore_recorded,
     walk_nodes,
 )
@@ -367,7 +367,7 @@ def _record_rest(original: ir.Model, folded: ir.Model, positions: Sequence[int])
         for index, (node, wanted) in enumerate(zip(walk_nodes(list(flat.graph)), expected, strict=True))
         if (change := _difference(node, wanted))
     }
-    record: dict[str, Any] = {"operators": operator_digest(flat)}
+    record: dict[str, Any] = {"graph": graph_digest(flat)}
     if changes:
         record["changes"] = changes
     if list(positions) != list(range(len(originals))):

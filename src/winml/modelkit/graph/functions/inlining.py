@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -31,10 +31,10 @@ __all__ = [
     "MODULE",
     "NAMESPACE",
     "TAG",
+    "graph_digest",
     "inline_calls",
     "inline_module_functions",
     "module_functions",
-    "operator_digest",
     "restore_recorded",
     "walk_nodes",
 ]
@@ -200,28 +200,79 @@ def restore_recorded(model: ir.Model) -> None:
     A record that does not fit, since another tool changed the graph, is not used; nor is one that is damaged.
     """
     text = model.metadata_props.pop(FUNCTIONS_KEY, "")
+    nodes = list(model.graph)
     try:
         record = json.loads(text or "{}")
-        fits = record.get("operators") == operator_digest(model)
-    except (ValueError, AttributeError, RecursionError):
+        if not isinstance(record, dict) or record.get("graph") != graph_digest(model):
+            return
+        changes = _checked_changes(record.get("changes", {}), list(walk_nodes(nodes)))
+        _check_names(model.graph, changes)
+        places = _checked_places(record.get("order", [[0, len(nodes)]]), nodes)
+    except (ValueError, RecursionError):
         return
-    if not fits:
-        return
-    nodes = list(model.graph)
-    walked = list(walk_nodes(nodes))
-    for index, change in record.get("changes", {}).items():
-        _change(walked[int(index)], change)
-    runs = record.get("order", [[0, len(nodes)]])
-    places = [place for start, length in runs for place in range(start, start + length)]
-    if sorted(places) == list(range(len(nodes))) and places != list(range(len(nodes))):
+    for node, change in changes.items():
+        _change(node, change)
+    if places != list(range(len(nodes))):
         model.graph.remove(nodes)
         model.graph.extend(node for _, node in sorted(zip(places, nodes, strict=True), key=lambda pair: pair[0]))
 
 
-def operator_digest(model: ir.Model) -> str:
-    """Return a digest of the operators in their order, subgraphs included: by this a record fits its graph."""
-    operators = " ".join(node.op_type for node in walk_nodes(list(model.graph)))
-    return hashlib.sha256(operators.encode()).hexdigest()[:DIGITS]
+def graph_digest(model: ir.Model) -> str:
+    """Return a digest of operators, names and wiring in their order, subgraphs included: a record fits this graph."""
+    described = [
+        [*node.op_identifier(), node.name or "", _value_names(node.inputs), _value_names(node.outputs)]
+        for node in walk_nodes(list(model.graph))
+    ]
+    text = json.dumps([described, _value_names(model.graph.outputs)], ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def _value_names(values: Iterable[ir.Value | None]) -> list[str]:
+    return ["" if value is None else value.name or "" for value in values]
+
+
+def _checked_changes(changes: Any, walked: Sequence[ir.Node]) -> dict[ir.Node, Mapping[str, Any]]:
+    """Return the recorded change of each node; a ValueError says that the record is damaged."""
+    checked: dict[ir.Node, Mapping[str, Any]] = {}
+    for index, change in changes.items() if isinstance(changes, dict) else [("", changes)]:
+        if not (index.isascii() and index.isdecimal() and int(index) < len(walked) and isinstance(change, dict)):
+            raise ValueError(f"no change of a node: {index}")
+        node = walked[int(index)]
+        outputs, metadata = change.get("outputs", _value_names(node.outputs)), change.get("metadata", {})
+        if not (isinstance(outputs, list) and len(outputs) == len(node.outputs) and isinstance(metadata, dict)):
+            raise ValueError(f"not of the form of its node: {index}")
+        if any(not isinstance(text, str | None) for text in (change.get("name"), *outputs, *metadata.values())):
+            raise ValueError(f"no text: {index}")
+        checked[node] = change
+    return checked
+
+
+def _check_names(graph: ir.Graph, changes: Mapping[ir.Node, Mapping[str, Any]]) -> None:
+    """Raise a ValueError where two values of the graph would have one name."""
+    names = list({*_value_names(graph.inputs), *graph.initializers})
+    for node in graph:
+        names += filter(None, changes.get(node, {}).get("outputs", _value_names(node.outputs)))
+    if len(names) != len(set(names)):
+        raise ValueError("two values would have one name")
+
+
+def _checked_places(runs: Any, nodes: Sequence[ir.Node]) -> list[int]:
+    """Return the place of each node from the recorded runs; a ValueError says that the record is damaged."""
+    count = len(nodes)
+    pairs = runs if isinstance(runs, list) and len(runs) <= count else [None]
+    if not all(isinstance(pair, list) and [int, int] == [type(number) for number in pair] for pair in pairs):
+        raise ValueError("no runs")
+    if any(not 0 <= number <= count for pair in pairs for number in pair):
+        raise ValueError("no positions")
+    places = [place for start, length in pairs for place in range(start, start + length)]
+    if sorted(places) != list(range(count)):
+        raise ValueError("not every position once")
+    place_of: dict[ir.Node | None, int] = dict(zip(nodes, places, strict=True))
+    for node in nodes:
+        read = (value.producer() for inner in walk_nodes([node]) for value in inner.inputs if value is not None)
+        if any(place_of.get(maker, -1) >= place_of[node] for maker in read):
+            raise ValueError("a node would stand before what it reads")
+    return places
 
 
 def _change(node: ir.Node, change: Mapping[str, Any]) -> None:
