@@ -79,9 +79,14 @@ class Race:
         """
         if set(self.times) != {item.name for item in self.candidates}:
             self.state.keep_turns(self.name, {item.name: [] for item in self.candidates})
+        is_open = False
         while self._eliminated():
             if self.is_over() and self._turns() >= self.rungs[0]:
                 return
+            if not is_open:
+                facts = {item.name: self.state.facts(item.name) for item in self.standing}
+                running.begin_race({name: found.peak_bytes if found else 0 for name, found in facts.items()})
+                is_open = True
             self._run_turn(running, model_of)
 
     def _eliminated(self) -> int:
