@@ -70,7 +70,9 @@ def test_smallest_right_file_wins_and_is_a_build(tuned: Tuned) -> None:
     """The losers are gone; what was measured of them stays."""
     assert ("won", "dynamic-int8") == (rows(tuned.record)["dynamic-int8"]["status"], tuned.record["winner"]["name"])
     folder = tuned.folder / "tuned"
-    assert {".winml-tune.lock", "best", "tune.json", "tune.html", "tune_state.json"} == {path.name for path in folder.iterdir()}
+    assert {".winml-tune.lock", "best", "tune.json", "tune.html", "tune_state.json"} == {
+        path.name for path in folder.iterdir()
+    }
     assert rows(tuned.record)["dynamic-int8"]["size_bytes"] == (folder / "best" / "model.onnx").stat().st_size
     assert str(folder / "best") == tuned.record["winner"]["folder"]
 
@@ -169,6 +171,23 @@ def test_fastest_is_looked_for_in_races_of_few_turns(tmp_path: Path, monkeypatch
     np.savez(values, x=np.zeros((1, SIZE), np.float32))
     with pytest.raises(UsageError, match="another tuning: data changed"):
         tune_model(model, tmp_path / "tuned", options=options)
+
+
+def test_factory_is_exported_once_and_its_tuning_goes_on(here: Path) -> None:
+    """It returns other weights each time; with other options the export is kept, and refused."""
+    lines = ("import torch", "def factory():", "    return torch.nn.Linear(64, 64).eval()", "")
+    (here / "model.py").write_text("\n".join(lines), encoding="utf-8")
+    specs = '[{"name": "input", "shape": [1, 64], "dtype": "float32"}]'
+    asked = ("tune", "-m", "model.py:factory", "-o", "tuned", "--target", "size", "--input-specs", specs, "-q")
+    done = run_here(*asked, "--only", "level")
+    assert 0 == done.code, done.err
+    exported = next((here / "tuned" / "exported").glob("*.onnx"))
+    before = exported.stat().st_mtime_ns
+    assert 0 == run_here(*asked, "--only", "level").code
+    assert 2 == run_here(*asked, "--only", "dynamic").code
+    assert before == exported.stat().st_mtime_ns
+    assert 0 == run_here(*asked, "--only", "compile", "--overwrite").code
+    assert before != exported.stat().st_mtime_ns
 
 
 def test_plan_is_printed_and_nothing_is_made(here: Path) -> None:

@@ -82,7 +82,7 @@ class TuneOptions(Options):
         """Refuse options that do not go together.
 
         Raises:
-            UsageError: a drop without a data set, or a data set without one; values of two kinds; a file that is missing.
+            UsageError: a drop without a data set, or a data set without one; values of two kinds; a missing file.
         """
         if self.max_drop and self.dataset is None:
             name = next(iter(self.max_drop))
