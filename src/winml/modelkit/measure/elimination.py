@@ -77,8 +77,8 @@ def losers(times: Times, names: Sequence[str], confidence: float) -> dict[str, R
     """Return who drops out after a rung, each with its time over that of the fastest.
 
     Who is slower by more than the noise drops out, wherever it stands; in the slower half, of those that come after the
-    fastest, whoever is slower at all. The whole interval has to say so. On a disturbed ratio, and with too few turns for
-    an interval, nobody drops out.
+    fastest, whoever is slower at all. The whole interval has to say so. On a disturbed ratio, and with too few turns
+    for an interval, nobody drops out.
 
     Args:
         times: Times of all that are in.
