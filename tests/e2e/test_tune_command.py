@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from e2e.in_process import run_here
 from e2e.workplace import Workplace
-from module_chains import save_chain
+from module_chains import SIZE, save_chain
+from winml.modelkit.errors import UsageError
+from winml.modelkit.tune import contest
+from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.tuning import tune_model
 
 CHAIN = ("--only", "dynamic,compile", "--min-sqnr", "20", "--format", "json")
 
@@ -65,7 +70,9 @@ def test_smallest_right_file_wins_and_is_a_build(tuned: Tuned) -> None:
     """The losers are gone; what was measured of them stays."""
     assert ("won", "dynamic-int8") == (rows(tuned.record)["dynamic-int8"]["status"], tuned.record["winner"]["name"])
     folder = tuned.folder / "tuned"
-    assert {"best", "tune.json", "tune.html", "tune_state.json"} == {path.name for path in folder.iterdir()}
+    assert {".winml-tune.lock", "best", "tune.json", "tune.html", "tune_state.json"} == {
+        path.name for path in folder.iterdir()
+    }
     assert rows(tuned.record)["dynamic-int8"]["size_bytes"] == (folder / "best" / "model.onnx").stat().st_size
     assert str(folder / "best") == tuned.record["winner"]["folder"]
 
@@ -149,6 +156,40 @@ def found_order(record: dict[str, Any]) -> list[str]:
     return sorted(rows(record), key=["dynamic-int8", "plain", "dynamic-int8-part"].index)
 
 
+def test_fastest_is_looked_for_in_races_of_few_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the plain file to the winner; with other values in the same file it is another tuning."""
+    monkeypatch.setattr(contest, "RUNGS", (1, 2))
+    monkeypatch.setattr(contest, "FIRST_RUNG", (1,))
+    model, values = save_chain(tmp_path / "chain.onnx"), tmp_path / "values.npz"
+    np.savez(values, x=np.ones((1, SIZE), np.float32))
+    options = TuneOptions(only=("dynamic",), input_data=values, min_sqnr_db=10)
+    result = tune_model(model, tmp_path / "tuned", options=options)
+    assert {"plain", "dynamic-int8"} == {row.candidate.name for row in result.candidates if row.latency is not None}
+    # Two turns tell nobody apart.
+    assert ("plain", "winml perf") == (result.winner.name, str(result.winner.perf_command)[:10])
+    assert Path(result.winner.folder, "model.onnx").is_file()
+    np.savez(values, x=np.zeros((1, SIZE), np.float32))
+    with pytest.raises(UsageError, match="another tuning: data changed"):
+        tune_model(model, tmp_path / "tuned", options=options)
+
+
+def test_factory_is_exported_once_and_its_tuning_goes_on(here: Path) -> None:
+    """It returns other weights each time; with other options the export is kept, and refused."""
+    lines = ("import torch", "def factory():", "    return torch.nn.Linear(64, 64).eval()", "")
+    (here / "model.py").write_text("\n".join(lines), encoding="utf-8")
+    specs = '[{"name": "input", "shape": [1, 64], "dtype": "float32"}]'
+    asked = ("tune", "-m", "model.py:factory", "-o", "tuned", "--target", "size", "--input-specs", specs, "-q")
+    done = run_here(*asked, "--only", "level")
+    assert 0 == done.code, done.err
+    exported = next((here / "tuned" / "exported").glob("*.onnx"))
+    before = exported.stat().st_mtime_ns
+    assert 0 == run_here(*asked, "--only", "level").code
+    assert 2 == run_here(*asked, "--only", "dynamic").code
+    assert before == exported.stat().st_mtime_ns
+    assert 0 == run_here(*asked, "--only", "compile", "--overwrite").code
+    assert before != exported.stat().st_mtime_ns
+
+
 def test_plan_is_printed_and_nothing_is_made(here: Path) -> None:
     """The same each time, in words and as JSON."""
     save_chain(here / "chain.onnx")
@@ -170,6 +211,8 @@ def test_plan_is_printed_and_nothing_is_made(here: Path) -> None:
         (("--max-drop", "accuracy=0.1"), "nothing says on which samples"),
         (("--max-drop", "accuracy"), "it is not METRIC=NUMBER"),
         (("--dataset", "missing.csv", "--max-drop", "accuracy=0.1"), "missing.csv"),
+        (("--input-data", "missing.npz"), "--input-data missing.npz: no such file"),
+        (("--calibration-data", "missing.csv"), "missing.csv"),
         (("--task", "fill-mask"), "--task has no meaning for an ONNX file"),
         (("-o", "full"), "holds files that no tuning wrote: thesis.txt"),
     ],

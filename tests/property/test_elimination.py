@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml.modelkit.measure.elimination import choose, fastest, losers, ratio_between
-from winml.modelkit.measure.statistics import NOISE
+from winml.modelkit.measure.elimination import choose, confidence_of_race, fastest, losers, ratio_between
 
 NAMES = ("plain", "level", "int8", "mixed")
+CONFIDENCE = confidence_of_race(len(NAMES), 1)
 TIMES = st.integers(1, 12).flatmap(
     lambda turns: st.fixed_dictionaries(
         {name: st.lists(st.floats(0.1, 100.0), min_size=turns, max_size=turns) for name in NAMES}
@@ -20,7 +20,7 @@ TIMES = st.integers(1, 12).flatmap(
 @given(TIMES)
 def test_fastest_never_drops_out(times: dict[str, list[float]]) -> None:
     """Somebody is always left."""
-    assert fastest(times, NAMES) not in losers(times, NAMES)
+    assert fastest(times, NAMES) not in losers(times, NAMES, CONFIDENCE)
 
 
 @given(TIMES)
@@ -30,8 +30,7 @@ def test_winner_stands_no_later_than_the_fastest_and_is_not_beaten(times: dict[s
     assert NAMES.index(choice.winner) <= NAMES.index(choice.fastest)
 
     def is_beaten(name: str) -> bool:
-        high = ratio_between(times, choice.fastest, name).high
-        return high is not None and high < 1 - NOISE
+        return ratio_between(times, choice.fastest, name).verdict == "faster"
 
     assert choice.winner == choice.fastest or not is_beaten(choice.winner)
     assert all(is_beaten(name) for name in NAMES[: NAMES.index(choice.winner)])
@@ -42,13 +41,13 @@ def test_unit_of_the_times_decides_nothing(times: dict[str, list[float]], power:
     """A machine that is twice as fast has the same winner; powers of two round nothing."""
     scaled = {name: [value * 2.0**power for value in series] for name, series in times.items()}
     assert choose(times, NAMES) == choose(scaled, NAMES)
-    assert losers(times, NAMES) == losers(scaled, NAMES)
+    assert losers(times, NAMES, CONFIDENCE) == losers(scaled, NAMES, CONFIDENCE)
 
 
 @given(TIMES)
 def test_who_drops_out_is_slower_than_the_fastest_in_the_middle(times: dict[str, list[float]]) -> None:
     """The ratio it drops out with is above 1, and so is its interval."""
-    for name, ratio in losers(times, NAMES).items():
+    for name, ratio in losers(times, NAMES, CONFIDENCE).items():
         assert ratio.low is not None
         assert 1.0 < ratio.low <= ratio.value
         assert float(np.median(times[name])) >= float(np.median(times[fastest(times, NAMES)]))

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
+
+import numpy as np
 import pytest
 
-from winml.modelkit.measure.elimination import RUNGS, choose, fastest, losers, ratio_between
+from winml.modelkit.measure.elimination import (
+    RUNGS,
+    choose,
+    confidence_of_race,
+    fastest,
+    losers,
+    ratio_between,
+)
 from winml.modelkit.measure.statistics import NOISE, compare_pairs, median_interval
 
 TURNS = RUNGS[0]
+OF_TWO = confidence_of_race(2, len(RUNGS) - 1)
 
 
 def times(**medians: float) -> dict[str, list[float]]:
-    """Return six turns for each, which rise and fall together as on a machine that does other things as well."""
-    load = (1.0, 1.2, 1.1, 1.0, 1.3, 1.05)
+    """Return eight turns for each, which rise and fall together as on a machine that does other things as well."""
+    load = (1.0, 1.2, 1.1, 1.0, 1.3, 1.05, 1.0, 1.1)
     return {name: [median * factor for factor in load] for name, median in medians.items()}
 
 
@@ -20,19 +31,48 @@ def test_loser_is_slower_in_every_pair_and_drops_out() -> None:
     """The times of both overlap; those of each turn do not."""
     raced = times(plain=10.0, int8=9.0)
     assert max(raced["int8"]) > min(raced["plain"])
-    assert ["plain"] == list(losers(raced, ["plain", "int8"]))
+    assert ["plain"] == list(losers(raced, ["plain", "int8"], OF_TWO))
 
 
 def test_slower_within_the_noise_stays_in_the_faster_half() -> None:
     """Of four, two are kept for the next rung unless the whole interval lies above the noise."""
     raced = times(first=10.0, second=10.0 * (1 + NOISE / 2), third=10.0 * (1 + NOISE / 2 + 0.001), fourth=20.0)
-    assert ["third", "fourth"] == list(losers(raced, list(raced)))
+    assert ["third", "fourth"] == list(losers(raced, list(raced), OF_TWO))
+
+
+def test_who_would_win_within_the_noise_stays_wherever_it_stands() -> None:
+    """The simplest one is in the slower half, and is preferred to all the others."""
+    raced = times(simple=10.0 * (1 + NOISE / 2), second=10.0 * (1 + NOISE / 4), third=10.0, fourth=20.0)
+    assert ["fourth"] == list(losers(raced, list(raced), OF_TWO))
+    assert "simple" == choose(raced, ["simple", "second", "third"]).winner
 
 
 def test_nobody_drops_out_before_there_is_an_interval() -> None:
-    """Five turns are too few for 95 %."""
-    raced = {name: series[: TURNS - 1] for name, series in times(plain=10.0, int8=1.0).items()}
-    assert {} == losers(raced, ["plain", "int8"])
+    """Five turns are too few for 95 %; two rungs need more than six."""
+    for turns in (5, 6):
+        raced = {name: series[:turns] for name, series in times(plain=10.0, int8=1.0).items()}
+        assert {} == losers(raced, ["plain", "int8"], OF_TWO)
+
+
+@pytest.mark.parametrize(("rung", "candidates"), [(RUNGS[0], 3), (RUNGS[1], 20)])
+def test_rungs_are_enough_for_the_number_of_candidates_they_were_chosen_for(rung: int, candidates: int) -> None:
+    """With one more there is no interval at that rung."""
+    ends = [
+        compare_pairs([2.0] * rung, [1.0] * rung, confidence_of_race(count, len(RUNGS) - 1)).low
+        for count in (candidates, candidates + 1)
+    ]
+    assert [2.0, None] == ends
+
+
+def test_few_of_many_races_of_equal_ones_lose_somebody_by_chance() -> None:
+    """At most 5 % of them; with 95 % for each interval it were a third."""
+    random, names = np.random.default_rng(0), [f"c{number}" for number in range(10)]
+
+    def share(confidence: float) -> float:
+        races = ({name: random.lognormal(0, 0.1, RUNGS[1]).tolist() for name in names} for _ in range(100))
+        return sum(bool(losers(raced, names, confidence)) for raced in races) / 100
+
+    assert share(confidence_of_race(10, len(RUNGS) - 1)) <= 0.05 < share(0.95)
 
 
 def test_one_outlier_decides_nothing() -> None:
@@ -40,7 +80,21 @@ def test_one_outlier_decides_nothing() -> None:
     raced = times(plain=10.0, int8=5.0)
     raced["int8"][2] = 1000.0
     assert "int8" == fastest(raced, ["plain", "int8"])
-    assert {} == losers(raced, ["plain", "int8"])
+    assert {} == losers(raced, ["plain", "int8"], OF_TWO)
+
+
+def test_disturbed_times_let_nobody_drop_out_and_nobody_win() -> None:
+    """Most of the turns of one took far more than its fastest: the first of the order stands."""
+    raced = {"plain": [10.0, *[20.0] * (TURNS - 1)], "int8": [5.0] * TURNS}
+    assert {} == losers(raced, ["plain", "int8"], OF_TWO)
+    assert ("plain", "int8") == (choose(raced, ["plain", "int8"]).winner, choose(raced, ["plain", "int8"]).fastest)
+
+
+def test_single_one_wins_without_times() -> None:
+    """Nothing is computed of no samples."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "plain" == choose({"plain": []}, ["plain"]).winner
 
 
 def test_winner_is_the_fastest_where_it_is_told_apart() -> None:

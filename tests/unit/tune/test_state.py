@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from module_chains import save_chain
 from winml.modelkit.errors import MeasureError, OutputExistsError, UsageError
 from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.tune.candidates import PLAIN
-from winml.modelkit.tune.contestants import Contestants
+from winml.modelkit.tune.contestants import Contestant, Contestants
 from winml.modelkit.tune.racing import Race
 from winml.modelkit.tune.state import Failure, TuneState, held_tune_folder, refuse_foreign_folder
 
@@ -102,3 +103,25 @@ def test_candidate_that_does_not_open_drops_out_and_the_plain_file_ends_the_race
     failure = state.failure("level")
     assert failure is not None
     assert "failed" == failure.status
+
+
+def test_all_of_a_race_stay_open_or_none(tmp_path: Path) -> None:
+    """A warm session beside a cold one would win by that; what is open already is not counted twice."""
+    save_chain(tmp_path / "chain.onnx")
+    running = Contestants(tmp_path)
+    candidates = [Candidate(PLAIN, "plain", ""), Candidate("level", "level", "")]
+    with closing(running), Contestant("chain") as process:
+        fed = {"sizes": {}, "batch_size": None, "seed": 0, "input_data": None}
+        model = tmp_path / "chain.onnx"
+        process.ask("record", path=str(model), shown="chain", folder=str(tmp_path), draws=1, fed=fed)
+
+        def left_open(peak_bytes: int) -> set[str]:
+            running.begin_race({item.name: peak_bytes for item in candidates})
+            for item in candidates:
+                running.block(item, lambda _: model, 1)
+            return set(running.open_names)
+
+        assert {PLAIN, "level"} == left_open(1)
+        assert {PLAIN, "level"} == left_open(2**60)
+        running.drop("level")
+        assert set() == left_open(2**60)

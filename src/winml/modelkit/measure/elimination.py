@@ -12,16 +12,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from winml.modelkit.measure.statistics import NOISE, Ratio, compare_pairs, summarize
+from winml.modelkit.measure.statistics import CONFIDENCE, NOISE, Ratio, compare_pairs, summarize
 
-__all__ = ["RUNGS", "Choice", "choose", "fastest", "losers", "ratio_between"]
+__all__ = ["RUNGS", "Choice", "choose", "confidence_of_race", "fastest", "losers", "ratio_between"]
 
 Times = Mapping[str, Sequence[float]]
 """Candidate → its time in each turn; who drops out has a shorter series."""
 
-RUNGS = (6, 12, 24)
-"""Turns after which losers drop out. Chosen: 6 is the smallest number of pairs with a 95 % interval, and the work
-doubles for those who stay, as in successive halving (Jamieson and Talwalkar, 2016)."""
+RUNGS = (8, 14, 24)
+"""Turns after which losers drop out, all but the last. Chosen: the fewest pairs with an interval at the confidence of a
+race of 3 and of 20 candidates; the work grows for those who stay, as in successive halving (Jamieson and Talwalkar,
+2016)."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,27 @@ class Choice:
         return self.winner != self.fastest
 
 
-def ratio_between(times: Times, first: str, second: str) -> Ratio:
+def ratio_between(times: Times, first: str, second: str, confidence: float = CONFIDENCE) -> Ratio:
     """Return the ratio of two candidates over the turns that both took part in."""
     turns = min(len(times[first]), len(times[second]))
     one, other = list(times[first][:turns]), list(times[second][:turns])
     is_disturbed = summarize(one).is_disturbed or summarize(other).is_disturbed
-    return replace(compare_pairs(one, other), is_disturbed=is_disturbed)
+    return replace(compare_pairs(one, other, confidence), is_disturbed=is_disturbed)
+
+
+def confidence_of_race(candidates: int, rungs: int) -> float:
+    """Return the confidence of each interval by which somebody drops out, so that that of the race is 95 %.
+
+    Each pair may be compared at each rung, so each takes its part of the 5 % (Bonferroni).
+
+    Args:
+        candidates: How many begin the race.
+        rungs: At how many rungs somebody may drop out.
+
+    >>> round(confidence_of_race(3, 2), 4)
+    0.9917
+    """
+    return 1 - (1 - CONFIDENCE) / max(math.comb(candidates, 2) * rungs, 1)
 
 
 def fastest(times: Times, names: Sequence[str]) -> str:
@@ -57,39 +73,44 @@ def fastest(times: Times, names: Sequence[str]) -> str:
     return min(names, key=lambda name: float(np.median(times[name])))
 
 
-def losers(times: Times, names: Sequence[str]) -> dict[str, Ratio]:
+def losers(times: Times, names: Sequence[str], confidence: float) -> dict[str, Ratio]:
     """Return who drops out after a rung, each with its time over that of the fastest.
 
-    Who is slower by more than the noise drops out, wherever it stands; in the slower half, whoever is slower at all.
-    The whole interval has to say so: nobody is lost by chance, and with too few turns nobody is lost.
+    Who is slower by more than the noise drops out, wherever it stands; in the slower half, of those that come after the
+    fastest, whoever is slower at all. The whole interval has to say so. On a disturbed ratio, and with too few turns
+    for an interval, nobody drops out.
 
     Args:
         times: Times of all that are in.
         names: Who is in, in the order of preference.
+        confidence: That of each interval, as :func:`confidence_of_race` returns it.
     """
     leader = fastest(times, names)
-    ratios = {name: ratio_between(times, name, leader) for name in names if name != leader}
+    ratios = {name: ratio_between(times, name, leader, confidence) for name in names if name != leader}
     ranked = sorted(ratios, key=lambda name: ratios[name].value)
-    stay = set(ranked[: math.ceil(len(names) / 2) - 1])
+    # Who comes before the fastest is preferred to it within the noise.
+    stay = {*ranked[: math.ceil(len(names) / 2) - 1], *names[: names.index(leader)]}
     return {
         name: ratio
         for name, ratio in ratios.items()
-        if ratio.low is not None and ratio.low > (1 + NOISE if name in stay else 1.0)
+        if not ratio.is_disturbed and ratio.low is not None and ratio.low > (1 + NOISE if name in stay else 1.0)
     }
 
 
 def choose(times: Times, names: Sequence[str]) -> Choice:
-    """Return the winner: the first in the order of preference than which none is faster beyond the noise.
+    """Return the winner: the first in the order of preference than which the fastest is not faster beyond the noise.
 
     Args:
-        times: Times of all that are in.
+        times: Times of all that are in; of a single one, none are needed.
         names: Who is in, in the order of preference.
     """
+    if len(names) == 1:
+        return Choice(names[0], names[0], None)
     leader = fastest(times, names)
     for name in names:
         if name == leader:
             break
         ratio = ratio_between(times, leader, name)
-        if ratio.high is None or ratio.high >= 1 - NOISE:
+        if ratio.verdict != "faster":
             return Choice(name, leader, ratio)
     return Choice(leader, leader, None)

@@ -46,7 +46,8 @@ def tuning_facts(result: TuneResult) -> Iterator[tuple[str, str]]:
     yield "why", winner.words
     yield "folder", winner.folder
     yield "again", winner.build_command
-    yield "measure", winner.perf_command
+    if winner.perf_command is not None:
+        yield "measure", winner.perf_command
     yield "target", f"{result.target}, right means {_limit_words(result)}"
     yield "inputs", ", ".join(f"{name} {list(shape)}" for name, shape in result.measured_shapes.items()) or "none"
     yield "machine", _machine_words(result)

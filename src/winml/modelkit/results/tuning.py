@@ -205,7 +205,8 @@ class Winner:
     words: str
     """Why it won."""
     build_command: str
-    perf_command: str
+    perf_command: str | None
+    """None where several run at a time, which ``winml perf`` does not."""
     is_within_noise: bool
     """Whether another was faster by no more than the noise, so that the simpler one won."""
 

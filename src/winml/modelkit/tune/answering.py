@@ -9,7 +9,7 @@ from statistics import median
 
 from winml.modelkit.file_names import BUILD_CONFIG_NAME
 from winml.modelkit.measure.elimination import Choice, ratio_between
-from winml.modelkit.measure.statistics import Ratio, median_interval, summarize
+from winml.modelkit.measure.statistics import NOISE, Ratio, median_interval, summarize
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.results.tuning import (
@@ -125,9 +125,9 @@ class Answer:
             if ratio is None:
                 continue
             words = f"{ratio.value:.2f} of the time of {choice.winner}{_ratio_ends(ratio)}"
-            if ratio.low is not None and ratio.low > 1:
+            if ratio.verdict == "slower":
                 return "slower", words
-            return "right", f"{words}: not told apart, and {choice.winner} is preferred"
+            return "right", f"{words}: {_apart_words(ratio)}, and {choice.winner} is preferred"
         best = next((name for name in map(_form_of, [choice.winner]) if name != choice.winner), "")
         ratio = self._ratio("right", candidate.name, best) if best else None
         if ratio is None:
@@ -146,7 +146,9 @@ class Answer:
             config=config,
             words=self._winning_words(choice),
             build_command=shlex.join(["winml", "build", "-c", config, "-o", "DIR"]),
-            perf_command=shlex.join(["winml", "perf", str(built.folder), *place, *threads]),
+            perf_command=None
+            if candidate.callers > 1
+            else shlex.join(["winml", "perf", str(built.folder), *place, *threads]),
             is_within_noise=choice.is_within_noise,
         )
 
@@ -164,7 +166,15 @@ class Answer:
             ratio = (
                 "" if choice.ratio is None else f" ({choice.ratio.value:.2f} of its time{_ratio_ends(choice.ratio)})"
             )
-            words.append(f"{choice.fastest} is {what} by no more than the noise{ratio}, and the simpler one wins")
+            if choice.ratio is None or _is_within(choice.ratio):
+                words.append(f"{choice.fastest} is {what} by no more than the noise{ratio}, and the simpler one wins")
+            else:
+                words.append(
+                    f"{choice.fastest} was not told apart from it{ratio}, and the simpler one wins; "
+                    "where nothing else runs, a tuning may tell them apart"
+                )
+        if candidate.callers > 1:
+            words.append(f"with {candidate.callers} runs at a time, which winml perf does not time")
         if choice.winner == PLAIN and not choice.is_within_noise:
             words.append("nothing that is right is better than the plain file")
         return "; ".join(words)
@@ -178,7 +188,8 @@ class Answer:
         if busy:
             yield (
                 f"Half of the turns of {', '.join(busy)} took more than 1.5 times the fastest: the machine seems busy. "
-                "Ratios hold, since all were measured in turns; times do not."
+                "Nothing was decided by their times, and the simpler one stands; a tuning in a new folder may tell more "
+                "when nothing else runs."
             )
         if self.task_options.input_data is None:
             yield "Answers were compared on random values within the ranges the file states; --input-data takes others."
@@ -197,6 +208,17 @@ def _form_of(name: str) -> str:
 def _ratio_ends(ratio: Ratio) -> str:
     """Return the interval of a ratio, for people; empty where there is none."""
     return "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def _is_within(ratio: Ratio) -> bool:
+    """Say whether the whole interval is within the noise: then more turns would find no difference either."""
+    ends = (ratio.low, ratio.high)
+    return not ratio.is_disturbed and all(end is not None and abs(end - 1) <= NOISE for end in ends)
+
+
+def _apart_words(ratio: Ratio) -> str:
+    """Return what is known of two of which none was found to be faster."""
+    return f"within {NOISE:.0%}" if _is_within(ratio) else "not told apart"
 
 
 def _with_front(rows: Sequence[TunedCandidate]) -> Iterator[TunedCandidate]:

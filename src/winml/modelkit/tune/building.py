@@ -25,8 +25,9 @@ from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.results.tuning import Candidate
+from winml.modelkit.tune.state import TuneState
 
-__all__ = ["CandidateBuilds", "TunedModel", "tuned_model"]
+__all__ = ["CandidateBuilds", "TunedModel", "exported_once", "tuned_model"]
 
 
 @dataclass(frozen=True)
@@ -47,32 +48,40 @@ class TunedModel:
         return plan_build(_config(self.export, candidate, rules), self.request)
 
 
-def tuned_model(
-    request: ModelRequest, export: WinMLExportConfig, folder: Path, on_step: Callable[[StepEvent], None] | None
-) -> TunedModel:
-    """Return what the candidates are made from; what cannot be exported twice the same is exported now.
+def tuned_model(request: ModelRequest, export: WinMLExportConfig) -> TunedModel:
+    """Return what the candidates are made from; exports nothing.
+
+    Raises:
+        WinMLError: as :func:`~winml.modelkit.builds.build.identify_plan`.
+    """
+    return TunedModel(request, export, identify_plan(plan_build(_config(export, None, None), request)))
+
+
+def exported_once(model: TunedModel, folder: Path, state: TuneState) -> TunedModel:
+    """Return the model itself, or its export where it cannot be exported twice the same: kept, and found again.
 
     Args:
-        request: The model.
-        export: How it is exported.
+        model: What is tuned.
         folder: Folder of the tuning.
-        on_step: Called when a step of the export starts and when it ends.
+        state: That of the tuning, which remembers the export.
 
     Raises:
         WinMLError: as :func:`~winml.modelkit.builds.build.run_build`.
     """
-    plan = plan_build(_config(export, None, None), request)
-    identity = identify_plan(plan)
-    if identity.is_repeatable:
-        return TunedModel(request, export, identity)
-    exported = run_build(plan, folder / TUNE_EXPORT_NAME, listener=BuildListener(on_step=on_step))
-    _refuse_parts(exported)
-    source = ModelRequest(model=str(exported.model_path), seed=request.seed)
+    if model.identity.is_repeatable:
+        return model
+    path = state.exported
+    if path is None:
+        exported = run_build(model.plan(None), folder / TUNE_EXPORT_NAME)
+        _refuse_parts(exported)
+        path = exported.model_path
+        state.keep_exported(path)
+    source = ModelRequest(model=str(path), seed=model.request.seed)
     note = (
         f"A factory may return another model each time: all candidates were made from its export, "
-        f"{exported.model_path}, and so is what the config makes."
+        f"{path}, and so is what the config makes."
     )
-    return TunedModel(source, export, identify_plan(plan_build(WinMLBuildConfig(), source)), note)
+    return TunedModel(source, model.export, identify_plan(plan_build(WinMLBuildConfig(), source)), note)
 
 
 @dataclass(frozen=True)

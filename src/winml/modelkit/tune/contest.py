@@ -19,7 +19,7 @@ from typing import Any
 
 from winml.modelkit.errors import InternalError, VerificationError, WinMLError, WriteError
 from winml.modelkit.file_names import BUILT_MODEL_NAME, TUNED_NAME
-from winml.modelkit.measure.elimination import Choice, choose
+from winml.modelkit.measure.elimination import RUNGS, Choice, choose
 from winml.modelkit.progress import StepClock
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.results.tuning import Candidate, CandidateFacts, TuneResult
@@ -204,8 +204,7 @@ class Contest:
     def _race(self, name: str, candidates: Sequence[Candidate], rungs: Sequence[int] | None = None) -> Race:
         running = [item for item in candidates if self.state.failure(item.name) is None]
         race = Race(name, running, self.state, self._values["block"], self._is_over, self.task.progress)
-        if rungs is not None:
-            race.rungs = rungs
+        race.rungs = RUNGS if rungs is None else rungs
         race.run(self._running, self._model_of)
         return race
 

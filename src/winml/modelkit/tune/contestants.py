@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -125,8 +125,7 @@ def _read_lines(stream: IO[str], lines: queue.Queue[str | None]) -> None:
 class Contestants:
     """The processes of a tuning, each opened on its file.
 
-    They stay open as long as they take less memory than is left; else each ends when it has answered, so that one model
-    is in memory at a time.
+    In a race all stay open, or each ends when it has answered: a warm session beside a cold one would win by that.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -137,7 +136,7 @@ class Contestants:
         """
         self._folder = folder
         self._open: dict[str, Contestant] = {}
-        self._peak_bytes: dict[str, int] = {}
+        self._stay_open = True
 
     def measure(self, candidate: Candidate, model: Path, draws: int) -> dict[str, Any]:
         """Open a candidate in a fresh process; return what that took, and how near its answers are.
@@ -152,8 +151,25 @@ class Contestants:
         except MeasureError:
             self.drop(candidate.name)
             raise
-        self._make_room(candidate.name)
+        available = available_bytes()
+        if available is not None and opened["peak_bytes"] > available:  # no room for another one like it
+            self.drop(candidate.name)
         return {**opened, **compared}
+
+    def begin_race(self, peak_bytes: Mapping[str, int]) -> None:
+        """Decide for a whole race whether all of its processes stay open, or none.
+
+        Args:
+            peak_bytes: The most memory that each took, by name.
+        """
+        for name in [name for name in self._open if name not in peak_bytes]:
+            self.drop(name)
+        # What the open ones hold is not available any more.
+        missing = sum(size for name, size in peak_bytes.items() if name not in self._open)
+        available = available_bytes()
+        self._stay_open = available is None or missing <= available
+        if not self._stay_open:
+            self.close()
 
     def block(self, candidate: Candidate, model_of: Callable[[Candidate], Path], size: int) -> list[float]:
         """Return the times of a block of runs of a candidate, in milliseconds for one run of all its callers.
@@ -164,8 +180,14 @@ class Contestants:
         if candidate.name not in self._open:
             self._opened(candidate, model_of(candidate))
         times: list[float] = self._open[candidate.name].ask("block", size=size)["runs_ms"]
-        self._make_room(candidate.name)
+        if not self._stay_open:
+            self.drop(candidate.name)
         return times
+
+    @property
+    def open_names(self) -> tuple[str, ...]:
+        """Whose processes are open."""
+        return tuple(self._open)
 
     def drop(self, name: str) -> None:
         """End the process of a candidate, where there is one."""
@@ -179,12 +201,4 @@ class Contestants:
 
     def _opened(self, candidate: Candidate, model: Path) -> dict[str, Any]:
         contestant = self._open[candidate.name] = Contestant(candidate.name)
-        opened = contestant.ask("open", path=str(model), folder=str(self._folder), run=candidate.run_record())
-        self._peak_bytes[candidate.name] = opened["peak_bytes"]
-        return opened
-
-    def _make_room(self, name: str) -> None:
-        """End a process that has answered, where all of them take more memory than is left."""
-        available = available_bytes()
-        if available is not None and sum(self._peak_bytes[item] for item in self._open) > available:
-            self.drop(name)
+        return contestant.ask("open", path=str(model), folder=str(self._folder), run=candidate.run_record())

@@ -88,8 +88,8 @@ class MixedForms:
         if not names or not times.get(whole.name):
             return False
         ratio = ratio_between(times, whole.name, fastest(times, names))
-        # On a busy machine the interval is wide, and a form that may be faster is worth the search.
-        return ratio.low is None or ratio.low < 1 - NOISE
+        # On a busy machine the interval is wide or says little, and a form that may be faster is worth the search.
+        return ratio.is_disturbed or ratio.low is None or ratio.low < 1 - NOISE
 
     def _searched_alike(self, candidate: Candidate) -> Candidate | None:
         """Return a candidate of the same numbers, run elsewhere, for which the modules were looked for already."""

@@ -82,7 +82,7 @@ class TuneOptions(Options):
         """Refuse options that do not go together.
 
         Raises:
-            UsageError: a drop without a data set, or a data set without one; values of two kinds.
+            UsageError: a drop without a data set, or a data set without one; values of two kinds; a missing file.
         """
         if self.max_drop and self.dataset is None:
             name = next(iter(self.max_drop))
@@ -104,6 +104,15 @@ class TuneOptions(Options):
             raise UsageError(
                 f"{option}: --input-data {self.input_data} has values, and their sizes", hint="Give one of the two."
             )
+        self._refuse_missing_files()
+
+    def _refuse_missing_files(self) -> None:
+        if self.input_data is not None and not self.input_data.is_file():
+            raise UsageError(f"--input-data {self.input_data}: no such file", hint="Give the path of an .npz file.")
+        if self.calibration_data is not None:
+            from winml.modelkit.flows.quantize.calibration_files import calibration_kind
+
+            calibration_kind(self.calibration_data)
 
 
 def parse_kinds(texts: tuple[str, ...]) -> tuple[CandidateKind, ...]:

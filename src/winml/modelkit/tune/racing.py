@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml.modelkit.errors import MeasureError
-from winml.modelkit.measure.elimination import RUNGS, losers
+from winml.modelkit.measure.elimination import RUNGS, confidence_of_race, losers
 from winml.modelkit.measure.statistics import Ratio, percentile
 from winml.modelkit.results.tuning import Candidate
 from winml.modelkit.tune.candidates import PLAIN
@@ -79,14 +79,20 @@ class Race:
         """
         if set(self.times) != {item.name for item in self.candidates}:
             self.state.keep_turns(self.name, {item.name: [] for item in self.candidates})
+        is_open = False
         while self._eliminated():
             if self.is_over() and self._turns() >= self.rungs[0]:
                 return
+            if not is_open:
+                facts = {item.name: self.state.facts(item.name) for item in self.standing}
+                running.begin_race({name: found.peak_bytes if found else 0 for name, found in facts.items()})
+                is_open = True
             self._run_turn(running, model_of)
 
     def _eliminated(self) -> int:
         """Let who loses drop out at each rung that is reached; return the turns of the next, 0 where none is left."""
         self.dropped.clear()
+        confidence = confidence_of_race(len(self.candidates), len(self.rungs) - 1)
         for rung in self.rungs:
             if len(self.standing) < 2:
                 return 0
@@ -95,7 +101,8 @@ class Race:
             if rung != self.rungs[-1]:
                 times = {name: series[:rung] for name, series in self._times_of_runs().items()}
                 names = [item.name for item in self.standing]
-                self.dropped |= {name: ratio for name, ratio in losers(times, names).items() if name != PLAIN}
+                lost = losers(times, names, confidence)
+                self.dropped |= {name: ratio for name, ratio in lost.items() if name != PLAIN}
         return 0
 
     def _turns(self) -> int:

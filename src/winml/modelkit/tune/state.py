@@ -6,7 +6,6 @@ Measures nothing.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -34,7 +33,7 @@ from winml.modelkit.results.tuning import CandidateFacts, CandidateStatus
 
 __all__ = ["Failure", "TuneState", "held_tune_folder", "refuse_foreign_folder"]
 
-_VERSION = 1
+_VERSION = 2
 """Raised when an earlier state must not be used any more."""
 _OURS = frozenset(
     {
@@ -77,6 +76,7 @@ class TuneState:
         self._content: dict[str, Any] = {
             "schema_version": _VERSION,
             "request": json.loads(json.dumps(request)),
+            "exported": None,
             "values": None,
             "facts": {},
             "rules": {},
@@ -87,6 +87,18 @@ class TuneState:
             self._take(folder, overwrite=overwrite)
         self.resumed = len(self._content["facts"])
         """Number of candidates that were measured already."""
+        self.save()
+
+    @property
+    def exported(self) -> Path | None:
+        """The export that all candidates are made from, where a model cannot be exported twice the same."""
+        name = self._content["exported"]
+        path = None if name is None else self._path.parent / TUNE_EXPORT_NAME / name
+        return path if path is not None and path.is_file() else None
+
+    def keep_exported(self, path: Path) -> None:
+        """Remember that the export is whole."""
+        self._content["exported"] = path.name
         self.save()
 
     @property
@@ -142,7 +154,8 @@ class TuneState:
         if self._content["facts"]:
             return
         self._path.unlink(missing_ok=True)
-        shutil.rmtree(self._path.parent / TUNE_CANDIDATES_NAME, ignore_errors=True)
+        for name in (TUNE_CANDIDATES_NAME, TUNE_EXPORT_NAME):
+            shutil.rmtree(self._path.parent / name, ignore_errors=True)
 
     def save(self) -> None:
         """Write it.
@@ -192,9 +205,8 @@ def refuse_foreign_folder(folder: Path) -> None:
         raise OutputExistsError(f"output {folder} is a file", hint="Name a folder: a tuning writes several files.")
     foreign = sorted(path.name for path in folder.iterdir() if path.name not in _OURS)
     if not foreign and not (folder / TUNE_STATE_NAME).exists():
-        # Both are there before anything is measured; what else is called as our files are is somebody's.
-        early = {TUNE_LOCK_NAME, TUNE_EXPORT_NAME}
-        foreign = sorted(path.name for path in folder.iterdir() if path.name not in early)
+        # It is there before the state; what else is called as our files are is somebody's.
+        foreign = sorted(path.name for path in folder.iterdir() if path.name != TUNE_LOCK_NAME)
     if foreign:
         names = ", ".join(foreign[:3])
         raise OutputExistsError(
@@ -212,7 +224,6 @@ def held_tune_folder(folder: Path) -> Iterator[None]:
         WriteError: it cannot be made.
     """
     refuse_foreign_folder(folder)
-    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(folder / TUNE_LOCK_NAME)
@@ -224,8 +235,5 @@ def held_tune_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        # The file stays: a lock on a file that was removed holds off nobody.
         lock.release(force=True)
-        with contextlib.suppress(OSError):
-            Path(lock.lock_file).unlink(missing_ok=True)
-            if is_new:
-                folder.rmdir()  # where nothing came of it

@@ -14,17 +14,20 @@ from typing import Any
 
 from winml.modelkit.builds.cache import write_atomically
 from winml.modelkit.builds.found_models import onnx_file
+from winml.modelkit.builds.identity import file_digests
 from winml.modelkit.builds.plan import is_onnx_path, request_record
 from winml.modelkit.errors import ConfigError, UsageError, WinMLError
+from winml.modelkit.evaluate.data_sources import find_source, source_files
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import TUNE_ANSWER_NAME, TUNE_CANDIDATES_NAME, TUNE_PAGE_NAME
+from winml.modelkit.flows.quantize.calibration_files import calibration_files
 from winml.modelkit.load.load_options import declared_options
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import parse_options, unknown_key_message
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.report.tuning_page import tuning_page
 from winml.modelkit.results.tuning import Candidate, TuneResult
-from winml.modelkit.tune.building import TunedModel, tuned_model
+from winml.modelkit.tune.building import TunedModel, exported_once, tuned_model
 from winml.modelkit.tune.candidates import TuningMachine, look_at_tuning_machine, plan_candidates
 from winml.modelkit.tune.contest import Contest, ContestTask
 from winml.modelkit.tune.options import TuneOptions
@@ -79,13 +82,13 @@ def tune_model(
     clock = StepClock(TUNE_STEPS, on_step)
     machine = look_at_tuning_machine()
     with held_tune_folder(folder):
-        source = tuned_model(request, export or WinMLExportConfig(), folder, None)
+        model_asked = tuned_model(request, export or WinMLExportConfig())
         plan = plan_candidates(asked, machine)
-        state = TuneState(folder, _request_of(source, asked, machine, plan), overwrite=overwrite)
-        task = ContestTask(request.model, source, asked, machine, folder.absolute(), progress)
-        contest = Contest(task, state, plan, clock)
+        state = TuneState(folder, _request_of(model_asked, asked, machine, plan), overwrite=overwrite)
         try:
-            result = contest.run()
+            source = exported_once(model_asked, folder.absolute(), state)
+            task = ContestTask(request.model, source, asked, machine, folder.absolute(), progress)
+            result = Contest(task, state, plan, clock).run()
         except WinMLError:
             state.forget()
             raise
@@ -134,15 +137,31 @@ def _request_of(
 ) -> dict[str, Any]:
     """Return what the measurements depend on; the time that may be taken is no part of it."""
     request = {"model": source.request.model} if is_onnx_path(source.request.model) else request_record(source.request)
+    # What a factory returns cannot be known, its file can.
+    script = {} if source.identity.is_repeatable else {"files": file_digests(source.identity.places)}
     return {
-        "identity": source.identity.record,
+        "identity": {**source.identity.record, **script},
         "request": request,
         "export": source.export.model_dump(mode="json"),
         **options.model_dump(mode="json", exclude={"budget_minutes"}),
         "machine": machine.as_record(),
         "plan": [candidate.as_record() for candidate in plan],
+        "data": _data_digests(options),
         "winml": __version__,
     }
+
+
+def _data_digests(options: TuneOptions) -> dict[str, dict[str, str]]:
+    """Return what is in the files of values and samples, by option; a data set of the Hub is known by its name."""
+    data: dict[str, dict[str, str]] = {}
+    if options.input_data is not None:
+        data["input_data"] = file_digests([options.input_data])
+    if options.dataset is not None:
+        source = find_source(options.dataset)
+        data["dataset"] = file_digests({str(path): path for path in source_files(source)})
+    if options.calibration_data is not None:
+        data["calibration_data"] = file_digests(calibration_files(options.calibration_data))
+    return data
 
 
 def _write_answer(result: TuneResult, folder: Path) -> None:
