@@ -75,7 +75,7 @@ class _UnreadNumber:
         raise _ReadError("a count is read")
 
     # What Python gives to every object; all that a number has beyond it raises, since there is none here.
-    __bool__ = __eq__ = __ne__ = __hash__ = __repr__ = __format__ = _read  # type: ignore[assignment]
+    __bool__ = __eq__ = __ne__ = __hash__ = __repr__ = __format__ = _read
     __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = _read
 
 
