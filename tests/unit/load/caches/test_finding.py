@@ -14,12 +14,15 @@ from checkpoints import build_model
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import arguments_with_cache, empty_states
+from winml.modelkit.load.caches.decision import open_cached_inputs
 from winml.modelkit.load.caches.finding import find_cache
-from winml.modelkit.load.caches.inputs import given_sizes, with_cache_inputs
+from winml.modelkit.load.caches.inputs import given_sizes, refuse_several_rows, with_cache_inputs
 from winml.modelkit.load.caches.layout import CacheLayout, CacheState
 from winml.modelkit.load.caches.module_states import given_states
 from winml.modelkit.load.caches.traced_layers import TracedAttentionLayer, layer_tensors
 from winml.modelkit.load.inputs.decision import InputDecision
+from winml.modelkit.load.inputs.options import ShapeConfig
+from winml.modelkit.load.request import ModelRequest
 
 TOKENS = InputTensorSpec(name="input_ids", shape=(1, 8), dtype="int64", value_range=(0, 119))
 KEYWORDS = {"use_cache": True, "return_dict": True}
@@ -264,14 +267,34 @@ class Mixing(Remembering):
 
 
 def test_rows_that_are_mixed_up_leave_one() -> None:
-    """The graph takes one row, unless the user gives another number."""
+    """The graph takes one row; more of them, or any number, are refused."""
     config = build_model("llama").config
     layouts = [find_cache(kind(config).eval(), (TOKENS,), {}) for kind in (Mixing, Remembering)]
     assert [True, False] == [isinstance(layout, CacheLayout) and layout.is_of_one_row for layout in layouts]
     sizes, notes = given_sizes(None, None, layouts[0])  # type: ignore[arg-type]  # as asserted
     assert {"batch_size": 1, "sequence_length": 1} == sizes
     assert any("one row" in note for note in notes)
-    assert 2 == given_sizes(None, 2, layouts[0])[0]["batch_size"]  # type: ignore[arg-type]
+    row = TOKENS.model_copy(update={"shape": (1, 1)})
+    for rows in (2, "batch"):
+        several = row.model_copy(update={"shape": (rows, 1)})
+        refuse_several_rows((several,), layouts[1])  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=f"input_ids of {rows} rows: .* mixes up the tokens") as caught:
+            refuse_several_rows((row, several), layouts[0])  # type: ignore[arg-type]
+        assert "--no-cache" in str(caught.value.hint)
+    refuse_several_rows((row,), layouts[0])  # type: ignore[arg-type]
+
+
+def test_several_rows_are_refused_where_the_user_asks_for_them() -> None:
+    """By a number, or by leaving it open."""
+    model = Mixing(build_model("llama").config).eval()
+    layout = find_cache(model, (TOKENS,), {})
+    assert isinstance(layout, CacheLayout)
+    plain = InputDecision((TOKENS,))
+    for request in (ModelRequest("m", batch_size=2), ModelRequest("m", shape_config=ShapeConfig(batch_size=2))):
+        with pytest.raises(UsageError, match="input_ids of 2 rows"):
+            open_cached_inputs(plain, layout, model, model.config, request)
+    opened = open_cached_inputs(plain, layout, model, model.config, ModelRequest("m", batch_size=1))
+    assert (1, 1) == opened.inputs[0].shape
 
 
 def test_states_in_attributes_of_modules_are_found_and_given_back() -> None:
