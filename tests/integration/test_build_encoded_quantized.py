@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -10,6 +11,7 @@ import pytest
 from encoded import save_encoder_decoder
 from winml.modelkit import build_hf_model
 from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity
+from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.inference.generation.seq2seq import EncodedModel
 
 CONFIG = {"export": {"exporter": "torchscript"}}
@@ -31,7 +33,8 @@ def test_parts_in_int4_are_compared_together(checkpoint: Path, tmp_path: Path) -
     assert decoder is not None
     assert "all parts together SQNR" in decoder.summary
     assert "for logits of 32 tokens (least 5.0 dB)" in decoder.summary
-    assert "together" not in encoder.summary
+    # What came of both is said where both were run.
+    assert "compared without the other parts" in encoder.summary
     for path in result.part_paths.values():
         assert "MatMulNBits" in {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
     model = EncodedModel(*result.part_paths.values())
@@ -46,3 +49,7 @@ def test_errors_of_two_parts_add_up() -> None:
         text = OutputFidelity("logits", sqnr_db, 1.0, 0.1, 0.1)
         fidelity = FidelityInfo((near,), 8.0, has_signal=True, draws=1, together=text)
         assert is_verified == fidelity.are_verified_together == fidelity.as_record()["is_verified"]
+        assert "; all parts together SQNR" in fidelity_words(fidelity)
+        alone = replace(fidelity, has_encoder_of_source=True)
+        assert "; after the encoder of the source SQNR" in fidelity_words(alone)
+        assert "all parts" not in fidelity_words(alone)

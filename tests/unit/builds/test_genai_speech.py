@@ -72,7 +72,14 @@ def test_parts_are_described_by_their_names(tmp_path: Path) -> None:
 
 def test_recordings_without_a_known_extractor_have_no_processor(tmp_path: Path) -> None:
     """Features are then to be made by whoever calls the model."""
-    assert ["genai_config.json"] == list(genai_texts(parts(tmp_path), {}))
+    (tmp_path / "config.json").write_text(json.dumps({"max_target_positions": 64}))
+    assert ["genai_config.json"] == list(genai_texts(parts(tmp_path), {"config.json": tmp_path / "config.json"}))
+
+
+def test_length_of_a_text_is_not_guessed(tmp_path: Path) -> None:
+    """A config that does not say it is refused."""
+    with pytest.raises(UsageError, match="has no length of a text; expected max_target_positions or"):
+        genai_texts(parts(tmp_path), {})
 
 
 @pytest.mark.parametrize(

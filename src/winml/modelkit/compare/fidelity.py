@@ -74,9 +74,11 @@ class FidelityInfo:
     is_streamed: bool = False
     """Whether the weights were read piece by piece on both sides: the whole was compared, and never in memory."""
     is_part_alone: bool = False
-    """Whether the source is one of several parts, which were not compared together."""
+    """Whether the source is one of several parts, and was compared without the others."""
     together: OutputFidelity | None = None
     """How near the answer of two parts is, the second of which reads what the first answered; None: not compared."""
+    has_encoder_of_source: bool = False
+    """Whether the first of these was that of the source, since only the second was asked for."""
 
     @property
     def worst(self) -> OutputFidelity:
@@ -110,6 +112,7 @@ class FidelityInfo:
             "draws": self.draws,
             **({"is_streamed": True} if self.is_streamed else {}),
             **({"is_part_alone": True} if self.is_part_alone else {}),
+            **({"has_encoder_of_source": True} if self.has_encoder_of_source else {}),
             **({"together": self.together.as_record()} if self.together is not None else {}),
             "outputs": [output.as_record() for output in self.outputs],
         }

@@ -20,7 +20,7 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
     worst = fidelity.worst
     where = f"for {worst.name} over {fidelity.draws} {'draw' if fidelity.draws == 1 else 'draws'}"
     streamed = ", of the whole model, weights streamed" if fidelity.is_streamed else ""
-    alone = "; the parts were not compared together" if fidelity.is_part_alone else ""
+    alone = "; compared without the other parts" if fidelity.is_part_alone else ""
     least = f"(least accepted {fidelity.least_sqnr_db:g} dB)"
     return f"{nearness_words(worst)} {where}{streamed} {least}{alone}{_together_words(fidelity)}"
 
@@ -29,7 +29,8 @@ def _together_words(fidelity: FidelityInfo) -> str:
     text = fidelity.together
     if text is None:
         return ""
-    return f"; all parts together {nearness_words(text)} for {text.name} (least {fidelity.least_together_db:.1f} dB)"
+    which = "after the encoder of the source" if fidelity.has_encoder_of_source else "all parts together"
+    return f"; {which} {nearness_words(text)} for {text.name} (least {fidelity.least_together_db:.1f} dB)"
 
 
 def nearness_words(output: OutputFidelity) -> str:

@@ -17,11 +17,11 @@ from winml.modelkit.export.torchscript.traced_loops import TracedLoops
 class Experts(nn.Module):
     """Gives each row to the expert it scores highest, in a loop over the experts that some row goes to."""
 
-    def __init__(self, classes: int, *, skips: bool = False) -> None:
+    def __init__(self, classes: int, *, experts: int = 3, skips: bool = False) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(3)
-        self.router = nn.Parameter(torch.randn(4, 3, generator=generator))
-        self.experts = nn.Parameter(torch.randn(3, 4, 4, generator=generator))
+        self.router = nn.Parameter(torch.randn(4, experts, generator=generator))
+        self.experts = nn.Parameter(torch.randn(experts, 4, 4, generator=generator))
         self.classes = classes
         self.skips = skips
 
@@ -38,6 +38,17 @@ class Experts(nn.Module):
         return answers
 
 
+class Slip(Experts):
+    """Makes a mistake in the round of one expert."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Take a row that is not there."""
+        chosen = nn.functional.one_hot((rows @ self.router).argmax(-1), self.classes).T
+        for places in torch.nonzero(input=chosen.sum(-1) > 0):
+            rows = rows + rows[:1] * self.experts[places[0], 0] + chosen[7, 0]
+        return rows
+
+
 class Fixed(nn.Module):
     """Loops over places of its own, which no input decides."""
 
@@ -52,11 +63,17 @@ class Fixed(nn.Module):
         return rows
 
 
-def written(model: nn.Module, rows: torch.Tensor) -> bytes:
+traces: list[nn.Module] = []
+"""One entry for each trace of the last export."""
+
+
+def written(model: nn.Module, rows: torch.Tensor, loops: TracedLoops | None = None) -> bytes:
     """Export a model as the product does: weights are inputs of the trace."""
-    loops = TracedLoops(1)
+    loops = loops or TracedLoops(1)
+    traces.clear()
 
     def export() -> bytes:
+        traces.append(model)
         buffer = io.BytesIO()
         with loops.in_trace(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the exporter uses what torch calls outdated
@@ -83,6 +100,45 @@ def test_loop_over_chosen_experts_has_a_round_for_each(model: nn.Module) -> None
     assert len(set(chosen.tolist())) > 1
     # float32 sums of four products: rounding is below 1e-6.
     torch.testing.assert_close(model(rows), answer(written(model, traced), rows), rtol=1e-5, atol=1e-6)
+
+
+def test_each_loop_has_the_rounds_of_its_own_experts() -> None:
+    """Of two loops over as many places, one chooses from fewer experts; the shorter one is told."""
+    rows = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
+    model = nn.Sequential(Experts(5), Experts(5, experts=5), Experts(5))
+    assert 4 in (model[0](rows) @ model[1].router).argmax(-1).tolist()
+    loops = TracedLoops(1)
+    file = written(model, rows[:1].expand(12, 4).contiguous(), loops)
+    # float32 sums of products of three matrices: rounding is below 1e-5 of answers up to 100.
+    torch.testing.assert_close(model(rows), answer(file, rows), rtol=1e-4, atol=1e-4)
+    assert len(traces) == 3
+    (note,) = loops.notes
+    assert "over 5 places has 3 rounds in the graph (2 times)" in note
+
+
+def test_mistake_of_the_model_within_a_loop_comes_out_as_it_is() -> None:
+    """No round is left out for it, and nothing is traced again."""
+    loops = TracedLoops(1)
+    with pytest.raises(IndexError, match="index 7 is out of bounds"):
+        written(Slip(3), torch.ones(2, 4), loops)
+    assert (1, ()) == (len(traces), loops.notes)
+
+
+class Keyword(nn.Module):
+    """Names the arguments of what finds places."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Sum the rows with a positive beginning, found in two ways."""
+        is_kept = rows[:, 0] > 0
+        (found,) = torch.where(condition=is_kept)
+        return rows[torch.nonzero(input=is_kept)[:, 0]].sum(0) + rows[found].sum(0)
+
+
+def test_places_are_found_by_keyword_as_well() -> None:
+    """The arguments are bound as torch binds them."""
+    rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    # Sums of a few float32 values around 1.
+    torch.testing.assert_close(Keyword()(rows), answer(written(Keyword(), rows.abs()), rows), rtol=1e-5, atol=1e-6)
 
 
 def test_loop_over_places_of_the_model_itself_is_as_it_was() -> None:

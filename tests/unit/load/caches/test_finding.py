@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,12 +14,15 @@ from checkpoints import build_model
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import arguments_with_cache, empty_states
+from winml.modelkit.load.caches.decision import open_cached_inputs
 from winml.modelkit.load.caches.finding import find_cache
-from winml.modelkit.load.caches.inputs import given_sizes, with_cache_inputs
+from winml.modelkit.load.caches.inputs import given_sizes, refuse_several_rows, with_cache_inputs
 from winml.modelkit.load.caches.layout import CacheLayout, CacheState
 from winml.modelkit.load.caches.module_states import given_states
 from winml.modelkit.load.caches.traced_layers import TracedAttentionLayer, layer_tensors
 from winml.modelkit.load.inputs.decision import InputDecision
+from winml.modelkit.load.inputs.options import ShapeConfig
+from winml.modelkit.load.request import ModelRequest
 
 TOKENS = InputTensorSpec(name="input_ids", shape=(1, 8), dtype="int64", value_range=(0, 119))
 KEYWORDS = {"use_cache": True, "return_dict": True}
@@ -180,35 +184,74 @@ def test_rotation_that_changes_with_the_length_is_told() -> None:
     assert not with_cache_inputs(InputDecision((TOKENS,)), layout, parameters, model.config, {}).notes
 
 
+def doubled(state: Any, is_more: Any) -> Any:
+    """Return another state where a count says so."""
+    return state * 2 if is_more else state
+
+
+USES: dict[str, Callable[[Any, Any, int], Any]] = {
+    "multiplied": lambda state, before, _tokens: state * before,
+    "added": lambda state, before, _tokens: state + before,
+    "equal": lambda state, before, _tokens: doubled(state, before == 0),
+    "unequal": lambda state, before, _tokens: doubled(state, before != 0),
+    "beyond": lambda state, before, _tokens: doubled(state, before > 4),
+    "true": lambda state, before, _tokens: doubled(state, before),
+    "false": lambda state, before, _tokens: doubled(state, not before),
+    "number": lambda state, before, _tokens: state * int(before),
+    "index": lambda state, before, _tokens: state * len(range(before)),
+    "member": lambda state, before, _tokens: doubled(state, before in (0, 4)),
+    "rest": lambda state, before, _tokens: doubled(state, before % 2),
+    "of one token": lambda state, before, tokens: state * before if tokens == 1 else state,
+}
+"""What a forward may compute of a state with the number of tokens before."""
+
+
 class Counted(Remembering):
     """Keeps beside the sums how many tokens were read, and may compute with it."""
 
     counted: Any = staticmethod(lambda tokens: tokens.shape[1])
-    is_read = True
+    use: Any = None
+    as_tensor = False
 
     def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
         """Count the tokens."""
-        before = past_key_values[2] if past_key_values else 0
+        before = past_key_values[2] if past_key_values else self.first
         outputs = super().forward(input_ids, past_key_values and past_key_values[:2], **keywords)
-        if self.is_read:
-            outputs.past_key_values[0] = outputs.past_key_values[0] * before
+        if self.use:
+            outputs.past_key_values[0] = self.use(outputs.past_key_values[0], before, input_ids.shape[1])
         before += self.counted(input_ids)
-        outputs.past_key_values.append(torch.tensor(before) if isinstance(before, int) and self.as_tensor else before)
+        outputs.past_key_values.append(before)
         return outputs
 
+    @property
+    def first(self) -> Any:
+        """Return the count of no tokens."""
+        return torch.tensor(0) if self.as_tensor else 0
 
-@pytest.mark.parametrize("as_tensor", [False, True])
-def test_count_that_is_computed_with_is_refused(as_tensor: bool) -> None:
-    """A graph would hold the one of the run that found it. One that nothing reads, or that is always the same, is no
-    state.
-    """
-    model = Counted(build_model("llama").config).eval()
-    model.as_tensor = as_tensor
+
+@pytest.fixture(scope="module")
+def counting_model() -> Any:
+    """One model for all uses of a count."""
+    return Counted(build_model("llama").config).eval()
+
+
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
+@pytest.mark.parametrize("use", USES)
+def test_count_that_is_computed_with_is_refused(counting_model: Any, use: str, *, as_tensor: bool) -> None:
+    """A graph would hold the one of the run that found it."""
+    model = counting_model
+    model.as_tensor, model.use, model.counted = as_tensor, USES[use], Counted.counted
     with pytest.raises(UsageError, match=r"past_key_values\.2 of a list depends on what was read"):
         find_cache(model, (TOKENS,), {})
-    model.counted = lambda _tokens: 4
+
+
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
+def test_count_that_is_not_read_or_stays_the_same_is_no_state(counting_model: Any, *, as_tensor: bool) -> None:
+    """It is only added to, in place; or the graph holds the one there ever is, and computes with it."""
+    model = counting_model
+    model.as_tensor, model.use, model.counted = as_tensor, None, Counted.counted
     assert isinstance(find_cache(model, (TOKENS,), {}), CacheLayout)
-    model.counted, model.is_read = Counted.counted, False
+    model.use, model.counted = USES["multiplied"], lambda _tokens: 4
     assert isinstance(find_cache(model, (TOKENS,), {}), CacheLayout)
 
 
@@ -224,14 +267,34 @@ class Mixing(Remembering):
 
 
 def test_rows_that_are_mixed_up_leave_one() -> None:
-    """The graph takes one row, unless the user gives another number."""
+    """The graph takes one row; more of them, or any number, are refused."""
     config = build_model("llama").config
     layouts = [find_cache(kind(config).eval(), (TOKENS,), {}) for kind in (Mixing, Remembering)]
     assert [True, False] == [isinstance(layout, CacheLayout) and layout.is_of_one_row for layout in layouts]
     sizes, notes = given_sizes(None, None, layouts[0])  # type: ignore[arg-type]  # as asserted
     assert {"batch_size": 1, "sequence_length": 1} == sizes
     assert any("one row" in note for note in notes)
-    assert 2 == given_sizes(None, 2, layouts[0])[0]["batch_size"]  # type: ignore[arg-type]
+    row = TOKENS.model_copy(update={"shape": (1, 1)})
+    for rows in (2, "batch"):
+        several = row.model_copy(update={"shape": (rows, 1)})
+        refuse_several_rows((several,), layouts[1])  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=f"input_ids of {rows} rows: .* mixes up the tokens") as caught:
+            refuse_several_rows((row, several), layouts[0])  # type: ignore[arg-type]
+        assert "--no-cache" in str(caught.value.hint)
+    refuse_several_rows((row,), layouts[0])  # type: ignore[arg-type]
+
+
+def test_several_rows_are_refused_where_the_user_asks_for_them() -> None:
+    """By a number, or by leaving it open."""
+    model = Mixing(build_model("llama").config).eval()
+    layout = find_cache(model, (TOKENS,), {})
+    assert isinstance(layout, CacheLayout)
+    plain = InputDecision((TOKENS,))
+    for request in (ModelRequest("m", batch_size=2), ModelRequest("m", shape_config=ShapeConfig(batch_size=2))):
+        with pytest.raises(UsageError, match="input_ids of 2 rows"):
+            open_cached_inputs(plain, layout, model, model.config, request)
+    opened = open_cached_inputs(plain, layout, model, model.config, ModelRequest("m", batch_size=1))
+    assert (1, 1) == opened.inputs[0].shape
 
 
 def test_states_in_attributes_of_modules_are_found_and_given_back() -> None:

@@ -34,6 +34,7 @@ _FRAMES = 3000
 """Specified: the only number of frames that genai's type takes; what is encoded is half as long."""
 _OWN = re.compile(r"past_key_values\.\d+\.decoder\.(?:key|value)")
 _CROSS = re.compile(r"past_key_values\.\d+\.encoder\.(?:key|value)")
+_POSITIONS = ("max_target_positions", "max_position_embeddings")
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 _PROCESSOR_FIELDS = ("n_fft", "hop_length", "chunk_length", "feature_size")
 
@@ -50,13 +51,19 @@ def speech_config(
         generation: ``generation_config.json`` of it; empty where there is none.
 
     Raises:
-        UsageError: onnxruntime-genai has no type for the graphs; names what is in the way.
+        UsageError: onnxruntime-genai has no type for the graphs, or the config does not say how long a text may be;
+            names what is in the way.
     """
     graphs = [read_structure(path).graph for path, _ in (encoder, decoder)]
     layers, heads, head_size = _refuse_others(*graphs)
     hidden_size = int(value_sizes(next(value for value in graphs[0].output if value.name == _STATES))[-1])
     vocabulary = value_sizes(next(value for value in graphs[1].output if value.name == _LOGITS))[-1]
-    context = first_number(config, ("max_target_positions", "max_position_embeddings"), 448)
+    context = first_number(config, _POSITIONS, 0)
+    if not context:
+        raise UsageError(
+            f"--layout genai: the config of the checkpoint has no length of a text; expected {' or '.join(_POSITIONS)}",
+            hint="Add the number to config.json, or leave --layout out.",
+        )
     shape = {
         "head_size": head_size,
         "hidden_size": hidden_size,

@@ -96,7 +96,7 @@ def capture_torchscript(
     _move_stack_traces(captured.graph)
     place_operands(node_scopes)
     name_by_module(captured.graph, node_scopes, tree)
-    return Capture(captured, node_scopes, unused_inputs, _fixed_choices(caught))
+    return Capture(captured, node_scopes, unused_inputs, _fixed_choices(caught), loops.notes)
 
 
 def _export_with_torch(

@@ -11,7 +11,9 @@ NOTE: asks the tracer what a tensor is computed from (docs/decisions/0004-privat
 from __future__ import annotations
 
 import functools
+import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +25,8 @@ __all__ = ["TracedLoops"]
 
 _ROUNDS, _COUNTED = "_winml_rounds", "_winml_counted"
 """Attributes of tensors: how many rounds a loop over one has; that its length is the number of places not zero."""
+_INDEX = re.compile(r"\bindex (\d+)\b")
+"""How torch and its lists of modules name the index that lies past the end."""
 
 
 @dataclass
@@ -31,14 +35,27 @@ class TracedLoops:
 
     input_count: int
     """How many inputs the model has."""
-    _most_rounds: dict[int, int] = field(default_factory=dict)
-    """Number of places → rounds that can be made."""
-    _last_round: tuple[int, int] = (0, 0)
-    """Number of places of the last loop, and its place."""
+    _shortened: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Which loop of the trace → how many places there are, and how many rounds can be made."""
+    _loops: int = 0
+    """How many loops the trace has begun."""
+    _last_round: tuple[int, int, int] | None = None
+    """Which loop was in a round last, its places, and the one it was at; none once it came to its end."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of loops that have fewer rounds than places."""
+        counts = Counter(self._shortened.values())
+        return tuple(
+            f"A loop over {places} places has {rounds} rounds in the graph{f' ({loops} times)' if loops > 1 else ''}: "
+            f"PyTorch finds nothing at {'those' if places - rounds > 1 else 'the one'} behind."
+            for (places, rounds), loops in counts.items()
+        )
 
     @contextmanager
     def in_trace(self) -> Iterator[None]:
         """Trace a round for every place inside the block; patches torch."""
+        self._loops, self._last_round = 0, None
         with ExitStack() as stack:
             for owner, name, patch in (
                 (torch.Tensor, "nonzero", self._places),
@@ -53,27 +70,32 @@ class TracedLoops:
     def call(self, trace: Callable[[], bytes]) -> bytes:
         """Return what a trace returns, made with fewer rounds where a place lies past the end of what it chooses from.
 
-        PyTorch would fail there as well: there is never such a place.
+        PyTorch would fail there as well: there is never such a place. Any other error of the trace comes out as it is.
         """
         try:
             return trace()
-        except IndexError:
+        except IndexError as error:
             _drop_kept_index()
-            if not self._shorten():
+            if not self._shorten(str(error)):
                 raise
         return self.call(trace)
 
-    def _shorten(self) -> bool:
-        """Leave out the place that the trace failed at, and those behind it; return whether there is one."""
-        places, place = self._last_round
-        is_shorter = 0 < place < self._most_rounds.get(places, places)
-        if is_shorter:
-            self._most_rounds[places] = place
-        self._last_round = (0, 0)
-        return is_shorter
+    def _shorten(self, error: str) -> bool:
+        """Leave out the place that the trace failed at, and those behind it; return whether it failed at one."""
+        index = _INDEX.search(error)
+        if index is None or self._last_round is None:
+            return False
+        loop, places, place = self._last_round
+        if not place or place != int(index[1]):
+            return False
+        # Which loop comes after this one may change with its rounds.
+        self._shortened = {other: sizes for other, sizes in self._shortened.items() if other < loop}
+        self._shortened[loop] = (places, place)
+        return True
 
-    def _places(self, original: Callable[..., Any], values: torch.Tensor, *args: Any, **options: Any) -> Any:
-        found = original(values, *args, **options)
+    def _places(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        found = original(*args, **options)
+        values = args[0] if args else options["input"]
         if isinstance(found, torch.Tensor) and values.dim() == 1 and self._depends_on_inputs(values):
             setattr(found, _ROUNDS, len(_values(values)))
         return _marked(found)
@@ -83,10 +105,13 @@ class TracedLoops:
         return original(values) if places is None else self._round_by_round(places, values.device)
 
     def _round_by_round(self, places: int, device: torch.device) -> Iterator[torch.Tensor]:
-        for place in range(self._most_rounds.get(places, places)):
-            self._last_round = (places, place)
+        around, loop = self._last_round, self._loops
+        self._loops += 1
+        _, rounds = self._shortened.get(loop, (places, places))
+        for place in range(rounds):
+            self._last_round = (loop, places, place)
             yield torch.full((1,), place, dtype=torch.int64, device=device)
-        self._last_round = (0, 0)
+        self._last_round = around
 
     def _depends_on_inputs(self, values: torch.Tensor) -> bool:
         """Say whether a tensor is computed from an input of the model, and not from weights and constants alone."""
@@ -134,9 +159,10 @@ def _replaced(owner: Any, name: str, patch: Callable[..., Any]) -> Iterator[None
             delattr(owner, name)
 
 
-def _counted(original: Callable[..., Any], condition: torch.Tensor, *args: Any, **options: Any) -> Any:
-    found = original(condition, *args, **options)
-    return found if args or options else _marked(found)
+def _counted(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    found = original(*args, **options)
+    # Of two tensors it returns one, which holds no places.
+    return found if isinstance(found, torch.Tensor) else _marked(found)
 
 
 def _marked(found: Any) -> Any:

@@ -48,7 +48,7 @@ from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
 from winml.modelkit.verify.written_file import measure_written_file, verify_written_file
 from winml.modelkit.words import size_words
 
-__all__ = ["export_part"]
+__all__ = ["export_part", "hint_with_cache"]
 
 _LEAVE_IT_TO_DYNAMO = (
     "Without --no-dynamo, dynamo is tried as well, which follows sizes that TorchScript takes as numbers. "
@@ -75,8 +75,15 @@ def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter:
         return _export_part(run, result, part, exporter)
     except (ExportError, VerificationError) as error:
         if part.cache is not None:
-            error.hint = f"{error.hint} {NO_CACHE_HINT}".strip()
+            error.hint = hint_with_cache(error.hint)
         raise
+
+
+def hint_with_cache(hint: str) -> str:
+    """Return what to do next where a part with a cache failed, with the graph without one where that may help."""
+    # Too few bits are too few without a cache, too; and what names the option has said it.
+    said = any(option in hint for option in ("--min-sqnr", "--no-cache"))
+    return hint if said else f"{hint} {NO_CACHE_HINT}".strip()
 
 
 def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter: ExporterUse) -> ExportResult:
@@ -229,16 +236,15 @@ def _measured_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInf
         VerificationError: too little is left of what they answer together.
     """
     decoder = prepared.part
-    if decoder.cache is None:
-        return replace(fidelity, is_part_alone=not any(part.cache is not None for part in run.loaded.wanted_parts))
-    if decoder.cache.side is None:
+    # The decoder comes last, and says what came of all parts; until then, each is compared alone.
+    if decoder.cache is None or decoder.cache.side is None:
         return replace(fidelity, is_part_alone=True)
     parts = _encoded_parts(run, prepared)
     text = measure_encoded_text(parts, run.seed)
     if isinstance(text, str):
         run.inputs(decoder).notes.append(f"The parts were not compared together: {text}.")
         return replace(fidelity, is_part_alone=True)
-    fidelity = replace(fidelity, together=text)
+    fidelity = replace(fidelity, together=text, has_encoder_of_source=parts.encoder_path is None)
     refuse_little_left(fidelity, "the model in PyTorch", {})
     return fidelity
 

@@ -15,6 +15,7 @@ from winml.modelkit.load.caches.inputs import (
     PAST_KEY,
     given_sizes,
     open_by_default,
+    refuse_several_rows,
     with_cache_inputs,
     with_sums,
 )
@@ -131,7 +132,7 @@ def open_cached_inputs(
         request: What the user asked for.
 
     Raises:
-        UsageError: sizes do not fit, or the inputs are described otherwise.
+        UsageError: sizes do not fit, the model mixes up the rows asked for, or the inputs are described otherwise.
     """
     given, notes = given_sizes(request.shape_config, request.batch_size, layout)
     left_open = request.shape_config.left_open() if request.shape_config else {}
@@ -142,6 +143,7 @@ def open_cached_inputs(
     else:
         left_open = open_by_default(left_open, given, layout)
         opened = open_axes(decision, request.dynamic, left_open, firm_keys=frozenset(given))
+    refuse_several_rows(opened.inputs, layout)
     return dataclasses.replace(with_sums(opened), cache=layout, notes=(*opened.notes, *notes))
 
 

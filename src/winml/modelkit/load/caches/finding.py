@@ -29,7 +29,6 @@ HeldStates = tuple[tuple[Way, CacheState], ...]
 
 _GIVEN = "past_key_values"
 """Specified by transformers: what generate() calls the cache that it makes."""
-_EMPTY = "DummyLayer"
 _SUMS = (0.0, 1.0)
 """Chosen: values of states nobody knows. Some are sums of exponents, that other states are divided by."""
 RUN_ROWS, RUN_TOKENS = 2, 3
@@ -100,6 +99,8 @@ def _layout_with_modules(
     """
     from transformers.cache_utils import DynamicCache
 
+    from winml.modelkit.load.caches.traced_layers import EMPTY_LAYER
+
     if _GIVEN not in parameters:
         return None
     runs = []
@@ -124,7 +125,7 @@ def _layout_with_modules(
         state = CacheState(layer, "recurrent", tuple(sizes), dtype, index=index, value_range=_SUMS)
         states.append(ModuleState(path, attribute, type(model.get_submodule(path)).__name__, state))
     attended = layout_of(name, _GIVEN, cache)
-    layers = attended or CacheLayout(_GIVEN, (_EMPTY,) * len(cache.layers), ())
+    layers = attended or CacheLayout(_GIVEN, (EMPTY_LAYER,) * len(cache.layers), ())
     all_states = (*(item.state for item in states), *layers.states)
     return replace(layers, states=all_states, of_modules=tuple(states))
 
@@ -168,9 +169,11 @@ def _held_states(model_name: str, argument: str, cache: Any, outputs_of: Callabl
         state = CacheState(layer, "recurrent", tuple(shapes[0][1:]), dtype, index=index, value_range=_SUMS)
         states.append((way, state))
     if counts:
-        counted = with_tensors(cache, {way: unread(value) for way, value in counts.items()})
-        if outputs_of(RUN_ROWS, RUN_TOKENS, **{argument: counted}) is None:
-            raise _changing_value(model_name, argument, next(iter(counts)), cache)
+        # A forward may have a branch of its own for the one token of a step.
+        for tokens in (RUN_TOKENS, 1):
+            counted = with_tensors(cache, {way: unread(value) for way, value in counts.items()})
+            if outputs_of(RUN_ROWS, tokens, **{argument: counted}) is None:
+                raise _changing_value(model_name, argument, next(iter(counts)), cache)
     return tuple(states)
 
 

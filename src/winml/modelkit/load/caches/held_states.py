@@ -58,6 +58,10 @@ def unread(value: Any) -> Any:
     return value.as_subclass(_UnreadTensor) if isinstance(value, torch.Tensor) else _UnreadNumber()
 
 
+class _ReadError(RuntimeError):
+    """A count is read. No ``TypeError``: of that, Python and torch make another attempt in comparisons."""
+
+
 class _UnreadNumber:
     """A number that a number can be added to, and nothing else be done with."""
 
@@ -67,6 +71,13 @@ class _UnreadNumber:
 
     __radd__ = __add__
 
+    def _read(self, *_others: Any) -> Any:
+        raise _ReadError("a count is read")
+
+    # What Python gives to every object; all that a number has beyond it raises, since there is none here.
+    __bool__ = __eq__ = __ne__ = __hash__ = __repr__ = __format__ = _read
+    __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = _read
+
 
 class _UnreadTensor(torch.Tensor):
     """Numbers that a number can be added to, and nothing else be done with."""
@@ -74,7 +85,7 @@ class _UnreadTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _ADDING:
-            raise TypeError(f"{func} reads a count")
+            raise _ReadError(f"{func} reads a count")
         _refuse_unless_number(args[1])
         return args[0]
 
@@ -84,7 +95,7 @@ _ADDING = (torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__iadd__, t
 
 def _refuse_unless_number(value: Any) -> None:
     if not isinstance(value, int):
-        raise TypeError(f"{type(value).__name__} is added to a count")
+        raise _ReadError(f"{type(value).__name__} is added to a count")
 
 
 def _leaves(value: Any, way: Way) -> Iterator[tuple[Way, Any]]:

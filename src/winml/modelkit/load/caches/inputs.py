@@ -7,13 +7,14 @@ with nothing in the cache, and every step after it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.dimensions import OpenSize
 from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.caches.finding import NO_CACHE_HINT
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout, CacheState
 from winml.modelkit.load.inputs.config_values import first_int
 from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision
@@ -21,7 +22,15 @@ from winml.modelkit.load.inputs.option_names import SHAPE_CONFIG_OPTION
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.inputs.sizes import SizeBounds
 
-__all__ = ["PAST_KEY", "given_sizes", "open_by_default", "refuse_beyond_positions", "with_cache_inputs", "with_sums"]
+__all__ = [
+    "PAST_KEY",
+    "given_sizes",
+    "open_by_default",
+    "refuse_beyond_positions",
+    "refuse_several_rows",
+    "with_cache_inputs",
+    "with_sums",
+]
 
 PAST_KEY = "past_sequence_length"
 _SEQUENCE_KEY = "sequence_length"
@@ -188,6 +197,25 @@ def given_sizes(
         f"({layout.class_of(layer)}) carries a state from token to token."
     )
     return {**given, _SEQUENCE_KEY: 1}, (note, *notes)
+
+
+def refuse_several_rows(inputs: Sequence[InputTensorSpec], layout: CacheLayout) -> None:
+    """Refuse more rows than one, or an open number of them, where the forward mixes them up.
+
+    Args:
+        inputs: Those of the graph, as the user wants them.
+        layout: The cache.
+
+    Raises:
+        UsageError: names the input and its rows.
+    """
+    several = [spec for spec in inputs if spec.shape[0] != 1]
+    if layout.is_of_one_row and several:
+        raise UsageError(
+            f"{several[0].name} of {several[0].shape[0]} rows: with a cache, the model's own code mixes up the tokens "
+            "of several rows; expected 1",
+            hint=f"Leave the number of rows out (--batch-size, {SHAPE_CONFIG_OPTION}). {NO_CACHE_HINT}",
+        )
 
 
 def open_by_default(
