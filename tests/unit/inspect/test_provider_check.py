@@ -138,7 +138,7 @@ def test_sizes_that_follow_from_others_and_unknown_shapes_are_told() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2])],
     )
     model = helper.make_model(graph)
-    model.metadata_props.add(key="winml.io.inputs", value='[{"sums": {"past + new": ["past", "new"]}}]')
+    model.metadata_props.add(key="winml.io.inputs", value='[{"name": "x", "sums": {"past + new": ["past", "new"]}}]')
     facts = read_facts(model)
     assert ({"batch", "past + new"}, {"past + new"}) == (set(facts.open_places), set(facts.sums))
     assert [{"batch", "past + new"}] * 2 == [set(node.open_names) for node in facts.nodes]

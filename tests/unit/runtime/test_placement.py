@@ -13,7 +13,7 @@ from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.placement.assignment import AssignedNode, find_assignment, read_answer
 from winml.modelkit.runtime.placement.own_process import answered
 
-LOG = """2026-01-01 10:00:00.0 [W:onnxruntime:, qnn_execution_provider.cc:900 GetSupportedNodes] Validation FAILED for 2 nodes:
+LOG = """[W:onnxruntime:, qnn_execution_provider.cc:900 GetSupportedNodes] Validation FAILED for 2 nodes:
 \tOperator type: Erf Node name: /act/Erf Node index: 4 Input shape: [2,3]
 \tOperator type: Mul Node name: /act/Mul Node index: 5
 \tREASON : QNN does not support this data type

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 import onnx
 
 from winml.modelkit.errors import first_line
+from winml.modelkit.graph.pinning import sums_stated_in
 from winml.modelkit.hierarchy.name_scopes import name_scope, scope_path
 from winml.modelkit.inspect.macs import Shape
 from winml.modelkit.inspect.onnx_contents import PlacedNode, dtype_name, read_contents
@@ -118,7 +118,8 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
             )
         )
     opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
-    return GraphFacts(tuple(nodes), places, _sums(metadata.get(INPUTS_KEY)), opsets, scopes, tuple(notes))
+    sums = frozenset(sums_stated_in(metadata.get(INPUTS_KEY, "[]")))
+    return GraphFacts(tuple(nodes), places, sums, opsets, scopes, tuple(notes))
 
 
 def _values(
@@ -156,14 +157,6 @@ def _open_places(graph: onnx.GraphProto) -> dict[str, list[str]]:
                 place = f"{value.name}:{axis}"
                 places.setdefault(size or place, []).append(place)
     return places
-
-
-def _sums(text: str | None) -> frozenset[str]:
-    """Return the dimensions that the file says are sums of others."""
-    try:
-        return frozenset(name for spec in json.loads(text or "[]") for name in spec.get("sums", ()))
-    except (ValueError, TypeError, AttributeError):
-        return frozenset()  # of another tool, or damaged
 
 
 def _open_names(shapes: Iterable[Shape | None], places: Mapping[str, Sequence[str]]) -> tuple[set[str], bool]:

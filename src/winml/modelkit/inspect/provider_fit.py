@@ -13,8 +13,8 @@ Basis = Literal["provider", "kernels", "document"]
 or its documentation."""
 
 FindingKind = Literal["open size", "unknown size", "operator", "dtype", "refused", "graph"]
-"""What keeps nodes from the provider: a size it needs fixed, one that depends on data, an operator or an element type it lacks, something else
-about the nodes, or the graph as a whole."""
+"""What keeps nodes from the provider: a size it needs fixed, one that depends on data, an operator or an element type
+it lacks, something else about the nodes, or the graph as a whole."""
 
 
 @dataclass(frozen=True)
