@@ -14,6 +14,7 @@ import pytest
 from graphs import parse
 from weighted_graphs import CONVOLUTION, PERCEPTRON
 from winml.modelkit import compile_onnx, optimize_onnx, quantize_onnx
+from winml.modelkit.compile.context_engine import failure_hint
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.errors import InputError, StageError, UsageError
 from winml.modelkit.graph.contexts import context_file_names
@@ -22,6 +23,7 @@ from winml.modelkit.graph.files.placing import data_names, external_files, place
 from winml.modelkit.graph.files.temporary import temporary_folder
 from winml.modelkit.metadata_keys import COMPILE_KEY, NORMALIZED_KEY
 from winml.modelkit.runtime.bindings.plug_ins import fitting_kind, register_library
+from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.runtime.processor import instruction_sets, is_x86
 from winml.modelkit.runtime.sessions import Session, onnxruntime_version
@@ -150,6 +152,17 @@ def test_absent_device_is_refused_unless_the_plug_in_simulates_it() -> None:
         assert "cpu" == fitting_kind(qnn, ["cpu"], selecting["npu"])
     with pytest.raises(UsageError, match="finds no device of its own"):
         fitting_kind(qnn, [], selecting["npu"])
+
+
+def test_lack_of_memory_in_qnn_names_the_option_that_names_the_processor() -> None:
+    """Only where it was not given: then, and with other failures, it would say nothing new."""
+    reason = "Failed to finalize QNN graph: QNN_COMMON_ERROR_MEM_ALLOC"
+    qnn = EXECUTION_PROVIDERS["qnn"]
+    hints = [
+        failure_hint(qnn.name, text, ChosenProvider(qnn, "npu", options))
+        for text, options in ((reason, {}), (reason, {"soc_model": "60"}), ("other", {}))
+    ]
+    assert [True, False, False] == ["--ep-options soc_model=" in hint for hint in hints]
 
 
 def test_flags_beside_options_are_refused(perceptron: Path, tmp_path: Path) -> None:

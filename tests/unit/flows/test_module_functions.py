@@ -63,8 +63,11 @@ def test_functions_of_nothing_are_refused(chain: Path, tmp_path: Path, selector:
 def test_file_without_tags_has_no_functions(tmp_path: Path) -> None:
     """Names of nodes are no tags: the nodes of functions could not be given theirs back."""
     source = save_chain(tmp_path / "source.onnx", tagged=False)
+    begun = []
     with pytest.raises(InputError, match="no node says which module it came from"):
-        optimize_onnx(source, tmp_path / "functions.onnx", functions="all")
+        optimize_onnx(source, tmp_path / "functions.onnx", functions="all", on_step=begun.append)
+    # Refused while the source is read, not after the work.
+    assert [1] == [event.number for event in begun]
 
 
 def test_older_format_is_raised(tmp_path: Path) -> None:

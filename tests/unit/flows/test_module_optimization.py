@@ -31,6 +31,10 @@ SKIPPED = """m (float[batch, 3, 4] x) => (float[batch, 3, 4] y)
     <float[1, 1, 4] w0 = {1, 2, 3, 4}, float[4] w1 = {1, 2, 3, 4}, float[4] w2 = {4, 3, 2, 1}, int64[3] s = {1, 3, 4}>
     { r = Expand (w0, s) a = Add (x, r) y = LayerNormalization (a, w1, w2) }"""
 
+TWO_NAMES = """m (float[batch, rows, 4] x, float[batch, lines, 4] r) => (float[batch, rows, 4] y)
+    <float[4] w1 = {1, 2, 3, 4}, float[4] w2 = {4, 3, 2, 1}>
+    { a = Add (x, r) y = LayerNormalization (a, w1, w2) }"""
+
 
 def save(path: Path, body: str, modules: Sequence[str]) -> Path:
     """Write a graph whose nodes belong to these modules, in order."""
@@ -136,7 +140,16 @@ def test_check_names_module_and_axis_of_what_an_open_size_keeps_from_firing(tmp_
     source = save(tmp_path / "in.onnx", SKIPPED, ["pick", "sum", "norm"])
     (entry,) = check_optimization(source, skip_layer_norm_fusion=True).capabilities
     assert 0 == entry.count
-    assert [("/M", 1, {"batch": ("x:0",)})] == [(item.module, item.count, item.dimensions) for item in entry.blocked]
+    assert [("/M", 1, {"batch": ("x:0",)}, True)] == [
+        (item.module, item.count, item.dimensions, item.only_at_one) for item in entry.blocked
+    ]
+
+
+def test_check_tells_what_fires_at_any_fixed_size_from_what_fires_at_one_only(tmp_path: Path) -> None:
+    """A sum of two inputs whose open sizes differ in name: equal once both are fixed, at any number of batches."""
+    source = save(tmp_path / "in.onnx", TWO_NAMES, ["sum", "norm"])
+    (entry,) = check_optimization(source, skip_layer_norm_fusion=True).capabilities
+    assert (0, [(1, False)]) == (entry.count, [(item.count, item.only_at_one) for item in entry.blocked])
 
 
 def test_constant_folding_that_is_switched_off_folds_nothing(tmp_path: Path) -> None:

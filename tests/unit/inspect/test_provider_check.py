@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
@@ -137,7 +138,69 @@ def test_sizes_that_follow_from_others_and_unknown_shapes_are_told() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2])],
     )
     model = helper.make_model(graph)
-    model.metadata_props.add(key="winml.io.inputs", value='[{"sums": {"past + new": ["past", "new"]}}]')
+    model.metadata_props.add(key="winml.io.inputs", value='[{"name": "x", "sums": {"past + new": ["past", "new"]}}]')
     facts = read_facts(model)
     assert ({"batch", "past + new"}, {"past + new"}) == (set(facts.open_places), set(facts.sums))
     assert [{"batch", "past + new"}] * 2 == [set(node.open_names) for node in facts.nodes]
+
+
+def test_size_that_depends_on_data_is_a_finding_of_its_own_with_fixed_inputs(tmp_path: Path) -> None:
+    """How many elements are not zero is known only when it runs; a provider that needs fixed sizes leaves the node."""
+    path = save(tmp_path, [("NonZero", ["x"], "i", "find")], TensorProto.FLOAT, output=TensorProto.INT64)
+    fit = check_provider(path, "qnn")
+    assert [("unknown size", "NonZero", ("find",))] == [
+        (finding.kind, finding.what, finding.nodes) for finding in fit.findings if finding.kind != "operator"
+    ]
+    assert not any("unknown size" == finding.kind for finding in check_provider(path, "tensorrt").findings)
+
+
+def test_nodes_without_a_name_of_their_own_are_no_other_node(tmp_path: Path) -> None:
+    """ONNX Runtime gives them by name and operator: only one that is single in the file is meant."""
+    nodes = [
+        ("Relu", ["x"], "a", ""),
+        ("Erf", ["a"], "b", ""),
+        ("Abs", ["b"], "c", "twice"),
+        ("Neg", ["c"], "d", "twice"),
+    ]
+    path = save(tmp_path, [*nodes, ("Tanh", ["d"], "y", "once")], TensorProto.FLOAT)
+    facts = read_facts(onnx.load(path))
+    assert facts.nodes[-1] is facts.node_called("once", "Tanh", "")
+    for name, operator in (("", "Erf"), ("twice", "Abs"), ("once", "Relu")):
+        made = facts.node_called(name, operator, "ai.onnx")
+        assert (name, operator, "", ()) == (made.name, made.op_type, made.domain, made.inputs)
+    assert "" == facts.node_called("", "Erf", "").module
+
+
+def test_cpu_provider_runs_float16_between_casts(tmp_path: Path) -> None:
+    """A session says so; where none opens, only what keeps it from opening is a finding."""
+    half = TensorProto.FLOAT16
+    path = save(tmp_path, [("Erf", ["x"], "a", "first"), ("Erf", ["a"], "y", "second")], half)
+    ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    fit = check_provider(path, "cpu")
+    assert (True, "provider", fit.nodes) == (fit.runs_all, fit.basis, fit.taken)
+    casts = helper.make_node("Cast", ["a"], ["b"], name="cast", to=TensorProto.DOUBLE)
+    path = save(
+        tmp_path, [("Erf", ["x"], "a", "half"), casts, ("Erf", ["b"], "y", "double")], half, output=TensorProto.DOUBLE
+    )
+    fit = check_provider(path, "cpu")
+    assert [("dtype", "Erf of float64", ("double",))] == [(item.kind, item.what, item.nodes) for item in fit.findings]
+    assert any("opened no session" in note for note in fit.notes)
+
+
+def save(
+    folder: Path, nodes: Sequence[tuple[str, list[str], str, str] | onnx.NodeProto], dtype: int, *, output: int = 0
+) -> Path:
+    """Write a graph that reads ``x`` of 2 by 3."""
+    made = [
+        node if isinstance(node, onnx.NodeProto) else helper.make_node(node[0], node[1], [node[2]], name=node[3])
+        for node in nodes
+    ]
+    graph = helper.make_graph(
+        made,
+        "net",
+        [helper.make_tensor_value_info("x", dtype, [2, 3])],
+        [helper.make_tensor_value_info(made[-1].output[0], output or dtype, None)],
+    )
+    path = folder / "saved.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path

@@ -15,7 +15,7 @@ from winml.modelkit.runtime.bindings.plug_ins import add_plug_in, installed_plug
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.sessions import SEVERITY_FATAL
 
-__all__ = ["compile_context"]
+__all__ = ["compile_context", "failure_hint"]
 
 
 def compile_context(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> None:
@@ -47,6 +47,18 @@ def compile_context(source: Path, target: Path, chosen: ChosenProvider, *, embed
     except ORT_ERRORS as error:
         raise CompileError(
             f"{name} cannot compile the graph: {ort_reason(error)}",
-            hint="winml inspect shows the operators and types of the file. Some devices take float16 or integers only: "
-            "winml quantize makes them; others need other --ep-options.",
+            hint=failure_hint(name, ort_reason(error), chosen),
         ) from error
+
+
+def failure_hint(name: str, reason: str, chosen: ChosenProvider) -> str:
+    """Return what to do where a provider failed to compile, by its name, its reason and its options."""
+    if name == "QNNExecutionProvider" and "MEM_ALLOC" in reason and "soc_model" not in chosen.options:
+        return (
+            "Without a processor's name QNN may take one with too little memory on chip. Name the one it is for: "
+            "--ep-options soc_model=N, by the number Qualcomm gives it."
+        )
+    return (
+        "winml inspect shows the operators and types of the file. Some devices take float16 or integers only: "
+        "winml quantize makes them; others need other --ep-options."
+    )

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import comparison_words
-from winml.modelkit.flows.module_functions import functions_of_modules
+from winml.modelkit.flows.module_functions import functions_of_modules, refuse_no_functions
 from winml.modelkit.graph.contexts import refuse_compiled
 from winml.modelkit.graph.files.foreign_reading import MergedKeys, load_by_reference, merge_duplicate_keys
 from winml.modelkit.graph.files.graph_reading import graph_of, reading_graph
@@ -315,6 +315,8 @@ def _read_source(task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock
         model = graph_of(structure, source)
         refuse_compiled(model)
         summary = summarize_graph(model, sum(file.stat().st_size for file in (source, *data)))
+        if task.functions is not None:
+            refuse_no_functions(model, task.functions)  # before the work, which may take minutes
         is_plain = is_normalized(model)
         may_be_copied = not (merged or inlined) and (
             (task.copying.of_any_form and task.skip_normalization)

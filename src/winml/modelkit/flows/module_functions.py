@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.flows.graph_modules import graph_modules
 from winml.modelkit.graph.functions.folding import FIRST_IR_VERSION, FoldedModel, fold_modules
 from winml.modelkit.hierarchy import address
-from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.hierarchy.module_identity import ModuleIdentity
 from winml.modelkit.hierarchy.selector import HasAddress, select
-from winml.modelkit.inspect.onnx_tree import read_tree
 from winml.modelkit.results.module_functions import LeftOutModule, ModuleFunctions, PartlyOutside
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ALL", "CLASSES", "chosen_modules", "functions_of_modules"]
+__all__ = ["ALL", "CLASSES", "chosen_modules", "functions_of_modules", "refuse_no_functions", "refuse_old_runtime"]
 
 ALL, CLASSES = "all", "classes"
 """What ``--functions`` takes beside a selector."""
@@ -42,22 +41,7 @@ def functions_of_modules(model: ir.Model, requested: str) -> tuple[ir.Model, Mod
         UsageError: the selector matches nothing, or none of the modules can become a function.
         InputError: no node says which module it came from, or ONNX Runtime does not take the version of the format.
     """
-    if newest_ir_version() < FIRST_IR_VERSION:
-        raise InputError(
-            f"functions of modules need IR version {FIRST_IR_VERSION}, and the installed ONNX Runtime takes "
-            f"{newest_ir_version()} at most",
-            hint="Update ONNX Runtime, or leave --functions out.",
-        )
-    metadata = dict(model.metadata_props)
-    tree = read_tree(
-        [ir.serde.serialize_node(node) for node in all_nodes(model)], metadata, model.graph.name or "graph"
-    )
-    if tree.source != "winml tags":
-        raise InputError(
-            "no node says which module it came from, so no module can become a function",
-            hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
-        )
-    chosen = chosen_modules(tree.modules, requested)
+    chosen = refuse_no_functions(model, requested)
     folded = fold_modules(model, chosen, "class" if requested == CLASSES else "none")
     result = _result(model, folded, requested)
     if not result.functions:
@@ -67,6 +51,37 @@ def functions_of_modules(model: ir.Model, requested: str) -> tuple[ir.Model, Mod
             hint="Choose others; winml inspect -H shows the tree.",
         )
     return folded.model, result
+
+
+def refuse_no_functions(model: ir.Model, requested: str) -> Sequence[HasAddress]:
+    """Return the modules that are asked for of a graph; refuse early what can have no functions.
+
+    Raises:
+        UsageError: the selector matches nothing.
+        InputError: no node says which module it came from, or ONNX Runtime does not take the version of the format.
+    """
+    refuse_old_runtime()
+    modules = graph_modules(model, model.graph.name or "graph")
+    if modules.source != "winml tags":
+        raise InputError(
+            "no node says which module it came from, so no module can become a function",
+            hint="Export it with winml export, or bring tags over from the file it was made of: winml retag.",
+        )
+    return chosen_modules(modules.modules, requested)
+
+
+def refuse_old_runtime() -> None:
+    """Refuse functions where the installed ONNX Runtime cannot read them.
+
+    Raises:
+        InputError: it does not take the version of the format.
+    """
+    if newest_ir_version() < FIRST_IR_VERSION:
+        raise InputError(
+            f"functions of modules need IR version {FIRST_IR_VERSION}, and the installed ONNX Runtime takes "
+            f"{newest_ir_version()} at most",
+            hint="Update ONNX Runtime, or leave --functions out.",
+        )
 
 
 def chosen_modules(modules: Iterable[HasAddress], requested: str) -> Sequence[HasAddress]:

@@ -28,6 +28,9 @@ __all__ = ["check_optimization"]
 _OTHER_SIZE = 16
 """Chosen: a size for a dimension that no convention names."""
 
+_OTHER_THAN_ONE = 2
+"""Chosen: with a size of 1, axes broadcast that do not with any other."""
+
 _FiredIn = Mapping[str, Mapping[str, int]]
 """Capability → tag → how often it fired."""
 
@@ -107,6 +110,9 @@ def _blocked(
     words = ", ".join(f"{name} {size}" for name, size in sizes.items())
     try:
         missing = _more_fired(_fired_at(plain, options, sizes), open_fired)
+        larger = _with_sums(plain, {name: _OTHER_THAN_ONE if size == 1 else size for name, size in sizes.items()})
+        is_larger = bool(missing) and larger != sizes
+        lasting = _more_fired(_fired_at(plain, options, larger), open_fired) if is_larger else missing
         by_dimension = {
             name: _more_fired(_fired_at(plain, options, {name: size}), open_fired) if missing else {}
             for name, size in sizes.items()
@@ -118,8 +124,11 @@ def _blocked(
         alone = [name for name in dimensions if (capability, tag) in by_dimension[name]]
         causes = alone or list(dimensions)
         places = {name: tuple(dimensions[name]) for name in causes}
-        blocked[capability].append(BlockedFusion(tag, count, places))
-    note = f"What open sizes keep from firing was found by fixing them: {words}."
+        if kept := min(count, lasting.get((capability, tag), 0)):
+            blocked[capability].append(BlockedFusion(tag, kept, places, only_at_one=False))
+        if count > kept:
+            blocked[capability].append(BlockedFusion(tag, count - kept, places, only_at_one=True))
+    note = f"What open sizes keep from firing was found by fixing them: {words}; and those of 1 to {_OTHER_THAN_ONE}."
     return {name: tuple(items) for name, items in blocked.items()}, (note,)
 
 
@@ -134,7 +143,13 @@ def _fired_at(plain: ir.Model, options: OptimizeOptions, sizes: Mapping[str, int
 def _usual_sizes(plain: ir.Model, names: Iterable[str]) -> dict[str, int]:
     """Return the sizes that an export fixes where nobody asks for others."""
     sizes = {name: DEFAULT_SIZES.get(name, _OTHER_SIZE) for name in names}
-    return sizes | {name: size for name, size in summed_sizes(stated_sums(plain), sizes).items() if name in sizes}
+    return _with_sums(plain, sizes)
+
+
+def _with_sums(plain: ir.Model, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes in which those that the file states as sums of others are right."""
+    sums = summed_sizes(stated_sums(plain), sizes)
+    return {**sizes, **{name: size for name, size in sums.items() if name in sizes}}
 
 
 def _more_fired(fixed: _FiredIn, opened: _FiredIn) -> dict[tuple[str, str], int]:

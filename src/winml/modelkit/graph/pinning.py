@@ -15,7 +15,7 @@ import onnx_ir as ir
 from winml.modelkit.graph.dimensions import resolve_names
 from winml.modelkit.metadata_keys import INPUTS_KEY
 
-__all__ = ["open_dimensions", "pin_dimensions", "sizes_of_dimensions", "stated_inputs", "stated_sums"]
+__all__ = ["open_dimensions", "pin_dimensions", "sizes_of_dimensions", "stated_inputs", "stated_sums", "sums_stated_in"]
 
 
 def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
@@ -88,14 +88,22 @@ def _pinned_size(size: int | ir.SymbolicDim, sizes: Mapping[str, int], place: st
 
 def stated_sums(model: ir.Model) -> dict[str, tuple[int | str, ...]]:
     """Return the sizes that are sums of others, as the file states them."""
-    return {
-        name: tuple(terms) for record in stated_inputs(model).values() for name, terms in record.get("sums", {}).items()
-    }
+    return sums_stated_in(model.metadata_props.get(INPUTS_KEY, "[]"))
+
+
+def sums_stated_in(text: str) -> dict[str, tuple[int | str, ...]]:
+    """Return the same from what the file says of its inputs, as text; nothing where that is damaged."""
+    records = _records(text).values()
+    return {name: tuple(terms) for record in records for name, terms in record.get("sums", {}).items()}
 
 
 def stated_inputs(model: ir.Model) -> dict[str, dict[str, Any]]:
     """Return what the file says of its inputs, by name; nothing where that is damaged."""
+    return _records(model.metadata_props.get(INPUTS_KEY, "[]"))
+
+
+def _records(text: str) -> dict[str, dict[str, Any]]:
     try:
-        return {record["name"]: record for record in json.loads(model.metadata_props.get(INPUTS_KEY, "[]"))}
+        return {record["name"]: record for record in json.loads(text)}
     except (json.JSONDecodeError, KeyError, TypeError):
         return {}

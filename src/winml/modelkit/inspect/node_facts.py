@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 
 from winml.modelkit.errors import first_line
+from winml.modelkit.graph.pinning import sums_stated_in
 from winml.modelkit.hierarchy.name_scopes import name_scope, scope_path
 from winml.modelkit.inspect.macs import Shape
 from winml.modelkit.inspect.onnx_contents import PlacedNode, dtype_name, read_contents
@@ -37,6 +39,8 @@ class NodeFacts:
     outputs: tuple[str | None, ...]
     open_names: frozenset[str]
     """Open dimensions of the inputs of the graph that its values depend on."""
+    has_unknown_size: bool = False
+    """Whether a size of its values follows from no dimension of the inputs: from data, as far as is known."""
 
     @property
     def operator(self) -> str:
@@ -59,8 +63,22 @@ class GraphFacts:
     """Module path as node names have it → module."""
     notes: tuple[str, ...]
 
+    def node_called(self, name: str, op_type: str, domain: str) -> NodeFacts:
+        """Return a node as ONNX Runtime names it; one that is not of the file, or has no name of its own, is made."""
+        if (node := self._by_name.get((name, op_type))) is not None:
+            return node
+        domain = "" if domain == "ai.onnx" else domain
+        return NodeFacts(name, op_type, domain, self.module_of_name(name, op_type), (), (), frozenset())
+
+    @functools.cached_property
+    def _by_name(self) -> Mapping[tuple[str, str], NodeFacts]:
+        counts = Counter(node.name for node in self.nodes)
+        return {(node.name, node.op_type): node for node in self.nodes if node.name and counts[node.name] == 1}
+
     def module_of_name(self, name: str, op_type: str) -> str:
         """Return the module of a node that ONNX Runtime made, by its name; empty where that says nothing."""
+        if not name:
+            return ""
         path = scope_path(name_scope(name, op_type))
         return self.module_of_scope.get(path, path)
 
@@ -82,10 +100,11 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
     for node, tag in zip(contents.nodes, tree.tags, strict=True):
         proto = node.proto
         module = paths.get(tag, tag)
-        scopes.setdefault(scope_path(name_scope(proto.name, proto.op_type)), module)
+        if proto.name:
+            scopes.setdefault(scope_path(name_scope(proto.name, proto.op_type)), module)
         if proto.op_type == "Constant" and proto.domain in ("", "ai.onnx"):
             continue
-        values = [*proto.input, *proto.output]
+        open_names, is_unknown = _open_names((shapes.get(name, ()) for name in (*proto.input, *proto.output)), places)
         nodes.append(
             NodeFacts(
                 name=proto.name,
@@ -94,11 +113,13 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
                 module=module,
                 inputs=tuple(types.get(name) for name in proto.input),
                 outputs=tuple(types.get(name) for name in proto.output),
-                open_names=frozenset(_open_names((shapes.get(name, ()) for name in values if name), places)),
+                open_names=frozenset(open_names),
+                has_unknown_size=is_unknown,
             )
         )
     opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
-    return GraphFacts(tuple(nodes), places, _sums(metadata.get(INPUTS_KEY)), opsets, scopes, tuple(notes))
+    sums = frozenset(sums_stated_in(metadata.get(INPUTS_KEY, "[]")))
+    return GraphFacts(tuple(nodes), places, sums, opsets, scopes, tuple(notes))
 
 
 def _values(
@@ -138,21 +159,15 @@ def _open_places(graph: onnx.GraphProto) -> dict[str, list[str]]:
     return places
 
 
-def _sums(text: str | None) -> frozenset[str]:
-    """Return the dimensions that the file says are sums of others."""
-    try:
-        return frozenset(name for spec in json.loads(text or "[]") for name in spec.get("sums", ()))
-    except (ValueError, TypeError, AttributeError):
-        return frozenset()  # of another tool, or damaged
-
-
-def _open_names(shapes: Iterable[Shape | None], places: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return the open dimensions that shapes depend on: all of them where a size is unknown."""
+def _open_names(shapes: Iterable[Shape | None], places: Mapping[str, Sequence[str]]) -> tuple[set[str], bool]:
+    """Return the open dimensions that shapes depend on, all of them where a size is unknown; and whether one is."""
     names: set[str] = set()
+    is_unknown = False
     for shape in shapes:
         for size in (None,) if shape is None else shape:
             if isinstance(size, int):
                 continue
             found = {size, *_IDENTIFIER.findall(size)} & places.keys() if size else set()
             names |= found or places.keys()
-    return names
+            is_unknown = is_unknown or not found
+    return names, is_unknown

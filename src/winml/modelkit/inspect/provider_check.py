@@ -13,8 +13,9 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.graph.contexts import refuse_compiled
+from winml.modelkit.graph.files.flat_files import flat_file
 from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.inspect.node_facts import GraphFacts, NodeFacts, read_facts
@@ -24,7 +25,7 @@ from winml.modelkit.runtime.devices import ChosenProvider, choose_provider, pres
 from winml.modelkit.runtime.execution_providers import Device, find_execution_provider, short_name
 from winml.modelkit.runtime.placement.assignment import can_be_asked, find_assignment
 from winml.modelkit.runtime.placement.documented_operators import OperatorTable, documented_providers, operator_table
-from winml.modelkit.runtime.placement.kernels import TypedNode, kernel_table
+from winml.modelkit.runtime.placement.kernels import KernelTable, TypedNode, kernel_table
 from winml.modelkit.runtime.provider_versions import provider_version
 from winml.modelkit.runtime.sessions import CPU
 
@@ -46,17 +47,21 @@ def check_provider(path: Path, ep: str, device: Device | None = None, options: M
         UsageError: the provider is unknown, does not run on the device or takes no such options; or nothing is known of
             it here.
         InputError: the file is no ONNX model, or is compiled already.
-        StageError: the installed provider cannot be loaded, or ended its process.
+        StageError: the installed provider cannot be loaded, ended its process, or says nothing and has no table.
     """
     judgement = _Judgement.of(path, ep, device, options)
-    is_cpu = judgement.chosen.names == CPU
-    # What the CPU provider takes shows without a session, for which weights are read.
-    ways = (judgement.by_kernels, judgement.by_session) if is_cpu else (judgement.by_session, judgement.by_kernels)
-    for ask in ways if judgement.is_present else ():
+    ways = (judgement.by_session, judgement.by_kernels)
+    # What the CPU provider takes as it is shows without a session, for which weights are read.
+    for ask in (judgement.by_own_kernels, *ways) if judgement.is_cpu else ways if judgement.is_present else ():
         if (fit := ask()) is not None:
             return fit
     if judgement.table is not None:
         return judgement.by_document(judgement.table)
+    if judgement.is_present:
+        raise StageError(
+            f"--ep {ep}: {judgement.chosen.provider.name} is installed and does not answer: {judgement.notes[-1]}",
+            hint="Give other --ep-options or another --device, or another --ep; winml sys names those installed.",
+        )
     raise UsageError(
         f"--ep {ep}: {judgement.chosen.provider.name} is not installed, and winml has no table of its operators",
         hint=f"winml sys says how to install it. There are tables of {', '.join(documented_providers())}.",
@@ -102,6 +107,11 @@ class _Judgement:
         return found
 
     @property
+    def is_cpu(self) -> bool:
+        """Whether it is the CPU provider, which every ONNX Runtime has."""
+        return self.chosen.names == CPU
+
+    @property
     def open_places(self) -> Mapping[str, object]:
         """The open dimensions that the provider refuses."""
         return {} if self.chosen.provider.takes_dynamic else self.facts.open_places
@@ -113,27 +123,18 @@ class _Judgement:
                 f"ONNX Runtime {ort.__version__} does not tell which provider gets a node: 1.24 and later do."
             )
             return None
-        assignment = find_assignment(self.path, self.chosen)
+        with flat_file(self.path) as flat:
+            assignment = find_assignment(flat, self.chosen)
         if assignment.problem:
             self.notes.append(f"{self.chosen.provider.name} opened no session: {assignment.problem}")
             if self.table is None:
                 return None
             self._add("graph", "the whole graph", assignment.problem, "", "")
             return self.by_document(self.table)
-        by_name = {node.name: node for node in self.facts.nodes}
         for assigned in assignment.nodes:
-            if assigned.is_taken:
-                continue
-            facts = by_name.get(assigned.name) or NodeFacts(
-                assigned.name,
-                assigned.op_type,
-                "" if assigned.domain == "ai.onnx" else assigned.domain,
-                self.facts.module_of_name(assigned.name, assigned.op_type),
-                (),
-                (),
-                frozenset(),
-            )
-            self._leave(facts, assignment.reasons.get(assigned.name, ""))
+            if not assigned.is_taken:
+                facts = self.facts.node_called(assigned.name, assigned.op_type, assigned.domain)
+                self._leave(facts, assignment.reasons.get(assigned.name, "") if assigned.name else "")
         gone = len(self.facts.nodes) - len(assignment.nodes)
         if gone > 0:
             self.notes.append(f"ONNX Runtime computes or joins {gone} nodes of the file before it asks a provider.")
@@ -143,14 +144,23 @@ class _Judgement:
         )
         return self._fit("provider", version, len(assignment.nodes), taken)
 
+    def by_own_kernels(self) -> ProviderFit | None:
+        """Return the answer of the kernels where each node has one for its own types, else None."""
+        table = self._kernels()
+        if table is None or any(table.refusal(_typed(node)) is not None for node in self.facts.nodes):
+            return None
+        return self.by_kernels()
+
     def by_kernels(self) -> ProviderFit | None:
         """Look for a kernel for every node; None where the provider lists none."""
-        table = kernel_table(self.chosen.provider.name, self.facts.opsets)
+        table = self._kernels()
         if table is None:
             return None
         left = 0
         for node in self.facts.nodes:
-            refusal = table.refusal(TypedNode(node.op_type, node.domain, node.inputs, node.outputs))
+            refusal = table.refusal(_typed(node))
+            if refusal is not None and self.is_cpu and table.refusal(_cast(node)) is None:
+                refusal = None
             left += refusal is not None
             if refusal is not None:
                 kind: FindingKind = "dtype" if refusal[0] == "dtype" else "operator"
@@ -158,6 +168,13 @@ class _Judgement:
         return self._fit(
             "kernels", f"ONNX Runtime {ort.__version__}", len(self.facts.nodes), len(self.facts.nodes) - left
         )
+
+    def _kernels(self) -> KernelTable | None:
+        try:
+            return kernel_table(self.chosen.provider.name, self.facts.opsets)
+        except StageError as error:
+            self.notes.append(f"Its kernels could not be listed: {error.message}.")
+            return None
 
     def by_document(self, table: OperatorTable) -> ProviderFit:
         """Look every node up in the table of the documentation."""
@@ -181,8 +198,7 @@ class _Judgement:
         return replace(fit, limits=tuple(self._limits(table)))
 
     def _documented_refusals(self, node: NodeFacts, table: OperatorTable) -> Iterator[_Key]:
-        for name in sorted(node.open_names & self.open_places.keys()):
-            yield "open size", name, "the provider needs fixed sizes"
+        yield from self._size_findings(node)
         if node.operator not in table.operators:
             if node.operator not in table.also:
                 yield "operator", node.operator, "it is not in the list"
@@ -203,13 +219,20 @@ class _Judgement:
 
     def _leave(self, node: NodeFacts, reason: str) -> None:
         """Add a node that the provider itself leaves, under the cause that is known."""
-        open_names = sorted(node.open_names & self.open_places.keys())
-        for name in open_names:
-            self._add("open size", name, "the provider needs fixed sizes", *_place(node))
-        if open_names:
+        sizes = list(self._size_findings(node))
+        for finding in sizes:
+            self._add(*finding, *_place(node))
+        if sizes:
             return
         is_listed = self.table is None or node.operator in (*self.table.operators, *self.table.also)
         self._add("refused" if is_listed else "operator", node.operator, reason or SAID_NOTHING, *_place(node))
+
+    def _size_findings(self, node: NodeFacts) -> Iterator[_Key]:
+        names = sorted(node.open_names & self.open_places.keys())
+        for name in names:
+            yield "open size", name, "the provider needs fixed sizes"
+        if not names and node.has_unknown_size and not self.chosen.provider.takes_dynamic:
+            yield "unknown size", node.operator, "a size is known only when it runs, and the provider needs fixed ones"
 
     def _add(self, kind: FindingKind, what: str, reason: str, module: str, name: str) -> None:
         self.found[kind, what, reason].append((module, name))
@@ -240,6 +263,18 @@ class _Judgement:
 
 def _place(node: NodeFacts) -> tuple[str, str]:
     return node.module, node.name
+
+
+def _typed(node: NodeFacts) -> TypedNode:
+    return TypedNode(node.op_type, node.domain, node.inputs, node.outputs)
+
+
+def _cast(node: NodeFacts) -> TypedNode:
+    """Return the node as a session has it where the CPU lacks a kernel of float16: between casts to float32."""
+    inputs, outputs = (
+        ["float32" if dtype == "float16" else dtype for dtype in types] for types in (node.inputs, node.outputs)
+    )
+    return TypedNode(node.op_type, node.domain, inputs, outputs)
 
 
 def _typed_name(node: NodeFacts) -> str:

@@ -12,9 +12,9 @@ Basis = Literal["provider", "kernels", "document"]
 """Who said it: the provider itself, when a session was opened; the list of its kernels in the installed ONNX Runtime;
 or its documentation."""
 
-FindingKind = Literal["open size", "operator", "dtype", "refused", "graph"]
-"""What keeps nodes from the provider: a size it needs fixed, an operator or an element type it lacks, something else
-about the nodes, or the graph as a whole."""
+FindingKind = Literal["open size", "unknown size", "operator", "dtype", "refused", "graph"]
+"""What keeps nodes from the provider: a size it needs fixed, one that depends on data, an operator or an element type
+it lacks, something else about the nodes, or the graph as a whole."""
 
 
 @dataclass(frozen=True)

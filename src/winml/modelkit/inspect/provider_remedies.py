@@ -38,6 +38,10 @@ def _for_open_size(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvi
     return f"Fix the sizes, with those you need in place of 1: {command}"
 
 
+def _for_unknown_size(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:  # noqa: ARG001
+    return f"{_ON_CPU}. Cut the graph there (winml extract), or write the model with sizes that do not depend on data."
+
+
 def _for_operator(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider) -> str:
     short = short_name(chosen.provider.name)
     domain, _, operator = what.rpartition(".")
@@ -99,6 +103,7 @@ def _for_graph(what: str, path: Path, facts: GraphFacts, chosen: ChosenProvider)
 
 _REMEDIES: Mapping[FindingKind, Callable[[str, Path, GraphFacts, ChosenProvider], str]] = {
     "open size": _for_open_size,
+    "unknown size": _for_unknown_size,
     "operator": _for_operator,
     "dtype": _for_dtype,
     "refused": _for_refused,

@@ -57,7 +57,7 @@ class OptimizeOptions(_Flags):
     module: tuple[SelectorText, ...] = ()
     """Selectors of the only modules that change, with all below them. Empty: all."""
     exclude: tuple[SelectorText, ...] = ()
-    """Selectors of modules that stay as they are, with all below them."""
+    """Selectors of modules that stay as they are apart from the plain form, with all below them."""
 
     @pydantic.field_validator("ep")
     @classmethod

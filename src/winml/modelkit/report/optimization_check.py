@@ -38,7 +38,7 @@ def print_optimization_check(check: OptimizationCheck, console: Console, *, verb
         table = TextTable(("kept by an open size", "times", "module", "size"), numbers=frozenset({1}))
         for entry, item in blocked:
             sizes = ", ".join(f"{name} ({', '.join(places)})" for name, places in item.dimensions.items())
-            table.add(entry.name, str(item.count), item.module, sizes)
+            table.add(entry.name, str(item.count), item.module, f"{sizes}, at 1 only" if item.only_at_one else sizes)
         table.print(console)
 
 

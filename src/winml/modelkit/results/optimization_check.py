@@ -20,6 +20,8 @@ class BlockedFusion:
     """How often it fires there besides, with fixed sizes."""
     dimensions: Mapping[str, tuple[str, ...]]
     """Open dimension that keeps it from firing → where the inputs have it, ``input:axis``."""
+    only_at_one: bool
+    """Whether it fires because a size is 1, and with no larger one."""
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form."""

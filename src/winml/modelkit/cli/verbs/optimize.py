@@ -70,7 +70,10 @@ def _capability_options(command: _F) -> _F:
 @click.option("--opset", type=click.IntRange(min=7), help="Convert to this version of ONNX's operators first.")
 @click.option("--module", metavar="SELECTOR", multiple=True, help="The only modules that change, with all below them.")
 @click.option(
-    "--exclude", metavar="SELECTOR", multiple=True, help="Modules that stay as they are, and those below them."
+    "--exclude",
+    metavar="SELECTOR",
+    multiple=True,
+    help="Modules that change to the plain form only, and those below them.",
 )
 @config_option("A build config, or its optim section; options win over it.")
 @click.option("--check", is_flag=True, help="Say what each capability would do, and where; write nothing.")

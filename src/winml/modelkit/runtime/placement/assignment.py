@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnxruntime as ort
 
-from winml.modelkit.errors import StageError
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.placement.own_process import answered
 
-__all__ = ["AssignedNode", "Assignment", "can_be_asked", "find_assignment"]
+__all__ = ["AssignedNode", "Assignment", "can_be_asked", "find_assignment", "read_answer"]
 
 _NODE = re.compile(r"Operator type: \S+ Node name: (.*?) Node index: \d+")
 _REASON = re.compile(r"^\s*REASON : (.*\S)")
 """How QNN's provider names the nodes of a unit that it refuses, and then why."""
+_SECONDS = 1800
+"""Chosen: half an hour to compile a graph."""
 
 
 @dataclass(frozen=True)
@@ -55,37 +57,38 @@ def find_assignment(model: Path, chosen: ChosenProvider) -> Assignment:
         chosen: The provider, its device and options.
 
     Raises:
-        StageError: the process ended without an answer.
+        StageError: the process ended without an answer, or did not end in time.
     """
     question = {"model": str(model.absolute()), "providers": list(chosen.names), "options": dict(chosen.options)}
-    with answered(question) as (told, log):
-        name = chosen.provider.name
-        if told is None:
-            raise StageError(
-                f"{name} ended its process before it said which nodes it takes",
-                hint=f"{_last_line(log)} Give other --ep-options, or another --ep.".strip(),
-            )
-        if "problem" in told:
-            return Assignment(reasons=_reasons(log), problem=told["problem"])
-        nodes = tuple(AssignedNode(node, op_type, domain, ep == name) for ep, node, op_type, domain in told["assigned"])
-        return Assignment(nodes, _reasons(log))
+    name = chosen.provider.name
+    with answered(question, name, _SECONDS) as (told, log), log.open(encoding="utf-8", errors="replace") as lines:
+        return read_answer(name, told, lines)
 
 
-def _reasons(log: Path) -> dict[str, str]:
+def read_answer(name: str, told: Mapping[str, Any], log: Iterable[str]) -> Assignment:
+    """Return what a session told of a provider.
+
+    Args:
+        name: The provider.
+        told: The answer of the process.
+        log: Lines that it printed.
+    """
+    reasons = _reasons(log)
+    if "problem" in told:
+        return Assignment(reasons=reasons, problem=told["problem"])
+    nodes = tuple(AssignedNode(node, op_type, domain, ep == name) for ep, node, op_type, domain in told["assigned"])
+    return Assignment(nodes, reasons)
+
+
+def _reasons(lines: Iterable[str]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     names: list[str] = []
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if found := _NODE.search(line):
-                names.append(found[1])
-            elif found := _REASON.match(line):
-                reasons |= dict.fromkeys(names, found[1])
-                names = []
-            elif line.strip():
-                names = []
+    for line in lines:
+        if found := _NODE.search(line):
+            names.append(found[1])
+        elif found := _REASON.match(line):
+            reasons |= dict.fromkeys(names, found[1])
+            names = []
+        elif line.strip():
+            names = []
     return reasons
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((f"Its last words: {line.strip()[:200]}." for line in reversed(lines) if line.strip()), "")

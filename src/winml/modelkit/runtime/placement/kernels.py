@@ -19,6 +19,8 @@ __all__ = ["KernelTable", "TypedNode", "is_composed", "kernel_table"]
 
 _NO_END = 2**31 - 1
 """Specified by ONNX Runtime: the last version of a kernel that has none."""
+_SECONDS = 300
+"""Chosen: the list is there within two."""
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
 
 
@@ -115,6 +117,9 @@ def kernel_table(provider: str, opsets: Mapping[str, int]) -> KernelTable | None
     Args:
         provider: Its name.
         opsets: Domain → version, as the graph imports them.
+
+    Raises:
+        StageError: the process that lists them ended, or did not in time.
     """
     kernels, schemas = _listed(provider)
     return KernelTable(kernels, schemas, opsets) if kernels else None
@@ -124,11 +129,11 @@ def kernel_table(provider: str, opsets: Mapping[str, int]) -> KernelTable | None
 def _listed(provider: str) -> tuple[dict[_Operator, list[_Kernel]], dict[_Operator, list[_Schema]]]:
     kernels: dict[_Operator, list[_Kernel]] = defaultdict(list)
     schemas: dict[_Operator, list[_Schema]] = defaultdict(list)
-    with answered({"kernels_of": provider}) as (told, _):
-        for domain, name, first, last, types in told["kernels"] if told is not None else ():
+    with answered({"kernels_of": provider}, provider, _SECONDS) as (told, _):
+        for domain, name, first, last, types in told["kernels"]:
             allowed = {key: frozenset(map(_dtype, names)) for key, names in types.items()}
             kernels[_own_domain(domain), name].append(_Kernel(first, last, allowed))
-        for domain, name, since, inputs, outputs in told["schemas"] if told is not None else ():
+        for domain, name, since, inputs, outputs in told["schemas"]:
             schemas[_own_domain(domain), name].append(
                 _Schema(since, list(map(tuple, inputs)), list(map(tuple, outputs)))
             )

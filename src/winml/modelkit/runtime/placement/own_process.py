@@ -11,17 +11,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from winml.modelkit.errors import StageError
 from winml.modelkit.graph.files.temporary import temporary_folder
 
 __all__ = ["answered"]
 
 
 @contextmanager
-def answered(question: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any] | None, Path]]:
-    """Yield the answer, None where the process ended before, and the file of what it printed, for the block.
+def answered(question: Mapping[str, Any], who: str, seconds: float) -> Iterator[tuple[dict[str, Any], Path]]:
+    """Yield the answer and the file of what the process printed, for the block.
 
     Args:
         question: As ``asking`` takes it, without the file of the answer.
+        who: Who is asked, for messages.
+        seconds: After which the process is ended.
+
+    Raises:
+        StageError: the process ended without an answer, or did not answer in time.
     """
     with temporary_folder() as folder:
         answer, log = folder / "answer.json", folder / "log.txt"
@@ -29,8 +35,33 @@ def answered(question: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any] | Non
         command = [sys.executable, "-m", "winml.modelkit.runtime.placement.asking", task]
         with log.open("wb") as stream:
             # In a folder of ours: providers write files into the working directory.
-            subprocess.run(command, stdout=stream, stderr=stream, cwd=folder, env=_environment(), check=False)  # noqa: S603 - ours
-        yield (json.loads(answer.read_text(encoding="utf-8")) if answer.is_file() else None), log
+            settings: dict[str, Any] = {"cwd": folder, "env": _environment(), "timeout": seconds, "check": False}
+            try:
+                subprocess.run(command, stdout=stream, stderr=stream, **settings)  # noqa: S603, PLW1510 - ours
+            except subprocess.TimeoutExpired:
+                raise StageError(
+                    f"{who} did not answer within {seconds:g} s, and its process was ended",
+                    hint=f"{_last_line(log)} Give other --ep-options, or another --ep.".strip(),
+                ) from None
+        told = _read(answer)
+        if told is None:
+            raise StageError(
+                f"{who} ended its process before it answered",
+                hint=f"{_last_line(log)} Give other --ep-options, or another --ep.".strip(),
+            )
+        yield told, log
+
+
+def _read(answer: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(answer.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None  # none, or cut off
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((f"Its last words: {line.strip()[:200]}." for line in reversed(lines) if line.strip()), "")
 
 
 def _environment() -> dict[str, str]:
