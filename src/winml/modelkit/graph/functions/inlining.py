@@ -259,7 +259,7 @@ def _check_names(graph: ir.Graph, changes: Mapping[ir.Node, Mapping[str, Any]]) 
 def _checked_places(runs: Any, nodes: Sequence[ir.Node]) -> list[int]:
     """Return the place of each node from the recorded runs; a ValueError says that the record is damaged."""
     count = len(nodes)
-    pairs = runs if isinstance(runs, list) and len(runs) <= count else [None]
+    pairs: list[Any] = runs if isinstance(runs, list) and len(runs) <= count else [None]
     if not all(isinstance(pair, list) and [int, int] == [type(number) for number in pair] for pair in pairs):
         raise ValueError("no runs")
     if any(not 0 <= number <= count for pair in pairs for number in pair):
