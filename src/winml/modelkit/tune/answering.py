@@ -188,8 +188,8 @@ class Answer:
         if busy:
             yield (
                 f"Half of the turns of {', '.join(busy)} took more than 1.5 times the fastest: the machine seems busy. "
-                "Nothing was decided by their times, and the simpler one stands; a tuning in a new folder may tell more "
-                "when nothing else runs."
+                "Nothing was decided by their times, and the simpler one stands; a tuning in a new folder may tell "
+                "more when nothing else runs."
             )
         if self.task_options.input_data is None:
             yield "Answers were compared on random values within the ranges the file states; --input-data takes others."
