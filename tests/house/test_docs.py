@@ -56,7 +56,7 @@ def test_make_commands_in_documents_are_targets() -> None:
         target
         for document in _documents()
         for target in re.findall(
-            r"(?:^ *|`|&& )make (?:PYTHON=\S+ )?([\w-]+)",
+            r"(?:^ *|`|&& )make (?:[A-Z]+=\S+ )*([\w-]+)",
             (REPOSITORY / document).read_text(encoding="utf-8"),
             re.MULTILINE,
         )

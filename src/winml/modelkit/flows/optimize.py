@@ -80,8 +80,7 @@ def optimize_onnx(
         functions: Modules that the file holds as functions: ``all``, ``classes`` (modules of one class whose graphs are
             equal share one) or a selector.
         on_step: Called when a step starts and when it ends.
-        **flags: ``level``, ``ep``, ``opset``, ``module``, ``exclude``, and the names of capabilities
-            (``gelu_fusion=True``).
+        **flags: ``level``, ``ep``, ``opset``, ``module``, ``exclude``, names of capabilities (``gelu_fusion=True``).
 
     Returns:
         The record of the optimization. The file is in place.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from winml.modelkit.measure.statistics import Ratio
 from winml.modelkit.progress import StepTiming
+
+if TYPE_CHECKING:
+    from winml.modelkit.measure.statistics import Ratio
 
 __all__ = [
     "KINDS",
