@@ -106,7 +106,7 @@ def test_config_of_a_model_type_is_for_any_checkpoint_of_it(here: Path, small_be
 def test_config_merges_with_one_that_is_given(here: Path, small_bert: Path) -> None:
     """The given config is the base, an option wins; sizes on the command line replace the inputs that were written."""
     base, _ = _config("-m", small_bert, "--dynamic-batch", "--no-quant")
-    base["optim"] = {"level": "full"}
+    base["optim"] = {"level": "full", "module": [], "exclude": []}
     base["export"]["opset_version"] = 18
     (here / "base.json").write_text(json.dumps(base), encoding="utf-8")
     same, _ = _config("-c", "base.json")

@@ -63,7 +63,9 @@ def test_answer_has_every_candidate_with_what_it_takes(tuned: Tuned) -> None:
         assert row["latency_ms"]["low"] <= row["latency_ms"]["p50"] <= row["latency_ms"]["high"]
         assert min(row["session_creation_ms"], row["memory"]["peak_bytes"]) > 0
     assert ("not needed", None) == (mixed["status"], mixed["latency_ms"])
-    assert json.loads((tuned.folder / "tuned" / "tune.json").read_text(encoding="utf-8")) == record
+    kept = json.loads((tuned.folder / "tuned" / "tune.json").read_text(encoding="utf-8"))
+    for key in ("plan", "candidates", "winner"):  # the rest tells of the last run, which may be a resumed one
+        assert record[key] == kept[key]
 
 
 def test_smallest_right_file_wins_and_is_a_build(tuned: Tuned) -> None:

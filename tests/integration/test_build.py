@@ -115,6 +115,12 @@ def test_build_leaves_a_model_per_stage_the_config_and_a_manifest(first: BuildRe
         assert 100.0 == stage["coverage"]["percent"]
 
 
+def without_node_counts(module: dict[str, Any]) -> dict[str, Any]:
+    """Return the tree of modules as it is in every file made of one model: each file has its own nodes."""
+    children = [without_node_counts(child) for child in module.get("children", ())]
+    return {**{key: value for key, value in module.items() if key != "nodes"}, "children": children}
+
+
 def test_sidecar_of_the_result_describes_its_nodes_and_says_so(first: BuildResult) -> None:
     """It satisfies the schema, names every node of model.onnx and the digest of that file."""
     sidecar = json.loads((first.folder / "model_htp_metadata.json").read_text(encoding="utf-8"))
@@ -126,7 +132,7 @@ def test_sidecar_of_the_result_describes_its_nodes_and_says_so(first: BuildResul
     assert "model.onnx" == sidecar["outputs"]["files"][0]["name"]
     exported = json.loads((first.folder / "export_htp_metadata.json").read_text(encoding="utf-8"))
     assert exported["model_sha256"] != sidecar["model_sha256"]
-    assert exported["modules"] == sidecar["modules"]
+    assert without_node_counts(exported["modules"]) == without_node_counts(sidecar["modules"])
 
 
 def test_sidecar_of_another_model_is_not_used(bert: Path, out: Path) -> None:

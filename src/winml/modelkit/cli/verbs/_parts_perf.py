@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from winml.modelkit.cli._answers import refuse_outputs, show_answer
 from winml.modelkit.cli._measuring import live_progress, parse_ep_options, refuse_unknown_ep
 from winml.modelkit.cli._runnable_models import files_read, runnable_model
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.file_names import DECODER, ENCODER
 
 if TYPE_CHECKING:
@@ -26,17 +27,16 @@ _OF_ONE_GRAPH = ("by_module", "module", "baseline", "input_data")
 
 
 def named_parts(options: Mapping[str, Any]) -> Mapping[str, Path]:
-    """Return the files of the model that the options name, by part; empty where it is of one part.
-
-    Raises:
-        InputError: a file of it is damaged.
-    """
+    """Return the files of the model that the options name, by part; empty where that is no folder of several parts."""
     given = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(given) != 1 or not Path(given[0]).is_dir():
+    if len(given) != 1 or not os.path.isdir(given[0]):  # noqa: PTH112  # a text that cannot be a path is no folder
         return {}
     from winml.modelkit.builds.found_models import part_files
 
-    return part_files(given[0])
+    try:
+        return part_files(given[0])
+    except InputError:  # a file in it is damaged: what is to be named is told as of any other folder
+        return {}
 
 
 def show_parts_perf(parts: Mapping[str, Path], latency: LatencyOptions, options: dict[str, Any]) -> None:
