@@ -54,7 +54,7 @@ release-check: $(READY)
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# Ray has no wheel for some platforms, and its tests are skipped without it: make EXTRAS=demo,eval,ray,test,dev test
+# The tests of clusters need Ray, which is large, and are skipped without it: make EXTRAS=demo,eval,ray,test,dev test
 EXTRAS = demo,eval,test,dev
 
 # The stamp is written last, so an interrupted install is taken up again.
