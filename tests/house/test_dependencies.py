@@ -101,7 +101,7 @@ def test_constraints_hold_plain_versions_only() -> None:
 
 
 def test_extras_asked_for_by_make_exist() -> None:
-    """Tests are run with the extras pyproject declares; the site's come when it is built, Ray's when it is asked for."""
+    """Tests run with the extras pyproject declares; the site's come when it is built, Ray's when it is asked for."""
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     (always,) = re.findall(r"^EXTRAS = ([\w,]+)$", makefile, re.MULTILINE)
     assert '".[docs]"' in makefile
