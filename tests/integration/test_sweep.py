@@ -45,7 +45,19 @@ def swept(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> S
     """A good model and a damaged one, in two configurations."""
     names = [models[name] for name in ("first", "damaged")]
     record = {"models": names, "config": {"perf": {"iterations": 3}}, "max": {"relative_error": 1e-3}}
-    return sweep_models(record, tmp_path_factory.mktemp("swept"), set=LEVELS, do=["build", "perf", "compare"])
+    folder = tmp_path_factory.mktemp("swept")
+    result = sweep_models(record, folder, set=LEVELS, do=["build", "perf", "compare"])
+    # Other tests sweep the folder once more, which writes the table anew.
+    kept = first_table(result)
+    kept.mkdir()
+    for path in folder.glob("results.*"):
+        shutil.copy(path, kept)
+    return result
+
+
+def first_table(swept: SweepResult) -> Path:
+    """Return the folder with the table as the sweep itself wrote it."""
+    return Path(swept.folder).with_name("first table")
 
 
 def is_running(group: int) -> bool:
@@ -89,11 +101,10 @@ def test_sweep_tells_the_first_failure_and_goes_on(swept: SweepResult) -> None:
 
 def test_sweep_writes_one_table_in_three_forms(swept: SweepResult) -> None:
     """JSON, comma-separated values and a page hold the same rows."""
-    folder = Path(swept.folder)
+    folder = first_table(swept)
     record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    # The folder may have been swept once more since: then cells are told as reused, and other limits asked for.
-    assert json.loads(json.dumps(swept.as_record()))["cells"] == record["cells"]
-    assert (4, 2, 2) == tuple(record["counts"][key] for key in ("total", "done", "failed"))
+    assert json.loads(json.dumps(swept.as_record())) == record
+    assert {"total": 4, "reused": 0, "done": 2, "failed": 2} == record["counts"]
     with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [cell.measures.get("nodes") for cell in swept.cells[:2]] == [int(row["nodes"]) for row in rows[:2]]
