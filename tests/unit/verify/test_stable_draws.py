@@ -37,6 +37,26 @@ class Chooser(nn.Module):
         return torch.where(scores[:, :1] >= scores[:, 1:], values[:, 1:], -values[:, 1:]), scores
 
 
+class Raised(nn.Module):
+    """Returns values on top of a large number, so that one unit in the last place is much for them."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return values of about 1 with the last places of 700."""
+        return values + 700
+
+
+class Cancelling(nn.Module):
+    """Subtracts what it added: rounding adds up to about 5e-5 of the answer's scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raised = Raised()
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values, less some of their last places."""
+        return self.raised(values) - 700
+
+
 class Dice(nn.Module):
     """Answers differently each time."""
 
@@ -104,6 +124,29 @@ def test_draw_that_rounding_decides_is_set_aside() -> None:
     assert [("output_0", 2)] == [(item.name, item.draw) for item in info.set_aside]
     assert info.set_aside[0].relative_diff > 1
     assert [("output_0", 2)] == [(item["name"], item["draw"]) for item in info.as_record()["set_aside"]]
+
+
+def moving(number: int, part: float) -> Change:
+    """Return what moves one value of a draw by a part of the largest."""
+
+    def change(draw: int, answer: dict[str, NDArray[Any]]) -> None:
+        if draw == number:
+            answer["output"][0, 0] += part * abs(answer["output"]).max()
+
+    return change
+
+
+def test_difference_that_rounding_adds_up_to_is_set_aside() -> None:
+    """It is beyond the threshold, and a few times what one unit in the last place of each module makes."""
+    info = compared(Cancelling(), [CLEAR, CLEAR, CLEAR], moving(2, 1.2e-4))
+    assert [("output", 2)] == [(item.name, item.draw) for item in info.set_aside]
+    assert 3e-5 < info.set_aside[0].relative_diff < info.set_aside[0].threshold
+
+
+def test_difference_far_beyond_what_rounding_adds_up_to_proves_the_graph_wrong() -> None:
+    """Ten times the threshold, where one unit in the last place makes half of it."""
+    with pytest.raises(VerificationError, match="not equal"):
+        compared(Cancelling(), [CLEAR, CLEAR, CLEAR], moving(2, 1e-3))
 
 
 def test_draw_that_agrees_is_kept_whatever_rounding_does() -> None:

@@ -31,6 +31,9 @@ MOVED_RUNS = 4
 first two runs, one in the third."""
 MOST_SET_ASIDE = 6
 """Chosen: enough for RT-DETR, on which three draws of eight differ; more would be looking for the answer one wants."""
+UNITS_OF_A_KERNEL = 4
+"""A kernel that adds up in another order differs by a few units in the last place, not by one. Measured on ResNet-50
+with random weights and one thread: one unit moves the answer by 0.9e-4 of scale, and the file differs by 1.7e-4."""
 
 NOISE = 1e-3
 """Chosen: of the largest traced value; far above what rounding takes away, far below what a model is used with."""
@@ -77,9 +80,10 @@ def compare_stable_draws(
             for number in failed:
                 moved = _moved_outputs(weighted, draws[number - 1], computed_in)
                 differing = tuple(item for item in info.comparisons if item.draw == number and not item.is_equal)
-                if any(item.problem or item.name not in moved for item in differing):
+                if not all(_is_rounding(item, moved) for item in differing):
                     raise explained_failure(replace(info, comparisons=differing), weighted, draws)
-                aside[number] = replace(max(moved.values(), key=lambda item: item.relative_diff), draw=number)
+                uncertain = [moved[item.name] for item in differing]
+                aside[number] = replace(max(uncertain, key=lambda item: item.relative_diff), draw=number)
             if len(aside) > MOST_SET_ASIDE:
                 raise _uncertain_error(list(aside.values()))
             new_draws = []
@@ -112,7 +116,7 @@ def is_decided_by_rounding(
         computed_in: Dtypes the model computes in.
     """
     with with_values(prepared) as weighted:
-        moved = set(_moved_outputs(weighted, draw, computed_in))
+        moved = {name for name, item in _moved_outputs(weighted, draw, computed_in).items() if not item.is_equal}
         for seed in range(1, MOVED_RUNS + 1):
             # Values that are equal are ranked in any order.
             tensors = {name: _moved(value, torch.Generator().manual_seed(seed)) for name, value in draw.inputs.items()}
@@ -168,8 +172,16 @@ def _largest_distance(first: NDArray[Any], second: NDArray[Any]) -> float:
     return float(np.abs(first.astype(np.float64) - second.astype(np.float64)).max(initial=0.0))
 
 
+def _is_rounding(different: OutputComparison, moved: Mapping[str, OutputComparison]) -> bool:
+    """Say whether rounding explains how an output differs: it decides the output, or adds up to such a difference."""
+    item = moved.get(different.name)
+    if different.problem or item is None:
+        return False
+    return not item.is_equal or different.relative_diff <= UNITS_OF_A_KERNEL * item.relative_diff
+
+
 def _moved_outputs(prepared: PreparedPart, draw: Draw, computed_in: Sequence[str]) -> dict[str, OutputComparison]:
-    """Return the outputs that one unit in the last place moves beyond their threshold, each by the most it did.
+    """Return the outputs, each with the most that one unit in the last place of modules' results moves it.
 
     None where PyTorch answers otherwise without being moved, too: then it is not rounding.
     """
@@ -177,14 +189,10 @@ def _moved_outputs(prepared: PreparedPart, draw: Draw, computed_in: Sequence[str
     for seed in range(MOVED_RUNS + 1):
         with _moved_results(prepared.model, seed), unchanged_attributes(prepared.model):
             moved = run_reference(prepared, draw.inputs)
-        unequal = [
-            item
-            for item in compare_outputs([draw.reference], [moved], computed_in=computed_in).comparisons
-            if not item.is_equal
-        ]
-        if seed == 0 and unequal:
+        comparisons = compare_outputs([draw.reference], [moved], computed_in=computed_in).comparisons
+        if seed == 0 and not all(item.is_equal for item in comparisons):
             return {}
-        for item in unequal:
+        for item in comparisons:
             if item.name not in largest or largest[item.name].relative_diff < item.relative_diff:
                 largest[item.name] = item
     return largest
