@@ -142,6 +142,12 @@ class DecoderGraph:
         return POSITIONS in self._by_name
 
     @property
+    def position_rows(self) -> int | None:
+        """How many positions each token has, where it has several: of frames, rows and columns; None: one."""
+        shape = self._by_name[POSITIONS].shape if self.takes_positions else ()
+        return shape[0] if len(shape) > 2 and isinstance(shape[0], int) else None
+
+    @property
     def _masks_new_tokens(self) -> bool:
         """Whether the mask is of the tokens of a run alone, as where states hold what came before."""
         mask = self._by_name.get(MASK)
@@ -171,7 +177,7 @@ class DecoderGraph:
         Args:
             tokens: Integers of shape [batch, sequence]: those after what the cache stands for.
             mask: Integers of shape [batch, cached + sequence], 0 for padding; None: there is none.
-            positions: Integers of shape [batch, sequence]; None: counted on from the cache.
+            positions: Integers of shape [batch, sequence], or several rows of these; None: counted on from the cache.
             cache: What earlier runs remember; replaced by what this one does, in place.
 
         Returns:
@@ -195,7 +201,7 @@ class DecoderGraph:
             self._run_step(
                 values[:, start : start + step],
                 None if mask is None else mask[:, : past + start + step],
-                None if positions is None else positions[:, start : start + step],
+                None if positions is None else positions[..., start : start + step],
                 cache,
             )
             for start in range(0, max(tokens.shape[1], 1), step)
@@ -236,11 +242,18 @@ class DecoderGraph:
         given = {
             self.fed_input: _filled(values, filled),
             MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
-            POSITIONS: _filled(np.asarray(positions), filled),
+            POSITIONS: self._all_positions(np.asarray(positions), rows, filled),
             TOKEN_TYPES: _filled(self.token_kinds(values, cache), filled),
         }
         others = (item for item in self.inputs if item.name not in (*self.states, *self.encoded))
         return {item.name: self._fitted(item, given[item.name]) for item in others}
+
+    def _all_positions(self, positions: Array, rows: int, filled: int) -> Array:
+        """Return the positions of a run: of text alone, all of one token are equal."""
+        if self.position_rows is None:
+            return _filled(positions, filled)
+        several = np.broadcast_to(positions, (self.position_rows, rows, positions.shape[-1]))
+        return np.stack([_filled(item, filled) for item in several])
 
     def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
         """Return what the graph takes of tokens: these themselves.
