@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import transformers
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from e2e.in_process import run_here

@@ -12,7 +12,16 @@ import pydantic
 
 from winml.modelkit.options import Options
 
-__all__ = ["DTYPES", "OPEN_SIZE", "CacheSlot", "GridSlot", "InputTensorSpec", "OutputTensorSpec", "is_open", "summed_sizes"]
+__all__ = [
+    "DTYPES",
+    "OPEN_SIZE",
+    "CacheSlot",
+    "GridSlot",
+    "InputTensorSpec",
+    "OutputTensorSpec",
+    "is_open",
+    "summed_sizes",
+]
 
 DTYPES = (
     "float32", "float16", "bfloat16", "float64",

@@ -77,7 +77,8 @@ def make_feeds(
     longer than one; the other way round for flags named ``…padding_mask``; all alike where its value range is one
     value. Of several rows of other flags none is all true. A row of integers named ``…length`` or ``…lens``
     holds lengths: the largest possible one first, none larger than the one before. An input named ``bbox`` holds boxes,
-    corners in order. Grids of pictures have one frame, and the patches are as many as they tell. First values stand where the row begins, and are not masked.
+    corners in order. Grids of pictures have one frame, and the patches are as many as they tell.
+    First values stand where the row begins, and are not masked.
 
     Args:
         specs: The inputs.

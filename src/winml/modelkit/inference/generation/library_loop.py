@@ -95,4 +95,6 @@ def _model_class(config: Any) -> Any:
 
 def _is_loop(base: type) -> bool:
     is_model = issubclass(base, (PreTrainedModel, torch.nn.Module))
-    return issubclass(base, GenerationMixin) and base is not GenerationMixin and not is_model and "generate" in vars(base)
+    return (
+        issubclass(base, GenerationMixin) and base is not GenerationMixin and not is_model and "generate" in vars(base)
+    )

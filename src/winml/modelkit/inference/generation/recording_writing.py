@@ -85,7 +85,9 @@ def recorded_tokens(graphs: EncodedDecoder, prompt: PreparedPrompt, timed: Timed
     first_time = int(model.generation_config.no_timestamps_token_id) + 1
     timed.segments = tuple(
         TextSegment(
-            float(item["start"]), float(item["end"]), tuple(token for token in item["tokens"].tolist() if token < first_time)
+            float(item["start"]),
+            float(item["end"]),
+            tuple(token for token in item["tokens"].tolist() if token < first_time),
         )
         for item in answer["segments"][0]
     )

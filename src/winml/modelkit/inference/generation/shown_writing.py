@@ -99,9 +99,7 @@ def _tokens_after_seeing(graph: ShownDecoder, prompt: PreparedPrompt, shown: Sho
     if shown.kinds is not None:
         seen[TOKEN_TYPES] = shown.kinds
     seconds = time.perf_counter() - started
-    for entry in generate_tokens(
-        graph, prompt.tokens, prompt.settings, encoded=seen, positions=shown.positions
-    ):
+    for entry in generate_tokens(graph, prompt.tokens, prompt.settings, encoded=seen, positions=shown.positions):
         yield replace(entry, seconds=entry.seconds + seconds)
         seconds = 0.0
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
+from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest
 from winml.modelkit.graph.specs import GridSlot
 from winml.modelkit.load.inputs.decision import InputDecision
@@ -42,18 +43,29 @@ def with_open_grids(decision: InputDecision, dynamic: DynamicRequest, vectors: i
         decision: Patches in one row, and the grid of each picture: of fixed sizes.
         dynamic: What the user asked for.
         vectors: How many vectors become of these patches.
+
+    Raises:
+        UsageError: an axis is asked for that is of one size.
     """
     (patches, grids) = sorted(decision.inputs, key=lambda spec: spec.dtype.startswith("int"))
-    multiple = math.isqrt(int(patches.shape[0]) // vectors)
-    slot = GridSlot(patches=_PATCHES, multiple=multiple)
+    for name in (patches.name, grids.name):
+        if odd := [axis for axis in dynamic.axes.get(name, {}) if axis != 0]:
+            raise UsageError(
+                f"{dynamic.origin_of('dynamic_axes', (name, odd[0]))}: axis {odd[0]} of {name} is of one size",
+                hint=f"Axis 0 is open: any number of pictures, of any size. Axes of {name} count from 0.",
+            )
+    asked = {name: dynamic.axes.get(name, {}).get(0) for name in (patches.name, grids.name)}
+    all_patches, pictures = asked[patches.name] or _PATCHES, asked[grids.name] or _PICTURES
+    slot = GridSlot(patches=all_patches, multiple=math.isqrt(int(patches.shape[0]) // vectors))
     opened = {
-        patches.name: patches.model_copy(update={"shape": (_PATCHES, *patches.shape[1:])}),
-        grids.name: grids.model_copy(update={"shape": (_PICTURES, *grids.shape[1:]), "first_values": (), "grid": slot}),
+        patches.name: patches.model_copy(update={"shape": (all_patches, *patches.shape[1:])}),
+        grids.name: grids.model_copy(update={"shape": (pictures, *grids.shape[1:]), "first_values": (), "grid": slot}),
     }
+    bounds = next((item for item in dynamic.dimensions if item.name == pictures), None)
     return replace(
         decision,
         inputs=tuple(opened[spec.name] for spec in decision.inputs),
-        dimensions=(DynamicDimension(name=_PICTURES, example=2),),
+        dimensions=(bounds or DynamicDimension(name=pictures, example=2),),
     )
 
 
@@ -245,7 +257,10 @@ def _window_index(
 
 
 def _attention_seqlens(
-    grid_thw: torch.Tensor, config: Any, merge_temporal: bool = False, kwargs: dict[str, Any] | None = None
+    grid_thw: torch.Tensor,
+    config: Any,  # noqa: ARG001  # transformers' signature
+    merge_temporal: bool = False,
+    kwargs: dict[str, Any] | None = None,
 ) -> tuple[torch.Tensor, int]:
     """Compute ``get_vision_attention_seqlens`` without the largest length, which is read by kernels alone."""
     library = sys.modules[_LIBRARY]
@@ -260,7 +275,7 @@ _REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
 
 
 def _attention_in_pictures(
-    module: torch.nn.Module,
+    module: torch.nn.Module,  # noqa: ARG001  # transformers' signature
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
