@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
 from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.loop import GeneratedToken
 from winml.modelkit.inference.generation.settings import read_record
@@ -42,12 +42,12 @@ def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedProm
     from winml.modelkit.inference.generation.library_loop import own_loop
 
     config = open_config(folder)
-    has_times = read_record(folder / "generation_config.json").get("no_timestamps_token_id") is not None
+    has_times = read_record(folder / GENERATION_CONFIG_NAME).get("no_timestamps_token_id") is not None
     if own_loop(config) is None or not has_times:
         if not with_times:
             return prompt
         raise UsageError(
-            f"--timestamps: {folder} tells no times (no_timestamps_token_id in generation_config.json, and a model "
+            f"--timestamps: {folder} tells no times (no_timestamps_token_id in {GENERATION_CONFIG_NAME}, and a model "
             f"type with a loop for them in {CHECKPOINT_CONFIG_NAME})",
             hint="Leave --timestamps out.",
         )

@@ -275,15 +275,12 @@ _REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
 
 
 def _attention_in_pictures(
-    module: torch.nn.Module,  # noqa: ARG001  # transformers' signature
+    module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None = None,  # noqa: ARG001  # transformers' signature
-    *,
-    cu_seq_lens_q: torch.Tensor,
-    scaling: float | None = None,
-    **_others: Any,
+    **named: Any,
 ) -> tuple[torch.Tensor, None]:
     """Let patches of one picture see each other.
 
@@ -293,17 +290,18 @@ def _attention_in_pictures(
         key: As it.
         value: As it.
         attention_mask: None: the bounds say it.
-        cu_seq_lens_q: Where pictures begin, in rising order; numbers may repeat.
-        scaling: Of scores.
+        **named: ``cu_seq_lens_q``: where pictures begin, in rising order, numbers may repeat; ``scaling`` of scores.
 
     Returns:
         What was attended to, of shape [1, patches, heads, width].
     """
     patches = torch.arange(query.shape[2], device=query.device)
-    picture = (patches[:, None] >= cu_seq_lens_q[None, 1:]).sum(1)
+    picture = (patches[:, None] >= named["cu_seq_lens_q"][None, 1:]).sum(1)
     mask = (picture[:, None] == picture[None, :])[None, None]
-    groups = query.shape[1] // key.shape[1]
+    # Of transformers: sizes would be read in a trace.
+    groups = getattr(module, "num_key_value_groups", 1)
     if groups > 1:
         key, value = (item.repeat_interleave(groups, dim=1) for item in (key, value))
-    attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    scale = named.get("scaling")
+    attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     return attended.transpose(1, 2).contiguous(), None
