@@ -136,7 +136,7 @@ def _processed(
     names += [PIXEL_MASK, *(name for name in asked if name == TOKEN_TYPES)]
     tokens = tuple(int(token) for token in arrays["input_ids"][0])
     kept = {name: arrays[name] for name in names if name in arrays}
-    several = asked[_POSITIONS].type.tensor_type.shape.dim if _POSITIONS in asked else ()
+    several: Any = asked[_POSITIONS].type.tensor_type.shape.dim if _POSITIONS in asked else ()
     if images and len(several) > 2:
         kept[_POSITIONS] = _told_positions(folder, several[0].dim_value, made)
     return text, tokens, kept
@@ -166,14 +166,15 @@ def _open_processor(folder: Path) -> Any:
 def _processor_class(folder: Path) -> Any:
     """Return what opens the processor in a folder: without its half for videos, where a package for that is missing."""
     import transformers
-    from transformers.models.auto.processing_auto import processor_class_from_name
+    from transformers.models.auto import processing_auto
     from transformers.utils import is_torchvision_available
 
     from winml.modelkit.load.checkpoints.processor_classes import find_processor_classes
 
     make: Any = transformers.AutoProcessor
+    class_of_name: Any = processing_auto.processor_class_from_name
     named = next((item for item in find_processor_classes(folder, "", ()) if item.role == "processor"), None)
-    found: Any = None if named is None else processor_class_from_name(named.class_name)
+    found: Any = None if named is None else class_of_name(named.class_name)
     if is_torchvision_available() or found is None or _VIDEO_HALF not in found.get_attributes():
         return make
     halves = [name for name in found.get_attributes() if name != _VIDEO_HALF]

@@ -87,7 +87,8 @@ def computed_grids(module: torch.nn.Module) -> Iterator[None]:
         return
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    configs = {id(inner.config): inner.config for inner in module.modules() if _is_reader(inner, uses)}
+    readers: list[Any] = [inner for inner in module.modules() if _is_reader(inner, uses)]
+    configs = {id(inner.config): inner.config for inner in readers}
     own = {key: config._attn_implementation for key, config in configs.items()}
     with ExitStack() as stack:
         for namespace, name in uses:
