@@ -157,7 +157,7 @@ def generated_text(
     shown = shown or {}
     several = next((spec.shape[0] for spec in part.inputs if spec.name == _POSITIONS and len(spec.shape) > 2), 0)
     never_chosen = {"suppress_tokens": list(never)} if never else {}
-    with plain_generation(model, count, part.path, **never_chosen), _told_positions(model, int(several)) as places:
+    with plain_generation(model, count, part.path, **never_chosen), _positions_of_runs(model, int(several)) as places:
         result = model.generate(
             input_ids=tokens,
             attention_mask=mask,
@@ -185,7 +185,7 @@ def generated_text(
 
 
 @contextmanager
-def _told_positions(model: Any, rows: int) -> Iterator[Iterator[NDArray[Any]]]:
+def _positions_of_runs(model: Any, rows: int) -> Iterator[Iterator[NDArray[Any]]]:
     """Yield the positions that the language model of a model is told in each run, the last so many rows of them.
 
     They are those of the runs in the block, in order; none where ``rows`` is 0.

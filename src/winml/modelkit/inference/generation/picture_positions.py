@@ -35,12 +35,12 @@ class PicturePositions:
             self._model = make.from_config(config)
         self._rows = rows
 
-    def of_prompt(self, tokens: torch.Tensor, told: Mapping[str, Any]) -> torch.Tensor:
+    def of_prompt(self, tokens: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
         """Return the positions of tokens, and remember by how much later ones are ahead of their number.
 
         Args:
             tokens: Of shape [batch, sequence].
-            told: What else ``generate()`` is given, such as the grids of pictures and the kinds of tokens.
+            given: What else ``generate()`` is given, such as the grids of pictures and the kinds of tokens.
 
         Returns:
             Integers of shape [rows, batch, sequence].
@@ -48,12 +48,12 @@ class PicturePositions:
         Raises:
             UsageError: there are grids of pictures, and nothing says which tokens stand for them.
         """
-        grids = [name for name in told if name.endswith("grid_thw") and told[name] is not None]
-        if grids and told.get(KINDS) is None:
+        grids = [name for name in given if name.endswith("grid_thw") and given[name] is not None]
+        if grids and given.get(KINDS) is None:
             raise UsageError(
                 f"{grids[0]} is given, and no {KINDS}: which tokens stand for pictures is not known",
                 hint="Give all that the processor of the model makes of the text and the pictures.",
             )
-        positions = self._model._prepare_position_ids_for_generation(tokens, dict(told))
+        positions = self._model._prepare_position_ids_for_generation(tokens, dict(given))
         several: torch.Tensor = positions[-self._rows :].expand(self._rows, *tokens.shape[:1], -1)
         return several

@@ -150,8 +150,8 @@ class ShownModel(DecoderModel):
         """
         names = self._shown_names
         if self.graph.position_rows is not None and position_ids is None and input_ids is not None:
-            told = {"attention_mask": attention_mask, "past_key_values": past_key_values, **images}
-            position_ids = self._positions.of_prompt(torch.as_tensor(input_ids), told)
+            beside = {"attention_mask": attention_mask, "past_key_values": past_key_values, **images}
+            position_ids = self._positions.of_prompt(torch.as_tensor(input_ids), beside)
             position_ids = position_ids[..., -len(input_ids[0]) :]
         images.pop(KINDS, None)
         seen_before = images.pop(_SEEN, None)

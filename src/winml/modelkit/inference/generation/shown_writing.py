@@ -85,8 +85,8 @@ def shown_tokens(
     from winml.modelkit.inference.generation.shown_model import ShownModel
 
     model = ShownModel.of_graph(graph, files_folder(prompt.model))
-    told = {TOKEN_TYPES: kinds, _POSITIONS: prompt.shown.positions}
-    arrays = {**pixels, **{name: array for name, array in told.items() if array is not None}}
+    beside = {TOKEN_TYPES: kinds, _POSITIONS: prompt.shown.positions}
+    arrays = {**pixels, **{name: array for name, array in beside.items() if array is not None}}
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     given = {"inputs": torch.tensor([list(prompt.tokens)]), **tensors}
     return "transformers", generated_by(model, given, len(prompt.tokens), prompt.settings)
@@ -138,11 +138,11 @@ def _processed(
     kept = {name: arrays[name] for name in names if name in arrays}
     several: Any = asked[_POSITIONS].type.tensor_type.shape.dim if _POSITIONS in asked else ()
     if images and len(several) > 2:
-        kept[_POSITIONS] = _told_positions(folder, several[0].dim_value, made)
+        kept[_POSITIONS] = _positions_with_pictures(folder, several[0].dim_value, made)
     return text, tokens, kept
 
 
-def _told_positions(folder: Path, rows: int, made: Mapping[str, Any]) -> NDArray[Any]:
+def _positions_with_pictures(folder: Path, rows: int, made: Mapping[str, Any]) -> NDArray[Any]:
     """Return the positions of the tokens of a text with pictures."""
     from winml.modelkit.evaluate.model_config import open_config
     from winml.modelkit.inference.generation.picture_positions import PicturePositions
