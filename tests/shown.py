@@ -10,7 +10,7 @@ import numpy as np
 
 from checkpoints import make_distinct
 
-__all__ = ["PLACE", "save_picture", "save_shown"]
+__all__ = ["PLACE", "save_picture", "save_shown", "shown_processor"]
 
 PLACE = 3
 """The token that stands for an image."""
@@ -60,6 +60,22 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "image_token_id": PLACE, "scale_factor": 2, "pad_token_id": 2,
         },
     ),
+    # Pictures of any size, seen in windows; their tokens have rows and columns as positions.
+    "qwen2_5_vl": (
+        "Qwen2_5_VLForConditionalGeneration",
+        {
+            "text_config": {
+                **_TEXT, "model_type": "qwen2_5_vl_text", "num_hidden_layers": 1, "num_key_value_heads": 1,
+                "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+            },
+            "vision_config": {
+                "depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
+                "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1],
+            },
+            "image_token_id": PLACE, "video_token_id": 95, "vision_start_token_id": 4, "vision_end_token_id": 5,
+        },
+    ),
     # The language model has its head, and generates for the whole.
     "blip-2": (
         "Blip2ForConditionalGeneration",
@@ -91,22 +107,25 @@ def save_shown(folder: Path, kind: str = "llava") -> Path:
     model = model_class(model_class.config_class(**config))
     make_distinct(model)
     model.save_pretrained(folder)
-    _processor(kind).save_pretrained(folder)
+    shown_processor(kind).save_pretrained(folder)
     return folder
 
 
-def _processor(kind: str) -> Any:
+def shown_processor(kind: str) -> Any:
+    """Return the processor of a checkpoint of this type."""
     from transformers import (
         Blip2Processor,
         Gemma3Processor,
         Idefics3Processor,
         LlavaProcessor,
         PaliGemmaProcessor,
+        Qwen2_5_VLProcessor,
     )  # fmt: skip
     from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
     # That of BLIP-2 adds the token itself.
@@ -122,6 +141,12 @@ def _processor(kind: str) -> Any:
         return Idefics3Processor(
             Idefics3ImageProcessorPil(size={"longest_edge": 32}, max_image_size=edges), tokenizer, 4, _CHAT_TEMPLATE
         )
+    if kind == "qwen2_5_vl":
+        # Without the half for videos, which needs torchvision.
+        halves = classmethod(lambda _class: ["image_processor", "tokenizer"])
+        make = type("Qwen2_5_VLProcessor", (Qwen2_5_VLProcessor,), {"get_attributes": halves})
+        edges = {"shortest_edge": 28**2, "longest_edge": 12 * 28**2}
+        return make(Qwen2VLImageProcessorPil(size=edges), tokenizer, chat_template=_CHAT_TEMPLATE)
     if kind == "blip-2":
         return Blip2Processor(BlipImageProcessorPil(size=size), tokenizer, num_query_tokens=4)
     return LlavaProcessor(

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from e2e.in_process import run_here
@@ -421,3 +422,28 @@ def test_recording_is_written_down(tmp_path: Path) -> None:
     record = answer(built, "--audio", str(tmp_path / "a.wav"), "--max-new-tokens", "6")
     assert 6 == len(record["tokens"])
     assert "--audio" in run_here("generate", built, "-p", "a").err
+    times = ["--audio", str(tmp_path / "a.wav"), "--timestamps"]
+    assert "tells no times" in run_here("generate", built, *times).err
+    assert "none is given" in run_here("generate", built, "-p", "a", "--timestamps").err
+
+    # Longer than the second that the encoder takes: as the loop that transformers has for it writes it.
+    told = {"decoder_start_token_id": 3, "eos_token_id": 2, "pad_token_id": 0, "no_timestamps_token_id": 60}
+    for folder in (checkpoint, Path(built)):
+        (folder / "generation_config.json").write_text(json.dumps(told), encoding="utf-8")
+    sound = np.random.default_rng(0).standard_normal(40_000).astype(np.float32) / 4
+    soundfile.write(tmp_path / "a.wav", sound, 16_000, subtype="FLOAT")
+    record = answer(built, *times, "--max-new-tokens", "8")
+    extractor = transformers.WhisperFeatureExtractor.from_pretrained(checkpoint)
+    given = extractor(
+        sound, sampling_rate=16_000, return_tensors="pt", truncation=False, padding="longest",
+        return_attention_mask=True,
+    )  # fmt: skip
+    reference: Any = transformers.WhisperForConditionalGeneration.from_pretrained(checkpoint).eval()
+    expected = reference.generate(**given, return_timestamps=True, return_segments=True, max_new_tokens=8)
+    assert expected["sequences"][0].tolist() == record["tokens"]
+    spoken = [(float(item["start"]), float(item["end"])) for item in expected["segments"][0]]
+    assert spoken == [(item["start_s"], item["end_s"]) for item in record["segments"]]
+    assert 1 < spoken[-1][1]
+    assert f"[{spoken[0][0]:.2f} → {spoken[0][1]:.2f}] {record['segments'][0]['text']}\n" in record["text"]
+    whole = answer(built, *times[:2], "--max-new-tokens", "8")
+    assert (record["tokens"], None) == (whole["tokens"], whole["segments"])

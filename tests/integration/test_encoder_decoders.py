@@ -133,6 +133,43 @@ def test_text_begins_with_the_language_and_task_of_the_files(
         assert [[2, language, 12, 13]] * 2 == written[:, :4].tolist()
 
 
+def test_loop_of_a_model_type_writes_long_recordings(encoded: Encoded, tmp_path: Path) -> None:
+    """As in PyTorch: segments with times, of rows of other lengths, in a language, and with the text before."""
+    if "whisper" != encoded.reference.config.model_type:
+        return
+    told = {
+        "decoder_start_token_id": 3, "eos_token_id": 2, "pad_token_id": 0, "no_timestamps_token_id": 60,
+        "lang_to_id": {"<|en|>": 10, "<|de|>": 11}, "task_to_id": {"transcribe": 12, "translate": 13},
+        "is_multilingual": True, "prev_sot_token_id": 14, "max_length": 20,
+    }  # fmt: skip
+    (tmp_path / "generation_config.json").write_text(json.dumps(told), encoding="utf-8")
+    shutil.copy(encoded.folder / "config.json", tmp_path)
+    model = EncodedModel.of_graphs(encoded.model.graphs, tmp_path)
+    reference = transformers.WhisperForConditionalGeneration(encoded.reference.config).eval()
+    reference.load_state_dict(encoded.reference.state_dict())
+    reference.generation_config = transformers.GenerationConfig.from_pretrained(tmp_path)
+    frames = torch.randn((2, 8, 250), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones((2, 250), dtype=torch.int64)
+    mask[1, 180:] = 0
+    asked: list[dict[str, Any]] = [
+        {"input_features": frames[:, :, :100]},
+        {"input_features": frames, "attention_mask": mask, "language": "de", "task": "translate"},
+        {"input_features": frames[:1], "condition_on_prev_tokens": True, "num_beams": 2},
+    ]
+    for settings in asked:
+        answers = [
+            item.generate(**settings, return_timestamps=True, return_segments=True) for item in (reference, model)
+        ]
+        tokens, times = [], []
+        for answer in answers:
+            tokens.append(answer["sequences"].tolist())
+            times.append([[(float(item["start"]), float(item["end"])) for item in row] for row in answer["segments"]])
+        assert tokens[0] == tokens[1]
+        assert times[0] == times[1]
+    with pytest.raises(UsageError, match="the graphs give no attentions"):
+        model.generate(frames[:1, :, :100], return_timestamps=True, output_attentions=True)
+
+
 @pytest.mark.parametrize("name", ["decoder_attention_mask", "decoder_inputs_embeds", "labels", "attention_mask"])
 def test_input_that_no_graph_takes_is_refused(encoded: Encoded, name: str) -> None:
     """It would change nothing; the encoder of recordings takes no mask."""

@@ -21,7 +21,7 @@ from transformers import (
 
 from checkpoints import save_checkpoint
 from e2e.in_process import run_here
-from shown import PLACE, save_picture, save_shown
+from shown import PLACE, save_picture, save_shown, shown_processor
 from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, WinMLModelForImageTextToText
 from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.perf.pytorch_baseline import pytorch_run
@@ -146,6 +146,45 @@ def test_other_forms_write_what_pytorch_writes(kind: str, tmp_path: Path) -> Non
         given["pixel_attention_mask"][0, 0, 0, 0] = 0
         with pytest.raises(UsageError, match="pixel_attention_mask hides pixels"):
             model(**given)
+
+
+def test_pictures_of_any_size_write_what_pytorch_writes(tmp_path: Path) -> None:
+    """Their grids say which patches belong together, and at which positions their tokens are; also with beams."""
+    folder = save_shown(tmp_path / "qwen2_5_vl", "qwen2_5_vl")
+    request = ModelRequest(str(folder), task="image-text-to-text")
+    exported = HTPExporter(WinMLExportConfig()).export_checkpoint(request, folder / "onnx" / "net.onnx")
+    assert NAMES == tuple(part.name for part in exported.parts)
+    shapes = {spec.name: spec.shape for spec in exported.parts[0].inputs}
+    assert {"pixel_values": ("patches", 1176), "image_grid_thw": ("images", 3)} == shapes
+    assert (3, "batch", "sequence") == {spec.name: spec.shape for spec in exported.parts[-1].inputs}["position_ids"]
+    verification = exported.parts[-1].verification
+    assert verification is not None
+    assert verification.generation is not None
+
+    for name in ("config.json", "generation_config.json"):
+        (folder / "onnx" / name).write_bytes((folder / name).read_bytes())
+    processor = shown_processor("qwen2_5_vl")
+    pictures = [save_picture(tmp_path / "0.png"), save_picture(tmp_path / "1.png", 1)]
+    wide = [PIL.Image.open(path).resize(size) for path, size in zip(pictures, [(120, 80), (200, 60)], strict=True)]
+    given = processor(images=wide, text=["w5 <image> w6 w7", "w9 <image> w1"], padding=True, return_tensors="pt")
+    assert given["image_grid_thw"][0].tolist() != given["image_grid_thw"][1].tolist()
+    reference: Any = AutoModelForImageTextToText.from_pretrained(folder)
+    model: Any = WinMLModelForImageTextToText.from_pretrained(folder / "onnx")
+    for asked in ({}, {"num_beams": 2}):
+        settings = {"max_new_tokens": 8, "suppress_tokens": [PLACE], **asked}
+        assert reference.generate(**given, **settings).tolist() == model.generate(**given, **settings).tolist()
+    del given["mm_token_type_ids"]
+    with pytest.raises(UsageError, match="image_grid_thw is given, and no mm_token_type_ids"):
+        model.generate(**given, max_new_tokens=1)
+
+    outcome = run_here(
+        "generate", str(folder / "onnx"), "-p", "w5 w6", "--image", str(pictures[0]), "--max-new-tokens", "8",
+        "--format", "json",
+    )  # fmt: skip
+    assert 0 == outcome.code, outcome.err
+    one = processor(images=[PIL.Image.open(pictures[0])], text=["<image>w5 w6"], return_tensors="pt")
+    written = reference.generate(**one, max_new_tokens=8, suppress_tokens=[PLACE])
+    assert written[0, one["input_ids"].shape[1] :].tolist() == json.loads(outcome.out)["tokens"]
 
 
 def test_axes_are_left_open_in_the_parts_that_have_them(checkpoint: Path) -> None:

@@ -12,7 +12,16 @@ import pydantic
 
 from winml.modelkit.options import Options
 
-__all__ = ["DTYPES", "OPEN_SIZE", "CacheSlot", "InputTensorSpec", "OutputTensorSpec", "is_open", "summed_sizes"]
+__all__ = [
+    "DTYPES",
+    "OPEN_SIZE",
+    "CacheSlot",
+    "GridSlot",
+    "InputTensorSpec",
+    "OutputTensorSpec",
+    "is_open",
+    "summed_sizes",
+]
 
 DTYPES = (
     "float32", "float16", "bfloat16", "float64",
@@ -85,6 +94,15 @@ class CacheSlot(Options):
     """Of an encoder-decoder: whose tokens it holds an entry for; None for any other model."""
 
 
+class GridSlot(Options):
+    """What an input says of the patches of pictures: a row of frames, rows and columns for each picture."""
+
+    patches: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z_]\w*$")]
+    """Name of the number of patches of all pictures together, in the shape of another input."""
+    multiple: Annotated[int, pydantic.Field(ge=1)] = 1
+    """Rows and columns are whole multiples of it."""
+
+
 class InputTensorSpec(_TensorSpec):
     """One graph input: name, shape, element type and valid values."""
 
@@ -99,6 +117,8 @@ class InputTensorSpec(_TensorSpec):
     """Which tensor of a cache it takes; None for any other input."""
     sums: Mapping[str, tuple[Dimension, ...]] = {}
     """Name in the shape → the sizes whose sum it is: a mask is as long as the cache and the tokens together."""
+    grid: GridSlot | None = None
+    """How many patches it tells of, where it holds the grids of pictures."""
 
     @pydantic.field_validator("value_range")
     @classmethod
@@ -109,7 +129,7 @@ class InputTensorSpec(_TensorSpec):
 
     def as_record(self) -> dict[str, Any]:
         """Return the ``winml.io.inputs`` entry of FORMATS: name, shape, dtype and, where set, value_range,
-        first_values, cache and sums.
+        first_values, cache, sums and grid.
         """
         record: dict[str, Any] = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
         if self.value_range is not None:
@@ -121,6 +141,8 @@ class InputTensorSpec(_TensorSpec):
             record["cache"] = self.cache.model_dump(exclude_none=True)
         if self.sums:
             record["sums"] = {name: list(terms) for name, terms in self.sums.items()}
+        if self.grid is not None:
+            record["grid"] = self.grid.model_dump()
         return record
 
 

@@ -68,6 +68,8 @@ class GeneratedText:
     cache_bytes: int | None
     """Memory the cache takes at the end; None without one."""
     notes: tuple[str, ...] = ()
+    segments: tuple[Mapping[str, Any], ...] | None = None
+    """What was said when in a recording, where that was asked for: ``start_s``, ``end_s``, ``text``."""
     reference: ReferenceText | None = None
     """None where PyTorch was not asked."""
 

@@ -28,6 +28,8 @@ LARGEST_BYTES = 2**47
 DRAWN_BYTES = 8
 """Specified: numpy draws integers and floats in this width before they become what is wanted."""
 
+_MOST_BLOCKS = 5
+"""Chosen: blocks of patches along an edge of a picture, enough for several windows."""
 _LENGTHS_NAME = re.compile(r"(^|[_.])(len|lens|length|lengths)$")
 
 
@@ -75,7 +77,8 @@ def make_feeds(
     longer than one; the other way round for flags named ``…padding_mask``; all alike where its value range is one
     value. Of several rows of other flags none is all true. A row of integers named ``…length`` or ``…lens``
     holds lengths: the largest possible one first, none larger than the one before. An input named ``bbox`` holds boxes,
-    corners in order. First values stand where the row begins, and are not masked.
+    corners in order. Grids of pictures have one frame, and the patches are as many as they tell.
+    First values stand where the row begins, and are not masked.
 
     Args:
         specs: The inputs.
@@ -89,12 +92,17 @@ def make_feeds(
             the dtype.
     """
     rules = rules or FeedRules()
+    grids = {spec.name: _draw_grids(seed, spec, sizes or {}) for spec in specs if spec.grid is not None}
+    patches = {spec.grid.patches: int(grids[spec.name].prod(-1).sum()) for spec in specs if spec.grid is not None}
+    sizes = {**(sizes or {}), **patches}
     shapes = {spec.name: _settled_shape(spec, sizes or {}) for spec in specs}
     feeds = {}
     for spec in specs:
         # One generator per input: a draw does not depend on which other inputs there are.
         generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
-        if is_mask(spec, rules):
+        if spec.name in grids:
+            feeds[spec.name] = grids[spec.name]
+        elif is_mask(spec, rules):
             feeds[spec.name] = _mask_input(generator, spec, shapes[spec.name], with_padding, rules)
         elif (longest := _longest(spec, shapes, rules)) is not None:
             feeds[spec.name] = _draw_lengths(generator, spec, shapes[spec.name], longest)
@@ -107,6 +115,15 @@ def make_feeds(
         if spec.last_value is not None:
             _end_rows(feeds[spec.name], spec.last_value, mask)
     return feeds
+
+
+def _draw_grids(seed: int, spec: InputTensorSpec, sizes: Mapping[str, int]) -> Array:
+    """Return frames, rows and columns of pictures: one frame each, and others for every picture."""
+    assert spec.grid is not None
+    generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
+    (pictures, _), multiple = _settled_shape(spec, sizes), spec.grid.multiple
+    edges = generator.integers(1, _MOST_BLOCKS, (pictures, 2), dtype=np.int64, endpoint=True) * multiple
+    return np.concatenate([np.ones((pictures, 1), np.int64), edges], axis=1).astype(_numpy_dtype(spec.dtype))
 
 
 def _draw_input(generator: np.random.Generator, spec: InputTensorSpec, shape: tuple[int, ...]) -> Array:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.graph.dimensions import CONVENTIONAL_NAMES, resolve_names
-from winml.modelkit.graph.specs import DTYPES, InputTensorSpec, summed_sizes
+from winml.modelkit.graph.specs import DTYPES, GridSlot, InputTensorSpec, summed_sizes
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.options import nearest
 from winml.modelkit.runtime.default_sizes import DEFAULT_SIZES
@@ -72,6 +72,8 @@ class GraphInput:
     """Name in the shape → the sizes whose sum it is, where the file says."""
     cache: str | None = None
     """Kind of the state of a cache it takes, such as ``key``, ``value`` or ``recurrent``; None for any other input."""
+    grid: GridSlot | None = None
+    """How many patches it tells of, where the file says that it holds the grids of pictures."""
 
     @property
     def keys(self) -> tuple[int | str, ...]:
@@ -135,6 +137,7 @@ def described_inputs(
     """
     told = metadata.get(INPUTS_KEY, "")
     ranges, beginnings, sums, caches = _value_ranges(told), _first_values(told), _sums(told), _cache_kinds(told)
+    grids = _grids(told)
     return tuple(
         GraphInput(
             name,
@@ -144,6 +147,7 @@ def described_inputs(
             beginnings.get(name, ()),
             sums.get(name, {}),
             caches.get(name) or (name.rpartition(".")[2] if name.startswith(_PAST) else None),
+            grids.get(name),
         )
         for name, words in types.items()
     )
@@ -214,6 +218,15 @@ def _cache_kinds(text: str) -> dict[str, str]:
         return {}
 
 
+def _grids(text: str) -> dict[str, GridSlot]:
+    """Read which inputs hold the grids of pictures; a statement that is damaged states none."""
+    try:
+        records = json.loads(text) if text else []
+        return {record["name"]: GridSlot.model_validate(record["grid"]) for record in records if record.get("grid")}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
 def empty_state_sizes(item: GraphInput, batch: Size, rows: int) -> tuple[int, ...]:
     """Return the sizes of a state of a cache before the first token: what is open and not the batch is empty.
 
@@ -271,8 +284,15 @@ def settle_sizes(inputs: Sequence[GraphInput], requested: Mapping[str, int], *, 
                 )
     chosen: dict[str, int] = {}
     sums = _all_sums(inputs)
+    patches = {item.grid.patches: item.name for item in inputs if item.grid is not None}
+    if given := [name for name in patches if name in by_name]:
+        raise UsageError(
+            f"--shape-config: {given[0]} {by_name[given[0]]}: it follows from the pictures that {patches[given[0]]} "
+            "tells of",
+            hint=f"Leave {given[0]} out, or give values: --input-data file.npz.",
+        )
     for name in names:
-        if name not in by_name and name not in sums:
+        if name not in by_name and name not in sums and name not in patches:
             chosen[name] = _default_size(name, inputs, names)
     by_name |= _summed({**by_name, **chosen}, sums)
     words = ", ".join(f"{name} {size}" for name, size in chosen.items())
@@ -364,6 +384,7 @@ def draw_feeds(
             value_range=item.value_range,
             last_value=None,
             first_values=item.first_values,
+            grid=item.grid,
         )
         for item in inputs
     ]

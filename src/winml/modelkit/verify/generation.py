@@ -9,9 +9,10 @@ ones again, after a longer cache.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -74,10 +75,14 @@ class _Step:
     """What PyTorch answers for the last tokens: rows, tokens, vocabulary."""
     told: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """What else is said of the tokens, by name of the input."""
+    given_positions: NDArray[Any] | None = None
+    """Positions in several rows, as the model makes them: rows, rows of tokens, tokens; None: one, that follows."""
 
     @property
     def positions(self) -> NDArray[Any]:
         """Place of each token in its text, padding left out."""
+        if self.given_positions is not None:
+            return self.given_positions
         places: NDArray[Any] = (self.mask.cumsum(-1) - 1).clip(0)[:, -self.tokens.shape[1] :]
         return places
 
@@ -150,7 +155,9 @@ def generated_text(
     tokens, mask = prompt
     assert part.cache is not None
     shown = shown or {}
-    with plain_generation(model, count, part.path, **({"suppress_tokens": list(never)} if never else {})):
+    several = next((spec.shape[0] for spec in part.inputs if spec.name == _POSITIONS and len(spec.shape) > 2), 0)
+    never_chosen = {"suppress_tokens": list(never)} if never else {}
+    with plain_generation(model, count, part.path, **never_chosen), _positions_of_runs(model, int(several)) as places:
         result = model.generate(
             input_ids=tokens,
             attention_mask=mask,
@@ -160,19 +167,40 @@ def generated_text(
             **shown,
         )
     told = {spec.name: to_numpy(shown[spec.name]) for spec in part.inputs if spec.name in shown}
-    steps = [_Step(to_numpy(tokens), to_numpy(mask), to_numpy(result.logits[0])[:, None], told)]
+    steps = [_Step(to_numpy(tokens), to_numpy(mask), to_numpy(result.logits[0])[:, None], told, next(places, None))]
     for number, scores in enumerate(result.logits[1:], start=1):
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
         end = tokens.shape[1] + number
         chosen = result.sequences[:, end - 1 : end]
-        steps.append(_Step(to_numpy(chosen), to_numpy(mask), to_numpy(scores)[:, None]))
+        steps.append(_Step(to_numpy(chosen), to_numpy(mask), to_numpy(scores)[:, None], {}, next(places, None)))
     # The last token was chosen and not read yet.
     second = torch.cat([result.sequences[:, -1:], tokens[:, -_SECOND_PROMPT + 1 :]], dim=1)
     mask = torch.cat([mask, torch.ones_like(second)], dim=1)
     cache = getattr(result, part.cache.argument, None) or result.past_key_values
-    scores = _scores_after(part, model, _Step(to_numpy(second), to_numpy(mask), np.empty(0)), cache)
-    steps.append(_Step(to_numpy(second), to_numpy(mask), scores))
+    last = steps[-1].given_positions
+    following = None if last is None else last[..., -1:] + 1 + np.arange(second.shape[1])
+    unread = _Step(to_numpy(second), to_numpy(mask), np.empty(0), {}, following)
+    steps.append(replace(unread, scores=_scores_after(part, model, unread, cache)))
     return GeneratedText(tuple(steps))
+
+
+@contextmanager
+def _positions_of_runs(model: Any, rows: int) -> Iterator[Iterator[NDArray[Any]]]:
+    """Yield the positions that the language model of a model is told in each run, the last so many rows of them.
+
+    They are those of the runs in the block, in order; none where ``rows`` is 0.
+    """
+    seen: deque[NDArray[Any]] = deque()
+
+    def keep(_module: Any, _args: Any, named: Mapping[str, Any]) -> None:
+        seen.append(to_numpy(named[_POSITIONS])[-rows:])
+
+    handle = model.get_decoder().register_forward_pre_hook(keep, with_kwargs=True) if rows else None
+    try:
+        yield (seen.popleft() for _ in iter(lambda: bool(seen), False))
+    finally:
+        if handle is not None:
+            handle.remove()
 
 
 def _scores_after(part: ModelPart, model: nn.Module, step: _Step, cache: Any) -> NDArray[Any]:
@@ -335,7 +363,8 @@ def _joined(steps: Sequence[_Step]) -> _Step:
         np.concatenate(arrays, axis=1) for arrays in zip(*((item.tokens, item.scores) for item in steps), strict=True)
     )
     # Of steps that are read at once, each is told nothing.
-    return _Step(tokens, steps[-1].mask, scores, steps[0].told)
+    places = [item.given_positions for item in steps if item.given_positions is not None]
+    return _Step(tokens, steps[-1].mask, scores, steps[0].told, np.concatenate(places, axis=-1) if places else None)
 
 
 def _runs(part: ModelPart, step: _Step) -> Iterator[_Step]:
@@ -360,7 +389,9 @@ def _told_runs(
 def _single_tokens(step: _Step) -> Iterator[_Step]:
     count = step.tokens.shape[1]
     for end in range(1, count + 1):
-        yield _Step(step.tokens[:, end - 1 : end], step.mask[:, : step.mask.shape[1] - count + end], step.scores)
+        mask, places = step.mask[:, : step.mask.shape[1] - count + end], step.given_positions
+        places = None if places is None else places[..., end - 1 : end]
+        yield _Step(step.tokens[:, end - 1 : end], mask, step.scores, {}, places)
 
 
 def _told_mask(cache: CacheLayout, step: _Step) -> NDArray[Any]:

@@ -164,6 +164,10 @@ def other_values(
     is_of_lengths = spec.value_range is None and holds_lengths(spec, rules)
     if traced.numel() == 0:
         return []
+    if spec.grid is not None:
+        # Pictures of as many patches, in rows of another length.
+        turned = torch.cat([traced[:, :1], traced[:, 1:].flip(1)], dim=1)
+        return [] if torch.equal(turned, traced) else [turned]
     low, high = (1, float(traced.max())) if is_of_lengths else _bounds(spec, traced, part, reads_values=reads_values)
     if not part.are_ranges_examples and is_mask(spec, rules) and traced.dim() > 1:
         # Drawn in both ways; one that hides everything proves nothing.

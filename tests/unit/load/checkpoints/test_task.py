@@ -177,6 +177,13 @@ def test_task_of_custom_code_follows_its_auto_map() -> None:
         resolve_custom_task({"AutoModelForCTC": "a.B", "AutoModelForMaskedLM": "a.C"}, ())
 
 
+def test_task_is_known_by_its_name_of_before() -> None:
+    """What writes a text about a picture alone went into the tables of pictures and text."""
+    model_class = "VisionEncoderDecoderModel"
+    decision = resolve_task(_config("vision-encoder-decoder", model_class), "image-to-text")
+    assert ("image-text-to-text", model_class) == (decision.task, decision.model_class_name)
+
+
 def test_task_tables_of_transformers_all_exist() -> None:
     """Every table named here is in the installed transformers, except one that left it."""
     from transformers.models.auto import modeling_auto

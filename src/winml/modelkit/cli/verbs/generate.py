@@ -38,7 +38,7 @@ Examples:
   winml generate built -p - --max-new-tokens 64 --format json < prompt.txt
   winml generate built -p "Once upon a time" --reference
   winml generate t5-built -p "translate English to German: The house is old."
-  winml generate whisper-built --audio speech.wav
+  winml generate whisper-built --audio speech.wav --timestamps
   winml generate llava-built --chat -p "What is on the table?" --image photo.jpg
 """
 
@@ -50,6 +50,7 @@ Examples:
 @click.option(
     "--image", metavar="FILE", multiple=True, help="A picture, for a model that writes what it sees; repeatable."
 )
+@click.option("--timestamps", is_flag=True, help="With --audio: say when each part of the text is spoken.")
 @click.option("--chat", is_flag=True, help="The prompt is a message; the model's chat template asks for an answer.")
 @click.option(
     "--max-new-tokens",
@@ -106,7 +107,8 @@ def _prepare(files: Mapping[str, Path], text: str | None, options: dict[str, Any
         from winml.modelkit.inference.generation.encoded_writing import prepare_encoded
 
         image = next(iter(options["image"]), None)
-        return prepare_encoded(files, {"prompt": text, "audio": options["audio"], "image": image}, **asked)
+        given = {"prompt": text, "audio": options["audio"], "image": image}
+        return prepare_encoded(files, given, with_times=options["timestamps"], **asked)
     if VISION in files:
         from winml.modelkit.inference.generation.shown_writing import prepare_shown
 
@@ -126,6 +128,8 @@ def _refuse_early(options: dict[str, Any]) -> Mapping[str, Path]:
     media = [f"--{name}" for name in ("audio", "image") if options[name]]
     if options["prompt"] is None and not media:
         raise UsageError("nothing was given to go on with", hint='Give a text: -p "Once upon a time".')
+    if options["timestamps"] and not options["audio"]:
+        raise UsageError("--timestamps: times are those of a recording, and none is given", hint="Give --audio.")
     from winml.modelkit.builds.found_models import onnx_file, part_files
 
     parts = part_files(options["folder"])

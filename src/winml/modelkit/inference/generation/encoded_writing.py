@@ -19,7 +19,7 @@ from winml.modelkit.inference.generation.beginnings import read_beginning
 from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
 from winml.modelkit.inference.generation.settings import position_limit
-from winml.modelkit.inference.generation.text import read_tokenizer
+from winml.modelkit.inference.generation.text import TimedText, read_tokenizer
 from winml.modelkit.inference.generation.writing import PreparedPrompt, files_folder
 from winml.modelkit.runtime.graph_inputs import GraphInput
 
@@ -31,17 +31,20 @@ _OPTIONS: Mapping[str, str] = {
 """Specified: what transformers calls the input that carries the content → the option that gives it."""
 
 
-def prepare_encoded(files: Mapping[str, Path], given: Mapping[str, str | None], **asked: Any) -> PreparedPrompt:
+def prepare_encoded(
+    files: Mapping[str, Path], given: Mapping[str, str | None], *, with_times: bool = False, **asked: Any
+) -> PreparedPrompt:
     """Encode what is given, and settle how the answer is written; no graph is opened.
 
     Args:
         files: The ONNX files of ``encoder`` and ``decoder``; tokenizer, processors and configs are beside them.
         given: ``prompt``: a text; ``audio``, ``image``: paths; None where one was not given.
+        with_times: Whether the text is to say when it is spoken, of a recording.
         **asked: See :meth:`~winml.modelkit.inference.generation.settings.GenerationSettings.asked`.
 
     Raises:
-        UsageError: the model reads something else than what is given.
-        InputError: there is no tokenizer, or a file is damaged.
+        UsageError: the model reads something else than what is given, or tells no times.
+        InputError: there is no tokenizer, a file is damaged, or a recording does not open.
     """
     from winml.modelkit.graph.files.reading import read_structure
 
@@ -69,9 +72,14 @@ def prepare_encoded(files: Mapping[str, Path], given: Mapping[str, str | None], 
         )
     if wanted != "prompt" and not Path(content).is_file():
         raise UsageError(f"--{wanted} {content}: no such file", hint="Give the path of one.")
-    return PreparedPrompt(
+    prompt = PreparedPrompt(
         decoder, content, tokens, settings, tokenizer, encoder=encoder, beginning=beginning, medium=wanted
     )
+    if wanted != "audio":
+        return prompt
+    from winml.modelkit.inference.generation.recording_writing import recorded_prompt
+
+    return recorded_prompt(prompt, with_times=with_times)
 
 
 def encoded_tokens(
@@ -85,6 +93,10 @@ def encoded_tokens(
         StageError: ONNX Runtime fails.
     """
     assert prompt.beginning is not None  # prepared for an encoder
+    if isinstance(prompt.tokenizer, TimedText):
+        from winml.modelkit.inference.generation.recording_writing import recorded_tokens
+
+        return "transformers", recorded_tokens(graphs, prompt, prompt.tokenizer)
     arrays = _arrays(graphs.inputs, prompt)
     if prompt.settings.for_transformers is None:
         encoded = graphs.encode(arrays)

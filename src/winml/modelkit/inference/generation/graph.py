@@ -102,6 +102,7 @@ class DecoderGraph:
         states: Graph input that takes a state → output that gives its next value; empty without a cache.
         batch_axes: Graph input that takes a state → the axis of its batch.
         last_cache: What the last run left; None before the first, and without a cache.
+        position_rows: Positions of each token, where it has several: of frames, rows and columns; None: one.
         length: Tokens in every run, where their number is fixed; else None. With a cache, more of them take more runs.
     """
 
@@ -125,10 +126,10 @@ class DecoderGraph:
         self.states = state_feeds(session)
         self.encoded = tuple(name for name in self._by_name if name in encoded)
         self._refuse_other_graphs()
-        sequence = self._by_name[self.fed_input].shape[1]
+        batch, sequence = self._by_name[self.fed_input].shape[:2]
         self.length = sequence if isinstance(sequence, int) else None
         self.last_cache: GraphCache | None = None
-        batch = self._by_name[self.fed_input].shape[0]
+        self.position_rows = _position_rows(self._by_name.get(POSITIONS))
         self.batch_axes = {name: batch_axis(self._by_name[name], batch) for name in self.states}
 
     @property
@@ -155,7 +156,7 @@ class DecoderGraph:
             encoded: What an encoder answered, by name of the graph input.
         """
         batch = self._by_name[self.fed_input].shape[0]
-        states = [self._by_name[name] for name in self.states]
+        states = (self._by_name[name] for name in self.states)
         values = {item.name: state_of_zeros(empty_state_sizes(item, batch, rows), item.dtype) for item in states}
         return GraphCache(self, values, 0, encoded)
 
@@ -171,7 +172,7 @@ class DecoderGraph:
         Args:
             tokens: Integers of shape [batch, sequence]: those after what the cache stands for.
             mask: Integers of shape [batch, cached + sequence], 0 for padding; None: there is none.
-            positions: Integers of shape [batch, sequence]; None: counted on from the cache.
+            positions: Integers of shape [batch, sequence], or several rows of these; None: counted on from the cache.
             cache: What earlier runs remember; replaced by what this one does, in place.
 
         Returns:
@@ -195,7 +196,7 @@ class DecoderGraph:
             self._run_step(
                 values[:, start : start + step],
                 None if mask is None else mask[:, : past + start + step],
-                None if positions is None else positions[:, start : start + step],
+                None if positions is None else positions[..., start : start + step],
                 cache,
             )
             for start in range(0, max(tokens.shape[1], 1), step)
@@ -236,7 +237,7 @@ class DecoderGraph:
         given = {
             self.fed_input: _filled(values, filled),
             MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
-            POSITIONS: _filled(np.asarray(positions), filled),
+            POSITIONS: _all_positions(np.asarray(positions), self.position_rows, rows, filled),
             TOKEN_TYPES: _filled(self.token_kinds(values, cache), filled),
         }
         others = (item for item in self.inputs if item.name not in (*self.states, *self.encoded))
@@ -309,6 +310,19 @@ def _refuse_scores_of_texts(session: Session) -> None:
             "of each token, [batch, tokens, vocabulary]",
             hint="Build the model for text-generation.",
         )
+
+
+def _position_rows(positions: GraphInput | None) -> int | None:
+    shape = () if positions is None else positions.shape
+    return shape[0] if len(shape) > 2 and isinstance(shape[0], int) else None
+
+
+def _all_positions(positions: Array, several: int | None, rows: int, filled: int) -> Array:
+    """Return the positions of a run; of text alone, all of one token are equal."""
+    if several is None:
+        return _filled(positions, filled)
+    each = np.broadcast_to(positions, (several, rows, positions.shape[-1]))
+    return np.stack([_filled(item, filled) for item in each])
 
 
 def _filled(array: Array, length: int) -> Array:

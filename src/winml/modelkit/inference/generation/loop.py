@@ -40,6 +40,7 @@ def generate_tokens(
     *,
     encoded: Mapping[str, NDArray[Any]] | None = None,
     beginning: TextBeginning | None = None,
+    positions: NDArray[Any] | None = None,
 ) -> Iterator[GeneratedToken]:
     """Yield the tokens after a prompt, one by one; an end token is the last one.
 
@@ -49,6 +50,7 @@ def generate_tokens(
         settings: How tokens are chosen, and when the text ends.
         encoded: What an encoder answered, which the graph takes in every step.
         beginning: Which tokens may stand where, besides what is chosen.
+        positions: Of the tokens of the prompt, where they are not counted one by one; later ones follow the last.
 
     Raises:
         UsageError: the graph does not take as many tokens.
@@ -60,7 +62,8 @@ def generate_tokens(
     fed = text
     before = time.perf_counter()
     for count in range(1, settings.max_new_tokens + 1):
-        logits = graph.run(rows_of(fed), cache=cache)
+        logits = graph.run(rows_of(fed), positions=positions, cache=cache)
+        positions = None if positions is None else positions[..., -1:] + 1
         scores = logits[0, -1]
         if beginning is not None:
             scores = beginning.scores(scores, len(text), is_last=count == settings.max_new_tokens)

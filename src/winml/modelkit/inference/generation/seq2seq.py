@@ -22,6 +22,7 @@ from winml.modelkit.inference.generation.beginnings import read_prompt
 from winml.modelkit.inference.generation.causal_lm import DecoderModel
 from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.graph import GraphCache
+from winml.modelkit.inference.generation.library_loop import asks_own_loop, looping_model, own_loop
 from winml.modelkit.inference.generation.writing import files_folder
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.sessions import Session
@@ -84,11 +85,15 @@ class EncodedModel(DecoderModel):
         Args:
             *inputs: As there.
             **settings: As there; besides them ``language`` and ``task`` of a model that writes what it hears. Without
-                ``decoder_input_ids``, a text begins with the tokens of these, or of those that the files name.
+                ``decoder_input_ids``, a text begins with the tokens of these, or of those that the files name. A longer
+                recording than the encoder takes, ``return_timestamps`` and the like are left to the loop that
+                transformers has for such a model.
 
         Raises:
             InputError: the model has no such language or task.
         """
+        if (looping := self._asked_loop(inputs, settings)) is not None:
+            return looping.generate(*inputs, **settings)
         asked = {key: settings.pop(key, None) for key in ("language", "task")}
         if settings.get("decoder_input_ids") is None and (allowed := read_prompt(self._folder, **asked)):
             first = tuple(getattr(self.generation_config, "begin_suppress_tokens", None) or ())
@@ -96,6 +101,18 @@ class EncodedModel(DecoderModel):
             settings["logits_processor"] = LogitsProcessorList([*(settings.get("logits_processor") or ()), own])
         loop: Any = super()  # declared for models of torch
         return loop.generate(*inputs, **settings)
+
+    def _asked_loop(self, inputs: tuple[Any, ...], settings: Mapping[str, Any]) -> Any | None:
+        """Return the model with the loop that a call asks for; None where the general one does."""
+        loop = own_loop(self.config)
+        if loop is None or isinstance(self, loop):
+            return None
+        item = self.graphs.inputs[0]
+        content = next((value for value in (*inputs, settings.get(item.name)) if value is not None), None)
+        most = item.shape[-1]
+        frames = None if content is None or not item.shape else content.shape[-1]
+        is_asked = asks_own_loop(loop, settings, frames, most if isinstance(most, int) else None)
+        return looping_model(loop, self) if is_asked else None
 
     def get_encoder(self, *_modality: Any) -> _Encoder:
         """Return what encodes; transformers' loop calls it once."""

@@ -49,6 +49,8 @@ class ShownFiles:
     """By name of the input; empty without a picture."""
     kinds: Array | None = None
     """Kind of each token of the prompt, where the decoder is told it."""
+    positions: Array | None = None
+    """Positions of the tokens of the prompt in several rows, where the decoder takes such and there is a picture."""
 
 
 class ShownDecoder(DecoderGraph):

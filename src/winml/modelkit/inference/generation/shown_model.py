@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.inference.generation.causal_lm import DecoderModel
 from winml.modelkit.inference.generation.graph import TOKEN_TYPES, GraphCache
+from winml.modelkit.inference.generation.picture_positions import KINDS, PicturePositions
 from winml.modelkit.inference.generation.shown import PIXEL_MASK, ShownDecoder, ShownSessions
 from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.sessions import Session
 
 __all__ = ["ShownModel"]
+
+
+_SEEN = "winml_seen_images"
+"""Among the arguments of the loop: what the model made of images before their rows were repeated."""
 
 
 class ShownModel(DecoderModel):
@@ -75,7 +83,19 @@ class ShownModel(DecoderModel):
     def _shown_names(self) -> tuple[str, ...]:
         """What a call may be given beside tokens."""
         kinds = (TOKEN_TYPES,) if self.graph.takes_kinds else ()
-        return (*(item.name for item in self.graph.image_inputs), PIXEL_MASK, *kinds)
+        by_picture = (KINDS,) if self.graph.position_rows is not None else ()
+        return (*(item.name for item in self.graph.image_inputs), PIXEL_MASK, *kinds, *by_picture)
+
+    @cached_property
+    def _positions(self) -> PicturePositions:
+        return PicturePositions(self.config, self.graph.position_rows or 1)
+
+    def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: dict[str, Any]) -> Any:
+        # Called by transformers' loop: of a text alone, its own way; with pictures, that of the model.
+        if self.graph.position_rows is None:
+            loop: Any = super()  # declared for models of torch
+            return loop._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
+        return self._positions.of_prompt(model_kwargs.get("input_ids", inputs_tensor), model_kwargs)
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
         # Called by transformers' loop, which knows the names in a signature only.
@@ -84,6 +104,21 @@ class ShownModel(DecoderModel):
         others = {name: value for name, value in model_kwargs.items() if name not in names}
         loop: Any = super()  # declared for models of torch
         loop._validate_model_kwargs(others)
+
+    def _expand_inputs_for_generation(
+        self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Any = None, **model_kwargs: Any
+    ) -> Any:
+        # Called by transformers' loop, which repeats the rows of every tensor for beams: patches are no rows.
+        loop: Any = super()  # declared for models of torch
+        items = self.graph.image_inputs
+        shown = {item.name: model_kwargs[item.name] for item in items if model_kwargs.get(item.name) is not None}
+        if expand_size > 1 and shown and any(item.grid is not None for item in items):
+            seen = self.graph.see({name: to_numpy(value) for name, value in shown.items()})
+            counts = [self.graph.count_places(to_numpy(row)) for row in input_ids]
+            # An array: the loop repeats tensors.
+            model_kwargs = {name: value for name, value in model_kwargs.items() if name not in shown}
+            model_kwargs[_SEEN] = {name: _repeated(value, counts, expand_size) for name, value in seen.items()}
+        return loop._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
 
     def forward(
         self,
@@ -100,7 +135,8 @@ class ShownModel(DecoderModel):
         Args:
             input_ids: Integers of shape [batch, sequence]; some of them may stand for images.
             attention_mask: As there.
-            position_ids: As there.
+            position_ids: As there; of a decoder that takes several of each token, rows of these. None: as the model
+                makes them of the text and its pictures.
             past_key_values: As there.
             use_cache: As there.
             return_dict: As there.
@@ -113,10 +149,16 @@ class ShownModel(DecoderModel):
             StageError: ONNX Runtime fails.
         """
         names = self._shown_names
+        if self.graph.position_rows is not None and position_ids is None and input_ids is not None:
+            beside = {"attention_mask": attention_mask, "past_key_values": past_key_values, **images}
+            position_ids = self._positions.of_prompt(torch.as_tensor(input_ids), beside)
+            position_ids = position_ids[..., -len(input_ids[0]) :]
+        images.pop(KINDS, None)
+        seen_before = images.pop(_SEEN, None)
         shown = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
         kinds = {TOKEN_TYPES: shown.pop(TOKEN_TYPES)} if TOKEN_TYPES in shown else {}
         if past_key_values is None and input_ids is not None:
-            seen = self.graph.see(shown) if shown else {}
+            seen = seen_before or (self.graph.see(shown) if shown else {})
             past_key_values = self.graph.empty_cache(len(input_ids), {**seen, **kinds})
         elif shown and isinstance(past_key_values, GraphCache) and self.graph.count_places(input_ids):
             past_key_values.encoded = {**self.graph.see(shown), **kinds}
@@ -126,3 +168,15 @@ class ShownModel(DecoderModel):
         )
 
     __call__ = forward
+
+
+def _repeated(vectors: Any, counts: Sequence[int], times: int) -> Any:
+    """Return the vectors of each row so many times, row by row.
+
+    Args:
+        vectors: Of all rows.
+        counts: How many of them each row holds.
+        times: How often.
+    """
+    pieces = np.split(vectors, np.cumsum(counts)[:-1])
+    return np.concatenate([piece for piece in pieces for _ in range(times)])

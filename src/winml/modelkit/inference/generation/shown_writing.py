@@ -26,6 +26,9 @@ from winml.modelkit.inference.generation.writing import PreparedPrompt, files_fo
 
 __all__ = ["prepare_shown", "shown_tokens"]
 
+_POSITIONS = "position_ids"
+_VIDEO_HALF = "video_processor"
+"""Specified by transformers: part of a processor, which needs torchvision."""
 _FAILURES = (ValueError, TypeError, LookupError, RuntimeError, AttributeError)
 """What processors raise for values they cannot use."""
 
@@ -58,8 +61,8 @@ def prepare_shown(
     if not tokens:
         raise UsageError("the prompt is empty, and this model begins with no token of its own", hint="Give a text.")
     settings = settings.fitted(len(tokens), position_limit(folder))
-    kinds = made.pop(TOKEN_TYPES, None)
-    shown = ShownFiles(files[VISION], files[EMBEDDING], made if images else {}, kinds)
+    kinds, positions = made.pop(TOKEN_TYPES, None), made.pop(_POSITIONS, None)
+    shown = ShownFiles(files[VISION], files[EMBEDDING], made if images else {}, kinds, positions)
     return PreparedPrompt(files[DECODER], text, tokens, settings, tokenizer, shown=shown)
 
 
@@ -82,7 +85,8 @@ def shown_tokens(
     from winml.modelkit.inference.generation.shown_model import ShownModel
 
     model = ShownModel.of_graph(graph, files_folder(prompt.model))
-    arrays = pixels if kinds is None else {**pixels, TOKEN_TYPES: kinds}
+    beside = {TOKEN_TYPES: kinds, _POSITIONS: prompt.shown.positions}
+    arrays = {**pixels, **{name: array for name, array in beside.items() if array is not None}}
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     given = {"inputs": torch.tensor([list(prompt.tokens)]), **tensors}
     return "transformers", generated_by(model, given, len(prompt.tokens), prompt.settings)
@@ -95,7 +99,7 @@ def _tokens_after_seeing(graph: ShownDecoder, prompt: PreparedPrompt, shown: Sho
     if shown.kinds is not None:
         seen[TOKEN_TYPES] = shown.kinds
     seconds = time.perf_counter() - started
-    for entry in generate_tokens(graph, prompt.tokens, prompt.settings, encoded=seen):
+    for entry in generate_tokens(graph, prompt.tokens, prompt.settings, encoded=seen, positions=shown.positions):
         yield replace(entry, seconds=entry.seconds + seconds)
         seconds = 0.0
 
@@ -128,30 +132,53 @@ def _processed(
         ) from error
     arrays = {name: np.asarray(value) for name, value in made.items()}
     names = [value.name for value in read_structure(files[VISION]).graph.input]
-    names += [PIXEL_MASK, *_kinds_asked(files[DECODER])]
+    asked = {value.name: value for value in read_structure(files[DECODER]).graph.input}
+    names += [PIXEL_MASK, *(name for name in asked if name == TOKEN_TYPES)]
     tokens = tuple(int(token) for token in arrays["input_ids"][0])
-    return text, tokens, {name: arrays[name] for name in names if name in arrays}
+    kept = {name: arrays[name] for name in names if name in arrays}
+    several: Any = asked[_POSITIONS].type.tensor_type.shape.dim if _POSITIONS in asked else ()
+    if images and len(several) > 2:
+        kept[_POSITIONS] = _positions_with_pictures(folder, several[0].dim_value, made)
+    return text, tokens, kept
 
 
-def _kinds_asked(decoder: Path) -> list[str]:
-    from winml.modelkit.graph.files.reading import read_structure
+def _positions_with_pictures(folder: Path, rows: int, made: Mapping[str, Any]) -> NDArray[Any]:
+    """Return the positions of the tokens of a text with pictures."""
+    from winml.modelkit.evaluate.model_config import open_config
+    from winml.modelkit.inference.generation.picture_positions import PicturePositions
 
-    return [value.name for value in read_structure(decoder).graph.input if value.name == TOKEN_TYPES]
+    positions = PicturePositions(open_config(folder), rows)
+    return np.asarray(positions.of_prompt(made["input_ids"], made))
 
 
 def _open_processor(folder: Path) -> Any:
-    import transformers
-
     from winml.modelkit.evaluate.model_config import UNREADABLE
 
-    make: Any = transformers.AutoProcessor
     try:
-        processor = make.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        processor = _processor_class(folder).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except UNREADABLE as error:
         raise InputError(f"{folder}: its processor cannot be read: {first_line(error)}", hint=_COPY_HINT) from error
     if not hasattr(processor, "image_processor"):
         raise InputError(f"{folder}: holds no processor for pictures and text", hint=_COPY_HINT)
     return processor
+
+
+def _processor_class(folder: Path) -> Any:
+    """Return what opens the processor in a folder: without its half for videos, where a package for that is missing."""
+    import transformers
+    from transformers.models.auto import processing_auto
+    from transformers.utils import is_torchvision_available
+
+    from winml.modelkit.load.checkpoints.processor_classes import find_processor_classes
+
+    make: Any = transformers.AutoProcessor
+    class_of_name: Any = processing_auto.processor_class_from_name
+    named = next((item for item in find_processor_classes(folder, "", ()) if item.role == "processor"), None)
+    found: Any = None if named is None else class_of_name(named.class_name)
+    if is_torchvision_available() or found is None or _VIDEO_HALF not in found.get_attributes():
+        return make
+    halves = [name for name in found.get_attributes() if name != _VIDEO_HALF]
+    return type(found.__name__, (found,), {"get_attributes": classmethod(lambda _class: halves)})
 
 
 _COPY_HINT = "Copy the processor files of the checkpoint there (processor_config.json), or build the model again."

@@ -7,6 +7,7 @@ other by transformers, which brings in torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from winml.modelkit.errors import InputError, UsageError, first_line
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from winml.modelkit.inference.generation.settings import read_record
 
-__all__ = ["TextTokenizer", "chat_prompt", "read_tokenizer"]
+__all__ = ["TextSegment", "TextTokenizer", "TimedText", "chat_prompt", "read_tokenizer"]
 
 _TEMPLATE_NAME = "chat_template.jinja"
 """Specified: the file transformers keeps a chat template in; before, it was a key of the tokenizer's config."""
@@ -40,6 +41,54 @@ class TextTokenizer(Protocol):
             tokens: The tokens.
             after: Those of the text before, which decide whether a space stands between.
         """
+
+
+@dataclass(frozen=True)
+class TextSegment:
+    """What is said in a part of a recording."""
+
+    start_s: float
+    end_s: float
+    tokens: tuple[int, ...]
+    """Without those that stand for times."""
+
+
+class TimedText:
+    """Turns the segments of a recording into text, with their times where these are asked for.
+
+    Attributes:
+        segments: What was heard; known once the first token is.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, *, with_times: bool) -> None:
+        """Write with a tokenizer."""
+        self._tokenizer = tokenizer
+        self._with_times = with_times
+        self.segments: tuple[TextSegment, ...] = ()
+
+    def encode(self, text: str, *, with_special: bool = True) -> list[int]:
+        """Return the tokens of a text."""
+        return self._tokenizer.encode(text, with_special=with_special)
+
+    def pieces(self, tokens: Iterable[int], *, after: Sequence[int]) -> Iterator[str]:
+        """Yield the text of each segment once all tokens are known, on a line of its own where it has times."""
+        for _ in tokens:
+            yield ""
+        for segment in self.segments:
+            text = self._text(segment, after)
+            yield f"[{segment.start_s:.2f} → {segment.end_s:.2f}] {text.strip()}\n" if self._with_times else text
+
+    def as_records(self, after: Sequence[int]) -> tuple[dict[str, Any], ...] | None:
+        """Return the segments as JSON values; None where no times were asked for."""
+        if not self._with_times:
+            return None
+        return tuple(
+            {"start_s": item.start_s, "end_s": item.end_s, "text": self._text(item, after).strip()}
+            for item in self.segments
+        )
+
+    def _text(self, segment: TextSegment, after: Sequence[int]) -> str:
+        return "".join(self._tokenizer.pieces(segment.tokens, after=after))
 
 
 def read_tokenizer(folder: Path) -> TextTokenizer:

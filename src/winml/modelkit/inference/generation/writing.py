@@ -19,7 +19,7 @@ from winml.modelkit.inference.generation.graph import DecoderGraph
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
 from winml.modelkit.inference.generation.settings import GenerationSettings, position_limit, read_settings
 from winml.modelkit.inference.generation.shown import ShownDecoder, ShownFiles, ShownSessions
-from winml.modelkit.inference.generation.text import TextTokenizer, chat_prompt, read_tokenizer
+from winml.modelkit.inference.generation.text import TextTokenizer, TimedText, chat_prompt, read_tokenizer
 from winml.modelkit.results.generated_text import GeneratedText
 from winml.modelkit.runtime.devices import ChosenProvider
 from winml.modelkit.runtime.sessions import Session
@@ -74,7 +74,7 @@ class _Progress:
     @property
     def tokens_per_second(self) -> float | None:
         """Of the tokens after the first."""
-        return len(self.seconds[1:]) / sum(self.seconds[1:]) if self.seconds[1:] else None
+        return len(self.seconds[1:]) / sum(self.seconds[1:]) if sum(self.seconds[1:]) else None
 
 
 def prepare_prompt(model: Path, prompt: str, *, is_chat: bool, **asked: Any) -> PreparedPrompt:
@@ -144,10 +144,11 @@ def write_text(
         loop=loop,
         settings=prompt.settings.as_record(),
         session_ms=session_ms,
-        first_token_ms=progress.seconds[0] * 1000,
+        first_token_ms=next(iter(progress.seconds), 0.0) * 1000,
         tokens_per_second=progress.tokens_per_second if prompt.settings.is_stepwise else None,
         cache_bytes=graph.last_cache.size_bytes() if graph.last_cache is not None else None,
         notes=() if graph.has_cache else _NO_CACHE,
+        segments=prompt.tokenizer.as_records(prompt.before) if isinstance(prompt.tokenizer, TimedText) else None,
     )
 
 

@@ -91,6 +91,11 @@ def with_cache_inputs(
     keys: dict[str, tuple[str | None, ...]] = dict(meanings.keys)
     specs: list[InputTensorSpec] = []
     for spec in decision.inputs:
+        if spec.name == _POSITIONS and len(spec.shape) > 2:
+            # Several positions of each token.
+            shape = (spec.shape[0], sizes.batch, sizes.tokens)
+            specs.append(spec.model_copy(update={"shape": shape, "value_range": (0, most - 1)}))
+            continue
         is_longer = spec.name == _MASK and layout.grows
         tokens = sizes.past + sizes.tokens if is_longer else sizes.tokens
         others = spec.shape[2:]

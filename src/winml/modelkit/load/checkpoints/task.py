@@ -312,11 +312,17 @@ def _after_for(auto_class: str) -> str:
     return auto_class.removeprefix("Auto").removeprefix("ModelFor")
 
 
+_LATER_NAMES: Mapping[str, str] = {"image-to-text": "image-text-to-text"}
+"""Task → what transformers 5 calls it, whose table of the first is empty."""
+
+
 def _requested_decision(
     name: str, model_type: str, architectures: tuple[str, ...], accepted: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision:
     word = canonical_word(name)
     task = word if word in TASK_VARIANTS else canonical_task(name)
+    if task not in accepted and (later := _LATER_NAMES.get(task)) in accepted:
+        task = str(later)
     if task not in accepted:
         raise TaskError(
             f"--task {name}: {model_type} models have no {task} task",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.layout import EMBEDDED
+from winml.modelkit.load.families.picture_grids import WholeTensors, computed_grids
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
 __all__ = ["FEATURES", "FEATURES_METHOD", "ImageCode", "calls_of", "find_image_code", "has_image_code"]
@@ -32,6 +33,13 @@ _GIVEN_ON = frozenset({EMBEDDED, "attention_mask", "position_ids", "past_key_val
 
 
 @dataclass(frozen=True)
+class _Divided:
+    """Vectors of all images, which a method returns in pieces."""
+
+    whole: torch.Tensor
+
+
+@dataclass(frozen=True)
 class ImageCode:
     """Where a model handles images."""
 
@@ -44,7 +52,8 @@ class ImageCode:
     feature_shape: tuple[int, ...]
     """Of what it makes of one row of inputs: images, vectors, width; or vectors, width."""
     made_by: str | None
-    """Path of the module whose answer the method returns in pieces, one for each image; None: it returns one tensor."""
+    """Path of the module whose answer the method returns in pieces, one for each image; ``""``: it divides a tensor
+    itself; None: it returns one tensor."""
 
     def features(self, module: torch.nn.Module) -> Callable[..., torch.Tensor]:
         """Return what makes the vectors of images, as one tensor.
@@ -55,8 +64,10 @@ class ImageCode:
         method = getattr(module, FEATURES_METHOD)
 
         def image_features(**tensors: torch.Tensor) -> torch.Tensor:
-            if self.made_by is None:
-                vectors: torch.Tensor = _pooled(method(**tensors))
+            if not self.made_by:
+                # What is compared with is computed by the library's own code.
+                with computed_grids(module) if torch.jit.is_tracing() else nullcontext(), WholeTensors() as whole:
+                    vectors: torch.Tensor = whole.of(_pooled(method(**tensors)))
                 return vectors
             answers: list[torch.Tensor] = []
             maker = module.get_submodule(self.made_by)
@@ -124,7 +135,7 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
     shape, made_by = _made_of(features, answers)
     if shape is None:
         return f"{FEATURES_METHOD}() of {name} returns a {type(features).__name__}"
-    if made_by is not None and not _makes_all_at_once(owner, made_by, media):
+    if made_by and not _makes_all_at_once(owner, made_by, media):
         return f"{made_by} of {name} does not make the vectors of all images in one call"
     places = (paths[id(owner)], paths[id(language_model)])
     return ImageCode(*places, parameters, shape, made_by)
@@ -136,9 +147,18 @@ def _owner(model: Any) -> Any:
 
 
 def _seen(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[Any, Sequence[tuple[str, Any]]]:
-    """Return what the method makes of images, None where it does not run, and the answer of each module in it."""
+    """Return what the method makes of images, None where it does not run, and the answer of each module in it.
+
+    What it divides at last is returned as a whole, and as the answer of no module.
+    """
+
+    def run(**tensors: torch.Tensor) -> Any:
+        with WholeTensors() as whole:
+            made = _pooled(getattr(owner, FEATURES_METHOD)(**tensors))
+            return _Divided(whole.of(made)) if whole.is_divided(made) else made
+
     with _answers_of(owner) as answers:
-        features = run_on_shapes(lambda **tensors: _pooled(getattr(owner, FEATURES_METHOD)(**tensors)), media)
+        features = run_on_shapes(run, media)
     return features, answers
 
 
@@ -156,6 +176,8 @@ def _makes_all_at_once(owner: Any, path: str, media: Mapping[str, InputTensorSpe
 
 def _made_of(features: Any, answers: Sequence[tuple[str, Any]]) -> tuple[tuple[int, ...] | None, str | None]:
     """Return the shape of the vectors of images, and the module that made them where they come in pieces."""
+    if isinstance(features, _Divided):
+        return tuple(features.whole.shape), ""
     if isinstance(features, torch.Tensor):
         return tuple(features.shape), None
     pieces = list(features) if isinstance(features, (list, tuple)) else []

@@ -26,6 +26,7 @@ from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.families.divided_axes import PartAxes, divided_axes
 from winml.modelkit.load.families.family import FoundParts, part_of_decision
 from winml.modelkit.load.families.image_features import FEATURES, ImageCode, find_image_code, has_image_code
+from winml.modelkit.load.families.picture_grids import reads_grids, with_open_grids
 from winml.modelkit.load.families.token_kinds import TokenKinds, find_first_position, find_kinds
 from winml.modelkit.load.families.whole_model import firm_keys
 from winml.modelkit.load.inputs.decision import InputDecision, decide_inputs
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["vision_language_parts"]
 
 _TASKS = ("image-text-to-text", "image-to-text", "text-generation")
-_TOKENS, _MASK = "input_ids", "attention_mask"
+_TOKENS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
 _BATCH_KEY, _SEQUENCE_KEY = "batch_size", "sequence_length"
 _IMAGE_RANK = 4
 """Rows, channels, height and width."""
@@ -78,7 +79,7 @@ def _find_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str,
         )
         return FoundParts(notes=(described if request.cache else NO_CACHE_ASKED,))
     found = _found(model, checkpoint.config, plain, request)
-    layout = found if isinstance(found, str) else find_cache(found.decoder, found.decoder_inputs.inputs, found.keywords)
+    layout = found if isinstance(found, str) else found.cache()
     if isinstance(found, str) or isinstance(layout, str):
         reason = found if isinstance(found, str) else layout
         return FoundParts(notes=(f"One graph without a cache, since {reason}: every run reads all tokens.",))
@@ -95,14 +96,22 @@ def _found(model: torch.nn.Module, config: Any, plain: InputDecision, request: M
         return code
     others = [name for name in inputs if name not in (*code.parameters, _TOKENS, _MASK)]
     kinds: TokenKinds | str | None = None
+    positions = next((inputs[name] for name in others if name == _POSITIONS and len(inputs[name].shape) > 2), None)
+    if positions is not None:
+        others.remove(_POSITIONS)
     if others and is_of_tokens(inputs[others[0]]):
         kinds = find_kinds(model, others.pop(0), inputs)
     if others:
         return f"{type(model).__name__} takes {others[0]} beside tokens and images"
-    first_position = find_first_position(model, inputs)
+    # Of positions in several rows, each is given as it is.
+    first_position = 0 if positions is not None else find_first_position(model, inputs)
     if isinstance(kinds, str) or isinstance(first_position, str):
         return kinds if isinstance(kinds, str) else str(first_position)
-    found = _Found(model, config, plain, code, request, kinds, first_position)
+    if reads_grids(model.get_submodule(code.owner)):
+        # Images need not be as many as rows of tokens, where each is told by itself.
+        bounds = {key: bound for key, bound in plain.meanings.bounds.items() if key != _BATCH_KEY}
+        plain = replace(plain, meanings=replace(plain.meanings, bounds=bounds))
+    found = _Found(model, config, plain, code, request, kinds, first_position, positions)
     found.refuse_cut_images()
     return found
 
@@ -121,6 +130,8 @@ class _Found:
     """The input that says which tokens see others ahead; None where none does."""
     first_position: int
     """What the language model calls the position of the first token."""
+    positions: InputTensorSpec | None
+    """Positions of tokens in several rows, as of frames, rows and columns of pictures; None: in one."""
 
     @property
     def decoder(self) -> torch.nn.Module:
@@ -138,6 +149,11 @@ class _Found:
         """Fixed keywords of its calls."""
         return cached_keywords(self.decoder, self.request)
 
+    def cache(self) -> CacheLayout | str:
+        """Return the cache of the language model, or as a clause why there is none."""
+        inputs = tuple(spec for spec in self.decoder_inputs.inputs if spec.name != _POSITIONS)
+        return find_cache(self.decoder, inputs, self.keywords)
+
     def vision_axes(self) -> PartAxes:
         """Return the inputs of what makes vectors of images."""
         decision = self._among([spec.name for spec in self.plain.inputs if spec.name in self.code.parameters])
@@ -145,6 +161,8 @@ class _Found:
         has_one_in_each_row = all(len(spec.shape) <= _IMAGE_RANK for spec in decision.inputs)
 
         def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+            if reads_grids(self.model.get_submodule(self.code.owner)):
+                return with_open_grids(decision, dynamic, self.code.feature_shape[0])
             if has_one_in_each_row:
                 return self._opened(decision, (_BATCH_KEY,), dynamic)
             return self._opened(decision, (), dynamic.model_copy(update={"batch": False}))
@@ -236,13 +254,15 @@ class _Found:
             EMBEDDED: (*plain.meanings.keys[_TOKENS], None),
         }
         del keys[_TOKENS]
+        positions = () if self.positions is None else (self.positions,)
+        keys |= {spec.name: (None, *plain.meanings.keys[_TOKENS]) for spec in positions}
         bounds = dict(plain.meanings.bounds)
         limit = bounds.get(_SEQUENCE_KEY)
         if limit is not None:
             # That a prompt holds places for an image does not count in the steps after it.
             bounds[_SEQUENCE_KEY] = replace(limit, min=1)
         meanings = replace(plain.meanings, keys=keys, bounds=bounds)
-        return replace(plain, inputs=(vectors, *plain.inputs[1:], *kinds), meanings=meanings)
+        return replace(plain, inputs=(vectors, *plain.inputs[1:], *kinds, *positions), meanings=meanings)
 
     def refuse_cut_images(self) -> None:
         """Refuse a fixed number of tokens in each run where the tokens of an image have to be in one.

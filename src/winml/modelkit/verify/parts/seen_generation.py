@@ -6,8 +6,9 @@ left; then it reads a second prompt. The files are given the same images and tok
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from winml.modelkit.compare.generation import GenerationInfo
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.tensors import to_numpy
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.inputs.modalities.text import KINDS_PARAMETER
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.generation import (
@@ -43,7 +46,7 @@ _TEXT, _PADDING = 7, 3
 """Chosen: tokens of a row beside the places of its images, and how many of them are padding in the first row."""
 _SECOND_PROMPT = 4
 _ROWS = 2
-_TOKENS = "input_ids"
+_TOKENS, _POSITIONS = "input_ids", "position_ids"
 
 
 @dataclass(frozen=True)
@@ -112,9 +115,12 @@ def _generate(parts: SeenParts, weighted: PreparedPart, seed: int) -> _Reference
     free = room - tokens.shape[1] - _SECOND_PROMPT if room is not None else _NEW_TOKENS
     if free < 1:
         return f"the model has no more than {room} positions"
-    images = _images(parts.vision, seed, len(tokens))
     places = _places(parts.embedding)
+    images = _images(parts, seed, len(tokens))
     shown = {**images, **_kinds(decoder, tokens, places)}
+    if any(spec.name == _POSITIONS and len(spec.shape) > 2 for spec in decoder.inputs):
+        # By these, the model makes the positions.
+        shown[KINDS_PARAMETER] = torch.isin(tokens, torch.tensor(places)).long()
     try:
         with as_the_user_calls_it(weighted), unchanged_attributes(weighted.model), quiet_libraries():
             text = generated_text(decoder, weighted.model, (tokens, mask), min(free, _NEW_TOKENS), shown, places)
@@ -123,14 +129,40 @@ def _generate(parts: SeenParts, weighted: PreparedPart, seed: int) -> _Reference
     return _Reference(images, text)
 
 
-def _images(vision: ModelPart, seed: int, rows: int) -> Tensors:
+def _images(parts: SeenParts, seed: int, rows: int) -> Tensors:
     """Return images for so many rows of tokens; of a graph that takes a fixed number, as many draws as that takes."""
+    vision = parts.vision
+    if (grids := next((spec for spec in vision.inputs if spec.grid is not None), None)) is not None:
+        return _images_of_grids(parts, grids, seed, rows)
     draws = InputDraws(vision, seed)
     count = _fixed_rows(vision)
     if count is None:
         return draws.draw(1, sizes_of_rows(vision, _ROWS))
     drawn = [draws.draw(number + 1) for number in range(rows // count)]
     return {name: torch.cat([tensors[name] for tensors in drawn]) for name in drawn[0]}
+
+
+def _images_of_grids(parts: SeenParts, grids: InputTensorSpec, seed: int, rows: int) -> Tensors:
+    """Return an image for each row of tokens, in whose places it fits: of as many columns as rows, and of fewer."""
+    assert grids.grid is not None
+    blocks, multiple = _place_count(parts.embedding), grids.grid.multiple
+    heights = [height for height in range(1, blocks + 1) if blocks % height == 0 and height**2 <= blocks]
+    edges = [(height, blocks // height) for height in itertools.islice(itertools.cycle(reversed(heights)), rows)]
+    values = torch.tensor([[1, height * multiple, width * multiple] for height, width in edges])
+    patches = int(values.prod(-1).sum())
+    others = tuple(
+        spec.model_copy(update={"shape": (patches, *spec.shape[1:])})
+        for spec in parts.vision.inputs
+        if spec.name != grids.name
+    )
+    drawn = InputDraws(replace(parts.vision, inputs=others), seed).draw(1, {})
+    return {**drawn, grids.name: values}
+
+
+def _place_count(embedding: ModelPart) -> int:
+    """Return how many places for images a row of tokens holds."""
+    spec = next(spec for spec in embedding.inputs if spec.name == _TOKENS)
+    return sum(count for _, count in spec.first_values)
 
 
 def _fixed_rows(vision: ModelPart) -> int | None:
@@ -145,7 +177,7 @@ def _prompt(embedding: ModelPart, seed: int, *, is_padded: bool) -> tuple[torch.
     A single one is where it is asked for: of rows without padding, some models make no mask, and see ahead in all runs.
     """
     spec = next(spec for spec in embedding.inputs if spec.name == _TOKENS)
-    length = sum(count for _, count in spec.first_values) + _TEXT
+    length = _place_count(embedding) + _TEXT
     tokens = InputDraws(embedding, seed).draw(1, {**sizes_of_rows(embedding, _ROWS), str(spec.shape[1]): length})[
         _TOKENS
     ]
