@@ -79,6 +79,7 @@ def quantization_sensitivity(
     judge: FormJudge | None = None,
     on_step: Callable[[StepEvent], None] | None = None,
     progress: Progress | None = None,
+    before_each: Callable[[], None] | None = None,
     **flags: Any,
 ) -> QuantizationSensitivity:
     """Quantize each module of an ONNX file alone, and rank the modules by the damage to the answers.
@@ -91,6 +92,7 @@ def quantization_sensitivity(
         judge: Judges forms by the samples of a data set, by its own target.
         on_step: Called when a step starts and when it ends.
         progress: Called after each measurement with their number and the share that is done.
+        before_each: Called before each measurement; what it raises ends the work, and what was measured stays.
         **flags: Fields of :class:`QuantizeOptions` and :class:`SensitivityOptions`; ``samples`` is that of the latter.
 
     Returns:
@@ -117,7 +119,8 @@ def quantization_sensitivity(
         with clock.step(_REFERENCE) as step:
             samples = take_samples(graph, _run_options(source, sensitivity), sensitivity.samples, _threads(sensitivity))
             step.summary = f"{len(samples.values)} sets of values"
-        forms = QuantizedForms(graph, samples, quantizer or _quantizer(calibration), _threads(sensitivity), judge)
+        engine, threads = quantizer or _quantizer(calibration), _threads(sensitivity)
+        forms = QuantizedForms(graph, samples, engine, threads, judge, before_each)
         study = _Study(graph, options, plan, parts, forms, kept)
         with clock.step(_MODULES) as step:
             study.measure_modules(sensitivity.jobs, progress)
