@@ -76,7 +76,7 @@ def plan_candidates(options: TuneOptions, machine: TuningMachine) -> tuple[Candi
 
 
 def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachine) -> tuple[Candidate, ...]:
-    """Return what is tried of the best form: other levels below its precision, threads, fixed sizes, a compiled file."""
+    """Return what is tried of the best form: levels below its precision, threads, fixed sizes, a compiled file."""
     variations: list[Candidate] = []
     if best.sections.get("quant") and _is_asked_for("level", options):
         variations += [_with_level(best, level) for level in ("extended", "full")]

@@ -184,10 +184,10 @@ class Contest:
         if (against := mixed.reason_against(candidate)) is not None:
             self._skipped[candidate.name] = against
             return False
-        if self.state.rules(candidate.name) is None and self.state.failure(candidate.name) is None:
-            if self._is_over() or not mixed.find_rules(candidate, self._model_of(self.plan[0])):
-                self._skipped[candidate.name] = Failure("not tried", "the time was up (--budget)")
-                return False
+        is_known = self.state.rules(candidate.name) is not None or self.state.failure(candidate.name) is not None
+        if not is_known and (self._is_over() or not mixed.find_rules(candidate, self._model_of(self.plan[0]))):
+            self._skipped[candidate.name] = Failure("not tried", "the time was up (--budget)")
+            return False
         return self.state.failure(candidate.name) is None and self._make(candidate)
 
     def _rules_of(self, candidate: Candidate) -> Mapping[str, str] | None:
