@@ -8,6 +8,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -20,7 +21,11 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.evaluate.preprocessing import Preprocessor
 from winml.modelkit.file_names import EVALUATION_NAME
+from winml.modelkit.results.tuning import Candidate, CandidateFacts
 from winml.modelkit.runtime.sessions import Session
+from winml.modelkit.tune.contestants import Contestants
+from winml.modelkit.tune.judging import Judge
+from winml.modelkit.tune.options import TuneOptions
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +196,28 @@ def test_judge_of_forms_reads_samples_once(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.delattr(Preprocessor, "_prepared")
         assert first == judge.scores(Session(MODEL))
         assert first["accuracy"] > 0.5
+
+
+def test_tuning_judges_candidates_by_what_a_metric_loses(tmp_path: Path) -> None:
+    """A file with another answer to every text is wrong by the whole accuracy, and so is one with no score."""
+    shutil.copytree("model", tmp_path / "model")
+    wrong = onnx.load(tmp_path / MODEL)
+    (maker,) = (node for node in wrong.graph.node if wrong.graph.output[0].name in node.output)
+    maker.output[0] = "opposite"
+    wrong.graph.node.append(onnx.helper.make_node("Neg", ["opposite"], [wrong.graph.output[0].name]))
+    onnx.save(wrong, tmp_path / MODEL)
+    options = TuneOptions(max_drop={"accuracy": 0.01}, dataset="texts.csv", samples=24)
+    judge = Judge(options, tmp_path, MODEL, Contestants(tmp_path))
+    form, facts = Candidate("form", "dynamic", ""), CandidateFacts(1, 1.0, 1, 1, 1, 1.0, 5.0, "logits")
+
+    plain = judge.with_scores(facts, form, Path(MODEL), None)
+    lost = judge.with_scores(facts, form, tmp_path / MODEL, plain)
+
+    assert ({"accuracy": 1.0}, {"accuracy": 0.0}) == (plain.scores, plain.drops)
+    assert ({"accuracy": 0.0}, {"accuracy": 1.0}) == (lost.scores, lost.drops)
+    assert "" == judge.reason_wrong(plain)
+    assert "accuracy drops by 1.0000, at most 0.01" == judge.reason_wrong(lost)
+    assert "accuracy drops by an unknown amount, at most 0.01" == judge.reason_wrong(facts)
 
 
 def test_empty_data_is_refused(tmp_path: Path) -> None:

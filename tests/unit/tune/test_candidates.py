@@ -94,6 +94,16 @@ def test_variations_of_few_bits_have_levels_below_them() -> None:
     assert {"quant": {"precision": "int8"}, "optim": {"level": "full"}} == dict(levels[1].sections)
 
 
+def test_sizes_that_are_given_may_be_fixed_in_the_file() -> None:
+    """Without any there is nothing to fix; the batch size is one of them."""
+    options = TuneOptions(sizes={"sequence": 128}, batch_size=2, only=("fixed",))
+    plain = plan_candidates(options, MACHINE)[0]
+    (fixed,) = plan_variations(plain, options, MACHINE)
+    assert ("plain+fixed", {"sequence": 128, "batch_size": 2}) == (fixed.name, fixed.fixed_sizes)
+    assert "sizes fixed: sequence 128, batch_size 2" in fixed.words
+    assert () == plan_variations(plain, TuneOptions(only=("fixed",)), MACHINE)
+
+
 def test_this_machine_has_the_provider_of_the_cpu_and_a_core() -> None:
     """What decides the plan is known everywhere."""
     machine = look_at_tuning_machine()

@@ -10,12 +10,18 @@ from winml.modelkit.report.terminal import TextTable, print_rows
 from winml.modelkit.results.tuning import Candidate, TunedCandidate, TuneResult
 from winml.modelkit.words import size_words
 
-__all__ = ["latency_cell", "print_tuning", "print_tuning_plan", "ratio_cell", "table_order", "tuning_facts"]
+__all__ = [
+    "latency_cell",
+    "limited_metrics",
+    "print_tuning",
+    "print_tuning_plan",
+    "ratio_cell",
+    "table_order",
+    "tuning_facts",
+]
 
-COLUMNS = (
-    "candidate", "latency ms", "of plain", "size", "memory", "SQNR dB", "session ms", "Pareto", "outcome",
-)  # fmt: skip
-NUMBERS = frozenset(range(1, 7))
+NUMBERS = ("latency ms", "of plain", "size", "memory", "session ms", "SQNR dB")
+"""Columns of every answer that hold numbers; behind them stand the metrics that are limited."""
 MOST_DB = 200.0
 """Specified: the ratio of equal answers."""
 
@@ -23,9 +29,11 @@ MOST_DB = 200.0
 def print_tuning(result: TuneResult, console: Console) -> None:
     """Print the winner, and every candidate: those that no other beats first, the fastest before."""
     print_rows(tuning_facts(result), console)
-    table = TextTable(COLUMNS, numbers=NUMBERS)
+    metrics = limited_metrics(result)
+    columns = ("candidate", *NUMBERS, *metrics, "Pareto", "outcome")
+    table = TextTable(columns, numbers=frozenset(range(1, len(columns) - 2)))
     for item in table_order(result):
-        table.add(*_cells(item))
+        table.add(*_cells(item, metrics))
     console.print()
     table.print(console)
 
@@ -36,7 +44,9 @@ def print_tuning_plan(plan: Sequence[Candidate], console: Console) -> None:
     for candidate in plan:
         table.add(candidate.name, candidate.kind, candidate.words)
     table.print(console)
-    console.print("Then, of the winner: levels below its precision, numbers of threads, and a compiled file.")
+    console.print(
+        "Then, of the winner: levels below its precision, numbers of threads, fixed sizes, and a compiled file."
+    )
 
 
 def tuning_facts(result: TuneResult) -> Iterator[tuple[str, str]]:
@@ -67,6 +77,11 @@ def table_order(result: TuneResult) -> list[TunedCandidate]:
     return sorted(result.candidates, key=place)
 
 
+def limited_metrics(result: TuneResult) -> tuple[str, ...]:
+    """Return the metrics of the task that a candidate is judged by."""
+    return tuple(result.limits["max_drop"])
+
+
 def ratio_cell(item: TunedCandidate) -> str:
     """Return the time over that of the plain file, with its interval."""
     latency = item.latency
@@ -90,7 +105,7 @@ def latency_cell(item: TunedCandidate) -> str:
     return f"{latency.p50_ms:.2f}{ends}"
 
 
-def _cells(item: TunedCandidate) -> tuple[str, ...]:
+def _cells(item: TunedCandidate, metrics: Sequence[str]) -> tuple[str, ...]:
     facts = item.facts
     measured = ("–",) * 4
     if facts is not None:
@@ -98,12 +113,14 @@ def _cells(item: TunedCandidate) -> tuple[str, ...]:
         measured = (
             size_words(facts.size_bytes),
             size_words(facts.memory_bytes),
-            ratio,
             f"{facts.session_creation_ms:.0f}",
+            ratio,
         )
+    scores = {} if facts is None else facts.scores
+    reached = tuple(f"{scores[name]:.4f}" if name in scores else "–" for name in metrics)
     outcome = item.status if item.status == "won" or not item.reason else f"{item.status}: {item.reason}"
     front = "yes" if item.is_on_front else ""
-    return (item.candidate.name, latency_cell(item), ratio_cell(item), *measured, front, outcome)
+    return (item.candidate.name, latency_cell(item), ratio_cell(item), *measured, *reached, front, outcome)
 
 
 def _limit_words(result: TuneResult) -> str:

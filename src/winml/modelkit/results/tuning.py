@@ -31,7 +31,9 @@ SCHEMA_VERSION = 1
 
 TuneTarget = Literal["latency", "size", "throughput"]
 TARGETS: tuple[TuneTarget, ...] = get_args(TuneTarget)
-CandidateKind = Literal["plain", "level", "dynamic", "qdq", "weight-only", "float", "provider", "threads", "compile"]
+CandidateKind = Literal[
+    "plain", "level", "dynamic", "qdq", "weight-only", "float", "provider", "threads", "fixed", "compile"
+]  # fmt: skip
 KINDS: tuple[CandidateKind, ...] = tuple(kind for kind in get_args(CandidateKind) if kind != "plain")
 CandidateStatus = Literal["won", "right", "slower", "wrong", "failed", "not needed", "not tried"]
 
@@ -56,6 +58,8 @@ class Candidate:
     """Threads that share the work of one operator; None: ONNX Runtime's own choice."""
     callers: int = 1
     """Runs at a time."""
+    fixed_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Open dimensions that are fixed in its file, by name; empty: none, the sizes are those of the export."""
 
     def as_record(self) -> dict[str, Any]:
         """Return its entry of ``plan``."""
@@ -65,6 +69,7 @@ class Candidate:
             "words": self.words,
             "part_of": self.part_of or None,
             "sections": {name: dict(section) for name, section in self.sections.items()},
+            "fixed_sizes": dict(self.fixed_sizes),
             "run": self.run_record(),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -140,6 +141,7 @@ class Answer:
         place = [] if candidate.ep is None else ["--ep", candidate.ep]
         place += [word for name, value in candidate.ep_options.items() for word in ("--ep-options", f"{name}={value}")]
         threads = [] if candidate.threads is None else ["--threads", str(candidate.threads)]
+        sizes = [] if candidate.fixed_sizes else list(self._size_words())
         return Winner(
             name=candidate.name,
             folder=str(built.folder),
@@ -148,9 +150,16 @@ class Answer:
             build_command=shlex.join(["winml", "build", "-c", config, "-o", "DIR"]),
             perf_command=None
             if candidate.callers > 1
-            else shlex.join(["winml", "perf", str(built.folder), *place, *threads]),
+            else shlex.join(["winml", "perf", str(built.folder), *place, *threads, *sizes]),
             is_within_noise=choice.is_within_noise,
         )
+
+    def _size_words(self) -> Iterator[str]:
+        """Yield the options of the sizes that open dimensions were run at."""
+        if self.task_options.sizes:
+            yield from ("--shape-config", json.dumps(dict(self.task_options.sizes)))
+        if self.task_options.batch_size is not None:
+            yield from ("--batch-size", str(self.task_options.batch_size))
 
     def _winning_words(self, choice: Choice) -> str:
         """Say how much is won, and where another is as good."""
@@ -173,6 +182,9 @@ class Answer:
                     f"{choice.fastest} was not told apart from it{ratio}, and the simpler one wins; "
                     "where nothing else runs, a tuning may tell them apart"
                 )
+        if candidate.fixed_sizes:
+            fixed = ", ".join(f"{name} {size}" for name, size in candidate.fixed_sizes.items())
+            words.append(f"its sizes are fixed ({fixed}): it runs at no others")
         if candidate.callers > 1:
             words.append(f"with {candidate.callers} runs at a time, which winml perf does not time")
         if choice.winner == PLAIN and not choice.is_within_noise:

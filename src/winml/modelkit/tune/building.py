@@ -19,12 +19,14 @@ from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.errors import UsageError
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.file_names import TUNE_CANDIDATES_NAME, TUNE_EXPORT_NAME
+from winml.modelkit.file_names import TUNE_CANDIDATES_NAME, TUNE_EXPORT_NAME, TUNE_FIXED_NAME
+from winml.modelkit.flows.pin import pin_model
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.options import parse_options
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.results.build_result import BuildResult
 from winml.modelkit.results.tuning import Candidate
+from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.state import TuneState
 
 __all__ = ["CandidateBuilds", "TunedModel", "exported_once", "tuned_model"]
@@ -112,14 +114,29 @@ class CandidateBuilds:
 
     def build_in(self, folder: Path, candidate: Candidate, rules: Mapping[str, str] | None = None) -> BuildResult:
         """Make a candidate in a folder; see :meth:`build`."""
-        cache = BuildCache(self.model.identity, StageStore(self.place))
+        model = self._fixed(candidate.fixed_sizes) if candidate.fixed_sizes else self.model
+        cache = BuildCache(model.identity, StageStore(self.place))
         listener = BuildListener(on_step=self.on_step)
-        if candidate.sections.get("quant") and self.model.plan(None).onnx_path is None:
+        if candidate.sections.get("quant") and model.plan(None).onnx_path is None:
             # With the export in the folder, no build of fewer bits exports the model again.
-            run_build(self.model.plan(None), folder, cache=cache, listener=listener)
-        result = run_build(self.model.plan(candidate, rules), folder, cache=cache, listener=listener)
+            run_build(model.plan(None), folder, cache=cache, listener=listener)
+        result = run_build(model.plan(candidate, rules), folder, cache=cache, listener=listener)
         _refuse_parts(result)
         return result
+
+    def _fixed(self, sizes: Mapping[str, int]) -> TunedModel:
+        """Return the model with its open dimensions fixed: a file in the folder of the tuning, made if it is missing.
+
+        Raises:
+            WinMLError: as :func:`~winml.modelkit.flows.pin.pin_model`.
+        """
+        path = self.folder / TUNE_EXPORT_NAME / TUNE_FIXED_NAME
+        if not path.is_file():
+            path.parent.mkdir(exist_ok=True)
+            plain = self.model.plan(None).onnx_path or self.build(Candidate(PLAIN, PLAIN, "")).model_path
+            pin_model(plain, path, sizes)
+        source = ModelRequest(model=str(path))
+        return TunedModel(source, self.model.export, identify_plan(plan_build(WinMLBuildConfig(), source)))
 
     def remove(self, candidate: Candidate) -> None:
         """Remove the folder of a candidate, whose measurements are kept."""

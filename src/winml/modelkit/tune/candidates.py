@@ -76,12 +76,14 @@ def plan_candidates(options: TuneOptions, machine: TuningMachine) -> tuple[Candi
 
 
 def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachine) -> tuple[Candidate, ...]:
-    """Return what is tried of the best form: other levels below its precision, numbers of threads, a compiled file."""
+    """Return what is tried of the best form: levels below its precision, threads, fixed sizes, a compiled file."""
     variations: list[Candidate] = []
     if best.sections.get("quant") and _is_asked_for("level", options):
         variations += [_with_level(best, level) for level in ("extended", "full")]
     if best.ep is None and _is_asked_for("threads", options):
         variations += [_with_threads(best, *numbers) for numbers in _thread_numbers(options, machine)]
+    if options.sizes_to_fix and _is_asked_for("fixed", options):
+        variations.append(_with_fixed_sizes(best, options.sizes_to_fix))
     if best.ep is None and _is_asked_for("compile", options):
         sections = {**best.sections, "compile": {"ep": _RUN_BY_CPU}}
         words = f"{best.words}; compiled for this processor, which opens sooner"
@@ -186,3 +188,9 @@ def _with_threads(best: Candidate, threads: int, callers: int) -> Candidate:
     words = f"{best.words}; {threads} {'thread' if threads == 1 else 'threads'}{at_a_time}"
     name = f"{best.name}+{threads}-threads"
     return replace(best, name=name, kind="threads", words=words, threads=threads, callers=callers)
+
+
+def _with_fixed_sizes(best: Candidate, sizes: Mapping[str, int]) -> Candidate:
+    fixed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    words = f"{best.words}; sizes fixed: {fixed}"
+    return replace(best, name=f"{best.name}+fixed", kind="fixed", words=words, fixed_sizes=dict(sizes))

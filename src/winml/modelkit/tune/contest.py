@@ -180,15 +180,14 @@ class Contest:
 
     def _make_part(self, candidate: Candidate) -> bool:
         """Make a form with some modules in float, where its whole is fast enough to be worth it and not right."""
-        mixed = MixedForms(self.plan, self.state, self._judge, self._builds.place)
+        mixed = MixedForms(self.plan, self.state, self._judge, self._builds.place, self._is_over)
         if (against := mixed.reason_against(candidate)) is not None:
             self._skipped[candidate.name] = against
             return False
-        if self.state.rules(candidate.name) is None and self.state.failure(candidate.name) is None:
-            if self._is_over():
-                self._skipped[candidate.name] = Failure("not tried", "the time was up (--budget)")
-                return False
-            mixed.find_rules(candidate, self._model_of(self.plan[0]))
+        is_known = self.state.rules(candidate.name) is not None or self.state.failure(candidate.name) is not None
+        if not is_known and (self._is_over() or not mixed.find_rules(candidate, self._model_of(self.plan[0]))):
+            self._skipped[candidate.name] = Failure("not tried", "the time was up (--budget)")
+            return False
         return self.state.failure(candidate.name) is None and self._make(candidate)
 
     def _rules_of(self, candidate: Candidate) -> Mapping[str, str] | None:

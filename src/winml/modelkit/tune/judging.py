@@ -5,6 +5,7 @@ Right is what the options say: near enough to the plain file, or no worse at its
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -114,15 +115,23 @@ class Judge:
         return ""
 
     def find_rules(
-        self, candidate: Candidate, plain: Path, plain_facts: CandidateFacts, measured: Path, *, is_as_drawn: bool
+        self,
+        candidate: Candidate,
+        plain: Path,
+        measured: Path,
+        before_each: Callable[[], None],
+        *,
+        plain_facts: CandidateFacts,
+        is_as_drawn: bool,
     ) -> QuantizationSensitivity:
         """Find the modules of a candidate that must stay in float; what is measured is kept until it ends.
 
         Args:
             candidate: Which.
             plain: The plain file.
-            plain_facts: What was measured of it.
             measured: Where measurements are kept.
+            before_each: Called before each measurement; what it raises ends the search.
+            plain_facts: What was measured of the plain file.
             is_as_drawn: Whether the values of this tuning are those a seed draws.
 
         Raises:
@@ -141,11 +150,13 @@ class Judge:
             overwrite=True,
         )
         if least is not None:
-            return quantization_sensitivity(plain, options=options, sensitivity=sensitivity)
+            return quantization_sensitivity(plain, options=options, sensitivity=sensitivity, before_each=before_each)
         asked = self.options.evaluation
         assert asked is not None  # a drop is asked for, and that needs a data set
         with form_judge(plain, asked.model_copy(update={"max_drop": {}}), self._metric_target(plain_facts)) as judge:
-            return quantization_sensitivity(plain, options=options, sensitivity=sensitivity, judge=judge)
+            return quantization_sensitivity(
+                plain, options=options, sensitivity=sensitivity, judge=judge, before_each=before_each
+            )
 
     def _metric_target(self, plain: CandidateFacts) -> tuple[str, float]:
         """Return the first metric that is limited, and what it has to reach."""

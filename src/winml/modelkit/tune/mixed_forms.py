@@ -6,6 +6,7 @@ right one. Times nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,10 @@ FORMS = "forms"
 """The race of all whole forms, the wrong ones too."""
 
 
+class _TimeUp(Exception):  # noqa: N818 - no error: the search goes on with more time
+    """Ends a search."""
+
+
 @dataclass(frozen=True)
 class MixedForms:
     """The forms of a plan in which some modules stay in float."""
@@ -34,6 +39,8 @@ class MixedForms:
     judge: Judge
     place: Path
     """Where measurements are kept as long as a search runs."""
+    is_over: Callable[[], bool]
+    """Says whether the time is up: then a search ends before its next measurement."""
 
     def reason_against(self, candidate: Candidate) -> Failure | None:
         """Return why no search is made for a form; None where it is worth one."""
@@ -49,33 +56,45 @@ class MixedForms:
             return Failure("not needed", f"{whole.name} gains nothing over those that are right")
         return None
 
-    def find_rules(self, candidate: Candidate, plain: Path) -> None:
+    def find_rules(self, candidate: Candidate, plain: Path) -> bool:
         """Look for the modules that stay in float; what is measured on the way survives an interruption.
 
         Args:
             candidate: The form.
             plain: The plain file.
+
+        Returns:
+            Whether the search came to an end before the time was up.
         """
         if (same := self._searched_alike(candidate)) is not None:
             self._take_rules(candidate, same)
-            return
+            return True
         facts, values = self.state.facts(PLAIN), self.state.values
         assert facts is not None  # the plain file is measured first
         assert values is not None  # and values are drawn with it
         measured = measured_path(self.place / candidate.name)
         try:
-            found = self.judge.find_rules(candidate, plain, facts, measured, is_as_drawn=values["is_as_drawn"])
+            found = self.judge.find_rules(
+                candidate, plain, measured, self._end_in_time, plain_facts=facts, is_as_drawn=values["is_as_drawn"]
+            )
         except (InternalError, WriteError):
             raise
+        except _TimeUp:
+            return False
         except WinMLError as error:
             self.state.keep_failure(candidate.name, Failure("failed", error.message))
-            return
+            return True
         listed = found.exclude_list
         assert listed is not None  # a target was given
         if listed.is_met:
             self.state.keep_rules(candidate.name, listed.rules)
         else:
             self.state.keep_failure(candidate.name, Failure("wrong", self.judge.unmet_words(listed)))
+        return True
+
+    def _end_in_time(self) -> None:
+        if self.is_over():
+            raise _TimeUp
 
     def _beats_the_right(self, whole: Candidate, facts: CandidateFacts) -> bool:
         """Say whether a wrong form is better than every right one by the target."""

@@ -65,6 +65,11 @@ class TuneOptions(Options):
         return DEFAULT_MIN_SQNR_DB if self.min_sqnr_db is None and not self.max_drop else self.min_sqnr_db
 
     @property
+    def sizes_to_fix(self) -> dict[str, int]:
+        """The sizes that are given for open dimensions of an ONNX file; where there are any, a file may fix them."""
+        return {**self.sizes, **({} if self.batch_size is None else {"batch_size": self.batch_size})}
+
+    @property
     def evaluation(self) -> EvaluationOptions | None:
         """What judges a candidate by the samples of a data set; None without one."""
         if self.dataset is None:

@@ -157,6 +157,7 @@ class QuantizedForms:
         quantizer: Quantizer,
         threads: int | None,
         judge: FormJudge | None = None,
+        before_each: Callable[[], None] | None = None,
     ) -> None:
         """Hold what all forms share.
 
@@ -166,8 +167,10 @@ class QuantizedForms:
             quantizer: Makes a form.
             threads: Threads of one session. None: as many as ONNX Runtime chooses.
             judge: Says how well a form does the task of the model.
+            before_each: Called before each measurement; what it raises ends the work.
         """
         self.judge = judge
+        self._before_each = before_each
         self._graph = graph
         self._samples = samples
         self._quantizer = quantizer
@@ -189,6 +192,8 @@ class QuantizedForms:
         Raises:
             UsageError: the options name no module, or leave nothing to quantize.
         """
+        if self._before_each is not None:
+            self._before_each()
         try:
             result = self._quantized(options)
         except QuantizeError as error:

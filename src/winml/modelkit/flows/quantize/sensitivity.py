@@ -79,6 +79,7 @@ def quantization_sensitivity(
     judge: FormJudge | None = None,
     on_step: Callable[[StepEvent], None] | None = None,
     progress: Progress | None = None,
+    before_each: Callable[[], None] | None = None,
     **flags: Any,
 ) -> QuantizationSensitivity:
     """Quantize each module of an ONNX file alone, and rank the modules by the damage to the answers.
@@ -91,14 +92,14 @@ def quantization_sensitivity(
         judge: Judges forms by the samples of a data set, by its own target.
         on_step: Called when a step starts and when it ends.
         progress: Called after each measurement with their number and the share that is done.
+        before_each: Called before each measurement; what it raises ends the work, and what was measured stays.
         **flags: Fields of :class:`QuantizeOptions` and :class:`SensitivityOptions`; ``samples`` is that of the latter.
 
     Returns:
         The ranking, and the exclude list where a target is given; whether that is met stands in the record.
 
     Raises:
-        UsageError: an unknown flag or metric, a selector that names no module, a depth the tree does not have,
-            measurements of a run with other options, or a file in which nothing says what its modules are.
+        UsageError: an unknown flag, metric, module or depth, measurements of other options, or a file without modules.
         InputError: the file is no ONNX model, its data is missing, or it is quantized already.
         StageError: the model does not run, or answers with nothing that could be damaged.
     """
@@ -107,7 +108,7 @@ def quantization_sensitivity(
     source = Path(model)
     target = sensitivity.fidelity_target if judge is None else judge.target
     calibration = _calibration(source, options, sensitivity)
-    kept = _kept(source, options, sensitivity, (calibration, judge))
+    kept, engine = _kept(source, options, sensitivity, (calibration, judge)), quantizer or _quantizer(calibration)
     clock = StepClock((_READING, _REFERENCE, _MODULES, *([_SEARCH] if target else [])), on_step)
     with contextlib.ExitStack() as stack, contextlib.closing(calibration) if calibration else contextlib.nullcontext():
         with clock.step(_READING) as step:
@@ -117,7 +118,7 @@ def quantization_sensitivity(
         with clock.step(_REFERENCE) as step:
             samples = take_samples(graph, _run_options(source, sensitivity), sensitivity.samples, _threads(sensitivity))
             step.summary = f"{len(samples.values)} sets of values"
-        forms = QuantizedForms(graph, samples, quantizer or _quantizer(calibration), _threads(sensitivity), judge)
+        forms = QuantizedForms(graph, samples, engine, _threads(sensitivity), judge, before_each)
         study = _Study(graph, options, plan, parts, forms, kept)
         with clock.step(_MODULES) as step:
             study.measure_modules(sensitivity.jobs, progress)
@@ -125,8 +126,7 @@ def quantization_sensitivity(
         found = times = None
         if target is not None:
             with clock.step(_SEARCH) as step:
-                timing = LatencyOptions(sensitivity.iterations, warmup=3)
-                found, times = study.timed(study.search(target), timing)
+                found, times = study.timed(study.search(target), LatencyOptions(sensitivity.iterations, warmup=3))
                 step.summary = f"{len(found.excluded)} modules in float, {len(found.trials)} measurements"
     told = (str(model), clock.timings(), (*graph.notes, *samples.values[0].notes, *_notes(graph, samples, kept)))
     return _result(study, samples, sensitivity, told, (found, times))

@@ -1,0 +1,47 @@
+"""How long modules that stay in float are looked for."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain, count, repeat
+from pathlib import Path
+
+from module_chains import save_chain
+from winml.modelkit.results.tuning import Candidate, CandidateFacts
+from winml.modelkit.tune.candidates import PLAIN
+from winml.modelkit.tune.contestants import Contestants
+from winml.modelkit.tune.judging import Judge
+from winml.modelkit.tune.mixed_forms import MixedForms
+from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.state import TuneState
+
+QUANT = {"precision": "int8", "mode": "dynamic"}
+PART = Candidate("dynamic-int8-part", "dynamic", "", {"quant": QUANT}, part_of="dynamic-int8")
+FACTS = CandidateFacts(100, 1.5, 10, 20, 30, 0.5, 200.0, "y")
+
+
+def test_search_ends_when_the_time_is_up_and_goes_on_from_there(tmp_path: Path) -> None:
+    """What was measured is not measured again, and a search that was cut off is neither lost nor won."""
+    plain = save_chain(tmp_path / "chain.onnx", outlier="w2")
+    state = TuneState(tmp_path, {}, overwrite=False)
+    state.keep_facts(PLAIN, FACTS)
+    state.keep_values({"is_as_drawn": True})
+    judge = Judge(TuneOptions(min_sqnr_db=42), tmp_path, "chain.onnx", Contestants(tmp_path))
+
+    def measured() -> dict[str, object]:
+        forms: dict[str, object] = json.loads((tmp_path / "dynamic-int8-part.measured.json").read_text())["measured"]
+        return forms
+
+    before = chain([False, False], repeat(True))
+    cut = MixedForms((PART,), state, judge, tmp_path, before.__next__)
+    assert not cut.find_rules(PART, plain)
+    assert (None, None) == (state.rules(PART.name), state.failure(PART.name))
+    assert 2 == len(measured())
+    asked = count()
+
+    def never() -> bool:
+        return next(asked) < 0
+
+    assert MixedForms((PART,), state, judge, tmp_path, never).find_rules(PART, plain)
+    assert "fp32" in (state.rules(PART.name) or {}).values()
+    assert len(measured()) - 2 == next(asked)
