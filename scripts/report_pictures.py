@@ -21,6 +21,10 @@ _SENSITIVITY = ("quantize", "-m", "model.onnx", "--sensitivity", "--depth", "5",
 _HALF = ("quantize", "-m", "net.onnx", "-o", "half.onnx", "--precision", "fp16", "--no-verify", "-q")
 
 REPORTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "time_by_module": (
+        _EXPORT_MINILM,
+        ("perf", "model.onnx", "--by-module", "--iterations", "30", "--report", "report.html", "-q"),
+    ),
     "sensitivity": (_EXPORT_MINILM, (*_SENSITIVITY, "--report", "report.html")),
     "first_divergence": (
         ("export", "-m", "net.py:build", "-o", "net.onnx", "-q"),

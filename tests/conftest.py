@@ -44,15 +44,30 @@ def _hub_is_reachable() -> bool:
 
 @functools.cache
 def _cuda_is_available() -> bool:
-    import torch
+    """Whether ONNX Runtime contains CUDA's provider, and that finds its libraries and a device."""
+    import onnxruntime as ort
 
-    return torch.cuda.is_available()
+    from graphs import parse
+
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        return False
+    import onnx_ir as ir
+
+    from winml.modelkit.errors import WinMLError
+    from winml.modelkit.runtime.sessions import Session
+
+    model = ir.to_proto(parse("g (float[2] x) => (float[2] y) { y = Relu (x) }")).SerializeToString()
+    try:
+        Session(model, providers=("CUDAExecutionProvider", "CPUExecutionProvider"))
+    except WinMLError:
+        return False
+    return True
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a device or a network that is not here."""
     if item.get_closest_marker("gpu") and not _cuda_is_available():
-        pytest.skip("no CUDA device")
+        pytest.skip("no CUDA device that ONNX Runtime can use")
     if item.get_closest_marker("network") and not _hub_is_reachable():
         pytest.skip("the Hugging Face Hub cannot be reached")
 

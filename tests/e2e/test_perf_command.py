@@ -85,6 +85,17 @@ def test_json_has_the_keys_of_its_format(place: Workplace) -> None:
     assert found["memory"]["peak_bytes"] >= found["memory"]["process_bytes"] > 0
 
 
+def test_arrays_are_passed_in_every_run_where_binding_is_declined(place: Workplace) -> None:
+    """JSON and table say which way it was; binding is the default, and its table says nothing."""
+    bound = record(place.winml("perf", "net.onnx", *FEW, "--format", "json"))["benchmark_info"]
+    assert (True, ["cpu"]) == (bound["io_binding"], bound["output_memory"])
+    passed = place.winml("perf", "net.onnx", *FEW, "--no-io-binding", "--baseline", "net.onnx", "-o", "passed.json")
+    assert "arrays are passed in and out in every run" in passed.out
+    written = json.loads((place.folder / "passed.json").read_text(encoding="utf-8"))
+    assert written["benchmark_info"]["io_binding"] is False
+    assert not any("text" in note for note in written["benchmark_info"]["notes"])
+
+
 def test_table_tells_the_same_and_leaves_no_file(place: Workplace) -> None:
     """People get the times, what was fed and the batch; nothing is written."""
     before = place.files()
@@ -233,6 +244,7 @@ def test_pytorch_baseline_of_a_file_runs_and_fetches_nothing_it_names(
         ((), 2, ("no model was given",)),
         (("net.onnx", "--input-data", ""), 2, ("'--input-data': the text is empty",)),
         (("net.onnx", "-m", "net.onnx"), 2, ("two models were given",)),
+        (("net.onnx", "--generation", "--no-io-binding"), 2, ("--no-io-binding has no meaning with --generation",)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -59,7 +59,7 @@ def test_links_of_pages_lead_to_pages_or_files_of_the_site() -> None:
         ("index.md", "[a](docs/guide/export.md#b)", "[a](guide/export.md#b)"),
         ("guide/export.md", "[a](../reference/formats.md)", "[a](../reference/formats.md)"),
         ("architecture.md", "[a](../CONTRIBUTING.md)", "[a](contributing.md)"),
-        ("benchmarks.md", "![a](../docs/guide/time-by-module.png)", "![a](guide/time-by-module.png)"),
+        ("benchmarks.md", "![a](../docs/pictures/time_by_module.png)", "![a](pictures/time_by_module.png)"),
         ("guide/export.md", "[code](../../src/winml)", "code"),
         ("index.md", "[a](https://onnx.ai)", "[a](https://onnx.ai)"),
     ],

@@ -1,7 +1,8 @@
 """Do execution providers compile a model, open what they compiled, and answer the same?
 
 A provider stands in an environment of its own, which a variable names; CI installs them. Skipped where it is not
-installed. QNN's plug-in compiles for its NPU and simulates it on x86-64; OpenVINO's ONNX Runtime has a CPU device.
+installed. QNN's plug-in compiles for its NPU and simulates it on x86-64; OpenVINO's takes processors of Intel, and
+OpenVINO's own ONNX Runtime any.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
 
 QNN_PACKAGES = "WINML_TEST_QNN_PACKAGES"
 """Names a folder into which onnxruntime-qnn is installed (``pip install --target``)."""
+OPENVINO_PACKAGES = "WINML_TEST_OPENVINO_PACKAGES"
+"""Names a folder into which onnxruntime-ep-openvino is installed (``pip install --target``)."""
 OPENVINO_PYTHON = "WINML_TEST_OPENVINO_PYTHON"
 """Names an interpreter that has onnxruntime-openvino, and what winml needs but for onnxruntime."""
 
@@ -92,6 +95,24 @@ def test_open_sizes_are_refused_by_a_provider_that_plans_its_memory(tmp_path: Pa
     )  # fmt: skip
     assert (2, False) == (code, (tmp_path / "npu.onnx").exists())
     assert "needs fixed sizes, and N is open in x" in err
+
+
+@needs(OPENVINO_PACKAGES)
+@pytest.mark.parametrize("embed", ["--embed", "--no-embed"])
+def test_plug_in_of_openvino_reads_back_what_it_compiled(model: Path, tmp_path: Path, embed: str) -> None:
+    """Its package has the reader that onnxruntime-openvino lacks: one node, equal answers, the list of modules."""
+    output = tmp_path / "openvino.onnx"
+    code, record, err = winml(OPENVINO_PACKAGES, "compile", "-m", model, "-o", output, "--ep", "openvino", embed)
+    if "takes Intel's processors alone" in err:
+        pytest.skip("no device of OpenVINO's plug-in: this is no processor of Intel")
+    assert 0 == code, err
+    assert (True, 100.0) == (record["verification"]["is_verified"], record["coverage"]["percent"])
+    assert ["EPContext"] == [node.op_type for node in onnx.load(output).graph.node]
+    assert ["conv", "relu"] == [name for part in record["parts"] for name in part["modules"]]
+    code, _, err = winml(
+        OPENVINO_PACKAGES, "perf", "-m", output, "--ep", "openvino", "--iterations", "2", "--warmup", "0"
+    )  # fmt: skip
+    assert 0 == code, err
 
 
 @needs(OPENVINO_PYTHON)

@@ -94,6 +94,33 @@ def test_prepared_run_answers_as_a_run_does() -> None:
             assert (value.dtype, value.tolist()) == (output.dtype, output.tolist())
 
 
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_prepared_run_without_io_binding_passes_arrays_and_answers_the_same(dtype: type) -> None:
+    """A change of the arrays between two runs is seen, since nothing is kept on a device."""
+    value = np.arange(6).reshape(2, 3).astype(dtype)
+    session = Session(_one_node_model("Identity", dtype, [2, 3]))
+    run, bound = session.prepare({"x": value}, io_binding=False), session.prepare({"x": value})
+    run()
+    bound()
+    assert (False, ("cpu",), True, ("cpu",)) == (run.is_bound, run.output_memory, bound.is_bound, bound.output_memory)
+    expected, output = bound.outputs()["y"], run.outputs()["y"]
+    assert expected is not None
+    assert output is not None
+    assert (expected.dtype, expected.tolist()) == (output.dtype, output.tolist())
+    value *= 2
+    run()
+    output = run.outputs()["y"]
+    assert output is not None
+    assert value.tolist() == output.tolist()
+
+
+def test_prepared_run_without_io_binding_names_what_it_refuses() -> None:
+    """As a bound one does."""
+    run = Session(_one_node_model("Neg", np.float32, [2])).prepare({"x": np.ones(3, np.float32)}, io_binding=False)
+    with pytest.raises(StageError, match=r"cannot run the model in memory: .*Got invalid dimensions for input: x"):
+        run()
+
+
 def test_prepared_run_on_refused_values_gives_the_reason() -> None:
     """The shape is looked at when it runs."""
     run = Session(_one_node_model("Neg", np.float32, [2])).prepare({"x": np.ones(3, np.float32)})
@@ -124,9 +151,11 @@ def test_prepared_run_leaves_sequences_alone() -> None:
     """An output that is no tensor is made and not looked at."""
     text = "g (float[N, 2] x) => (seq(float[M, 2]) y) { y = SplitToSequence(x) }"
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 17]>\n{text}')
-    run = Session(ir.to_proto(model).SerializeToString()).prepare({"x": np.ones((3, 2), np.float32)})
-    run()
-    assert {"y": None} == run.outputs()
+    session = Session(ir.to_proto(model).SerializeToString())
+    for io_binding in (True, False):
+        run = session.prepare({"x": np.ones((3, 2), np.float32)}, io_binding=io_binding)
+        run()
+        assert {"y": None} == run.outputs()
 
 
 def test_session_tells_shapes_and_metadata() -> None:

@@ -65,7 +65,7 @@ def provider_options(command: _F) -> _F:
 
 
 def measuring_options(command: _F) -> _F:
-    """Add the options that say how often is measured."""
+    """Add the options that say what is timed, and how often."""
     for option in reversed(
         (
             click.option("--iterations", type=click.IntRange(min=1), help="Counted runs.  [default: 100]"),
@@ -77,6 +77,12 @@ def measuring_options(command: _F) -> _F:
                 type=_Seconds(min=0, min_open=True, max=LONGEST_S),
                 metavar="SECONDS",
                 help="Measure for this long instead of a number of runs.",
+            ),
+            click.option(
+                "--io-binding/--no-io-binding",
+                default=True,
+                show_default=True,
+                help="Copy inputs to the device once and leave outputs there; else pass arrays in every run.",
             ),
         )
     ):

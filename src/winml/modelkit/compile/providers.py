@@ -64,5 +64,5 @@ def unreadable_reason(chosen: ChosenProvider) -> str:
         return ""
     return (
         "the installed onnxruntime-openvino lacks OpenVINO's IR frontend (openvino_ir_frontend), with which its "
-        "CPU device reads a compiled part"
+        "CPU device reads a compiled part; the plug-in onnxruntime-ep-openvino, beside onnxruntime, has it"
     )

@@ -37,6 +37,10 @@ def _summary_rows(result: PerfResult) -> Iterator[tuple[str, str]]:
     )
     yield "inputs", f"{shapes or 'none'} ({'from the file' if result.input_source == 'file' else 'random values'})"
     yield "runs", f"{len(result.latency.samples_ms)} counted, after {result.options.warmup} to warm up"
+    if not result.io_binding:
+        yield "values", "arrays are passed in and out in every run, which the times include"
+    elif result.output_memory != ("cpu",):
+        yield "values", f"bound once, outputs stay in the memory of {' and '.join(result.output_memory)}"
     if result.decoding is not None:
         yield "decodes", result.decoding.words
     yield "batch", f"{result.batch_size}, says {result.batch_source}"

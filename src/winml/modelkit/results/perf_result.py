@@ -91,6 +91,10 @@ class PerfResult:
     latency: LatencyResult
     memory: MemoryUse
     baseline: BaselineResult | None = None
+    io_binding: bool = True
+    """Whether inputs were bound once and outputs left where they were made; False: arrays were passed in each run."""
+    output_memory: tuple[str, ...] = ("cpu",)
+    """Kinds of memory in which the outputs were left."""
     decoding: DecoderRun | None = None
     """Which run of a decoder with a cache was measured; None: another model, or the user gave all sizes."""
     notes: tuple[str, ...] = ()
@@ -137,6 +141,8 @@ class PerfResult:
             **self.provider.device_record(),
             "ep_options": dict(self.provider.options),
             "threads": self.threads,
+            "io_binding": self.io_binding,
+            "output_memory": list(self.output_memory),
             "iterations": len(self.latency.samples_ms),
             "warmup": self.options.warmup,
             "duration_s": self.options.duration_s,
@@ -182,7 +188,8 @@ def perf_result(
     opened, values, run_options = prepared.opened, prepared.values, prepared.options
     outputs = prepared.run.outputs()
     batch_size, batch_source = batch_of(values.inputs, values.feeds, outputs)
-    text_notes = () if prepared.run.is_bound else (_TEXT_INPUT_NOTE,)
+    has_text = run_options.io_binding and not prepared.run.is_bound
+    text_notes = (_TEXT_INPUT_NOTE,) if has_text else ()
     return PerfResult(
         model=run_options.shown,
         model_bytes=prepared.path.stat().st_size,
@@ -202,6 +209,8 @@ def perf_result(
         latency=latency,
         memory=memory,
         baseline=baseline,
+        io_binding=prepared.run.is_bound,
+        output_memory=prepared.run.output_memory,
         decoding=run_options.decoding,
         notes=(
             *values.notes,

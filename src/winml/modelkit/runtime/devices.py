@@ -119,5 +119,5 @@ def _install_hint(provider: ExecutionProvider) -> str:
     package = provider.packages.get(sys.platform)
     if package is None:
         return "No package of ONNX Runtime contains it on this platform."
-    place = "beside" if provider.plug_in else "in place of"
+    place = "beside" if provider.is_beside(package) else "in place of"
     return f'Install it with: pip install "{package}", {place} the installed package of ONNX Runtime.'

@@ -43,12 +43,18 @@ class ExecutionProvider:
     has_options: bool = True
     """Whether it has options of its own."""
     plug_in: str = ""
-    """Python module of the package that brings it as a plug-in for the installed ONNX Runtime; empty where an ONNX
-    Runtime of its own contains it."""
+    """Python module of the package that brings it as a plug-in for the installed ONNX Runtime; empty where there is
+    none."""
+    plug_in_devices: str = ""
+    """Which devices alone the plug-in takes, in words; empty where it takes any of its kinds."""
     simulates: tuple[Device, ...] = ()
     """Kinds of processors that it simulates on x86-64 where they are absent; specified by its documentation."""
     compiles: bool = False
     """Whether it writes what it compiled into a file (``EPContext``); specified by its documentation."""
+
+    def is_beside(self, package: str) -> bool:
+        """Say whether a package of it is the plug-in, and stands beside ONNX Runtime; any other one contains it."""
+        return bool(self.plug_in) and package.startswith(self.plug_in.replace("_", "-"))
 
 
 EXECUTION_PROVIDERS: Mapping[str, ExecutionProvider] = {
@@ -85,6 +91,9 @@ EXECUTION_PROVIDERS: Mapping[str, ExecutionProvider] = {
             "npu": ("device_type", "NPU"),
         },
         packages={"linux": "onnxruntime-openvino", "win32": "onnxruntime-openvino"},
+        # For Intel alone: the plug-in, which reads back what it compiled. The package above lacks that on Linux.
+        plug_in="onnxruntime_ep_openvino",
+        plug_in_devices="Intel's processors",
         compiles=True,
     ),
     "migraphx": ExecutionProvider("MIGraphXExecutionProvider", ("gpu",), packages={"linux": "onnxruntime-migraphx"}),

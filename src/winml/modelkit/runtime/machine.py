@@ -202,7 +202,11 @@ def _list_devices() -> Iterator[DeviceInfo]:
 
 def _installation_notes() -> Iterator[str]:
     # A plug-in lies beside an ONNX Runtime; the other packages each contain one.
-    with_runtime = _package_names(provider for provider in EXECUTION_PROVIDERS.values() if not provider.plug_in)
+    with_runtime = _package_names(
+        provider
+        for provider in EXECUTION_PROVIDERS.values()
+        if not any(map(provider.is_beside, provider.packages.values()))
+    )
     installed = [package for package in sorted(with_runtime) if _package_version(package) is not None]
     if len(installed) > 1:
         yield (

@@ -57,6 +57,8 @@ class RunOptions:
     ep_options: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
     """Threads that share the work of one operator; None: the runtime's own choice."""
+    io_binding: bool = True
+    """Copy inputs to the device once and leave outputs there; False passes arrays in each run."""
     is_exported: bool = False
     """Whether the file was exported from the PyTorch model that the user named."""
 
@@ -283,7 +285,8 @@ def prepared_model(
     values = values_for(opened.session, options)
     refuse_dynamic_inputs(provider, values.inputs, options)
     with refusals_explained(values):
-        yield PreparedModel(path, options, opened, values, opened.session.prepare(values.feeds))
+        run = opened.session.prepare(values.feeds, io_binding=options.io_binding)
+        yield PreparedModel(path, options, opened, values, run)
 
 
 @contextmanager

@@ -43,6 +43,11 @@ def check_generation(options: Mapping[str, Any]) -> None:
     """
     if not options["generation"]:
         return
+    if not options["io_binding"]:
+        raise UsageError(
+            "--no-io-binding has no meaning with --generation, whose cache always stays in memory of ONNX Runtime",
+            hint="Leave it out.",
+        )
     for name in ("by_module", "module", "baseline", "input_data", "shape_config", "batch_size"):
         if options[name]:
             raise UsageError(

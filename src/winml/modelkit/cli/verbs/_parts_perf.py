@@ -66,7 +66,7 @@ def show_parts_perf(parts: Mapping[str, Path], latency: LatencyOptions, options:
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.runtime.opened_model import RunOptions
 
-    running = {key: options[key] for key in ("ep", "device", "threads")}
+    running = {key: options[key] for key in ("ep", "device", "threads", "io_binding")}
     ep_options = parse_ep_options(options["ep_options"])
     runs = {part: RunOptions(**values, ep_options=ep_options, **running) for part, (_, values) in named.items()}
     if options["generation"]:

@@ -90,7 +90,7 @@ def command(**options: Any) -> None:
     silence_library_warnings(debug=options["debug"])
     from winml.modelkit.runtime.opened_model import RunOptions
 
-    run_options = RunOptions(**values, **{key: options[key] for key in ("ep", "device", "threads")})
+    run_options = RunOptions(**values, **{key: options[key] for key in ("ep", "device", "threads", "io_binding")})
     # Before an export, which may take minutes.
     run_options.choose_provider()
     if options["generation"]:

@@ -137,7 +137,8 @@ class _CutMeasurement:
                     reason = f"alone, output {worst.name} is off by {worst.relative_diff:.1e} of scale"
                     return replace(failed, error=reason)
                 opened = open_model(path, self.options, self.provider)
-                measured = measure_latency(opened.session.prepare(feeds), self.latency, progress)
+                run = opened.session.prepare(feeds, io_binding=self.options.io_binding)
+                measured = measure_latency(run, self.latency, progress)
             except WriteError:
                 raise
             except StageError as error:

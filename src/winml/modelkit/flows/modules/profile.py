@@ -120,7 +120,9 @@ def _profiled_run(
         before = resident_bytes()
         measured = measure_latency(prepared.run, latency, progress)
         memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
-    return perf_result(prepared, latency, measured, memory), prepared.opened.session.end_profile()
+        # Before the answers are looked at, which may take one more run.
+        profile = prepared.opened.session.end_profile()
+    return perf_result(prepared, latency, measured, memory), profile
 
 
 def _module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:

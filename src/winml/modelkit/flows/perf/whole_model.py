@@ -135,4 +135,4 @@ def _baseline_run(
                 f"{array_words(feeds[item.name])}",
                 hint="Compare models that take the same values; --shape-config sets the sizes that are open in MODEL.",
             )
-    yield "onnx", session.prepare(feeds)
+    yield "onnx", session.prepare(feeds, io_binding=options.io_binding)

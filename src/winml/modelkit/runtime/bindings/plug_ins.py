@@ -32,11 +32,19 @@ __all__ = [
 
 
 def installed_plug_ins() -> tuple[str, ...]:
-    """Return the names of the providers whose packages are installed as plug-ins; none is loaded for that."""
+    """Return the names of the providers whose packages are installed as plug-ins; none is loaded for that.
+
+    A provider that the installed ONNX Runtime itself contains is none of them.
+    """
+    # ONNX Runtime also lists plug-ins as available once they are registered; their devices tell a library.
+    registered = {device.ep_name for device in ort.get_ep_devices() if "library_path" in device.ep_metadata}
+    contained = set(ort.get_available_providers()) - registered
     return tuple(
         provider.name
         for provider in EXECUTION_PROVIDERS.values()
-        if provider.plug_in and importlib.util.find_spec(provider.plug_in) is not None
+        if provider.plug_in
+        and provider.name not in contained
+        and importlib.util.find_spec(provider.plug_in) is not None
     )
 
 
@@ -146,9 +154,10 @@ def fitting_kind(provider: ExecutionProvider, present: Sequence[str], options: M
         UsageError: it finds none, or not the one that is selected and does not simulate it.
     """
     if not present:
+        taken = f"Its plug-in takes {provider.plug_in_devices} alone. " if provider.plug_in_devices else ""
         raise UsageError(
             f"{provider.name} finds no device of its own on this machine",
-            hint="winml sys lists the devices that providers offer.",
+            hint=f"{taken}winml sys lists the devices that providers offer.",
         )
     selected = _selected_kinds(provider, options)
     if fitting := next((kind for kind in present if kind in selected), ""):

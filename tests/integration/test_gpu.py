@@ -1,0 +1,130 @@
+"""Does the same work run on a GPU: measured without copies, in 16 bits, by module, and asked what it takes?
+
+Needs an ONNX Runtime with CUDA's provider (``pip install onnxruntime-gpu``, in place of ``onnxruntime``) and a device.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from checkpoints import save_checkpoint
+from graphs import parse
+from winml.modelkit import build_hf_model, compile_onnx
+from winml.modelkit.compare.fidelity import measure_fidelity
+from winml.modelkit.compile.options import DEFAULT_MIN_SQNR_DB
+from winml.modelkit.errors import UsageError
+from winml.modelkit.flows.modules.profile import profile_model
+from winml.modelkit.flows.perf.whole_model import PerfOptions, measure_model
+from winml.modelkit.inspect.provider_check import check_provider
+from winml.modelkit.measure.latency import LatencyOptions
+from winml.modelkit.results.perf_result import PerfResult
+from winml.modelkit.results.profiled_modules import ProfiledModules
+from winml.modelkit.runtime.devices import choose_provider, present_providers
+from winml.modelkit.runtime.opened_model import RunOptions, values_for
+from winml.modelkit.runtime.sessions import Session
+
+pytestmark = pytest.mark.gpu
+
+EP, MEMORY = "cuda", "cuda"
+FEW = LatencyOptions(iterations=20, warmup=5)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small BERT."""
+    return save_checkpoint("bert", tmp_path_factory.mktemp("source") / "bert")
+
+
+@pytest.fixture(scope="module")
+def half(checkpoint: Path) -> Path:
+    """It, built in 16-bit floating point."""
+    return build_hf_model(checkpoint, checkpoint.with_name("half"), precision="fp16").folder / "model.onnx"
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint: Path) -> Path:
+    """It, built as it is."""
+    return build_hf_model(checkpoint, checkpoint.with_name("plain")).folder / "model.onnx"
+
+
+def _session(path: Path | bytes) -> Session:
+    chosen = choose_provider(EP, None, {})
+    return Session(path, providers=chosen.names, provider_options=chosen.options)
+
+
+def test_copies_are_timed_only_without_io_binding(tmp_path: Path) -> None:
+    """64 MB go to the device and back in far more time than a Relu of them takes."""
+    path = tmp_path / "copied.onnx"
+    ir.save(parse("g (float[4096, 4096] x) => (float[4096, 4096] y) { y = Relu (x) }"), path)
+
+    def measured(*, io_binding: bool) -> PerfResult:
+        return measure_model(path, PerfOptions(RunOptions("copied", ep=EP, io_binding=io_binding), FEW))
+
+    bound, passed = measured(io_binding=True), measured(io_binding=False)
+    assert ((MEMORY,), ("cpu",)) == (bound.output_memory, passed.output_memory)
+    assert {"y": (4096, 4096)} == bound.output_shapes == passed.output_shapes
+    assert 2 * bound.latency.summary.p50 < passed.latency.summary.p50
+
+
+@pytest.mark.parametrize("dtype", ["float", "bfloat16"])
+def test_values_that_stay_on_the_device_are_read_back_as_they_are(dtype: str) -> None:
+    """And a shape, which is made in the memory of the CPU, stays there."""
+    model = parse(f"g ({dtype}[N, 3] x) => ({dtype}[N, 3] y, int64[2] s) {{ y = Add (x, x) s = Shape (y) }}")
+    value = np.arange(6).reshape(2, 3).astype(np.float32 if dtype == "float" else ml_dtypes.bfloat16)
+    run = _session(ir.to_proto(model).SerializeToString()).prepare({"x": value})
+    for _ in range(2):
+        run()
+    outputs = run.outputs()
+    y, s = outputs["y"], outputs["s"]
+    assert y is not None
+    assert s is not None
+    assert (value.dtype, (value + value).tolist(), [2, 3]) == (y.dtype, y.tolist(), s.tolist())
+    assert MEMORY in run.output_memory
+
+
+def test_model_in_16_bits_answers_on_the_device_as_the_plain_one_does(half: Path, plain: Path) -> None:
+    """That is run in 32 bits on the CPU."""
+    reference = Session(plain)
+    feeds = values_for(reference, RunOptions("plain")).feeds
+    answers = _session(half).run(feeds)
+    fidelity = measure_fidelity([reference.run(feeds)], [answers], DEFAULT_MIN_SQNR_DB)
+    assert fidelity.is_verified, fidelity
+
+
+def test_provider_itself_says_what_it_takes(half: Path) -> None:
+    """Most of a BERT; what is left to the CPU has a reason."""
+    fit = check_provider(half, EP)
+    assert fit.basis in ("provider", "kernels")
+    assert fit.taken > fit.nodes / 2
+    assert all(finding.reason and finding.remedy for finding in fit.findings)
+
+
+def test_time_on_the_device_is_told_by_module(half: Path) -> None:
+    """Kernels of the provider carry the names of nodes, as those of the CPU do."""
+    profiled = profile_model(half, RunOptions("model", ep=EP), FEW)
+    assert isinstance(profiled, ProfiledModules)
+    record = profiled.as_record()["by_module"]
+    assert record["tree"][0]["total_ms"] > 0
+    assert record["unattributed_share"] < 0.5
+
+
+def test_provider_without_compiled_files_says_so(half: Path, tmp_path: Path) -> None:
+    """CUDA runs the file as it is; nothing is written."""
+    with pytest.raises(UsageError, match="CUDAExecutionProvider has no form for a file of what it compiled"):
+        compile_onnx(half, tmp_path / "cuda.onnx", ep="cuda")
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_tensorrt_compiles_one_part_and_answers_as_the_source_does(plain: Path, tmp_path: Path) -> None:
+    """Its part lists the modules it stands for; opened and compared on the device."""
+    if "TensorrtExecutionProvider" not in present_providers():
+        pytest.skip("no TensorRT device: its provider is not installed")
+    compiled = compile_onnx(plain, tmp_path / "tensorrt.onnx", ep="tensorrt")
+    assert compiled.parts
+    assert all(part.modules for part in compiled.parts)
+    assert compiled.comparison is not None
