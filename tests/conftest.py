@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import socket
@@ -16,6 +17,8 @@ from urllib.parse import urlsplit
 import hypothesis
 import pytest
 
+from winml.modelkit.cli.main import COLLECTION_THRESHOLD
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores; each taking all of them for itself makes every one slower. Read when torch is imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,6 +31,16 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 _PHASES = [phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain]
 hypothesis.settings.register_profile("winml", deadline=None, phases=_PHASES)
 hypothesis.settings.load_profile("winml")
+
+
+# As the command does, and for its reason: most of what is made is imported, or graphs without cycles.
+gc.set_threshold(COLLECTION_THRESHOLD)
+
+
+def pytest_collection_finish() -> None:
+    """Let no later search for garbage go through thousands of tests and the libraries again."""
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache

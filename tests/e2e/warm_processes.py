@@ -1,7 +1,8 @@
 """How does a test run the command in a process of its own that need not import torch first?
 
-A warm process imports the libraries once and runs nothing; every command is a fork of it, with its own directory,
-environment and streams, and its own exit code. What depends on a fresh interpreter is not run this way.
+A warm process imports the libraries and every module of ours once, and runs nothing; every command is a fork of it,
+with its own directory, environment and streams, and its own exit code. What depends on a fresh interpreter is not run
+this way: tests/house starts one for each verb, and says that modules can be imported in any order.
 
 As a program it serves: requests are lines of JSON on stdin, answers are exit codes on stdout.
 """
@@ -14,12 +15,13 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,20 +33,25 @@ LIBRARIES = (
     "onnx",
     "onnx_ir.passes.common",
     "onnxruntime",
+    "onnxscript.function_libs.torch_lib.ops.core",
     "onnxscript.optimizer",
     "onnxscript.rewriter",
     "plotly.graph_objects",
     "pydantic",
     "rich.console",
     "safetensors.torch",
-    "torch.export",
-    "torch.onnx",
+    "torch._export.passes._node_metadata_hook",
+    "torch.ao.quantization.fx._decomposed",
+    "torch.export._trace",
+    "torch.onnx._internal.exporter._torchlib.ops",
+    "torch.onnx._internal.torchscript_exporter.utils",
+    "transformers.exporters.onnxruntime_fusions",
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.modeling_bert",
 )
-"""What most commands import; nothing of ours."""
+"""What commands import: the large ones of both exporters, and small ones."""
 READY = "ready"
 
 
@@ -112,7 +119,7 @@ def _server() -> subprocess.Popen[str]:
 def _serve() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in LIBRARIES:
+        for name in (*LIBRARIES, *_names_of_ours()):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -123,6 +130,13 @@ def _serve() -> None:
             _become(json.loads(line))
         _, status = os.waitpid(process, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _names_of_ours() -> Iterator[str]:
+    import winml.modelkit
+
+    for module in pkgutil.walk_packages(winml.modelkit.__path__, f"{winml.modelkit.__name__}."):
+        yield module.name
 
 
 def _become(request: dict[str, Any]) -> NoReturn:
