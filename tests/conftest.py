@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import hypothesis
 import pytest
 
+from resting_threads import rest_where_cores_are_shared
 from winml.modelkit.cli.main import COLLECTION_THRESHOLD
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -25,6 +26,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Nobody is told that tests run.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+rest_where_cores_are_shared()
 
 # Machines are shared, so the time of one example says nothing. The phase "explain" traces lines, in which Python 3.11
 # has hung in a process that had run models for minutes.
@@ -35,6 +37,13 @@ hypothesis.settings.load_profile("winml")
 
 # As the command does, and for its reason: most of what is made is imported, or graphs without cycles.
 gc.set_threshold(COLLECTION_THRESHOLD)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that hold slow tests, so that no worker is left alone with one in the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_collection_finish() -> None:

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from resting_threads import rest_where_cores_are_shared
+
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 MOVING = {"os.rename", "os.link", "os.symlink"}
 CHANGING = {"os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod"}
@@ -354,6 +356,7 @@ def judge_verb(verb: Verb, place: Path) -> Iterator[dict[str, Any]]:
 
 def main(place: Path, names: Sequence[str]) -> None:
     """Judge verbs, and print what was found."""
+    rest_where_cores_are_shared()
     keep_weights_outside()
     make_sources(place)
     for name in names:
