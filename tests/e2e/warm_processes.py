@@ -61,9 +61,14 @@ def can_run_warm() -> bool:
 
 
 def run_warm(
-    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], stdin: str, timeout_s: float
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    stdin: str,
+    timeout_s: float,
+    program: str | None = None,
 ) -> tuple[int, str, str]:
-    """Run ``winml`` in a fork of the warm process.
+    """Run ``winml``, or a program that does, in a fork of the warm process. Its streams are files.
 
     Returns:
         Exit code, negative for a signal as ``subprocess`` has it; stdout; stderr.
@@ -77,6 +82,7 @@ def run_warm(
         streams[0].write_text(stdin, encoding="utf-8")
         request = {
             "arguments": list(arguments),
+            "program": program,
             "folder": str(folder),
             "environment": dict(environment),
             "streams": [str(path) for path in streams],
@@ -121,6 +127,11 @@ def _serve() -> None:
         warnings.simplefilter("ignore")
         for name in (*LIBRARIES, *_names_of_ours()):
             importlib.import_module(name)
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from resting_threads import rest_where_cores_are_shared
+
+    del sys.path[0]
+    rest_where_cores_are_shared()
     gc.collect()
     gc.freeze()
     print(READY, flush=True)
@@ -156,6 +167,9 @@ def _become(request: dict[str, Any]) -> NoReturn:
     signal.alarm(int(request["timeout_s"]))
     sys.argv = ["winml", *request["arguments"]]
     sys.path[0] = str(request["folder"])
+    if request["program"] is not None:
+        exec(request["program"], {"__name__": "__main__"})
+        sys.exit()
     from winml.modelkit.__main__ import main
 
     main()
