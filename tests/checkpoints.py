@@ -135,6 +135,20 @@ CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Architecture → model class and the sizes that make it small."""
 
 
+_LAYERS = {"num_hidden_layers", "n_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers"}
+
+
+def one_layer(architecture: str) -> dict[str, Any]:
+    """Return the sizes of an architecture with one layer of each kind, where no layer has to be told from another."""
+    return _with_one_layer(CONFIGS[architecture][1])
+
+
+def _with_one_layer(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    inner = {key: _with_one_layer(value) for key, value in sizes.items() if isinstance(value, dict)}
+    depths = {"depths": [1] * len(sizes["depths"])} if "depths" in sizes else {}
+    return {**sizes, **inner, **dict.fromkeys(_LAYERS & sizes.keys(), 1), **depths}
+
+
 def build_model(architecture: str, *, class_name: str | None = None, seed: int = 0, **changes: Any) -> Any:
     """Build a small model of an architecture in evaluation mode.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import socket
@@ -16,18 +17,39 @@ from urllib.parse import urlsplit
 import hypothesis
 import pytest
 
+from resting_threads import rest_where_cores_are_shared
+from winml.modelkit.cli.main import COLLECTION_THRESHOLD
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores; each taking all of them for itself makes every one slower. Read when torch is imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nobody is told that tests run.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+rest_where_cores_are_shared()
 
 # Machines are shared, so the time of one example says nothing. The phase "explain" traces lines, in which Python 3.11
 # has hung in a process that had run models for minutes.
 _PHASES = [phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain]
 hypothesis.settings.register_profile("winml", deadline=None, phases=_PHASES)
 hypothesis.settings.load_profile("winml")
+
+
+# As the command does, and for its reason: most of what is made is imported, or graphs without cycles.
+gc.set_threshold(COLLECTION_THRESHOLD)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that hold slow tests, so that no worker is left alone with one in the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Let no later search for garbage go through thousands of tests and the libraries again."""
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache

@@ -132,5 +132,8 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
+    from resting_threads import rest_where_cores_are_shared
+
+    rest_where_cores_are_shared()
     sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]
     _serve()

@@ -7,6 +7,7 @@ winml do: which sockets, processes and files of code (``doors``), and how the co
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints import save_checkpoint
+from winml.modelkit.cli.main import COLLECTION_THRESHOLD
 
 EVIL = "evil/repository"
 
@@ -221,6 +223,7 @@ def _outcome(folder: Path, *, trust: bool) -> str:
 
 def main(workplace: Path) -> None:
     """Build every checkpoint, use it with and without trust, and print what happened."""
+    gc.set_threshold(COLLECTION_THRESHOLD)
     doors = Doors()
     for name, make in CHECKPOINTS.items():
         folder = workplace / name

@@ -1,9 +1,13 @@
-"""Kills a command before each of its file operations, and says what is in the folder afterwards.
+"""Kills a command at every moment at which its folder looks different, and says what is there afterwards.
 
 Run as a program: ``python killing.py FOLDER VERB...`` prints one JSON object per kill. The verbs are warmed up once;
 each kill is a fork of that process, which ends itself with SIGKILL by an audit hook. What the hook sees are the
 operations Python makes: open for writing, rename, link, remove, mkdir, rmdir. It does not see single writes into an
 open file, nor what native code writes; both happen in hidden folders only.
+
+A moment is before an operation. One is killed at where a visible file is another than ever before, or where hidden
+files lie there that never lay there together: the next command tidies up by their names. Operations that change
+neither, as those of a commit that was seen before, leave nothing new to be found.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -22,9 +27,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from resting_threads import rest_where_cores_are_shared
+
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 MOVING = {"os.rename", "os.link", "os.symlink"}
 CHANGING = {"os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod"}
+HIDDEN = re.compile(r"(^|/)\.")
+RANDOM = re.compile(r"(?<=[-.])[a-z0-9_]{8}(?=/|$)")
+"""What ``tempfile`` puts at the end of a name."""
 
 MODULES = """
 import torch
@@ -173,18 +183,35 @@ def links_refused() -> Iterator[None]:
         os.link = link
 
 
-class KillBefore:
-    """An audit hook that kills this process before the N-th operation in some folders. It cannot be taken off."""
+class KillAtMoment:
+    """An audit hook that kills this process at the N-th moment in some folders. It cannot be taken off."""
 
     def __init__(self, number: int, folders: Sequence[Path]) -> None:
         self._left = number
         self._folders = tuple(str(folder) for folder in folders)
+        self._seen: set[frozenset[Any]] = set()
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if any(path.startswith(self._folders) for path in self._changed_paths(event, arguments)):
-            self._left -= 1
+            looks = {*map(frozenset, self._looks())}
+            self._left -= not looks <= self._seen
+            self._seen |= looks
             if self._left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
+
+    def _looks(self) -> tuple[set[object], set[object]]:
+        """Return which files are seen, and the names of those that are hidden."""
+        seen: set[object] = {"seen"}
+        hidden: set[object] = {"hidden"}
+        for folder in self._folders:
+            for path in Path(folder).rglob("*"):
+                name = path.relative_to(folder).as_posix()
+                if folder == self._folders[0] and not HIDDEN.search(name):
+                    state = path.stat()
+                    seen.add((name, state.st_ino, state.st_mtime_ns, state.st_size))
+                else:
+                    hidden.add(RANDOM.sub("", name))
+        return seen, hidden
 
     def _changed_paths(self, event: str, arguments: tuple[Any, ...]) -> Iterator[str]:
         if event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING:
@@ -207,12 +234,12 @@ class KillBefore:
         return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
 
 
-def kill_before(number: int, folders: Sequence[Path], work: Callable[[], None]) -> bool:
-    """Do some work in a fork of this process, killed before its N-th operation; returns whether it was killed."""
+def kill_at(number: int, folders: Sequence[Path], work: Callable[[], None]) -> bool:
+    """Do some work in a fork of this process, killed at its N-th moment; returns whether it was killed."""
     child = os.fork()
     if child == 0:
         try:
-            sys.addaudithook(KillBefore(number, folders))
+            sys.addaudithook(KillAtMoment(number, folders))
             work()
             os._exit(0)
         except BaseException as error:
@@ -296,7 +323,7 @@ def run_next(verb: Verb, place: Path, folder: Path) -> None:
 
 
 def judge_verb(verb: Verb, place: Path) -> Iterator[dict[str, Any]]:
-    """Kill a verb before every operation, and yield what was found after each kill."""
+    """Kill a verb at every moment, and yield what was found after each kill."""
     folder, before, after = place / "out", place / f"{verb.name}-before", place / f"{verb.name}-after"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -310,7 +337,7 @@ def judge_verb(verb: Verb, place: Path) -> Iterator[dict[str, Any]]:
         number += 1
         shutil.rmtree(folder)
         shutil.copytree(before, folder)
-        was_killed = kill_before(number, (folder, temporary), lambda: verb.run(place, folder, "new"))
+        was_killed = kill_at(number, (folder, temporary), lambda: verb.run(place, folder, "new"))
         at_once = judge.models(folder)
         run_next(verb, place, folder)
         left = [path.name for path in temporary.iterdir()]
@@ -329,6 +356,7 @@ def judge_verb(verb: Verb, place: Path) -> Iterator[dict[str, Any]]:
 
 def main(place: Path, names: Sequence[str]) -> None:
     """Judge verbs, and print what was found."""
+    rest_where_cores_are_shared()
     keep_weights_outside()
     make_sources(place)
     for name in names:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+
+from e2e.workplace import Workplace
 
 NOISY = """
 import os
@@ -44,13 +43,12 @@ def example_inputs():
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_json_is_alone_on_stdout_when_user_code_prints(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_json_is_alone_on_stdout_when_user_code_prints(arguments: tuple[str, ...], workplace: Workplace) -> None:
     """What the user's code prints, or writes to the descriptor, goes to stderr."""
-    (tmp_path / "noisy.py").write_text(NOISY, encoding="utf-8")
-    command = [sys.executable, "-m", "winml.modelkit", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8", check=False)
-    assert (0, "") == (done.returncode, "" if done.returncode == 0 else done.stderr)
-    answer = json.loads(done.stdout)
-    assert "printed by the factory" in done.stderr
+    (workplace.folder / "noisy.py").write_text(NOISY, encoding="utf-8")
+    done = workplace.winml(*arguments)
+    assert (0, "") == (done.code, "" if done.code == 0 else done.err)
+    answer = json.loads(done.out)
+    assert "printed by the factory" in done.err
     if arguments[0] == "export":
         assert any("noisy.py:14 reads the value of a tensor" in note for note in answer["notes"])

@@ -133,7 +133,7 @@ def test_disk_that_fills_up_in_the_weights_leaves_nothing_half_written(
     busy: Workplace, nets: Path, exporter: str
 ) -> None:
     """The third of four megabytes finds no room: the file of the weights is named, and gone."""
-    limited = replace(busy, program=(sys.executable, "-c", _OUTSIDE, "full"))
+    limited = replace(busy, program=(sys.executable, "-c", _OUTSIDE, "full"), is_warm=True)
     arguments = ("-m", f"{nets}:wide", "-o", "model.onnx", "--overwrite", "--no-verify", exporter)
     outcome = limited.refuse(*arguments, code=1, words=("cannot write", "File too large", "limit on file sizes"))
     assert ".winml-partial" not in outcome.err
@@ -142,7 +142,7 @@ def test_disk_that_fills_up_in_the_weights_leaves_nothing_half_written(
 @pytest.mark.parametrize("exporter", ["--dynamo", "--no-dynamo"])
 def test_interruption_in_the_weights_leaves_nothing_half_written(busy: Workplace, nets: Path, exporter: str) -> None:
     """Ctrl-C after the second of four megabytes."""
-    stopped = replace(busy, program=(sys.executable, "-c", _OUTSIDE, "Ctrl-C"))
+    stopped = replace(busy, program=(sys.executable, "-c", _OUTSIDE, "Ctrl-C"), is_warm=True)
     arguments = ("-m", f"{nets}:wide", "-o", "model.onnx", "--overwrite", "--no-verify", exporter)
     outcome = stopped.export(*arguments)
     assert (-signal.SIGINT, "") == (outcome.code, outcome.out)

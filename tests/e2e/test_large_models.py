@@ -44,7 +44,7 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from checkpoints import build_model
 
     folder = tmp_path_factory.mktemp("checkpoints") / "tied"
-    model = build_model("llama", vocab_size=120_000, tie_word_embeddings=True).to(torch.bfloat16)
+    model = build_model("llama", vocab_size=120_000, num_hidden_layers=1, tie_word_embeddings=True).to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="1MB")
     assert len(list(folder.glob("*.safetensors"))) > 1
     return folder
@@ -56,7 +56,8 @@ def experts(tmp_path: Path) -> Path:
     from transformers import MixtralConfig, MixtralForCausalLM, set_seed
 
     set_seed(0)
-    config = MixtralConfig(**TEXT, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2)
+    sizes = {**TEXT, "num_hidden_layers": 1, "num_key_value_heads": 2}
+    config = MixtralConfig(**sizes, num_local_experts=4, num_experts_per_tok=2)
     MixtralForCausalLM(config).save_pretrained(tmp_path / "experts")
     return tmp_path / "experts"
 
@@ -195,7 +196,7 @@ def test_disk_that_is_full_half_way_changes_no_file(workplace: Workplace, tied: 
     """Some megabytes of the weights are written when it is."""
     (workplace.folder / "model.onnx").write_bytes(b"earlier")
     limit = _weight_bytes(tied) // 2
-    limited = replace(workplace, program=(sys.executable, "-c", WITH_A_LIMIT, str(limit)))
+    limited = replace(workplace, program=(sys.executable, "-c", WITH_A_LIMIT, str(limit)), is_warm=True)
     outcome = limited.refuse(
         *_export(tied, "--no-verify", "--overwrite"), code=1, words=("cannot write", str(Path("here") / "model.onnx"))
     )

@@ -1,7 +1,8 @@
 """How does a test run the command in a process of its own that need not import torch first?
 
-A warm process imports the libraries once and runs nothing; every command is a fork of it, with its own directory,
-environment and streams, and its own exit code. What depends on a fresh interpreter is not run this way.
+A warm process imports the libraries and every module of ours once, and runs nothing; every command is a fork of it,
+with its own directory, environment and streams, and its own exit code. What depends on a fresh interpreter is not run
+this way: tests/house starts one for each verb, and says that modules can be imported in any order.
 
 As a program it serves: requests are lines of JSON on stdin, answers are exit codes on stdout.
 """
@@ -14,12 +15,13 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,20 +33,25 @@ LIBRARIES = (
     "onnx",
     "onnx_ir.passes.common",
     "onnxruntime",
+    "onnxscript.function_libs.torch_lib.ops.core",
     "onnxscript.optimizer",
     "onnxscript.rewriter",
     "plotly.graph_objects",
     "pydantic",
     "rich.console",
     "safetensors.torch",
-    "torch.export",
-    "torch.onnx",
+    "torch._export.passes._node_metadata_hook",
+    "torch.ao.quantization.fx._decomposed",
+    "torch.export._trace",
+    "torch.onnx._internal.exporter._torchlib.ops",
+    "torch.onnx._internal.torchscript_exporter.utils",
+    "transformers.exporters.onnxruntime_fusions",
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.modeling_bert",
 )
-"""What most commands import; nothing of ours."""
+"""What commands import: the large ones of both exporters, and small ones."""
 READY = "ready"
 
 
@@ -54,9 +61,14 @@ def can_run_warm() -> bool:
 
 
 def run_warm(
-    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], stdin: str, timeout_s: float
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    stdin: str,
+    timeout_s: float,
+    program: str | None = None,
 ) -> tuple[int, str, str]:
-    """Run ``winml`` in a fork of the warm process.
+    """Run ``winml``, or a program that does, in a fork of the warm process. Its streams are files.
 
     Returns:
         Exit code, negative for a signal as ``subprocess`` has it; stdout; stderr.
@@ -70,6 +82,7 @@ def run_warm(
         streams[0].write_text(stdin, encoding="utf-8")
         request = {
             "arguments": list(arguments),
+            "program": program,
             "folder": str(folder),
             "environment": dict(environment),
             "streams": [str(path) for path in streams],
@@ -112,8 +125,13 @@ def _server() -> subprocess.Popen[str]:
 def _serve() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in LIBRARIES:
+        for name in (*LIBRARIES, *_names_of_ours()):
             importlib.import_module(name)
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from resting_threads import rest_where_cores_are_shared
+
+    del sys.path[0]
+    rest_where_cores_are_shared()
     gc.collect()
     gc.freeze()
     print(READY, flush=True)
@@ -123,6 +141,13 @@ def _serve() -> None:
             _become(json.loads(line))
         _, status = os.waitpid(process, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _names_of_ours() -> Iterator[str]:
+    import winml.modelkit
+
+    for module in pkgutil.walk_packages(winml.modelkit.__path__, f"{winml.modelkit.__name__}."):
+        yield module.name
 
 
 def _become(request: dict[str, Any]) -> NoReturn:
@@ -142,6 +167,9 @@ def _become(request: dict[str, Any]) -> NoReturn:
     signal.alarm(int(request["timeout_s"]))
     sys.argv = ["winml", *request["arguments"]]
     sys.path[0] = str(request["folder"])
+    if request["program"] is not None:
+        exec(request["program"], {"__name__": "__main__"})
+        sys.exit()
     from winml.modelkit.__main__ import main
 
     main()

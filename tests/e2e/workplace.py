@@ -50,6 +50,8 @@ class Workplace:
     root: Path
     program: tuple[str, ...] = PROGRAM
     variables: Mapping[str, str] = field(default_factory=dict)
+    is_warm: bool = False
+    """Whether a program of its own, behind ``-c``, may run where the libraries are imported already."""
 
     @property
     def folder(self) -> Path:
@@ -74,6 +76,9 @@ class Workplace:
         if self.program == PROGRAM and not self.variables and can_run_warm():
             words = [str(argument) for argument in arguments]
             return Outcome(*run_warm(words, self.folder, self.environment(), stdin, TIMEOUT_S))
+        if self.is_warm and can_run_warm():
+            _, _, program, *words = (*self.program, *map(str, arguments))
+            return Outcome(*run_warm(words, self.folder, self.environment(), stdin, TIMEOUT_S, program))
         done = subprocess.run(
             [*self.program, *map(str, arguments)],
             cwd=self.folder,

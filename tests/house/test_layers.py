@@ -6,6 +6,10 @@ it is: docs/decisions/0001-room-order.md.
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+
 import pytest
 
 from house.sources import PACKAGE, Import, Module, imports, modules
@@ -128,6 +132,22 @@ def test_no_flow_imports_the_flow_of_another_verb() -> None:
         and place != _folder_inside(module.name)
     ]
     assert [] == strays
+
+
+def _imports_first(module: Module) -> Iterator[str]:
+    """Yield the modules of ours that are imported before a module is there itself: those at its top, their packages."""
+    top = [node for node in module.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {candidate.name for candidate in modules()}
+    for found in imports(ast.Module(body=list(top), type_ignores=[])):
+        parts = found.target.removeprefix(f"{PACKAGE}.").split(".") if found.target.startswith(f"{PACKAGE}.") else []
+        # The last part may be a name inside a module.
+        yield from {".".join(parts[:end]) for end in range(1, len(parts) + 1)} & names
+
+
+def test_modules_can_be_imported_in_any_order() -> None:
+    """What a module imports at its top never leads back to it."""
+    waiting_for = {module.name: {*_imports_first(module)} - {module.name} for module in modules()}
+    assert {*waiting_for} == {*TopologicalSorter(waiting_for).static_order()}
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name or PACKAGE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,7 +15,8 @@ import onnx_ir as ir
 import pytest
 
 from checkpoints import save_checkpoint
-from e2e.workplace import WITH_A_LIMIT
+from e2e.warm_processes import run_warm
+from e2e.workplace import TIMEOUT_S, WITH_A_LIMIT
 from integration.test_parts import stages_of, two_parts
 from winml.modelkit import BuildResult, build_hf_model, build_onnx_model
 from winml.modelkit.builds.build import run_build
@@ -197,28 +198,27 @@ def test_wrong_weight_of_a_block_is_found_where_weights_are_streamed(bert: Path,
     assert not [*tmp_path.glob("*.onnx")]
 
 
-def _build_with_a_limit(llama: Path, folder: Path, limit: int, *more: str) -> subprocess.CompletedProcess[str]:
+def _build_with_a_limit(llama: Path, folder: Path, limit: int, *more: str) -> tuple[int, str]:
     # Random weights suffer more than trained ones.
     sizes = ("--shape-config", '{"sequence_length": 8}', "--min-sqnr", "3")
-    command = [sys.executable, "-c", WITH_A_LIMIT, str(limit), "build", "-m", str(llama), "-o", "out", "-q"]
-    return subprocess.run(
-        [*command, *sizes, *more], cwd=folder, capture_output=True, encoding="utf-8", check=False, timeout=300
-    )
+    words = [str(limit), "build", "-m", str(llama), "-o", "out", "-q", *sizes, *more]
+    code, _, err = run_warm(words, folder, os.environ, "", TIMEOUT_S, WITH_A_LIMIT)
+    return code, err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no POSIX limits on the size of a file")
 def test_few_bits_are_built_where_no_file_may_hold_the_weights_as_float(llama: Path, tmp_path: Path) -> None:
     """The system refuses larger files: 15 MB as float32, 8 MB as the checkpoint has them, 3 MB in 4 bits."""
-    done = _build_with_a_limit(llama, tmp_path, 5_000_000, "--precision", "int4")
-    assert 0 == done.returncode, done.stderr
+    code, err = _build_with_a_limit(llama, tmp_path, 5_000_000, "--precision", "int4")
+    assert 0 == code, err
     model = tmp_path / "out" / "model.onnx"
     assert model.stat().st_size < 4_000_000
     # ONNX Runtime's judgement: what the fused decoder is made of, onnx.checker does not know.
     Session(model)
     counts = tagged_operators(model)
     assert 16 == counts["MatMulNBits"] + counts["GatherBlockQuantized"]
-    refused = _build_with_a_limit(llama, tmp_path, 5_000_000, "--precision", "int8", "--dtype", "fp32", "--rebuild")
-    assert (1, True) == (refused.returncode, "cannot write" in refused.stderr)
+    code, err = _build_with_a_limit(llama, tmp_path, 5_000_000, "--precision", "int8", "--dtype", "fp32", "--rebuild")
+    assert (1, True) == (code, "cannot write" in err)
 
 
 def test_precision_without_the_stage_is_refused(bert: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import onnx
 import pytest
 import torch
 
-from checkpoints import build_model, save_checkpoint
+from checkpoints import build_model, one_layer, save_checkpoint
 from dynamic_matrix import CASES, Case, Refused
 from winml.modelkit import HTPExporter, UsageError, WinMLExportConfig
 from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
@@ -65,7 +65,7 @@ def symbolic_shapes(values: Any) -> dict[str, list[int | str]]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_dynamic_export_answers_at_three_shapes(case: Case, tmp_path: Path) -> None:
     """Names stand in the file, and ONNX Runtime equals PyTorch at every shape, size 1 included where it can be."""
-    folder = save_checkpoint(case.architecture, tmp_path / "checkpoint")
+    folder = save_checkpoint(case.architecture, tmp_path / "checkpoint", **one_layer(case.architecture))
     request = request_of(case.architecture, folder)
     if isinstance(case.outcome, Refused):
         with pytest.raises(UsageError, match=case.outcome.reason):

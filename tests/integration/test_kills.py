@@ -54,7 +54,7 @@ def test_killed_verb_leaves_old_or_new_files(verb: str, found: dict[str, list[di
     assert [True] * (len(records) - 1) + [False] == [record["killed"] for record in records]
     allowed = {"old", "new", "new+old"} if verb in _SEVERAL_MODELS else {"old", "new"}
     if verb == "unlinked":
-        # Without links there is one operation at which nothing is there: the earlier file is aside.
+        # Without links there is one moment at which nothing is there: the earlier file is aside.
         at_once = [record for record in records if record["at_once"] != "any"]
         assert len(records) - 1 == len(at_once)
     else:

@@ -28,7 +28,7 @@ from winml.modelkit.flows.export.export import export_pytorch
 from winml.modelkit.load.checkpoints.processor_files import read_processor_files
 from winml.modelkit.load.request import check_folder
 
-EXAMPLES = 500
+EXAMPLES = 200
 _QUICK = ("--iterations", "1", "--warmup", "0")
 bounded = settings(
     max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -100,8 +100,9 @@ def test_alternation_under_other_load_comes_to_no_verdict() -> None:
     assert "undecided" == result.ratio.verdict
 
 
-def test_alternation_divides_many_runs_into_blocks() -> None:
+def test_alternation_divides_many_runs_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of pairs is chosen; more runs make longer blocks."""
+    monkeypatch.setattr("winml.modelkit.measure.latency.SETTLE_S", 0.0)
     result = measure_alternating(lambda: None, lambda: None, LatencyOptions(iterations=3 * PAIRS, warmup=0))
     assert (3, PAIRS) == (result.block, result.ratio.pairs)
 

@@ -1,0 +1,28 @@
+"""How do several test processes share the cores? Threads that wait do not spin in a loop meanwhile."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["rest_where_cores_are_shared"]
+
+
+def rest_where_cores_are_shared() -> None:
+    """Let threads of ONNX Runtime sleep where workers share the cores; what is computed stays as it is.
+
+    They would spin for up to 40 ms after each session is opened or run, and take that time from the other workers.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    # As winml.modelkit.runtime says it before its import.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
+    class RestingOptions(onnxruntime.SessionOptions):  # type: ignore[misc]  # it is untyped
+        """Options whose threads wait for work asleep."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
+    onnxruntime.SessionOptions = RestingOptions
