@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from encoded import save_encoder_decoder
-from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
+from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, compare_models
 from winml.modelkit.builds.layouts.genai import genai_texts
 from winml.modelkit.builds.layouts.layout import LAYOUTS, refuse_models
 from winml.modelkit.errors import UsageError, VerificationError
@@ -185,7 +185,10 @@ def test_parts_that_genai_has_no_type_for_are_refused(encoded: Encoded) -> None:
 
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_decoder_of_other_readers_computes_the_keys_itself(architecture: str, tmp_path: Path) -> None:
-    """The encoder answers its states alone; what both files write together is compared with PyTorch's text."""
+    """The encoder answers its states alone; what both files write together is compared with PyTorch's text.
+
+    ``winml compare`` finds both beside the checkpoint; once, as loading takes a second.
+    """
     folder = save_encoder_decoder(tmp_path / "checkpoint", architecture)
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
     result = exporter.export_checkpoint(ModelRequest(str(folder), cross_keys="decoder"), tmp_path / "model.onnx")
@@ -196,6 +199,12 @@ def test_decoder_of_other_readers_computes_the_keys_itself(architecture: str, tm
     assert decoder.verification is not None
     assert decoder.verification.generation is not None
     refuse_models(LAYOUTS["optimum"], [part.model_path for part in result.parts])
+    if architecture != "bart":
+        return
+    compared = compare_models(folder, tmp_path, threshold=1e-4)
+    assert ["encoder", "decoder"] == list(compared.parts)
+    assert compared.is_within
+    assert not any("one side only" in note for note in compared.parts["decoder"].notes)
 
 
 @pytest.fixture(scope="module")
