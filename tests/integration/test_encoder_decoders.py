@@ -22,6 +22,7 @@ from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.graph.bundle import ModelBundle, PartFeed
 from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest
 from winml.modelkit.inference.generation.seq2seq import EncodedModel
+from winml.modelkit.inference.generation.settings import part_position_limit
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
@@ -83,6 +84,12 @@ def test_names_are_those_other_tools_know(encoded: Encoded) -> None:
     feed = PartFeed("present.0.encoder.key", "decoder", "past_key_values.0.encoder.key")
     assert feed in bundle.feeds["encoder"]
     assert {"decoder"} == {feed.part for feed in bundle.feeds["decoder"]}
+
+
+def test_files_say_how_many_positions_they_have(encoded: Encoded, tmp_path: Path) -> None:
+    """So that too long a text is refused without the config of the checkpoint; relative positions have no end."""
+    limits = tuple(part_position_limit(part.model_path, tmp_path, part.name) for part in encoded.result.parts)
+    assert {"t5": (None, None), "bart": (64, 64), "whisper": (None, 64)}[encoded.reference.config.model_type] == limits
 
 
 def test_projections_of_what_was_encoded_are_in_the_encoder_with_their_paths(encoded: Encoded) -> None:

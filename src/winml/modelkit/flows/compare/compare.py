@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.data_sets import DataSetRequest
-from winml.modelkit.file_names import DECODER
 from winml.modelkit.flows.compare.data_set_values import data_set_values, folder_of_processors
 from winml.modelkit.flows.compare.decoding_step import at_step, step_words
 from winml.modelkit.flows.compare.given_values import value_files
@@ -187,7 +186,7 @@ def _part_for(model: ModelRequest, other: _InputNames) -> ModelPart:
         return part
     if len(loaded.parts) > 1 and other.inputs is not None:
         # The file may be of a layout whose decoder computes the keys and values of what was encoded.
-        part = other.part_of(load_model(replace(model, cross_keys=DECODER)))
+        part = other.part_of(load_model(replace(model, cross_keys="decoder")))
     return part or load_model(replace(model, cache=False)).only_part
 
 
