@@ -151,7 +151,7 @@ class StageRunner:
             before = record.origin
             assert before is not None  # only results are given
             asked = stage.undo_resolution(current.options, record)
-            if changed := _changed_keys(*(stage.relevant(options, earlier) for options in (before.options, asked))):
+            if changed := _changed_keys(stage.relevant(before.options, earlier), stage.relevant(asked, earlier)):
                 return f"options changed: {', '.join(changed)}"
             if before.source != current.source:
                 return f"its input changed: {', '.join(_changed_keys(before.source, current.source))}"
