@@ -15,13 +15,14 @@ import torch
 import transformers
 
 from encoded import save_encoder_decoder
-from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
+from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, compare_models
 from winml.modelkit.builds.layouts.genai import genai_texts
 from winml.modelkit.builds.layouts.layout import LAYOUTS, refuse_models
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.graph.bundle import ModelBundle, PartFeed
 from winml.modelkit.graph.dimensions import DynamicDimension, DynamicRequest
 from winml.modelkit.inference.generation.seq2seq import EncodedModel
+from winml.modelkit.inference.generation.settings import part_position_limit
 from winml.modelkit.load.inputs.options import ShapeConfig
 from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
@@ -83,6 +84,12 @@ def test_names_are_those_other_tools_know(encoded: Encoded) -> None:
     feed = PartFeed("present.0.encoder.key", "decoder", "past_key_values.0.encoder.key")
     assert feed in bundle.feeds["encoder"]
     assert {"decoder"} == {feed.part for feed in bundle.feeds["decoder"]}
+
+
+def test_files_say_how_many_positions_they_have(encoded: Encoded, tmp_path: Path) -> None:
+    """So that too long a text is refused without the config of the checkpoint; relative positions have no end."""
+    limits = tuple(part_position_limit(part.model_path, tmp_path, part.name) for part in encoded.result.parts)
+    assert {"t5": (None, None), "bart": (64, 64), "whisper": (None, 64)}[encoded.reference.config.model_type] == limits
 
 
 def test_projections_of_what_was_encoded_are_in_the_encoder_with_their_paths(encoded: Encoded) -> None:
@@ -222,7 +229,10 @@ def test_parts_that_genai_has_no_type_for_are_refused(encoded: Encoded) -> None:
 
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_decoder_of_other_readers_computes_the_keys_itself(architecture: str, tmp_path: Path) -> None:
-    """The encoder answers its states alone; what both files write together is compared with PyTorch's text."""
+    """The encoder answers its states alone; what both files write together is compared with PyTorch's text.
+
+    ``winml compare`` finds both beside the checkpoint; once, as loading takes a second.
+    """
     folder = save_encoder_decoder(tmp_path / "checkpoint", architecture)
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
     result = exporter.export_checkpoint(ModelRequest(str(folder), cross_keys="decoder"), tmp_path / "model.onnx")
@@ -233,6 +243,12 @@ def test_decoder_of_other_readers_computes_the_keys_itself(architecture: str, tm
     assert decoder.verification is not None
     assert decoder.verification.generation is not None
     refuse_models(LAYOUTS["optimum"], [part.model_path for part in result.parts])
+    if architecture != "bart":
+        return
+    compared = compare_models(folder, tmp_path, threshold=1e-4)
+    assert ["encoder", "decoder"] == list(compared.parts)
+    assert compared.is_within
+    assert not any("one side only" in note for note in compared.parts["decoder"].notes)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,9 @@ def write(path: Path, metadata: str | None) -> Path:
 
 
 def test_description_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """A part may feed itself."""
+    """A part may feed itself, and may have no end of positions."""
+    limited = dataclasses.replace(DECODER, positions=64)
+    assert limited == read_part_description(write(tmp_path / "l.onnx", json.dumps(limited.as_record())))
     assert DECODER == read_part_description(write(tmp_path / "m.onnx", json.dumps(DECODER.as_record())))
 
 
@@ -36,7 +39,16 @@ def test_file_that_says_nothing_holds_a_model_of_its_own(tmp_path: Path) -> None
     assert read_part_description(write(tmp_path / "m.onnx", None)) is None
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"name": "a"}', '{"name": "a", "of": ["a"], "feeds": [{"output": "y"}]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"name": "a"}',
+        '{"name": "a", "of": ["a"], "feeds": [{"output": "y"}]}',
+        '{"name": "a", "of": ["a"], "feeds": [], "positions": 0}',
+    ],
+)
 def test_damaged_description_is_refused_with_the_file(text: str, tmp_path: Path) -> None:
     """What is written there by somebody else is no part."""
     with pytest.raises(InputError, match=r"m\.onnx: winml\.part is damaged"):

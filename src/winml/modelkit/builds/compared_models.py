@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.builds.found_models import onnx_file
-from winml.modelkit.errors import ConfigError
+from winml.modelkit.builds.found_models import onnx_file, part_files
+from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.load.request import ModelRequest, resolve_source
 from winml.modelkit.options import unknown_key_message
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from winml.modelkit.flows.compare.compare import Comparable, CompareOptions
+    from winml.modelkit.flows.compare.compare import CompareOptions
+    from winml.modelkit.flows.compare.parts import NamedSide
     from winml.modelkit.load.live_module import ExampleInputs
     from winml.modelkit.results.model_comparison import ModelComparison
 
-__all__ = ["compare_models", "found_side"]
+__all__ = ["FoundPairs", "compare_models", "found_pairs", "found_side"]
 
 
 def compare_models(
@@ -28,6 +31,7 @@ def compare_models(
     options: CompareOptions | None = None,
     *,
     inputs: ExampleInputs | None = None,
+    submodel: Sequence[str] = (),
     **changes: Any,
 ) -> ModelComparison:
     """Run two models on the same values, and compare their answers; with ``by_module`` module by module.
@@ -37,14 +41,15 @@ def compare_models(
         candidate: What is compared with it.
         options: What both are fed, and what is compared; None: the defaults.
         inputs: Example inputs of a live module, where its own config does not say what it takes.
+        submodel: Of a folder with several parts, those to compare; empty: all.
         **changes: Fields of :class:`CompareOptions`, on top of ``options``: ``by_module=True``.
 
     Returns:
-        How near the outputs are and, by module, where the models part.
+        How near the outputs are and, by module, where the models part; of several parts, also each by itself.
 
     Raises:
-        UsageError: an unknown field, inputs or outputs do not match, values do not fit, no module is on both sides, or
-            a model answers otherwise each time.
+        UsageError: an unknown field, inputs or outputs do not match, values do not fit, no module or part is on both
+            sides, or a model answers otherwise each time.
         InputError: a file is damaged.
         StageError: one of them cannot be run.
     """
@@ -55,14 +60,142 @@ def compare_models(
         if name not in known:
             raise ConfigError(unknown_key_message(name, known, "compare_models"))
     asked = replace(options or flow.CompareOptions(), **changes)
+    if isinstance(reference, (str, os.PathLike)) and isinstance(candidate, (str, os.PathLike)):
+        return found_pairs(os.fspath(reference), os.fspath(candidate), submodel).compare(asked, inputs)
+    if submodel:
+        raise UsageError(f"submodel {submodel[0]}: names a part in the folder of a build", hint="Leave it out.")
     return flow.compare_models(_side(reference), _side(candidate), asked, inputs=inputs)
 
 
-def _side(model: str | os.PathLike[str] | ModelRequest | nn.Module) -> Comparable:
+def _side(model: str | os.PathLike[str] | ModelRequest | nn.Module) -> NamedSide | nn.Module:
     return found_side(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model
 
 
-def found_side(name: str) -> Path | ModelRequest:
+@dataclass(frozen=True)
+class FoundPairs:
+    """What two names mean: one model on each side, or the parts of one."""
+
+    names: tuple[str, str]
+    """Reference and candidate, as the user wrote them."""
+    parts: Mapping[str, tuple[NamedSide, NamedSide]]
+    """Name of the part → what is compared; ``model`` alone where neither is a folder of several parts."""
+    notes: tuple[str, ...] = ()
+    """Sentences on the parts of one side only."""
+
+    @property
+    def are_several(self) -> bool:
+        """Whether the answer is made of those of several parts."""
+        return len(self.parts) > 1
+
+    @property
+    def files(self) -> list[Path]:
+        """The ONNX files that are read."""
+        return list(dict.fromkeys(side for pair in self.parts.values() for side in pair if isinstance(side, Path)))
+
+    def refuse_values(self, options: Sequence[str]) -> None:
+        """Refuse what only one graph can be fed, where several are compared.
+
+        Args:
+            options: Options that were given and say that, as people write them.
+
+        Raises:
+            UsageError: names the first.
+        """
+        if self.are_several and options:
+            raise UsageError(
+                f"{options[0]} is for one graph, and several are compared: {', '.join(self.parts)}",
+                hint=f"Compare one part: --submodel {list(self.parts)[-1]}.",
+            )
+
+    def compare(self, options: CompareOptions, inputs: ExampleInputs | None = None) -> ModelComparison:
+        """Compare what was found.
+
+        Args:
+            options: What both are fed, and what is compared.
+            inputs: Example inputs of two PyTorch models.
+
+        Raises:
+            WinMLError: see :func:`compare_models`.
+        """
+        from winml.modelkit.flows.compare import compare as flow
+        from winml.modelkit.flows.compare.parts import compare_parts
+
+        given = {"step": options.step, "data_set": options.data_set, "input_data": options.run.input_data}
+        self.refuse_values(
+            [name for name, value in given.items() if value is not None] + (["names"] if options.names else [])
+        )
+        if self.are_several:
+            return compare_parts(self.parts, self.names, options, self.notes)
+        (pair,) = self.parts.values()
+        result = flow.compare_models(*pair, options, inputs=inputs)
+        return replace(result, notes=(*result.notes, *self.notes))
+
+
+def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) -> FoundPairs:
+    """Return what is compared with what: the parts of one name where a side is a folder of several.
+
+    Args:
+        reference: As the user wrote it.
+        candidate: As the user wrote it.
+        submodel: The parts that are asked for; empty: all that both have.
+
+    Raises:
+        UsageError: a name means nothing that can be used, a part is not there, or no part is on both sides.
+        InputError: a file is damaged.
+    """
+    names = (reference, candidate)
+    folders = [part_files(name, beside_weights=False) for name in names]
+    if not any(folders):
+        if submodel:
+            raise UsageError(
+                f"--submodel {submodel[0]}: neither {reference} nor {candidate} is a folder of several parts",
+                hint="Leave it out.",
+            )
+        return FoundPairs(names, {ONLY_PART: (found_side(reference), found_side(candidate))})
+    parts = next(folder for folder in folders if folder)
+    for part in submodel:
+        if part not in parts:
+            shown = names[folders.index(parts)]
+            raise UsageError(f"--submodel {part}: {shown} has no such part", hint=f"It has {', '.join(parts)}.")
+    wanted = [part for part in parts if not submodel or part in submodel]
+    left, right = (
+        dict(folder) if folder else _other_side(name, parts, wanted)
+        for folder, name in zip(folders, names, strict=True)
+    )
+    common = [part for part in wanted if part in left and part in right]
+    missing = [part for part in dict.fromkeys((*left, *right)) if (part in left) != (part in right)]
+    if not common or (submodel and len(common) < len(wanted)):
+        raise UsageError(
+            f"{reference} holds {', '.join(left)}, {candidate} {', '.join(right)}",
+            hint="Only parts that are on both sides can be compared.",
+        )
+    notes = (f"On one side only: {', '.join(missing)}.",) if missing and not submodel else ()
+    return FoundPairs(names, {part: (left[part], right[part]) for part in common}, notes)
+
+
+def _other_side(name: str, parts: Mapping[str, Path], wanted: Sequence[str]) -> dict[str, NamedSide]:
+    """Return what stands beside the parts of a folder: a PyTorch model beside each, a file beside the part it holds.
+
+    Raises:
+        UsageError: the name means nothing, or nothing says which part the file is.
+    """
+    side = found_side(name)
+    if isinstance(side, ModelRequest):
+        return dict.fromkeys(parts, side)
+    from winml.modelkit.graph.bundle import read_part_description  # imports onnx
+
+    description = read_part_description(side)
+    if description is not None and description.is_one_of_several:
+        return {description.name: side}
+    if len(wanted) == 1:
+        return {wanted[0]: side}
+    raise UsageError(
+        f"{name} is one graph, and beside it are {', '.join(wanted)}",
+        hint=f"Name the part to compare it with: --submodel {wanted[0]}.",
+    )
+
+
+def found_side(name: str) -> NamedSide:
     """Return what a name means: an ONNX file, also in the folder of a build, or a PyTorch model.
 
     Raises:

@@ -87,24 +87,33 @@ def onnx_file_in(name: str) -> Path | None:
     Raises:
         ModelPathError: it is such a folder, and which file in it is meant does not show.
     """
+    folder = _named_folder(name)
+    return _built_model(folder) if folder is not None and any(folder.glob(f"*{MODEL_SUFFIX}")) else None
+
+
+def _named_folder(name: str) -> Path | None:
+    """Return the folder of a name; None where it means none: whoever reads the name says what is wrong with it."""
     try:
         folder = named_path(name.strip())
     except ModelPathError:
-        return None  # whoever reads the name says what is wrong with it
-    return _built_model(folder) if folder.is_dir() and any(folder.glob(f"*{MODEL_SUFFIX}")) else None
+        return None
+    return folder if folder.is_dir() else None
 
 
-def part_files(name: str) -> Mapping[str, Path]:
+def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
     """Return the files of a model of several parts in the folder of a build or of an export, by the name of the part.
 
-    Empty where the name means anything else: a file, a checkpoint, a model of one part.
+    Empty where the name means anything else: a file, a checkpoint, a model of one part, or nothing that can be used.
+
+    Args:
+        name: As the user wrote it.
+        beside_weights: Also those that were exported into the folder of their checkpoint.
 
     Raises:
-        ModelPathError: there is no such folder.
         InputError: a file in it is damaged.
     """
-    folder = named_path(name.strip())
-    if not folder.is_dir():
+    folder = _named_folder(name)
+    if folder is None:
         return {}
     if (folder / BUILD_MANIFEST_NAME).is_file():
         from winml.modelkit.results.build_manifest import read_manifest
@@ -116,7 +125,7 @@ def part_files(name: str) -> Mapping[str, Path]:
         parts = {part.name: folder / part.model[0].name for part in manifest.parts if part.model}
         return parts if len(parts) > 1 and all(path.is_file() for path in parts.values()) else {}
     files = sorted(folder.glob(f"*{MODEL_SUFFIX}"))
-    if len(files) < 2:
+    if len(files) < 2 or (not beside_weights and _holds_weights(folder)):
         return {}
     from winml.modelkit.graph.bundle import ModelBundle, read_part_description  # imports onnx
 

@@ -57,6 +57,7 @@ def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage,
         work=_run_handed_over,
         makes_graph=True,
         undo_resolution=undo_resolution,
+        relevant=by_name["export"].relevant,
     )
     givers = {stage.name: replace(stage, makes_graph=False, handed_to=_TAKER) for stage in before}
     return tuple(taker if stage is quantize else givers.get(stage.name, stage) for stage in stages)

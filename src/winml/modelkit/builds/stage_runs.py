@@ -150,7 +150,8 @@ class StageRunner:
         for record in earlier.values():
             before = record.origin
             assert before is not None  # only results are given
-            if changed := _changed_keys(before.options, stage.undo_resolution(current.options, record)):
+            asked = stage.undo_resolution(current.options, record)
+            if changed := _changed_keys(stage.relevant(before.options, earlier), stage.relevant(asked, earlier)):
                 return f"options changed: {', '.join(changed)}"
             if before.source != current.source:
                 return f"its input changed: {', '.join(_changed_keys(before.source, current.source))}"
@@ -167,7 +168,19 @@ class StageRunner:
         job = self._job
         if job.store is None or job.rebuild or (stage.makes_graph and not job.identity.is_repeatable):
             return {}
-        return job.store.take(self._origin_of(stage, part), job.folder.path, self._files, self._claim_parts)
+        origin = self._origin_of(stage, part)
+        taken = job.store.take(origin, job.folder.path, self._files, self._claim_parts)
+        if taken or not stage.makes_graph or stage.relevant(origin.options, (ONLY_PART,)) == origin.options:
+            return taken
+        # What the parts are is not known before they are loaded; what was stored tells.
+        less = origin.model_copy(update={"options": stage.relevant(origin.options, (ONLY_PART,))})
+        return job.store.take(
+            less,
+            job.folder.path,
+            self._files,
+            self._claim_parts,
+            accepts=lambda names: stage.relevant(origin.options, names) == less.options,
+        )
 
     def _run_work(self, stage: Stage, part: BuiltPart | None, reason: str) -> dict[str, StageRecord]:
         assert stage.work is not None  # skipped otherwise
@@ -181,6 +194,9 @@ class StageRunner:
             outcomes = stage.work(StageTask(job.plan, source, output, job.on_step, self._claim_parts))
         seconds = time.perf_counter() - started
         origin = self._origin_of(stage, part)
+        if part is None:
+            relevant = stage.relevant(origin.options, [outcome.part for outcome in outcomes])
+            origin = origin.model_copy(update={"options": relevant})
 
         def record(outcome: StageOutcome) -> StageRecord:
             nodes, coverage = _count_nodes(outcome.files[0])

@@ -56,7 +56,13 @@ class StageStore:
             write_atomically(self._note_path(origin), json.dumps(note))
 
     def take(
-        self, origin: Origin, folder: Path, files: FileRecords, on_parts: Callable[[Sequence[str]], None]
+        self,
+        origin: Origin,
+        folder: Path,
+        files: FileRecords,
+        on_parts: Callable[[Sequence[str]], None],
+        *,
+        accepts: Callable[[Sequence[str]], bool] = lambda _parts: True,
     ) -> dict[str, StageRecord]:
         """Link a result into a folder, if there is one of this origin and its files are as noted.
 
@@ -65,6 +71,7 @@ class StageStore:
             folder: Where its files go.
             files: The digests of the files in that folder.
             on_parts: Called with the names of the parts before anything is written.
+            accepts: Says whether a result of these parts is what was looked for.
 
         Returns:
             Name of the part → its record; empty where there is no result.
@@ -78,6 +85,7 @@ class StageStore:
             return {}
         kept = [file for record in records.values() for file in record.files]
         is_usable = all(record.origin == origin for record in records.values())
+        is_usable = is_usable and accepts(tuple(records))
         if not is_usable or place == folder or FileRecords(place).first_changed(kept):
             return {}
         on_parts(tuple(records))

@@ -7,7 +7,7 @@ this version lacks has no work, so that a build can say so; giving it work is al
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,8 @@ from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     COMPILED_NAME,
+    DECODER,
+    ENCODER,
     EXPORTED_NAME,
     ONLY_PART,
     OPTIMIZED_NAME,
@@ -112,6 +114,8 @@ class Stage:
     """Stage that does its work as well, on the graph in memory; None: it has a file of its own."""
     undo_resolution: Callable[[dict[str, Any], StageRecord], dict[str, Any]] = lambda options, _earlier: options
     """Options, in which values that an earlier run resolved are put back to what that run was asked."""
+    relevant: Callable[[dict[str, Any], Collection[str]], dict[str, Any]] = lambda options, _parts: options
+    """Options, without those that decide nothing of a model of these parts; counts for a stage that makes graphs."""
 
 
 _WITHOUT_EFFECT = {"ep", "allow_dynamic"}
@@ -138,13 +142,22 @@ def _undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> di
     for key in ("task", "model_class"):
         if key in request and request[key] == earlier.resolved["loader"].get(key):
             _put_back(request, before["request"], key)
-    if decided.input_tensors is not None:
-        # One graph: there is no encoder that could compute keys for its decoder.
-        _put_back(request, before["request"], "cross_keys")
+    if any(spec.cache is not None for spec in decided.input_tensors or ()):
+        # A decoder with a cache has them open, whether that was asked for or not.
+        for size in {"batch", "sequence"} & {item.name for item in decided.dynamic_dimensions}:
+            export[f"dynamic_{size}"] = before["export"].get(f"dynamic_{size}")
+            request["dynamic"] = {**request["dynamic"], size: before["request"]["dynamic"].get(size)}
     inputs = [spec.model_dump(mode="json", exclude_none=True) for spec in decided.input_tensors or ()]
     if request.get("input_specs") == inputs and _is_implied(request["dynamic"], before["request"]["dynamic"], written):
         _put_back(request, before["request"], *_INPUT_KEYS)
     return {"request": request, "export": export}
+
+
+def _relevant_export_options(options: dict[str, Any], parts: Collection[str]) -> dict[str, Any]:
+    """Leave out which part computes the keys of what was encoded, where no part encodes."""
+    if set(parts) <= {ENCODER, DECODER} or "request" not in options:
+        return options
+    return {**options, "request": {key: value for key, value in options["request"].items() if key != "cross_keys"}}
 
 
 _INPUT_KEYS = ("input_specs", "shape_config", "batch_size", "dynamic")
@@ -408,6 +421,7 @@ STAGES: tuple[Stage, ...] = (
         work=_run_export,
         makes_graph=True,
         undo_resolution=_undo_export_resolution,
+        relevant=_relevant_export_options,
     ),
     # Before quantize: fusions look for operators that quantization takes apart.
     Stage(

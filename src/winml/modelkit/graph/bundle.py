@@ -52,6 +52,8 @@ class PartDescription:
     """All parts of the model, in the order in which they run."""
     feeds: tuple[PartFeed, ...] = ()
     """Where the outputs of this part go."""
+    positions: int | None = None
+    """Tokens per row that it has positions for, those in the cache included; None: any number, or nobody knows."""
 
     @property
     def is_one_of_several(self) -> bool:
@@ -60,7 +62,9 @@ class PartDescription:
 
     def as_record(self) -> dict[str, Any]:
         """Return the JSON object of FORMATS."""
-        return {"name": self.name, "of": list(self.part_names), "feeds": [feed.as_record() for feed in self.feeds]}
+        limits = {} if self.positions is None else {"positions": self.positions}
+        feeds = [feed.as_record() for feed in self.feeds]
+        return {"name": self.name, "of": list(self.part_names), "feeds": feeds, **limits}
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,10 @@ def read_part_description(path: Path) -> PartDescription | None:
     try:
         record = json.loads(text)
         feeds = tuple(PartFeed(feed["output"], feed["part"], feed["input"]) for feed in record["feeds"])
-        return PartDescription(record["name"], tuple(record["of"]), feeds)
+        positions = record.get("positions")
+        if positions is not None and (type(positions) is not int or positions < 1):
+            raise ValueError(f"{positions} positions")
+        return PartDescription(record["name"], tuple(record["of"]), feeds, positions)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: {PART_KEY} is damaged", hint="Export the model again.") from error
 

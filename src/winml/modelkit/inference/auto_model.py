@@ -16,7 +16,7 @@ from winml.modelkit.builds.build_model import build_onnx_model
 from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
 from winml.modelkit.builds.found_models import onnx_file_in, part_files
 from winml.modelkit.builds.open_sizes import build_with_open_sizes
-from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError
+from winml.modelkit.errors import InputError, TaskError, UsageError
 from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, VISION
 from winml.modelkit.inference.built_model import WinMLModel, described_model
 from winml.modelkit.inference.generation.causal_lm import DecoderModel, generation_config_beside
@@ -168,10 +168,7 @@ def _generating_class(base: type[DecoderModel], name: str) -> Any:
 
 def _parts_in(name: str) -> Mapping[str, Path]:
     """Return the parts of a model that generates where a name is the folder of one; empty where it is another."""
-    try:
-        parts = part_files(name)
-    except ModelPathError:
-        return {}  # whoever reads the name says what is wrong with it
+    parts = part_files(name)
     return parts if _generates(parts) else {}
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedModel", "ModelInfo", "ModelPart"]
 
+_TOKENS = ("input_ids", "inputs_embeds")
+"""Specified: what transformers calls the input of a part that is given tokens, or what stands for them."""
+
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -114,6 +117,12 @@ class ModelPart:
         return self.model.get_submodule(self.path)
 
     @property
+    def most_tokens(self) -> int | None:
+        """Tokens per row that it has positions for; None: any number, or it takes none."""
+        tokens = next((spec.shape[1] for spec in self.inputs if spec.name in _TOKENS and len(spec.shape) > 1), None)
+        return next((item.max for item in self.dimensions if item.name == tokens), None)
+
+    @property
     def trace_sizes(self) -> dict[str, int]:
         """Return the size of every dimension that is left open, as it is traced."""
         return {dimension.name: dimension.example or 1 for dimension in self.dimensions}
@@ -186,4 +195,4 @@ class LoadedModel:
         """Return what the file of a part says about it; None for the only part of a model that feeds nothing."""
         if len(self.parts) == 1 and not part.feeds:
             return None
-        return PartDescription(part.name, tuple(item.name for item in self.parts), part.feeds)
+        return PartDescription(part.name, tuple(item.name for item in self.parts), part.feeds, part.most_tokens)

@@ -17,8 +17,14 @@ SHOWN_MODULES = 12
 
 
 def print_comparison(result: ModelComparison, console: Console, *, verbose: bool) -> None:
-    """Print the answer; with ``verbose`` every module, in the order they are computed."""
+    """Print the answer; with ``verbose`` every module, in the order they are computed.
+
+    Of several parts, what is farthest off in all of them comes first, then each part by itself.
+    """
     print_rows(list(_rows(result)), console)
+    for name, part in result.parts.items():
+        console.print(f"\n{name}")
+        print_comparison(part, console, verbose=verbose)
     if result.modules is None:
         return
     known = [module for module in result.modules if module.fidelity is not None]
@@ -45,13 +51,16 @@ def _rows(result: ModelComparison) -> Iterator[tuple[str, str]]:
     yield "reference", result.reference
     yield "candidate", result.candidate
     yield "inputs", f"{result.input_source}, {result.draws} {'set' if result.draws == 1 else 'sets'}"
-    for output in result.outputs:
+    if result.parts:
+        yield "worst", output_words(result.worst)
+    for output in result.outputs if not result.parts else ():
         yield "output", output_words(output)
     if result.threshold is not None:
         verdict = "within" if result.is_within else "beyond"
         yield "threshold", f"{verdict} a relative error of {result.threshold:g}"
-    if result.modules is not None:
+    if result.modules is not None or result.first_divergence is not None:
         yield "first", first_words(result)
+    if result.modules is not None:
         missing = [module for module in result.modules if module.fidelity is None]
         reasons = dict.fromkeys(module.reason for module in missing)
         yield from (
@@ -64,12 +73,13 @@ def _rows(result: ModelComparison) -> Iterator[tuple[str, str]]:
 def output_words(output: ComparedOutput) -> str:
     """Return how near one output is."""
     fidelity = output.fidelity
+    name = f"{fidelity.name} of {output.part}" if output.part else fidelity.name
     if fidelity.problem:
-        return f"{fidelity.name}: {fidelity.problem}"
+        return f"{name}: {fidelity.problem}"
     if fidelity.equal_share is not None:
-        return f"{fidelity.name}: {nearness_words(fidelity)}, largest difference {fidelity.max_abs_diff:g}"
+        return f"{name}: {nearness_words(fidelity)}, largest difference {fidelity.max_abs_diff:g}"
     words = (
-        f"{fidelity.name}: relative error {fidelity.relative_error:.1e}, SQNR {fidelity.sqnr_db:.1f} dB, "
+        f"{name}: relative error {fidelity.relative_error:.1e}, SQNR {fidelity.sqnr_db:.1f} dB, "
         f"cosine {fidelity.cosine:.6f}, largest difference {fidelity.max_abs_diff:.1e}"
     )
     if output.top1_agreement is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from winml.modelkit.compare.fidelity import OutputFidelity
@@ -21,10 +21,13 @@ class ComparedOutput:
     top1_agreement: float | None = None
     """Share of positions at which the largest value along the last axis is at the same place; None where that means
     nothing."""
+    part: str = ""
+    """The part that answers it, in the comparison of a model of several parts."""
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready record."""
-        return {**self.fidelity.as_record(), "top1_agreement": self.top1_agreement}
+        part = {"part": self.part} if self.part else {}
+        return {**part, **self.fidelity.as_record(), "top1_agreement": self.top1_agreement}
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,35 @@ class ModelComparison:
     """Name of the graph in the file of the candidate; empty where it is no file, or was not read by module."""
     node_tags: Mapping[str, str] = field(default_factory=dict)
     """Tag of each node of the candidate by its name, for tools that show the file."""
+    parts: Mapping[str, ModelComparison] = field(default_factory=dict)
+    """Of a model of several parts, the comparison of each by its name, in the order they run; ``outputs`` are those of
+    all of them then, and ``modules`` are told part by part."""
+
+    @classmethod
+    def of_parts(
+        cls, reference: str, candidate: str, parts: Mapping[str, ModelComparison], notes: Sequence[str] = ()
+    ) -> ModelComparison:
+        """Return the one answer for a model of several parts.
+
+        Args:
+            reference: What is right, for people.
+            candidate: What was compared with it.
+            parts: The comparison of each part by its name, in the order they run; at least one.
+            notes: Sentences on the whole.
+        """
+        first = next(iter(parts.values()))
+        outputs = (replace(output, part=name) for name, part in parts.items() for output in part.outputs)
+        return cls(
+            reference=reference,
+            candidate=candidate,
+            draws=first.draws,
+            input_source=first.input_source,
+            outputs=tuple(outputs),
+            threshold=first.threshold,
+            tolerance=first.tolerance,
+            notes=tuple(notes),
+            parts=dict(parts),
+        )
 
     @property
     def worst(self) -> ComparedOutput:
@@ -90,7 +122,9 @@ class ModelComparison:
 
     @property
     def first_divergence(self) -> ComparedModule | None:
-        """The first module whose error is its own."""
+        """The first module whose error is its own; of several parts, that of the first part that has one."""
+        if self.parts:
+            return next((part.first_divergence for part in self.parts.values() if part.first_divergence), None)
         return self.modules[self.divergence] if self.modules is not None and self.divergence is not None else None
 
     def arising_errors(self) -> dict[str, float]:
@@ -129,6 +163,7 @@ class ModelComparison:
             if first is None
             else {**first.identity.as_record(), "metric": "own_error", "value": _finite(first.own_error)},
             "modules": None if self.modules is None else [module.as_record() for module in self.modules],
+            **({"parts": {name: part.as_record() for name, part in self.parts.items()}} if self.parts else {}),
             "notes": list(self.notes),
         }
 

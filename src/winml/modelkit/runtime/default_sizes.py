@@ -57,6 +57,8 @@ DEFAULT_SIZES: Mapping[str, int] = {
     "batch": BATCH,
     "sequence": TOKENS,
     "past_sequence": _PAST_TOKENS_OF_A_GRAPH,
+    # Of what was encoded: some keys are given and the others computed, so that both ways matter.
+    "past_encoder_sequence": _PAST_TOKENS_OF_A_GRAPH,
     "decoder_sequence": _DECODER_TOKENS_OF_A_GRAPH,
     "choices": _CHOICES_OF_A_GRAPH,
     "height": IMAGE_EDGE,

@@ -40,7 +40,6 @@ __all__ = [
     "generate_reference",
     "generated_text",
     "generates_alone",
-    "most_tokens",
     "plain_generation",
     "plain_value",
     "reason_against",
@@ -122,7 +121,7 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
     part = prepared.part
     if reason := reason_against(part):
         return reason
-    room = most_tokens(part)
+    room = part.most_tokens
     count = min(_NEW_TOKENS, room - _PROMPT - _SECOND_PROMPT) if room is not None else _NEW_TOKENS
     if count < 1:
         return f"the model has no more than {room} positions"
@@ -453,12 +452,6 @@ def reason_against(part: ModelPart) -> str:
 def _token_count(part: ModelPart) -> int | str:
     """Return how many tokens a run takes, or the name of their number."""
     return next(spec for spec in part.inputs if spec.name in (_TOKENS, EMBEDDED)).shape[1]
-
-
-def most_tokens(part: ModelPart) -> int | None:
-    """Return how many tokens a text may have; None: any number."""
-    tokens = _token_count(part)
-    return next((item.max for item in part.dimensions if item.name == tokens), None)
 
 
 def _prompts(part: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,7 @@ _OF_ONE_GRAPH = ("by_module", "module", "baseline", "input_data")
 def named_parts(options: Mapping[str, Any]) -> Mapping[str, Path]:
     """Return the files of the model that the options name, by part; empty where that is no folder of several parts."""
     given = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(given) != 1 or not os.path.isdir(given[0]):  # noqa: PTH112  # a text that cannot be a path is no folder
+    if len(given) != 1:
         return {}
     from winml.modelkit.builds.found_models import part_files
 

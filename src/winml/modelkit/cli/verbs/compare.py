@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +17,12 @@ from winml.modelkit.cli._options import NonEmptyPath, debug_option, format_optio
 from winml.modelkit.cli._requests import sizes_by_name
 from winml.modelkit.cli._streams import library_output_to_stderr, silence_library_warnings
 from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import ONLY_PART, part_path
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from winml.modelkit.load.request import ModelRequest
+    from winml.modelkit.builds.compared_models import FoundPairs
     from winml.modelkit.results.model_comparison import ModelComparison
 
 __all__ = ["command"]
@@ -34,10 +37,15 @@ Examples:
   winml compare model.onnx int8.onnx --threshold 0.2
   winml compare ./checkpoint ./finetuned --by-module
   winml compare ./checkpoint int4.onnx --by-module --step 8
+  winml compare built built_int8 --submodel decoder
 """
 
 FILES = ("output", "report", "node_data")
 """Options that name a file to write."""
+BY_MODULE_FILES = ("report", "node_data")
+"""Those of modules; of several parts, each has one."""
+VALUES = {"dataset": "--dataset", "input_data": "--input-data", "names": "--map", "step": "--step"}
+"""Options that say what one graph is fed."""
 MOST_SAMPLES = 8
 """Samples of a data set where no number is given. Chosen: as many as a quantized file is compared on."""
 
@@ -68,6 +76,9 @@ MOST_SAMPLES = 8
     help="Of decoders: compare at token N of the text that REFERENCE writes greedily; 0 is the prompt.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of what is drawn.")
+@click.option(
+    "--submodel", multiple=True, metavar="PART", help="Of a folder with several parts, compare this one; repeatable."
+)
 @click.option("--map", "names", multiple=True, metavar="A=B", help="Input or output A of REFERENCE is B of CANDIDATE.")
 @click.option("-o", "--output", type=NonEmptyPath(), help="Also write the answer to this file, as JSON.")
 @click.option("--report", type=NonEmptyPath(), help="Also write a page with chart and table, to open in a browser.")
@@ -79,14 +90,13 @@ MOST_SAMPLES = 8
 def command(**options: Any) -> None:
     """Run REFERENCE and CANDIDATE on the same values, and say how near their answers are.
 
-    Each is an ONNX file, the folder of a build, or a checkpoint or Hub id, which PyTorch runs. Exit codes: 0 done,
-    3 an output is off by more than --threshold, 1 failed, 2 wrong usage.
+    Each is an ONNX file, the folder of a build, or a checkpoint or Hub id, which PyTorch runs. Of a folder with several
+    parts, those of one name are compared. Exit codes: 0 done, 3 an output is off by more than --threshold, 1 failed, 2
+    wrong usage.
     """
-    reference, candidate = _refuse_early(options)
+    found = _refuse_early(options)
     silence_library_warnings(debug=options["debug"])
-    from winml.modelkit.flows.compare.compare import CompareOptions, compare_models
-    from winml.modelkit.report.comparison_page import comparison_page
-    from winml.modelkit.report.model_explorer import comparison_node_data
+    from winml.modelkit.flows.compare.compare import CompareOptions
     from winml.modelkit.runtime.opened_model import RunOptions
 
     run = RunOptions(
@@ -105,18 +115,31 @@ def command(**options: Any) -> None:
         names=_names(options["names"]),
     )
     with library_output_to_stderr():
-        result = compare_models(reference, candidate, asked)
-    written = write_files(
-        {
-            "output": lambda: f"{json_text(result.as_record())}\n",
-            "report": lambda: comparison_page(result),
-            "node_data": lambda: comparison_node_data(result),
-        },
-        options,
-    )
+        result = found.compare(asked)
+    written = _write(result, options)
     _show(result, written, options)
     if not result.is_within:
         click.get_current_context().exit(NEGATIVE_ANSWER)
+
+
+def _write(result: ModelComparison, options: dict[str, Any]) -> list[Path]:
+    """Write the files that were asked for: the answer, and of every part what shows its modules."""
+    from winml.modelkit.report.comparison_page import comparison_page
+    from winml.modelkit.report.model_explorer import comparison_node_data
+
+    renderers: dict[str, Callable[[], str]] = {"output": lambda: f"{json_text(result.as_record())}\n"}
+    paths = {"output": options["output"]}
+    pages = {"report": comparison_page, "node_data": comparison_node_data}
+    parts = result.parts or {ONLY_PART: result}
+    for option, page in pages.items():
+        for name, path in zip(parts, _module_files(options[option], list(parts)), strict=False):
+            renderers[f"{option} {name}"], paths[f"{option} {name}"] = partial(page, parts[name]), path
+    return write_files(renderers, {**options, **paths})
+
+
+def _module_files(path: Path | None, parts: Sequence[str]) -> list[Path]:
+    """Return where what shows the modules of each part goes; none where that was not asked for."""
+    return [] if path is None else [part_path(path, part, of_several=len(parts) > 1) for part in parts]
 
 
 def _show(result: ModelComparison, written: list[Path], options: dict[str, Any]) -> None:
@@ -130,20 +153,21 @@ def _show(result: ModelComparison, written: list[Path], options: dict[str, Any])
     show_result(result.as_record(), options, render)
 
 
-def _refuse_early(options: dict[str, Any]) -> tuple[Path | ModelRequest, Path | ModelRequest]:
+def _refuse_early(options: dict[str, Any]) -> FoundPairs:
     """Return what is compared; refuse what options and paths show to be wrong, before heavy imports."""
-    from winml.modelkit.builds.compared_models import found_side
+    from winml.modelkit.builds.compared_models import found_pairs
     from winml.modelkit.flows.compare.given_values import value_files
 
-    for name in ("report", "node_data"):
+    for name in BY_MODULE_FILES:
         if options[name] and not options["by_module"]:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} shows modules", hint=f"Add --by-module, or leave {flag} out.")
-    reference, candidate = found_side(options["reference"]), found_side(options["candidate"])
-    if options["node_data"] and not isinstance(reference, Path) and not isinstance(candidate, Path):
+    found = found_pairs(options["reference"], options["candidate"], options["submodel"])
+    if options["node_data"] and not found.files:
         raise UsageError(
             "--node-data is shown over an ONNX file, and both sides are PyTorch models", hint="Leave it out."
         )
+    found.refuse_values([flag for name, flag in VALUES.items() if options[name] not in (None, ())])
     _names(options["names"])
     if requested_samples(options, MOST_SAMPLES) is not None and options["input_data"] is not None:
         raise UsageError("--dataset and --input-data both give values", hint="Give one of the two.")
@@ -154,13 +178,13 @@ def _refuse_early(options: dict[str, Any]) -> tuple[Path | ModelRequest, Path | 
         )
     given = value_files(Path(options["input_data"])) if options["input_data"] else data_set_files(options)
     sizes_by_name({**options, "batch_size": None})
-    outputs = [options[name] for name in FILES if options[name]]
-    if len({path.absolute() for path in outputs}) < len(outputs):
+    if len({options[name].absolute() for name in FILES if options[name]}) < sum(bool(options[name]) for name in FILES):
         raise UsageError("two of --output, --report and --node-data name one file", hint="Give each a file of its own.")
-    if outputs:
-        read = [side for side in (reference, candidate) if isinstance(side, Path)]
-        refuse_outputs(outputs, [*read, *given], overwrite=options["overwrite"])
-    return reference, candidate
+    outputs = [path for name in BY_MODULE_FILES for path in _module_files(options[name], list(found.parts))]
+    if outputs or options["output"]:
+        outputs += [options["output"]] if options["output"] else []
+        refuse_outputs(outputs, [*found.files, *given], overwrite=options["overwrite"])
+    return found
 
 
 def _names(pairs: tuple[str, ...]) -> dict[str, str]:

@@ -162,10 +162,8 @@ def _opened(
     from winml.modelkit.verify.by_module.torch_side import opened_torch_side
 
     if isinstance(model, ModelRequest):
-        from winml.modelkit.load.model import load_model
-
-        loaded, shown = load_model(model), model.model or "the model"
-        part = other.part_of(loaded) or load_model(replace(model, cache=False)).only_part
+        shown = model.model or "the model"
+        part = _part_for(model, other)
         with opened_torch_side(part, shown) as side:
             yield side
         return
@@ -177,6 +175,19 @@ def _opened(
         part = loaded_from_module(model, inputs).only_part
         with opened_torch_side(part, type(model).__name__) as side:
             yield side
+
+
+def _part_for(model: ModelRequest, other: _InputNames) -> ModelPart:
+    """Load a PyTorch model, and return the part that takes what the other side takes; else all of it, without cache."""
+    from winml.modelkit.load.model import load_model
+
+    loaded = load_model(model)
+    if (part := other.part_of(loaded)) is not None:
+        return part
+    if len(loaded.parts) > 1 and other.inputs is not None:
+        # The file may be of a layout whose decoder computes the keys and values of what was encoded.
+        part = other.part_of(load_model(replace(model, cross_keys="decoder")))
+    return part or load_model(replace(model, cache=False)).only_part
 
 
 def _match_before_running(left: Side, right: Side, options: CompareOptions) -> list[MatchedBoundary] | None:

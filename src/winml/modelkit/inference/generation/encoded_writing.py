@@ -18,7 +18,7 @@ from winml.modelkit.file_names import DECODER, ENCODER
 from winml.modelkit.inference.generation.beginnings import read_beginning
 from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
-from winml.modelkit.inference.generation.settings import position_limit
+from winml.modelkit.inference.generation.settings import part_position_limit
 from winml.modelkit.inference.generation.text import TimedText, read_tokenizer
 from winml.modelkit.inference.generation.writing import PreparedPrompt, files_folder
 from winml.modelkit.runtime.graph_inputs import GraphInput
@@ -61,11 +61,11 @@ def prepare_encoded(
     folder = files_folder(decoder)
     tokenizer = read_tokenizer(folder)
     beginning, settings = read_beginning(folder)
-    settings = settings.asked(**asked).fitted(1, position_limit(folder))
+    settings = settings.asked(**asked).fitted(1, part_position_limit(decoder, folder))
     tokens = tuple(tokenizer.encode(content)) if wanted == "prompt" else ()
     if wanted == "prompt" and not tokens:
         raise UsageError("the prompt is empty", hint="Give a text.")
-    limit = position_limit(folder, ENCODER)
+    limit = part_position_limit(encoder, folder, ENCODER)
     if limit is not None and len(tokens) > limit:
         raise UsageError(
             f"the prompt has {len(tokens)} tokens, and the encoder has {limit} positions", hint="Shorten it."

@@ -20,7 +20,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import DECODER, ENCODER
 from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.graph import TOKENS, DecoderGraph, GraphCache
-from winml.modelkit.inference.generation.settings import position_limit
+from winml.modelkit.inference.generation.settings import part_position_limit, position_limit
 from winml.modelkit.inference.generation.writing import files_folder
 from winml.modelkit.measure.latency import LatencyOptions, measure_latency
 from winml.modelkit.results.generation_perf import GenerationPerf, PromptTime, StepTime
@@ -106,7 +106,7 @@ def measure_encoded_generation(
     values = values_for(encoder, options)
     given = dict(values.feeds)
     rows = len(next(iter(given.values())))
-    limit = position_limit(files_folder(files[DECODER]))
+    limit = part_position_limit(files[DECODER], files_folder(files[DECODER]))
     lengths = [length for length in LENGTHS if limit is None or length < limit] or [1]
     tokens = np.repeat(_random_tokens(graphs.decoder, lengths[-1], options.seed), rows, axis=0)
 

@@ -14,7 +14,15 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, GENERATION_CONFIG_NAME
 from winml.modelkit.options import JsonError, read_json_file
 
-__all__ = ["DEFAULT_NEW_TOKENS", "GenerationSettings", "StepSettings", "position_limit", "read_record", "read_settings"]
+__all__ = [
+    "DEFAULT_NEW_TOKENS",
+    "GenerationSettings",
+    "StepSettings",
+    "part_position_limit",
+    "position_limit",
+    "read_record",
+    "read_settings",
+]
 
 DEFAULT_NEW_TOKENS: Final = 256
 """Chosen: a long answer. transformers' own default is 20."""
@@ -206,6 +214,24 @@ def position_limit(folder: Path, part: str = DECODER) -> int | None:
         keys = tuple(key for key in keys if key != "n_positions")
     limit = _first_of(config, keys)
     return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def part_position_limit(model: Path, folder: Path, part: str = DECODER) -> int | None:
+    """Return the tokens that one of several parts has positions for, as its file says; else as the config does.
+
+    Args:
+        model: The file of the part.
+        folder: With the config.
+        part: ``encoder`` or ``decoder``, where the model is made of both.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    from winml.modelkit.graph.bundle import read_part_description
+
+    described = read_part_description(model)
+    stated = None if described is None else described.positions
+    return position_limit(folder, part) if stated is None else stated
 
 
 def _first_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:

@@ -19,7 +19,7 @@ from winml.modelkit.errors import InputError, UsageError, first_line
 from winml.modelkit.file_names import DECODER, EMBEDDING, VISION
 from winml.modelkit.inference.generation.graph import TOKEN_TYPES
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
-from winml.modelkit.inference.generation.settings import position_limit, read_settings
+from winml.modelkit.inference.generation.settings import part_position_limit, read_settings
 from winml.modelkit.inference.generation.shown import PIXEL_MASK, ShownDecoder, ShownFiles
 from winml.modelkit.inference.generation.text import read_tokenizer
 from winml.modelkit.inference.generation.writing import PreparedPrompt, files_folder
@@ -60,7 +60,7 @@ def prepare_shown(
         tokens = tuple(tokenizer.encode(text))
     if not tokens:
         raise UsageError("the prompt is empty, and this model begins with no token of its own", hint="Give a text.")
-    settings = settings.fitted(len(tokens), position_limit(folder))
+    settings = settings.fitted(len(tokens), part_position_limit(files[DECODER], folder))
     kinds, positions = made.pop(TOKEN_TYPES, None), made.pop(_POSITIONS, None)
     shown = ShownFiles(files[VISION], files[EMBEDDING], made if images else {}, kinds, positions)
     return PreparedPrompt(files[DECODER], text, tokens, settings, tokenizer, shown=shown)

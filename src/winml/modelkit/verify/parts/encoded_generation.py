@@ -27,7 +27,6 @@ from winml.modelkit.verify.generation import (
     GeneratedText,
     as_the_user_calls_it,
     compare_generation,
-    most_tokens,
     plain_generation,
 )
 from winml.modelkit.verify.input_draws import InputDraws
@@ -132,7 +131,7 @@ def new_tokens(decoder: ModelPart) -> int | str:
         isinstance(spec.shape[2], int) for spec in decoder.inputs if spec.cache and spec.cache.side == "decoder"
     ):
         return "the number of tokens, or the length of the cache, is fixed"
-    room = most_tokens(decoder)
+    room = decoder.most_tokens
     count = _NEW_TOKENS if room is None else min(_NEW_TOKENS, room - 1 - _SECOND_PROMPT)
     return count if count > 0 else f"the decoder has no more than {room} positions"
 

@@ -28,7 +28,6 @@ from winml.modelkit.verify.generation import (
     as_the_user_calls_it,
     compare_generation,
     generated_text,
-    most_tokens,
     plain_value,
     reason_against,
 )
@@ -111,7 +110,7 @@ def _generate(parts: SeenParts, weighted: PreparedPart, seed: int) -> _Reference
     if reason := reason_against(decoder):
         return reason
     tokens, mask = _prompt(parts.embedding, seed, is_padded=any(spec.first_values for spec in decoder.inputs))
-    room = most_tokens(decoder)
+    room = decoder.most_tokens
     free = room - tokens.shape[1] - _SECOND_PROMPT if room is not None else _NEW_TOKENS
     if free < 1:
         return f"the model has no more than {room} positions"
