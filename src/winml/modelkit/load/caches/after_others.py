@@ -6,12 +6,14 @@ any mask hides what a window does not reach. No model is known by name.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.graph.specs import InputTensorSpec
@@ -103,8 +105,12 @@ def streams_of(inputs: Sequence[InputTensorSpec]) -> Mapping[str, int]:
 
 
 @contextmanager
-def window_masks() -> Iterator[list[str]]:
-    """Collect the names of the functions of transformers that hide what a window does not reach, as they are called."""
+def window_masks(model: nn.Module) -> Iterator[list[str]]:
+    """Collect the names of the functions of transformers that hide what a window does not reach, as they are called.
+
+    Args:
+        model: Its own files may have imported them.
+    """
     from transformers import masking_utils
 
     called: list[str] = []
@@ -117,10 +123,14 @@ def window_masks() -> Iterator[list[str]]:
 
         return call
 
+    files = {sys.modules.get(type(module).__module__) for module in model.modules()}
+    places = [
+        (file, name) for file in (masking_utils, *files) for name in own if getattr(file, name, None) is own[name]
+    ]
     try:
-        for name in own:
-            setattr(masking_utils, name, seen(name))
+        for file, name in places:
+            setattr(file, name, seen(name))
         yield called
     finally:
-        for name, function in own.items():
-            setattr(masking_utils, name, function)
+        for file, name in places:
+            setattr(file, name, own[name])

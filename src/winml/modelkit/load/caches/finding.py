@@ -60,7 +60,7 @@ def find_cache(
         with found_states(model):
             return run(rows, tokens, **further)
 
-    with window_masks() as masked:
+    with window_masks(model) as masked:
         outputs = outputs_of(RUN_ROWS, RUN_TOKENS)
     if outputs is None:
         return f"{name} does not run with one"
