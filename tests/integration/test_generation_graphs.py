@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 from numpy.typing import NDArray
 
 from checkpoints import build_model, save_checkpoint
@@ -279,21 +281,73 @@ def test_more_tokens_than_positions_are_refused(tmp_path: Path) -> None:
         load_model(ModelRequest(str(folder), shape_config=sizes))
 
 
-def test_code_that_goes_another_way_with_a_cache_is_refused_with_what_writes_a_graph(tmp_path: Path) -> None:
-    """GIT widens the mask by its images once the cache holds something: the error names the module and --no-cache."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    content = {
-        "model_type": "git",
-        "vocab_size": VOCABULARY,
-        "pad_token_id": 0,
-        "max_position_embeddings": 32,
-        **sizes,
-        "vision_config": {"model_type": "git_vision_model", "image_size": 32, "patch_size": 16, **sizes},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
-    request = ModelRequest(str(tmp_path / "config.json"), random_weights=True, task="text-generation")
+def test_code_that_goes_another_way_with_a_cache_is_refused_with_what_writes_a_graph(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model doubles what it answers once the cache holds something: the error names the module and --no-cache."""
+    own = transformers.LlamaModel.forward
+
+    @functools.wraps(own)
+    def forward(self: Any, *args: Any, past_key_values: Any = None, **arguments: Any) -> Any:
+        is_after_others = past_key_values is not None and past_key_values.get_seq_length() > 0
+        outputs = own(self, *args, past_key_values=past_key_values, **arguments)
+        if is_after_others:
+            outputs.last_hidden_state = outputs.last_hidden_state * torch.linspace(-1, 1, 32)
+        return outputs
+
+    monkeypatch.setattr(transformers.LlamaModel, "forward", forward)
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
-    with pytest.raises(VerificationError, match=r"past_sequence froze[\s\S]*GitModel") as caught:
-        exporter.export_checkpoint(request, tmp_path / "model.onnx")
+    with pytest.raises(VerificationError, match=r"past_sequence froze[\s\S]*LlamaModel") as caught:
+        exporter.export_checkpoint(ModelRequest(str(llama)), tmp_path / "model.onnx")
     assert "--no-cache writes the graph" in caught.value.hint
     assert not (tmp_path / "model.onnx").exists()
+
+
+LAYER = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": VOCABULARY}
+UNUSUAL: Mapping[str, tuple[Mapping[str, Any], int, Mapping[str, tuple[str | int, ...]]]] = {
+    # Rows of tokens for each of four codebooks; the other inputs have one for all of them.
+    "musicgen": (
+        {
+            "text_encoder": {"model_type": "t5"},
+            "audio_encoder": {"model_type": "encodec"},
+            "decoder": {**LAYER, "ffn_dim": 32, "pad_token_id": VOCABULARY, "bos_token_id": VOCABULARY},
+        },
+        2,
+        {"input_ids": (8, "sequence"), "attention_mask": (2, "total_sequence")},
+    ),
+    # A window that no mask knows, shorter than the text.
+    "moshi": (
+        {**LAYER, "ffn_dim": 32, "sliding_window": WINDOW, "pad_token_id": 0},
+        2,
+        {
+            "input_ids": ("batch", "sequence"),
+            "attention_mask": ("batch", "total_sequence"),
+            "position_ids": ("batch", "sequence"),
+        },
+    ),
+    # A mask that is widened by an image, once there is a cache.
+    "git": (
+        {**LAYER, "intermediate_size": 32, "vision_config": {"image_size": 32, "patch_size": 16, **LAYER}},
+        2,
+        {"input_ids": ("batch", "sequence"), "position_ids": ("batch", "sequence")},
+    ),
+}
+"""Model type → sizes, rows, and the inputs beside the cache."""
+
+
+@pytest.mark.parametrize("model_type", UNUSUAL)
+def test_graph_writes_what_models_of_another_kind_write(model_type: str, tmp_path: Path) -> None:
+    """Several streams of tokens, windows and masks that are not as usual: the text is that of ``generate()``."""
+    content, rows, shapes = UNUSUAL[model_type]
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": model_type, **content}), encoding="utf-8")
+    batch = rows if isinstance(shapes["input_ids"][0], int) else None
+    request = ModelRequest(str(config), random_weights=True, task="text-generation", batch_size=batch)
+    exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
+    result = exporter.export_checkpoint(request, tmp_path / "model.onnx")
+    assert shapes == {spec.name: spec.shape for spec in result.inputs if spec.cache is None}
+    verification = result.only_part.verification
+    assert verification is not None
+    text = verification.generation
+    assert isinstance(text, GenerationInfo)
+    assert (rows, 32, 4, None) == (text.rows, text.new_tokens, text.second_prompt_tokens, text.stopped_after)

@@ -60,6 +60,8 @@ _LAST_STEPS = 2
 _SECOND_PROMPT = 4
 _ROWS = 2
 _SCORES = "logits"
+_ANSWER = {"use_cache": True, "return_dict_in_generate": True, "output_logits": True}
+"""Arguments of generate()."""
 _TOKENS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
 
 
@@ -154,17 +156,13 @@ def generated_text(
     tokens, mask = prompt
     assert part.cache is not None
     shown = shown or {}
+    arguments = {"input_ids": tokens, "attention_mask": mask, **shown}
+    if len(tokens) > len(mask):
+        return _text_of_streams(part, model, arguments, count)
     several = next((spec.shape[0] for spec in part.inputs if spec.name == _POSITIONS and len(spec.shape) > 2), 0)
     never_chosen = {"suppress_tokens": list(never)} if never else {}
     with plain_generation(model, count, part.path, **never_chosen), _positions_of_runs(model, int(several)) as places:
-        result = model.generate(
-            input_ids=tokens,
-            attention_mask=mask,
-            use_cache=True,
-            return_dict_in_generate=True,
-            output_logits=True,
-            **shown,
-        )
+        result = model.generate(**arguments, **_ANSWER)
     told = {spec.name: to_numpy(shown[spec.name]) for spec in part.inputs if spec.name in shown}
     steps = [_Step(to_numpy(tokens), to_numpy(mask), to_numpy(result.logits[0])[:, None], told, next(places, None))]
     for number, scores in enumerate(result.logits[1:], start=1):
@@ -200,6 +198,37 @@ def _positions_of_runs(model: Any, rows: int) -> Iterator[Iterator[NDArray[Any]]
     finally:
         if handle is not None:
             handle.remove()
+
+
+def _text_of_streams(part: ModelPart, model: Any, arguments: Mapping[str, torch.Tensor], count: int) -> GeneratedText:
+    """Let a model generate several streams of tokens, one row each.
+
+    It delays one stream after another, so that it reads other tokens than it chose: what it was given is looked at.
+    """
+    assert part.cache is not None
+    own = model.generation_config
+    start = own.bos_token_id if own.decoder_start_token_id is None else own.decoder_start_token_id
+    special = {"decoder_start_token_id": start, "bos_token_id": own.bos_token_id, "pad_token_id": own.pad_token_id}
+    settings = {**special, "num_return_sequences": 1, "suppress_tokens": [own.pad_token_id]}
+    steps: list[_Step] = []
+
+    def look(_module: Any, _arguments: Any, named: Mapping[str, torch.Tensor], answer: Any) -> None:
+        tokens, mask, scores = (to_numpy(item) for item in (named[_TOKENS], named[_MASK], answer[_SCORES]))
+        # It may leave out tokens of the prompt, and then says too much of them.
+        read = tokens.shape[1] + sum(step.tokens.shape[1] for step in steps)
+        steps.append(_Step(tokens, mask[:, :read], scores))
+
+    handle = model.get_submodule(part.path).register_forward_hook(look, with_kwargs=True)
+    try:
+        with plain_generation(model, count, part.path, **settings):
+            result = model.generate(**arguments, **_ANSWER)
+    finally:
+        handle.remove()
+    chosen = steps[-1].scores[:, -1:].argmax(-1)
+    second = np.concatenate([chosen, to_numpy(arguments["input_ids"])[:, -_SECOND_PROMPT + 1 :]], axis=1)
+    mask = np.pad(steps[-1].mask, ((0, 0), (0, _SECOND_PROMPT)), constant_values=1)
+    scores = _scores_after(part, model, _Step(second, mask, np.empty(0)), result.past_key_values)
+    return GeneratedText((*steps, _Step(second, mask, scores)))
 
 
 def _scores_after(part: ModelPart, model: nn.Module, step: _Step, cache: Any) -> NDArray[Any]:
@@ -240,12 +269,14 @@ def compare_generation(
         VerificationError: the scores of a step differ; names it.
     """
     assert part.cache is not None  # there was something to generate with
-    rows = text.steps[0].tokens.shape[0]
+    rows = text.steps[0].mask.shape[0]
     graph = _Graph(part, run_file, vectors_of, rows)
     largest, ties, stopped_after = 0.0, 0, None
     number, singly_until, doubt = 0, 0, None
     while number < len(text.steps) and stopped_after is None:
-        count = 1 if number < singly_until else _joined_count(number, text, graph.reads_several)
+        # What a cache drops depends on how many tokens are read at once.
+        is_joined = graph.reads_several and not part.cache.drops_beyond_window
+        count = 1 if number < singly_until else _joined_count(number, text, is_joined)
         joined = text.steps[number : number + count]
         states = graph.states
         scores, draw = graph.read(_joined(joined))
@@ -457,14 +488,15 @@ def _token_count(part: ModelPart) -> int | str:
 def _prompts(part: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens and their mask; where the model takes a mask, the first row is padded on the left."""
     specs = {spec.name: spec for spec in part.inputs}
-    rows = specs[_TOKENS].shape[0]
-    rows = rows if isinstance(rows, int) else _ROWS
+    rows, states = (spec.shape[0] for spec in (specs[_TOKENS], next(spec for spec in part.inputs if spec.cache)))
+    rows, states = (count if isinstance(count, int) else _ROWS for count in (rows, states))
     low, high = specs[_TOKENS].value_range or (0, 1)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(int(low), int(high) + 1, (rows, _PROMPT), generator=generator)
-    mask = torch.ones_like(tokens)
+    mask = torch.ones(states, _PROMPT, dtype=tokens.dtype)
     # Padding goes through a state that is computed from token to token.
-    if _MASK in specs and rows > 1 and not (part.cache and part.cache.is_recurrent):
+    # Streams of tokens are of one length.
+    if _MASK in specs and rows == states > 1 and not (part.cache and part.cache.is_recurrent):
         mask[0, :_PADDING] = 0
     return tokens, mask
 
@@ -496,7 +528,9 @@ def plain_generation(model: nn.Module, count: int, path: str = "", **settings: A
     choosing = [vars(module) for module in (model, model.get_submodule(path)) if "generation_config" in vars(module)]
     own = [attributes["generation_config"] for attributes in choosing]
     for attributes in choosing:
-        attributes["generation_config"] = make_config(max_new_tokens=count, do_sample=False, pad_token_id=0, **settings)
+        attributes["generation_config"] = make_config(
+            **{"max_new_tokens": count, "do_sample": False, "pad_token_id": 0, **settings}
+        )
     try:
         yield
     finally:

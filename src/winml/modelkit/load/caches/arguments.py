@@ -20,6 +20,7 @@ __all__ = [
     "ENCODER_STATES",
     "TOKENS",
     "arguments_with_cache",
+    "cache_of",
     "decoder_arguments",
     "empty_states",
     "encoder_arguments",
@@ -48,7 +49,7 @@ def arguments_with_cache(
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        cache = _cache_of(layout, tensors)
+        cache = cache_of(layout, tensors)
         arguments = {**{name: tensors[name] for name in names}, layout.argument: cache}
         if layout.of_modules:
             arguments[STATES] = {(item.path, item.attribute): tensors[item.state.input] for item in layout.of_modules}
@@ -178,20 +179,26 @@ def empty_states(layout: CacheLayout, batch: int) -> dict[str, torch.Tensor]:
     }
 
 
-def _cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return a new cache that holds these tensors."""
+def cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return a new cache that holds these tensors.
+
+    Args:
+        layout: The cache.
+        tensors: Its states by the names of the inputs.
+    """
     from transformers.cache_utils import DynamicCache
 
-    from winml.modelkit.load.caches.traced_layers import EMPTY_LAYER, LAYER_CLASSES, EmptyLayer
+    from winml.modelkit.load.caches.traced_layers import EMPTY_LAYER, LAYER_CLASSES, DroppingLayer, EmptyLayer
 
     classes = {EMPTY_LAYER: EmptyLayer, **{item.__name__: traced for item, traced in LAYER_CLASSES.items()}}
     held = {*(state for _, state in layout.held), *(item.state for item in layout.of_modules)}
-    layers = [
-        classes[name](
-            {place: tensors[item.input] for place, item in layout.states_of(layer).items() if item not in held}
-        )
-        for layer, name in enumerate(layout.layer_classes)
-    ]
+    layers = []
+    for layer, name in enumerate(layout.layer_classes):
+        states = {place: item for place, item in layout.states_of(layer).items() if item not in held}
+        values = {place: tensors[item.input] for place, item in states.items()}
+        window = next((item.window for item in states.values() if item.window), None)
+        is_dropping = layout.drops_beyond_window and window is not None
+        layers.append(DroppingLayer(values, window) if is_dropping else classes[name](values))
     if layout.template is not None:
         return with_tensors(layout.template, {way: tensors[state.input] for way, state in layout.held}, layers)
     cache = DynamicCache()
@@ -210,8 +217,8 @@ def _both_caches(layout: EncoderDecoderLayout, tensors: Mapping[str, torch.Tenso
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
     cache: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    cache.self_attention_cache = _cache_of(layout.own, tensors)
-    cache.cross_attention_cache = _cache_of(layout.cross, tensors)
+    cache.self_attention_cache = cache_of(layout.own, tensors)
+    cache.cross_attention_cache = cache_of(layout.cross, tensors)
     # Else asked of sizes, which a trace would keep.
     cache.is_updated = dict.fromkeys(range(len(layout.cross.layer_classes)), has_cross)
     return cache

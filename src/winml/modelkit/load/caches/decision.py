@@ -141,7 +141,7 @@ def open_cached_inputs(
         decision = _as_described(decision, request)
         opened = open_axes(decision, request.dynamic, are_sizes_firm=True)
     else:
-        left_open = open_by_default(left_open, given, layout)
+        left_open = open_by_default(left_open, given, layout, decision.meanings)
         opened = open_axes(decision, request.dynamic, left_open, firm_keys=frozenset(given))
     refuse_several_rows(opened.inputs, layout)
     return dataclasses.replace(with_sums(opened), cache=layout, notes=(*opened.notes, *notes))

@@ -7,7 +7,7 @@ known by name. A cache that cannot be flattened is refused with the layer or the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.caches.after_others import MASK, MaskUse, as_read_after, streams_of, window_masks
 from winml.modelkit.load.caches.held_states import held_tensors, held_values, unread, with_tensors
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout, CacheState, Side, Way
 from winml.modelkit.load.caches.module_states import ModuleState, found_states
@@ -53,16 +54,14 @@ def find_cache(
     if others:
         return f"{name} takes {others[0]} beside tokens"
     parameters = inspect.signature(model.forward).parameters
-
-    def run(rows: int, tokens: int, **further: Any) -> Any:
-        specs = {spec.name: spec.model_copy(update={"shape": (rows, tokens, *spec.shape[2:])}) for spec in inputs}
-        return run_on_shapes(lambda **tensors: model(**tensors, **keywords, **further), specs)
+    run = _runs_on_shapes(model, inputs, keywords)
 
     def outputs_of(rows: int, tokens: int, **further: Any) -> Any:
         with found_states(model):
             return run(rows, tokens, **further)
 
-    outputs = outputs_of(RUN_ROWS, RUN_TOKENS)
+    with window_masks(model) as masked:
+        outputs = outputs_of(RUN_ROWS, RUN_TOKENS)
     if outputs is None:
         return f"{name} does not run with one"
     if not isinstance(outputs, Mapping):
@@ -74,14 +73,42 @@ def find_cache(
         layout = layout_of(name, argument, value, held=held)
         if layout is None:
             return f"the cache of {name} stays empty"
-        # Caches of transformers' own layers are left to the comparison of what is written.
-        step = outputs_of(RUN_ROWS, 1, **{argument: with_tensors(value, {})}) if held else None
+        if not held:
+            layout = replace(layout, drops_beyond_window=not masked and any(item.window for item in layout.states))
+            read = as_read_after(layout, RUN_ROWS, RUN_TOKENS, outputs_of)
+            if read is None:
+                raise cache_refusal(name, "its forward reads no more than one token after others")
+            return read
+        step = outputs_of(RUN_ROWS, 1, **{argument: with_tensors(value, {})})
         return layout if step is None else replace(layout, is_of_one_row=_mixes_rows(step))
     if layout := _layout_with_modules(model, parameters, run):
         return layout
     # What transformers' generate() gives a forward that keeps a cache.
     is_given_one = any(parameter in parameters for parameter in ("past_key_values", "use_cache"))
     return f"{name} returns none" if is_given_one else f"transformers keeps none for {name} either"
+
+
+def _runs_on_shapes(
+    model: torch.nn.Module, inputs: Sequence[InputTensorSpec], keywords: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return what runs a forward, given rows, tokens, tokens in the cache, what looks at the mask, and arguments."""
+    streams = streams_of(inputs)
+
+    def run(rows: int, tokens: int, past: int = 0, use: MaskUse | None = None, **further: Any) -> Any:
+        lengths = {spec.name: past + tokens if spec.name == MASK else tokens for spec in inputs}
+        shapes = {spec.name: (rows * streams[spec.name], lengths[spec.name], *spec.shape[2:]) for spec in inputs}
+        specs = {spec.name: spec.model_copy(update={"shape": shapes[spec.name]}) for spec in inputs}
+
+        def call(**tensors: torch.Tensor) -> Any:
+            if use is None:
+                return model(**tensors, **keywords, **further)
+            use.mask = tensors.get(MASK)
+            with use:
+                return model(**tensors, **keywords, **further)
+
+        return run_on_shapes(call, specs)
+
+    return run
 
 
 def is_of_tokens(spec: InputTensorSpec) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.dimensions import OpenSize
 from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.caches.after_others import MASK, streams_of
 from winml.modelkit.load.caches.finding import NO_CACHE_HINT
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout, CacheState
 from winml.modelkit.load.inputs.config_values import first_int
@@ -37,7 +38,7 @@ _SEQUENCE_KEY = "sequence_length"
 _OPEN_KEYS = ("batch_size", _SEQUENCE_KEY, PAST_KEY)
 
 _TOTAL_NAME = "total_sequence"
-_MASK, _POSITIONS = "attention_mask", "position_ids"
+_POSITIONS = "position_ids"
 _TRACED_TOKENS, _TRACED_PAST = 5, 7
 """Chosen: small, apart from each other, and neither a power of two nor a usual number of heads."""
 _POSITION_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
@@ -90,17 +91,23 @@ def with_cache_inputs(
     )
     keys: dict[str, tuple[str | None, ...]] = dict(meanings.keys)
     specs: list[InputTensorSpec] = []
+    streams = streams_of(decision.inputs)
     for spec in decision.inputs:
         if spec.name == _POSITIONS and len(spec.shape) > 2:
             # Several positions of each token.
             shape = (spec.shape[0], sizes.batch, sizes.tokens)
             specs.append(spec.model_copy(update={"shape": shape, "value_range": (0, most - 1)}))
             continue
-        is_longer = spec.name == _MASK and layout.grows
+        if spec.name == MASK and not layout.is_masked:
+            keys.pop(spec.name, None)
+            continue
+        is_longer = spec.name == MASK and layout.grows
         tokens = sizes.past + sizes.tokens if is_longer else sizes.tokens
         others = spec.shape[2:]
-        keys[spec.name] = ("batch_size", None if is_longer else _SEQUENCE_KEY, *(None for _ in others))
-        specs.append(spec.model_copy(update={"shape": (sizes.batch, tokens, *others)}))
+        rows = sizes.batch * streams[spec.name]
+        rows_key = "batch_size" if streams[spec.name] == 1 else None
+        keys[spec.name] = (rows_key, None if is_longer else _SEQUENCE_KEY, *(None for _ in others))
+        specs.append(spec.model_copy(update={"shape": (rows, tokens, *others)}))
     if _POSITIONS in parameters and _POSITIONS not in keys:
         keys[_POSITIONS] = ("batch_size", _SEQUENCE_KEY)
         highest = _held_rotation(config, most)[1] - 1
@@ -193,6 +200,9 @@ def given_sizes(
     if layout.is_of_one_row and "batch_size" not in given:
         given["batch_size"] = 1
         notes = ("The graph takes one row: of several, the model's own code mixes up the tokens.",)
+    if not layout.is_masked:
+        reason = "after others, the model's own code hides other tokens than it says"
+        notes = (*notes, f"The graph takes no {MASK}: {reason}. The rows of a run are of one length.")
     is_said = shape_config is not None and getattr(shape_config, _SEQUENCE_KEY) is not None
     if not layout.is_recurrent or is_said:
         return given, notes
@@ -224,7 +234,7 @@ def refuse_several_rows(inputs: Sequence[InputTensorSpec], layout: CacheLayout) 
 
 
 def open_by_default(
-    left_open: Mapping[str, OpenSize], given: Mapping[str, int], layout: CacheLayout
+    left_open: Mapping[str, OpenSize], given: Mapping[str, int], layout: CacheLayout, meanings: AxisMeanings
 ) -> dict[str, OpenSize]:
     """Return what is left open: rows, tokens and the cache, as far as the user gave no number.
 
@@ -232,8 +242,10 @@ def open_by_default(
         left_open: What the user leaves open, with names and bounds.
         given: Key → number.
         layout: The cache; only one that grows has a length.
+        meanings: Of the inputs; say what cannot vary.
     """
     keys = [key for key in _OPEN_KEYS if key != PAST_KEY or layout.grows]
+    keys = [key for key in keys if not meanings.bounds.get(key, SizeBounds()).fixed]
     return {**{key: OpenSize() for key in keys if key not in given}, **left_open}
 
 
@@ -246,18 +258,18 @@ def with_sums(decision: InputDecision) -> InputDecision:
     past = next(
         (spec.shape[2] for spec in decision.inputs if spec.cache is not None and spec.cache.kind == "key"), None
     )
-    if _MASK not in shapes or past is None:
+    if MASK not in shapes or past is None:
         return decision
     tokens = shapes["input_ids" if "input_ids" in shapes else EMBEDDED][1]
     total: int | str
     if isinstance(past, int) and isinstance(tokens, int):
         total, sums = past + tokens, {}
     else:
-        own_name = shapes[_MASK][1]
+        own_name = shapes[MASK][1]
         total = own_name if isinstance(own_name, str) else _TOTAL_NAME
         sums = {total: (past, tokens)}
     inputs = tuple(
-        spec.model_copy(update={"shape": (spec.shape[0], total), "sums": sums}) if spec.name == _MASK else spec
+        spec.model_copy(update={"shape": (spec.shape[0], total), "sums": sums}) if spec.name == MASK else spec
         for spec in decision.inputs
     )
     dimensions = tuple(item for item in decision.dimensions if item.name not in sums)

@@ -27,6 +27,7 @@ from winml.modelkit.load.caches.layout import StateKind
 __all__ = [
     "EMPTY_LAYER",
     "LAYER_CLASSES",
+    "DroppingLayer",
     "EmptyLayer",
     "PromptCache",
     "TracedAttentionLayer",
@@ -76,6 +77,34 @@ class TracedAttentionLayer(_Attention):  # type: ignore[misc]
         """Return the number of tokens; traced, it stays open."""
         length: int = self.keys.shape[-2]
         return length
+
+
+class DroppingLayer(TracedAttentionLayer):
+    """Keys and values of all tokens, of which a forward is given those that transformers' own layer still holds.
+
+    For a forward whose mask hides nothing: what a window does not reach is out of its sight since it was dropped.
+    """
+
+    def __init__(self, tensors: Tensors, window: int) -> None:
+        """Hold the keys and values before this run, of which the last ``window - 1`` are seen in it."""
+        super().__init__(tensors)
+        self._window = window
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep those of this run, and return them after those that are seen."""
+        seen = [self._seen(past) for past in (self.keys, self.values)]
+        super().update(key_states, value_states)
+        return torch.cat([seen[0], key_states], dim=-2), torch.cat([seen[1], value_states], dim=-2)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many keys a forward is given, and how many are before them; traced, both stay open."""
+        seen: int = self._seen(self.keys).shape[-2]
+        return seen + query_length, self.get_seq_length() - seen
+
+    def _seen(self, past: torch.Tensor) -> torch.Tensor:
+        return past[:, :, 1 - self._window :]
 
 
 class TracedIndexedLayer(TracedAttentionLayer, _Indexed):  # type: ignore[misc]

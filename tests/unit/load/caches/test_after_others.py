@@ -1,0 +1,119 @@
+"""How a forward reads tokens after others is seen on shapes: how many, with which mask, and what hides the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.cache_utils import DynamicSlidingWindowLayer
+
+from checkpoints import build_model
+from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.caches.after_others import streams_of
+from winml.modelkit.load.caches.finding import find_cache
+from winml.modelkit.load.caches.inputs import given_sizes, open_by_default, with_cache_inputs
+from winml.modelkit.load.caches.layout import CacheLayout
+from winml.modelkit.load.caches.traced_layers import DroppingLayer
+from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision
+from winml.modelkit.load.inputs.sizes import SizeBounds
+
+TOKENS = InputTensorSpec(name="input_ids", shape=(1, 8), dtype="int64", value_range=(0, 119))
+MASK = InputTensorSpec(name="attention_mask", shape=(1, 8), dtype="int64", value_range=(0, 1))
+KEYWORDS = {"use_cache": True, "return_dict": True}
+
+
+class Widening(transformers.LlamaForCausalLM):  # type: ignore[misc]  # transformers has no types
+    """Takes every cache for one that begins with four tokens that the mask says nothing of."""
+
+    def forward(
+        self, input_ids: Any = None, attention_mask: Any = None, past_key_values: Any = None, **more: Any
+    ) -> Any:
+        """Widen the mask after others."""
+        if past_key_values is not None:
+            attention_mask = torch.cat([torch.ones_like(attention_mask[:, :1]).expand(-1, 4), attention_mask], dim=-1)
+        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **more)
+
+
+class Single(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """Reads a prompt, and then one token in each run."""
+
+    def forward(
+        self, input_ids: Any = None, attention_mask: Any = None, past_key_values: Any = None, **more: Any
+    ) -> Any:
+        """Assert what is read."""
+        assert past_key_values is None or input_ids.shape[1] == 1
+        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **more)
+
+
+def of_kind(kind: Any) -> Any:
+    """Return a small model without storage."""
+    return kind(build_model("llama").config).eval().to("meta")
+
+
+def layout_of_kind(kind: Any) -> CacheLayout:
+    """Return the cache of a small model."""
+    layout = find_cache(of_kind(kind), (TOKENS, MASK), KEYWORDS)
+    assert isinstance(layout, CacheLayout)
+    return layout
+
+
+def test_mask_that_is_joined_with_another_is_no_input() -> None:
+    """It would hide other tokens than it says; what that means is told."""
+    layouts = [layout_of_kind(kind) for kind in (Widening, transformers.LlamaForCausalLM)]
+    assert [False, True] == [layout.is_masked for layout in layouts]
+    config = build_model("llama").config
+    decisions = [with_cache_inputs(InputDecision((TOKENS, MASK)), item, {}, config, {}) for item in layouts]
+    assert [False, True] == ["attention_mask" in [spec.name for spec in item.inputs] for item in decisions]
+    notes = [given_sizes(None, None, layout)[1] for layout in layouts]
+    assert "takes no attention_mask" in notes[0][0]
+    assert not notes[1]
+
+
+def test_forward_of_one_token_after_others_is_refused() -> None:
+    """No graph of it serves the prompt and the steps."""
+    with pytest.raises(UsageError, match="no more than one token after others") as caught:
+        find_cache(of_kind(Single), (TOKENS, MASK), KEYWORDS)
+    assert "--no-cache" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("class_name", "is_dropping"), [("MistralForCausalLM", False), ("MoshiForCausalLM", True)])
+def test_window_that_no_mask_knows_is_seen(class_name: str, is_dropping: bool) -> None:
+    """Both keep a window; of one, it is the cache alone that hides what is beyond it."""
+    model_class = getattr(transformers, class_name)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    config = model_class.config_class(**sizes, vocab_size=120, head_dim=8, ffn_dim=16, sliding_window=4, pad_token_id=0)
+    with torch.device("meta"):
+        layout = find_cache(model_class(config).eval(), (TOKENS, MASK), KEYWORDS)
+    assert isinstance(layout, CacheLayout)
+    assert (4, is_dropping) == (layout.states[0].window, layout.drops_beyond_window)
+
+
+def test_layer_shows_what_that_of_transformers_still_holds() -> None:
+    """In every run the same keys and values, and the same sizes of masks; all of them are kept."""
+    own = DynamicSlidingWindowLayer(sliding_window=4)
+    keys, values = torch.arange(24.0).reshape(1, 1, 12, 2), -torch.arange(24.0).reshape(1, 1, 12, 2)
+    start = 0
+    for count in (2, 1, 1, 1, 4, 3):
+        layer = DroppingLayer({("key", None): keys[:, :, :start], ("value", None): values[:, :, :start]}, 4)
+        assert own.get_mask_sizes(count) == layer.get_mask_sizes(count)
+        new = [tensor[:, :, start : start + count] for tensor in (keys, values)]
+        for expected, given in zip(own.update(*new), layer.update(*new), strict=True):
+            assert torch.equal(expected, given)
+        start += count
+        assert torch.equal(keys[:, :, :start], layer.keys)
+
+
+def test_streams_of_tokens_have_rows_of_their_own() -> None:
+    """The other inputs, and the cache, have one for all of them; their number stays as it is."""
+    tokens = TOKENS.model_copy(update={"shape": (4, 8)})
+    assert {"input_ids": 4, "attention_mask": 1} == streams_of((tokens, MASK))
+    layout = layout_of_kind(transformers.LlamaForCausalLM)
+    config = build_model("llama").config
+    decision = with_cache_inputs(InputDecision((tokens, MASK)), layout, {}, config, {"batch_size": 2})
+    assert [8, 2, 2] == [spec.shape[0] for spec in decision.inputs][:3]
+    meanings = AxisMeanings(bounds={"batch_size": SizeBounds(fixed="each row is one of every stream")})
+    assert {"sequence_length", "past_sequence_length"} == {*open_by_default({}, {}, layout, meanings)}
+    assert "batch_size" in open_by_default({}, {}, layout, AxisMeanings())
