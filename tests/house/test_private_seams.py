@@ -104,6 +104,10 @@ SEAMS: dict[str, dict[str, str]] = {
         "._from_config": f"{_LOAD}/checkpoints/test_random_weights.py::"
         "test_random_weights_are_seeded_and_leave_the_callers_state",
     },
+    "load.families.picture_grids": {
+        "._attn_implementation": "tests/integration/test_shown_models.py::"
+        "test_pictures_of_any_size_write_what_pytorch_writes",
+    },
     "load.families.token_kinds": {
         "._attn_implementation": "tests/integration/test_shown_models.py::"
         "test_images_whose_tokens_see_each_other_are_not_cut",

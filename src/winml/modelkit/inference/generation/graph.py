@@ -138,11 +138,6 @@ class DecoderGraph:
         return bool(self.states)
 
     @property
-    def takes_positions(self) -> bool:
-        """Whether it is told the position of each token."""
-        return POSITIONS in self._by_name
-
-    @property
     def _masks_new_tokens(self) -> bool:
         """Whether the mask is of the tokens of a run alone, as where states hold what came before."""
         mask = self._by_name.get(MASK)
