@@ -47,9 +47,11 @@ docs: $(DOCS_READY)
 wheel: $(READY)
 	$(RUN) -m build --wheel
 
-# Wheel and sdist, installed and tried in fresh environments of each Python that is here.
+# Wheel and sdist, installed and tried in fresh environments of each Python that is here, or of those named:
+# make PYTHONS="python3.12 path/to/python3.13" release-check
+PYTHONS =
 release-check: $(READY)
-	$(RUN) scripts/release_check.py
+	$(RUN) scripts/release_check.py $(foreach python,$(PYTHONS),--python $(python))
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -68,17 +70,21 @@ $(DOCS_READY): $(READY)
 	$(RUN) -m pip install --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $(DOCS_READY)
 
-# The oldest versions that pyproject.toml allows, in an environment of its own. uv is what can choose them.
+# All tests but those of the repository: documents print what the versions of constraints.txt answer.
+OF_OTHER_VERSIONS = tests/unit tests/property tests/integration tests/e2e
+
+# The oldest versions that pyproject.toml allows, in an environment of its own; some have no wheel for Python 3.13.
+# uv is what can choose them.
 test-oldest:
 	$(PYTHON) scripts/check_python.py
 	$(PYTHON) -m venv --clear .venv-oldest
 	.venv-oldest/bin/python -m pip install --disable-pip-version-check -q uv
 	.venv-oldest/bin/uv pip install --python .venv-oldest/bin/python --resolution lowest-direct -e ".[demo,eval,test]"
-	.venv-oldest/bin/python -m pytest -n auto
+	.venv-oldest/bin/python -m pytest -n auto $(OF_OTHER_VERSIONS)
 
 # The newest versions there are, whatever constraints.txt says.
 test-newest:
 	$(PYTHON) scripts/check_python.py
 	$(PYTHON) -m venv --clear .venv-newest
 	.venv-newest/bin/python -m pip install --disable-pip-version-check -e ".[demo,eval,test]"
-	.venv-newest/bin/python -m pytest -n auto
+	.venv-newest/bin/python -m pytest -n auto $(OF_OTHER_VERSIONS)

@@ -2,7 +2,8 @@
 
 Builds the sdist and, from it, the wheel. The wheel is installed into a fresh environment of each Python named, the
 sdist into one of the running Python; in each, the command exports, inspects, optimizes and measures all-MiniLM-L6-v2
-with its real weights, in an empty folder. A Python that is not here is skipped, and said.
+with its real weights, in an empty folder. A Python that is not here is skipped, and said. Each environment is deleted
+before the next is made, also when the run is ended from outside.
 
     python scripts/release_check.py [--python python3.10 --python python3.12 …] [--keep FOLDER]
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -94,6 +96,8 @@ def main() -> int:
     parser.add_argument("--python", action="append", help="An interpreter to install the wheel with; repeatable.")
     parser.add_argument("--keep", type=Path, help="Put wheel and sdist into this folder at the end.")
     arguments = parser.parse_args()
+    # As an exit, which deletes the folder.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     passed, skipped = [], []
     with tempfile.TemporaryDirectory(prefix="winml-release-") as name:
         folder = Path(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 
 from winml.modelkit import ConfigError, UsageError, WinMLExportConfig, build_hf_model, export_pytorch
 from winml.modelkit.builds.build import BuildListener
+from winml.modelkit.cli._endings import exit_status
 from winml.modelkit.errors import WinMLError, told_as
 from winml.modelkit.load.request import ModelRequest
 
@@ -62,3 +65,18 @@ def test_told_as_renames_whole_options_only() -> None:
     assert "loader.task x and --no-dynamo and exporter\nLeave loader.task out." == str(caught.value)
     with pytest.raises(ValueError, match="--task"), told_as({"--task": "task"}):
         raise ValueError("--task")
+
+
+def test_name_that_a_library_no_longer_has_is_told_with_its_version(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if a newer torch had moved it; the module that imports it is one of ours, and fetched anew."""
+    module = "winml.modelkit.inspect.weightless"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.delattr(importlib.import_module("torch._subclasses.fake_tensor"), "FakeTensorMode")
+    assert 1 == exit_status(lambda: importlib.import_module(module), debug=False)
+    words = capsys.readouterr().err.splitlines()
+    moved = f"torch {torch.__version__} has no torch._subclasses.fake_tensor.FakeTensorMode"
+    assert f"error: {moved}, which winml needs for this" == words[0]
+    assert words[1].startswith("Install another version of torch (winml asks for torch>=2.1")
+    assert words[1].endswith("What takes an ONNX file still works.")

@@ -31,11 +31,15 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
+
+_LIBRARIES = frozenset({"huggingface_hub", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "transformers"})
+"""Those of which private names are used, which move without notice (docs/decisions/0004-private-seams.md)."""
 
 
 class WinMLError(Exception):
@@ -196,6 +200,27 @@ def failed_import(error: BaseException) -> str:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>"]
     name = str(frames[-1].f_globals.get("__name__", "")).partition(".")[0] if frames else ""
     return "" if name.startswith("_") or name == __name__.partition(".")[0] else name
+
+
+def missing_name(error: BaseException) -> str:
+    """Return which name the installed version of a library does not have: ``torch 2.14.1 has no torch.jit._script``.
+
+    Empty where the error is any other, or was raised in code that is not of this package.
+    """
+    if isinstance(error, ImportError):
+        imported = re.match(r"cannot import name '(\w+)'", str(error))
+        name = ".".join(filter(None, (error.name, imported and imported[1])))
+    elif isinstance(error, AttributeError):
+        owner = error.obj if hasattr(error.obj, "__name__") else type(error.obj)
+        inside = "" if getattr(owner, "__module__", None) is None else f"{owner.__module__}."
+        name = f"{inside}{owner.__name__}.{error.name}"
+    else:
+        return ""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name != "__getattr__"]
+    is_ours = bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith(f"{__name__.rpartition('.')[0]}.")
+    library = name.partition(".")[0]
+    version = getattr(sys.modules.get(library), "__version__", None)
+    return f"{library} {version} has no {name}" if is_ours and version and library in _LIBRARIES else ""
 
 
 def ended_by_foreign_code(error: BaseException) -> InputError:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -23,7 +25,7 @@ from winml.modelkit.cli._errors import (
     report_unexpected,
 )
 from winml.modelkit.cli._streams import finish_streams, tell
-from winml.modelkit.errors import InputError, WinMLError, ended_by_foreign_code, failed_import, first_line
+from winml.modelkit.errors import InputError, WinMLError, ended_by_foreign_code, failed_import, first_line, missing_name
 
 __all__ = ["Interrupted", "catch_signals", "end_process", "exit_status", "tell_settled"]
 
@@ -35,6 +37,10 @@ _earlier: dict[int, Any] = {}
 """Signal to what was done before on receiving it."""
 _last: list[int] = []
 """The signal by which the process ends."""
+_status: list[int] = []
+"""The status with which the process ends."""
+_TALKS_AT_THE_END = "triton"
+"""Comes with torch for CUDA. Version 3.9 lists objects that live to the end on stderr when Python frees its modules."""
 
 _DIRECTORY_GONE = InputError(
     "the working directory was deleted, by code of the model or by another process",
@@ -100,12 +106,34 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
         if isinstance(error, OSError) and not _has_temporary_folder():
             # Some packages make a temporary file while they are imported.
             return report_error(_NO_TEMPORARY_FOLDER)
+        if missing := missing_name(error):
+            return _report_missing_name(missing, error, debug=debug)
         if package := failed_import(error):
             return _report_failed_import(package, error, debug=debug)
         return report_unexpected(error, debug=debug)
     except BaseException as error:
         # No ending of ours: only code that is not ours ends the process like that.
         return _report_foreign_ending(error, debug=debug)
+
+
+def _report_missing_name(missing: str, error: Exception, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    library = missing.partition(" ")[0]
+    works = " What takes an ONNX file still works." if library in ("torch", "transformers") else ""
+    hint = f"Install another version of {library}{_asked_version(library)}.{works}"
+    return report_error(InputError(f"{missing}, which winml needs for this", hint=hint))
+
+
+def _asked_version(library: str) -> str:
+    """Return which versions of a library winml declares, in brackets; empty where it is not installed as a package."""
+    import importlib.metadata
+
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for requirement in importlib.metadata.requires("winml-modelkit") or ():
+            if re.split(r"[^\w-]", requirement)[0].replace("-", "_") == library:
+                return f" (winml asks for {requirement})"
+    return ""
 
 
 def _report_failed_import(package: str, error: Exception, *, debug: bool) -> int:
@@ -199,12 +227,16 @@ def end_process(status: int, *, is_own_process: bool) -> None:
         signal.signal(number, signal.SIG_DFL if is_own_process else handler)
     if _received and status == 128 + _received[0] and is_own_process and os.name == "posix":
         _last.append(_received[0])
+    elif is_own_process:
+        _status.append(status)
     sys.exit(status)
 
 
 @atexit.register
-def _end_by_signal() -> None:
+def _end_last() -> None:
     """End as the signal would have ended the process; registered first, so libraries have tidied up by then."""
     if _last:
         signal.signal(_last[0], signal.SIG_DFL)
         os.kill(os.getpid(), _last[0])
+    if _status and _TALKS_AT_THE_END in sys.modules and finish_streams() is None:
+        os._exit(_status[0])

@@ -126,6 +126,20 @@ def test_auto_takes_the_other_exporter_and_says_why(tmp_path: Path) -> None:
     assert (18, 18) == (record["opset_requested"], record["opset_produced"])
 
 
+def test_exporter_whose_private_name_moved_is_told_and_the_other_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a newer torch had no such name: no AttributeError, and who asked for that exporter is told what works."""
+    monkeypatch.delattr(torch.jit, "_get_trace_graph")
+    moved = f"torch {torch.__version__} has no torch.jit._get_trace_graph, which the exporter TorchScript needs"
+    with pytest.raises(ExportError) as caught:
+        export(Outer(nn.Linear(4, 4)), tmp_path, exporter="torchscript")
+    assert moved == caught.value.message
+    assert caught.value.hint.startswith("Use exporter='dynamo' or another version of torch. What")
+    result = export(Outer(nn.Linear(4, 4)), tmp_path)
+    assert f"dynamo, opset 18 (TorchScript: {moved})" == result.exporter_words
+
+
 def test_forced_exporter_does_not_change_and_both_reasons_are_told(tmp_path: Path) -> None:
     """What is asked for is used or fails; where both fail, both are named."""
     with pytest.raises(ExportError, match="TorchScript exporter has no ONNX form of aten::rms_norm in module inner"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from winml.modelkit.errors import ExportError
+from winml.modelkit.errors import ExportError, missing_name
 from winml.modelkit.export.capture import Capture, CaptureOptions
 from winml.modelkit.export.config import ExporterName, WinMLExportConfig
 from winml.modelkit.export.exporter_choice import ExporterUse
@@ -55,8 +55,8 @@ def capture_graph(
             continue
         try:
             capture = _capture_with(name, request, None if errors else use.time_limit_s, has_values=has_values)
-        except ExportError as error:
-            errors[name] = error
+        except (ExportError, ImportError, AttributeError) as error:
+            errors[name] = _named_failure(name, error)
         else:
             other = next((failed for failed in errors if failed != name), None)
             return capture, use if other is None else ExporterUse(name, _failure_words(other, errors[other]))
@@ -115,6 +115,22 @@ def _capture_with(
         from winml.modelkit.export.dynamo.capturing import capture_dynamo
 
         return capture_dynamo(model, tensors, prepared.forward, request.tree, options)
+
+
+def _named_failure(name: ExporterName, error: ExportError | ImportError | AttributeError) -> ExportError:
+    """Return why an exporter failed, where a name of a library is missing with that; raise any other error again."""
+    missing = missing_name(error) or missing_name(error.__cause__ or error)
+    if missing:
+        other = "--dynamo" if name == "torchscript" else "--no-dynamo"
+        failure = ExportError(
+            f"{missing}, which the exporter {_WORDS[name]} needs",
+            hint=f"Use {other} or another version of {missing.partition(' ')[0]}. What takes an ONNX file still works.",
+        )
+        failure.__cause__ = error
+        return failure
+    if isinstance(error, ExportError):
+        return error
+    raise error
 
 
 def _failure_words(name: ExporterName, error: ExportError) -> str:
