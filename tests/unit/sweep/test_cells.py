@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from winml.modelkit.sweep.bounded_processes import Bounds
 from winml.modelkit.sweep.cells import cells_of, held_sweep, requests_of, sweep_versions
 from winml.modelkit.sweep.plan import plan_from_record
 from winml.modelkit.sweep.ray_queue import RayQueue, _work
-from winml.modelkit.sweep.work_queue import LocalQueue, Place
+from winml.modelkit.sweep.work_queue import LocalQueue, Place, preloaded
 
 ALONE = {"threads": 2, "jobs": 1}
 
@@ -62,6 +63,18 @@ def test_files_that_a_result_depends_on_are_looked_at(tmp_path: Path, name: str)
     assert before == both()
     os.utime(tmp_path / name, (1, 1))
     assert before != both()
+
+
+def test_every_module_that_cells_are_to_find_imported_is_there() -> None:
+    """The server that cells fork from leaves out in silence what it does not find; none of dynamo where none asks."""
+    record = {"models": ["random:bert"], "do": ["export", "build", "perf", "eval", "compare"]}
+    record["config"] = {"eval": {"dataset": "texts.csv"}}
+    names = {
+        exporter: preloaded(cells_of(plan_from_record({**record, "set": {"export.exporter": [exporter]}}, "plan")[0]))
+        for exporter in ("auto", "dynamo")
+    }
+    assert set(names["auto"]) < set(names["dynamo"])
+    assert [] == [name for name in names["dynamo"] if importlib.util.find_spec(name) is None]
 
 
 def test_worker_with_other_libraries_stops_the_sweep(tmp_path: Path) -> None:

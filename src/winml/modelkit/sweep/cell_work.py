@@ -31,16 +31,27 @@ from winml.modelkit.sweep.plan import RANDOM_PREFIX, request_of
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["PRELOAD", "CellOrder", "run_cell"]
+__all__ = ["PRELOAD", "PRELOAD_DYNAMO", "CellOrder", "run_cell"]
 
 PRELOAD = (
     "onnxruntime",
     "torch._dynamo",
     "torch.onnx._internal.exporter._core",
-    "transformers.generation",
+    "transformers.generation.utils",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.processing_auto",
     "winml.modelkit.flows.export.export",
+    "winml.modelkit.export.torchscript.capturing",
 )
 """Modules that every export of a PyTorch model imports."""
+PRELOAD_DYNAMO = (
+    "torch.export._trace",
+    "torch.onnx._internal.exporter._torchlib.ops",
+    "winml.modelkit.export.dynamo.capturing",
+    "winml.modelkit.sweep.dynamo_preload",
+)
+"""Modules that an export with dynamo imports besides."""
 
 _BUILD = "build"
 """Folder of what is built, in that of the cell."""
