@@ -157,7 +157,7 @@ def _end_with_parent() -> None:
 def _kill_group(pid: int | None) -> None:
     """Kill what a process and those it started have become; nothing where the system has no groups."""
     if pid is not None and hasattr(os, "killpg"):
-        # No such process: all have ended, or it has not made its group yet. macOS denies it where none is left but dead.
+        # No such process: all have ended, or it has not made its group yet. macOS denies it where all are dead.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
 

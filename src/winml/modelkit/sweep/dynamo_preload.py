@@ -1,4 +1,7 @@
-"""What does an export with dynamo import? All of it is, with this module: only the server that cells fork from does so."""
+"""What does an export with dynamo import late? With this module, all of it is imported.
+
+Only the server that cells are forked from imports it.
+"""
 
 from __future__ import annotations
 
