@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from winml.modelkit.results.sweep_result import CellResult
 from winml.modelkit.sweep.bounded_processes import Bounds
 from winml.modelkit.sweep.cells import cells_of, held_sweep, requests_of, sweep_versions
 from winml.modelkit.sweep.plan import plan_from_record
@@ -63,6 +64,18 @@ def test_files_that_a_result_depends_on_are_looked_at(tmp_path: Path, name: str)
     assert before == both()
     os.utime(tmp_path / name, (1, 1))
     assert before != both()
+
+
+def test_finished_cell_tells_the_settings_of_this_plan(tmp_path: Path) -> None:
+    """One value tells no cells apart, and two do: a cell that was alone is now one of two."""
+    plans = [plan_from_record({"models": ["a.onnx"], "set": {"optim.level": levels}}, "plan")[0]
+             for levels in (["full"], ["full", "none"])]  # fmt: skip
+    (alone,), (first, _) = (cells_of(plan) for plan in plans)
+    with held_sweep(tmp_path) as folder:
+        folder.keep(alone, {}, CellResult(alone.cell_id, alone.model, alone.settings, "done"))
+        found = folder.finished(first, {})
+    assert found is not None
+    assert ({}, {"optim.level": "full"}) == (alone.settings, found.settings)
 
 
 def test_every_module_that_cells_are_to_find_imported_is_there() -> None:

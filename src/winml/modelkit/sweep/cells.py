@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +203,8 @@ class SweepFolder:
             record = read_json_file(self.cell_folder(cell.cell_id) / SWEEP_CELL_NAME)
             if record["request"] != json.loads(json.dumps(request)):
                 return None
-            return cell_from_record(record["result"])
+            # Which settings tell cells apart depends on the plan of this run.
+            return replace(cell_from_record(record["result"]), settings=cell.settings)
         except (OSError, JsonError, KeyError, TypeError):
             return None
 
