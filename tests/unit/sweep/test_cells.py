@@ -11,9 +11,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from winml.modelkit.builds.resumption import tool_versions
 from winml.modelkit.results.sweep_result import CellResult
 from winml.modelkit.sweep.bounded_processes import Bounds
-from winml.modelkit.sweep.cells import cells_of, held_sweep, requests_of, sweep_versions
+from winml.modelkit.sweep.cells import cells_of, held_sweep, requests_of
 from winml.modelkit.sweep.plan import plan_from_record
 from winml.modelkit.sweep.ray_queue import RayQueue, _work
 from winml.modelkit.sweep.work_queue import LocalQueue, Place, preloaded
@@ -31,7 +32,7 @@ def request(folder: Path, model: str, conditions: dict[str, Any] = ALONE, **reco
 def test_libraries_and_what_ran_beside_a_measurement_are_part_of_a_request(tmp_path: Path) -> None:
     """A latency of eight processes at a time is no latency of one; the answer of a build is the same."""
     built = request(tmp_path, "a.onnx")
-    assert sweep_versions() == built["versions"]
+    assert tool_versions() == built["versions"]
     assert "onnxruntime" in built["versions"]
     assert built == request(tmp_path, "a.onnx", LocalQueue(Bounds(1.0, 1), 8).conditions)
     measured = request(tmp_path, "a.onnx", do=["perf"])
@@ -94,7 +95,7 @@ def test_worker_with_other_libraries_stops_the_sweep(tmp_path: Path) -> None:
     """Its results would stand under the versions of another machine."""
     (cell,) = cells_of(plan_from_record({"models": ["a.onnx"]}, "plan")[0])
     with held_sweep(tmp_path) as folder:
-        asked = (None, {**sweep_versions(), "onnxruntime": "0.1"})
+        asked = (None, {**tool_versions(), "onnxruntime": "0.1"})
         result = _work(cell, Place(folder), RayQueue("auto", 1.0, None, None), asked)
     assert "stopped" == result.state
     assert "install onnxruntime==0.1 there" in result.problem
