@@ -26,10 +26,11 @@ from winml.modelkit.results.architecture_evaluation import (
 )
 from winml.modelkit.results.sweep_result import CellResult, SweepResult
 
-__all__ = ["document", "evaluation_of", "generation_summary", "summary", "write_documents"]
+__all__ = ["document", "evaluation_of", "exporter_summary", "generation_summary", "summary", "write_documents"]
 
 _FOLDER = Path("docs", "reference")
 _CAUSAL = "ForCausalLM"
+_EXPORTER_KEY = "export.exporter"
 _TOOL = "winml-modelkit"
 _FIRST: ExporterWish = "torchscript"
 _OTHER_STATES = ("plain", "failed", "not run", "not built")
@@ -39,6 +40,15 @@ as above, an encoder with `is_decoder`, exported with `--task text-generation`. 
 and returns one, is equal to PyTorch on the draws, and gives the scores of `generate()` in each step of a text, with its
 own cache, and of a second prompt after it. *Plain* is verified as well and reads all tokens in each run. *Not run* is
 refused in these words before anything is traced, by the export or by PyTorch."""
+_NAMED: tuple[ExporterWish, ...] = ("torchscript", "dynamo")
+_EXPORTER_HEAD = """Written by `scripts/architecture_eval.py --docs` from this sweep:
+
+    winml sweep scripts/plans/architectures.json -o build/architectures --set export.exporter=torchscript,dynamo
+
+Each of torch's exporters was told to export the models above. `auto` takes TorchScript, and dynamo where that fails;
+a type whose attempt with TorchScript is known from it was not always run again. *Exported* means the same as above."""
+_LISTS = ("architectures", "exporters", "generation")
+"""Those of the summary, in their order in the file."""
 _LONGEST_REASON = 160
 """Characters of a reason. Chosen; the results of a run have the whole reason."""
 
@@ -61,9 +71,11 @@ that ran. Base models are exported, as a config without `architectures` asks for
 def evaluation_of(result: SweepResult) -> Evaluation:
     """Return what a sweep with the step ``export`` found of each model type."""
     architectures: dict[str, Architecture] = {}
+    # A setting with one value stands in the plan, and at no cell.
+    (only, *_) = result.plan.get("set", {}).get(_EXPORTER_KEY, (AUTO,))
     for cell in result.cells:
         model_type = cell.model.partition(":")[2]
-        architecture = _architecture(cell, model_type)
+        architecture = _architecture(cell, model_type, cell.settings.get(_EXPORTER_KEY, only))
         earlier = architectures.get(model_type)
         attempts = {**(earlier.attempts if earlier else {}), **architecture.attempts}
         architectures[model_type] = replace(architecture, attempts=attempts)
@@ -73,7 +85,7 @@ def evaluation_of(result: SweepResult) -> Evaluation:
     return Evaluation(versions, bounds, {name: _with_forced(item) for name, item in architectures.items()})
 
 
-def _architecture(cell: CellResult, model_type: str) -> Architecture:
+def _architecture(cell: CellResult, model_type: str, exporter: ExporterWish) -> Architecture:
     """Return the model type of a cell with the attempt of its exporter, also where its process was killed."""
     record = cell.details.get("architecture")
     architecture = (
@@ -87,7 +99,6 @@ def _architecture(cell: CellResult, model_type: str) -> Architecture:
         if record
         else Attempt(is_verified=False, problem=cell.problem, exit_code=cell.exit_code, seconds=cell.seconds)
     )
-    exporter = cell.settings.get("export.exporter", AUTO)
     return architecture.with_attempt(exporter, replace(attempt, peak_bytes=cell.peak_bytes))
 
 
@@ -103,7 +114,7 @@ def _with_forced(item: Architecture) -> Architecture:
 
 
 def write_documents(evaluation: Evaluation, repository: Path, task: str | None = None) -> None:
-    """Write the summary and the table into the documentation; those of the other run stay.
+    """Write the summary and the table into the documentation; those of other runs stay.
 
     Args:
         evaluation: The run, of base models or of a task.
@@ -113,8 +124,10 @@ def write_documents(evaluation: Evaluation, repository: Path, task: str | None =
     folder = repository / _FOLDER
     path = folder / "architectures.json"
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if task is None:
+    if task is None and any(AUTO in item.attempts for item in evaluation.architectures.values()):
         content |= summary(evaluation)
+    elif task is None:
+        content |= exporter_summary(evaluation, content)
     else:
         content |= generation_summary(evaluation)
     _write_text(path, f"{_json_lines(content)}\n")
@@ -127,7 +140,7 @@ def _write_text(path: Path, text: str) -> None:
 
 def _json_lines(content: Mapping[str, Any]) -> str:
     """Return the summary as JSON with one line per architecture, so that the diff of one is one line."""
-    lists = [key for key, value in content.items() if isinstance(value, list)]
+    lists = [key for key in _LISTS if key in content]
     entries = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items() if key not in lists]
     for key in lists:
         rows = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in content[key])
@@ -186,6 +199,7 @@ def document(content: Mapping[str, Any]) -> str:
         f"Made with {', '.join(f'{name} {version}' for name, version in content['versions'].items())}.\n",
         _count_table(rows_by_state, len(rows)),
         *_generation_sections(content),
+        *_exporter_sections(content),
         "## Failed\n",
         _failure_table(rows_by_state["failed"]),
         "## Exported\n",
@@ -198,6 +212,47 @@ def document(content: Mapping[str, Any]) -> str:
         _reason_table(rows_by_state["not built"]),
     ]
     return "\n".join(sections)
+
+
+def exporter_summary(evaluation: Evaluation, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the summary of a run of each exporter by name as a JSON-ready mapping.
+
+    Args:
+        evaluation: The run.
+        content: The summary of the run of ``auto``, which has tried TorchScript as well.
+    """
+    automatic = {row["model_type"]: row for row in content.get("architectures", ())}
+    attempted = [item for item in evaluation.architectures.values() if item.attempts]
+    rows = []
+    for item in sorted(attempted, key=lambda item: item.model_type):
+        tried: dict[str, Any] = {_FIRST: _within_auto(automatic.get(item.model_type, {})), "dynamo": None}
+        tried |= {name: _attempt_record(attempt) for name, attempt in item.attempts.items()}
+        row = {"model_type": item.model_type, "class": item.class_name, **tried}
+        rows.append({**row, "tags_differ": True} if item.tags_differ() else row)
+    verified = [sum(attempt.is_verified for attempt in item.attempts.values()) for item in attempted]
+    return {
+        "exporter_run": {
+            "versions": dict(evaluation.versions),
+            "bounds": dict(evaluation.bounds),
+            "model_types": len(evaluation.architectures),
+            "compared": sum(count == len(_NAMED) for count in verified),
+        },
+        "exporters": rows,
+    }
+
+
+def _attempt_record(attempt: Attempt) -> dict[str, Any]:
+    if not attempt.is_verified:
+        return {"state": "failed", "reason": _shorten_reason(attempt.problem), "exit_code": attempt.exit_code}
+    made = {"state": "exported", "nodes": attempt.nodes, "tags": len(attempt.tags)}
+    return {**made, "relative_diff": float(f"{attempt.relative_diff:.0e}")}
+
+
+def _within_auto(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the attempt of TorchScript that the row of ``auto`` tells of; None where it tells of none."""
+    if row.get("exporter") == _FIRST:
+        return {name: row[name] for name in ("state", "nodes", "tags", "relative_diff")}
+    return {"state": "failed", "reason": row["why"], "exit_code": 1} if "why" in row else None
 
 
 def generation_summary(evaluation: Evaluation) -> dict[str, Any]:
@@ -261,6 +316,61 @@ def _generation_sections(content: Mapping[str, Any]) -> list[str]:
         "| model type | state | reason |\n| --- | --- | --- |\n"
         + "".join(f"| {row['model_type']} | {row['state']} | {_escape_cell(row['reason'])} |\n" for row in missing),
     ]
+
+
+def _exporter_sections(content: Mapping[str, Any]) -> list[str]:
+    """Return what is told of each exporter by name; nothing before there was such a run."""
+    rows: Sequence[Mapping[str, Any]] = content.get("exporters", ())
+    if not rows:
+        return []
+    run = content["exporter_run"]
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    known = [row for row in rows if all(row[name] for name in _NAMED)]
+    states = Counter(tuple(row[name]["state"] == "exported" for name in _NAMED) for row in known)
+    differing = sum("tags_differ" in row for row in known)
+    counts = {
+        "run with both": len(known),
+        "exported, verified and tagged by TorchScript": states[True, True] + states[True, False],
+        "exported, verified and tagged by dynamo": states[True, True] + states[False, True],
+        "by both": states[True, True],
+        "by TorchScript alone": states[True, False],
+        "by dynamo alone": states[False, True],
+        "by neither": states[False, False],
+    }
+    return [
+        "## Each exporter by name\n",
+        f"{_EXPORTER_HEAD}\n",
+        f"Made with {versions}, at most {run['bounds']['seconds']:.0f} s each. {_how_far(content)}\n",
+        "| | attempted model types |\n| --- | --- |\n"
+        + "".join(
+            f"| {words} | {count}{'' if count == len(known) else f' ({100 * count / max(len(known), 1):.1f} %)'} |\n"
+            for words, count in counts.items()
+        ),
+        f"Both were run here of {run['compared']} types that both export; of {differing} the sets of tags differ.\n",
+        "| model type | class | TorchScript | dynamo | tags |\n| --- | --- | --- | --- | --- |\n"
+        + "".join(
+            f"| {row['model_type']} | `{row['class']}` | {' | '.join(_attempt_words(row[name]) for name in _NAMED)} "
+            f"| {'differ' if 'tags_differ' in row else ''} |\n"
+            for row in rows
+        ),
+    ]
+
+
+def _how_far(content: Mapping[str, Any]) -> str:
+    """Return of how many model types a run was, where it was not of all."""
+    count, total = content["exporter_run"]["model_types"], len(content["architectures"])
+    if count == total:
+        return "All model types were run."
+    return f"The run came to {count} of {total} model types, in the order of their names."
+
+
+def _attempt_words(record: Mapping[str, Any] | None) -> str:
+    """Return what became of one attempt, in one cell of a table."""
+    if record is None:
+        return "not run"
+    if record["state"] == "failed":
+        return f"failed: {_escape_cell(record['reason'])}"
+    return f"{record['nodes']} nodes, {record['tags']} tags, {record['relative_diff']:.0e}"
 
 
 def _count_table(rows_by_state: Mapping[str, Sequence[Mapping[str, Any]]], total: int) -> str:

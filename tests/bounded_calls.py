@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,3 +34,11 @@ def vanish(message: str, report: Callable[[Any], None]) -> None:
     """End without a result, as a crash in a library does."""
     report(message)
     os._exit(7)
+
+
+def leave_child(message: str, report: Callable[[Any], None]) -> None:
+    """Start a process that outlives this one, report its id, and sleep where the message is to."""
+    child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    report(child.pid)
+    if message == "sleep":
+        time.sleep(60)

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import filelock
+import psutil
 import pytest
 
 from swept import write_models
@@ -207,6 +208,7 @@ def test_interrupted_sweep_leaves_no_process_and_goes_on(models: dict[str, str],
             assert run.poll() is None
             assert time.monotonic() < until
             time.sleep(0.1)
+        cells = psutil.Process(run.pid).children(recursive=True)
         os.killpg(run.pid, signal.SIGINT)
         words = run.stderr.read()
     assert run.wait() in (-signal.SIGINT, 128 + signal.SIGINT)
@@ -214,7 +216,7 @@ def test_interrupted_sweep_leaves_no_process_and_goes_on(models: dict[str, str],
     assert "Traceback" not in words
     # The server that processes are forked from ends when it sees that nobody is left.
     until = time.monotonic() + 20
-    while is_running(run.pid):
+    while is_running(run.pid) or any(cell.is_running() for cell in cells):
         assert time.monotonic() < until
         time.sleep(0.1)
     started: list[Cell] = []

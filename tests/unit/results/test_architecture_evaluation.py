@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, replace
 from typing import Any
 
-from architecture_documents import document, evaluation_of, generation_summary, summary
+from architecture_documents import document, evaluation_of, exporter_summary, generation_summary, summary
 from winml.modelkit.results.architecture_evaluation import Architecture, Attempt, Evaluation, count_states
 from winml.modelkit.results.sweep_result import CellResult, SweepResult
 
@@ -95,3 +95,31 @@ def test_summary_of_generation_tells_states_and_shares() -> None:
     assert "1 of 5 (**20.0 %**)" in page
     assert "1 of 2 (**50.0 %**)" in page
     assert "| plain | plain | The graph takes no cache, since it keeps none |" in page
+
+
+def test_summary_of_each_exporter_counts_both_and_takes_what_auto_has_tried() -> None:
+    """TorchScript within ``auto`` counts; who was run by neither is not known of."""
+    attempts = {
+        "good": {"dynamo": BAD},
+        "both": {"torchscript": GOOD, "dynamo": replace(GOOD, tags=("/A",))},
+        "half": {"dynamo": GOOD},
+    }
+    items = {name: Architecture(name, "Model", attempts=tried) for name, tried in attempts.items()}
+    named = replace(evaluation(), architectures={**items, "absent": Architecture("absent", state_before="not built")})
+    content = summary(evaluation())
+    content |= exporter_summary(named, content)
+    assert ["both", "good", "half"] == [row["model_type"] for row in content["exporters"]]
+    page = document(content)
+    assert "| run with both | 2 |" in page
+    assert "| by TorchScript alone | 1 (50.0 %) |" in page
+    assert "of 1 types that both export; of 1 the sets of tags differ" in page
+    assert r"| good | `Model` | 9 nodes, 2 tags, 0e+00 | failed: no \<form\> of aten::diff |  |" in page
+    assert "| half | `Model` | not run | 9 nodes, 2 tags, 0e+00 |  |" in page
+
+
+def test_exporter_that_a_sweep_has_one_of_stands_in_its_plan() -> None:
+    """Settings with one value tell no cells apart, so that rows do not name them."""
+    row = replace(cell("good", "auto", evaluation().architectures["good"]), settings={})
+    plan = {"set": {"export.exporter": ["dynamo"]}}
+    result = SweepResult("swept", plan, (row,), 1, bounds={"seconds": 9.0, "memory_bytes": 2**31})
+    assert {"dynamo"} == set(evaluation_of(result).architectures["good"].attempts)

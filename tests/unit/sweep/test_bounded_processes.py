@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 
-from bounded_calls import double, hoard, oversleep, vanish
+import psutil
+import pytest
+
+from bounded_calls import double, hoard, leave_child, oversleep, vanish
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
 
 MEBIBYTE = 2**20
@@ -55,3 +60,34 @@ def test_bounded_calls_are_killed_when_the_iterator_is_closed() -> None:
     started = time.monotonic()
     endings.close()
     assert time.monotonic() - started < 10
+
+
+class _StartedError(Exception):
+    """A call has told that it began."""
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="this system has no groups of processes")
+@pytest.mark.parametrize("wish", ["sleep", "return"])
+def test_what_a_call_started_ends_with_it(wish: str) -> None:
+    """Whether the call is killed or has returned."""
+    children: list[int] = []
+
+    def stop(call: Call, message: int) -> None:
+        children.append(message)
+        if call.argument == "sleep":
+            raise _StartedError
+
+    with contextlib.suppress(_StartedError):
+        list(run_bounded([Call(leave_child, wish)], Bounds(60.0, 1000 * MEBIBYTE), 1, on_message=stop))
+    until = time.monotonic() + 20
+    while is_alive(children[0]):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    """Say whether a process runs; one that has ended and was not asked for its exit code does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

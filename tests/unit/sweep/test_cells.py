@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from winml.modelkit.builds.resumption import tool_versions
+from winml.modelkit.results.sweep_result import CellResult
 from winml.modelkit.sweep.bounded_processes import Bounds
-from winml.modelkit.sweep.cells import cells_of, held_sweep, requests_of, sweep_versions
+from winml.modelkit.sweep.cells import cells_of, held_sweep, requests_of
 from winml.modelkit.sweep.plan import plan_from_record
 from winml.modelkit.sweep.ray_queue import RayQueue, _work
-from winml.modelkit.sweep.work_queue import LocalQueue, Place
+from winml.modelkit.sweep.work_queue import LocalQueue, Place, preloaded
 
 ALONE = {"threads": 2, "jobs": 1}
 
@@ -29,7 +32,7 @@ def request(folder: Path, model: str, conditions: dict[str, Any] = ALONE, **reco
 def test_libraries_and_what_ran_beside_a_measurement_are_part_of_a_request(tmp_path: Path) -> None:
     """A latency of eight processes at a time is no latency of one; the answer of a build is the same."""
     built = request(tmp_path, "a.onnx")
-    assert sweep_versions() == built["versions"]
+    assert tool_versions() == built["versions"]
     assert "onnxruntime" in built["versions"]
     assert built == request(tmp_path, "a.onnx", LocalQueue(Bounds(1.0, 1), 8).conditions)
     measured = request(tmp_path, "a.onnx", do=["perf"])
@@ -64,11 +67,35 @@ def test_files_that_a_result_depends_on_are_looked_at(tmp_path: Path, name: str)
     assert before != both()
 
 
+def test_finished_cell_tells_the_settings_of_this_plan(tmp_path: Path) -> None:
+    """One value tells no cells apart, and two do: a cell that was alone is now one of two."""
+    plans = [plan_from_record({"models": ["a.onnx"], "set": {"optim.level": levels}}, "plan")[0]
+             for levels in (["full"], ["full", "none"])]  # fmt: skip
+    (alone,), (first, _) = (cells_of(plan) for plan in plans)
+    with held_sweep(tmp_path) as folder:
+        folder.keep(alone, {}, CellResult(alone.cell_id, alone.model, alone.settings, "done"))
+        found = folder.finished(first, {})
+    assert found is not None
+    assert ({}, {"optim.level": "full"}) == (alone.settings, found.settings)
+
+
+def test_every_module_that_cells_are_to_find_imported_is_there() -> None:
+    """The server that cells fork from leaves out in silence what it does not find; none of dynamo where none asks."""
+    record = {"models": ["random:bert"], "do": ["export", "build", "perf", "eval", "compare"]}
+    record["config"] = {"eval": {"dataset": "texts.csv"}}
+    names = {
+        exporter: preloaded(cells_of(plan_from_record({**record, "set": {"export.exporter": [exporter]}}, "plan")[0]))
+        for exporter in ("auto", "dynamo")
+    }
+    assert set(names["auto"]) < set(names["dynamo"])
+    assert [] == [name for name in names["dynamo"] if importlib.util.find_spec(name) is None]
+
+
 def test_worker_with_other_libraries_stops_the_sweep(tmp_path: Path) -> None:
     """Its results would stand under the versions of another machine."""
     (cell,) = cells_of(plan_from_record({"models": ["a.onnx"]}, "plan")[0])
     with held_sweep(tmp_path) as folder:
-        asked = (None, {**sweep_versions(), "onnxruntime": "0.1"})
+        asked = (None, {**tool_versions(), "onnxruntime": "0.1"})
         result = _work(cell, Place(folder), RayQueue("auto", 1.0, None, None), asked)
     assert "stopped" == result.state
     assert "install onnxruntime==0.1 there" in result.problem

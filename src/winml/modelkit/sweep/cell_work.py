@@ -19,28 +19,40 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.cache import digest
 from winml.modelkit.builds.plan import is_onnx_path
+from winml.modelkit.builds.resumption import tool_versions
 from winml.modelkit.errors import ExportError, InputError, WinMLError
 from winml.modelkit.file_names import BUILT_MODEL_NAME, SWEEP_LOG_NAME
 from winml.modelkit.graph.files.named_paths import named_path
 from winml.modelkit.results.architecture_evaluation import Architecture, architecture_from_record
 from winml.modelkit.results.sweep_result import CellResult, Measure
 from winml.modelkit.sweep.artifacts import upload
-from winml.modelkit.sweep.cells import Cell, sweep_versions
+from winml.modelkit.sweep.cells import Cell
 from winml.modelkit.sweep.plan import RANDOM_PREFIX, request_of
 
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
 
-__all__ = ["PRELOAD", "CellOrder", "run_cell"]
+__all__ = ["PRELOAD", "PRELOAD_DYNAMO", "CellOrder", "run_cell"]
 
 PRELOAD = (
     "onnxruntime",
     "torch._dynamo",
     "torch.onnx._internal.exporter._core",
-    "transformers.generation",
+    "transformers.generation.utils",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.processing_auto",
     "winml.modelkit.flows.export.export",
+    "winml.modelkit.export.torchscript.capturing",
 )
 """Modules that every export of a PyTorch model imports."""
+PRELOAD_DYNAMO = (
+    "torch.export._trace",
+    "torch.onnx._internal.exporter._torchlib.ops",
+    "winml.modelkit.export.dynamo.capturing",
+    "winml.modelkit.sweep.dynamo_preload",
+)
+"""Modules that an export with dynamo imports besides."""
 
 _BUILD = "build"
 """Folder of what is built, in that of the cell."""
@@ -190,7 +202,7 @@ class _CellWork:
         from winml.modelkit.sweep.architecture_export import ExportOrder, find_small_model
 
         task = request_of(model_type, self.order.cell.work).task
-        name = f"{model_type}{f'-{task}' if task else ''}-{digest(sweep_versions())[:12]}"
+        name = f"{model_type}{f'-{task}' if task else ''}-{digest(tool_versions())[:12]}"
         folder = self.order.shared / "models" / name
         if (found := folder / _SMALL_MODEL).is_file():
             architecture = architecture_from_record(json.loads(found.read_text(encoding="utf-8")))

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import filelock
 
-from winml.modelkit.builds.cache import digest, library_versions, write_atomically
+from winml.modelkit.builds.cache import digest, write_atomically
 from winml.modelkit.builds.plan import is_onnx_path
-from winml.modelkit.errors import OutputExistsError, UsageError, WinMLError
+from winml.modelkit.builds.resumption import place_state, resume_identity
+from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import (
     SWEEP_CELL_NAME,
     SWEEP_LOCK_NAME,
@@ -42,14 +42,12 @@ from winml.modelkit.sweep.plan import (
     parse_work,
     settings_of_onnx,
 )
-from winml.modelkit.version import __version__
 
-__all__ = ["Cell", "SweepFolder", "cells_of", "held_sweep", "requests_of", "sweep_versions"]
+__all__ = ["Cell", "SweepFolder", "cells_of", "held_sweep", "requests_of"]
 
 _ANY_TYPE = "*"
 _NAME_LENGTH = 40
 """Characters of the model's name in the name of a folder; the digest behind it tells cells apart."""
-_LIBRARIES = ("torch", "transformers", "onnx-ir", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -73,11 +71,6 @@ class Cell:
         return (model, *(name for name in data if name))
 
 
-def sweep_versions() -> dict[str, str]:
-    """Return the versions of winml and of the libraries that results depend on."""
-    return {"winml-modelkit": __version__, **library_versions(_LIBRARIES)}
-
-
 def requests_of(cells: Iterable[Cell], conditions: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return all that the result of each cell depends on at this moment, as JSON values, by the id of the cell.
 
@@ -85,19 +78,17 @@ def requests_of(cells: Iterable[Cell], conditions: Mapping[str, Any]) -> dict[st
         cells: The cells.
         conditions: What a latency depends on besides: ``threads`` of each process, and processes at a time.
     """
-    stamp, versions = functools.cache(_stamp), sweep_versions()
+    state = functools.cache(_state)
     requests = {}
     for cell in cells:
-        request: dict[str, Any] = {
+        asked: dict[str, Any] = {
             "model": cell.model,
-            "files": [stamp(name) for name in cell.named_files],
             "work": cell.work.model_dump(mode="json"),
             "do": list(cell.do),
-            "versions": versions,
         }
         if "perf" in cell.do:
-            request["conditions"] = {**conditions, "threads": cell.work.perf.threads or conditions["threads"]}
-        requests[cell.cell_id] = request
+            asked["conditions"] = {**conditions, "threads": cell.work.perf.threads or conditions["threads"]}
+        requests[cell.cell_id] = resume_identity(asked, [state(name) for name in cell.named_files])
     return requests
 
 
@@ -146,39 +137,11 @@ def _named_models(listed: ListedModel) -> tuple[str, ...]:
     )
 
 
-def _stamp(name: str) -> str | None:
-    """Return a digest of the names, sizes and times of change of files; None where there is nothing at that path.
-
-    Of a folder, those in its folders count too; of an ONNX file, its data files.
-    """
-    path = Path(name)
-    try:
-        files = sorted(_files_below(path)) if path.is_dir() else [path, *_data_files(path)]
-        states = [(file, file.stat()) for file in files]
-    except OSError:
-        return None
-    return digest([[file.as_posix(), state.st_size, state.st_mtime_ns] for file, state in states])
-
-
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder; hidden folders and those of sweeps are left out."""
-    for place, folders, names in os.walk(folder):
-        here = Path(place)
-        folders[:] = [
-            name for name in folders if name[0] != "." and not (here / name / SWEEP_LOCK_NAME).exists()
-            and not (here / name / SWEEP_PLAN_NAME).exists()
-        ]  # fmt: skip
-        yield from (here / name for name in names if (here / name).is_file())
-
-
-def _data_files(path: Path) -> tuple[Path, ...]:
-    """Return the files that hold the weights of an ONNX file; none of a damaged one."""
-    from winml.modelkit.graph.files.placing import external_files
-
-    try:
-        return external_files(path) if is_onnx_path(str(path)) and path.is_file() else ()
-    except WinMLError:
-        return ()
+def _state(name: str) -> str | None:
+    """Return what is at a path, without what sweeps wrote there; None where nothing is."""
+    return place_state(
+        name, lambda folder: any((folder / file).exists() for file in (SWEEP_LOCK_NAME, SWEEP_PLAN_NAME))
+    )
 
 
 class SweepFolder:
@@ -203,7 +166,8 @@ class SweepFolder:
             record = read_json_file(self.cell_folder(cell.cell_id) / SWEEP_CELL_NAME)
             if record["request"] != json.loads(json.dumps(request)):
                 return None
-            return cell_from_record(record["result"])
+            # Which settings tell cells apart depends on the plan of this run.
+            return replace(cell_from_record(record["result"]), settings=cell.settings)
         except (OSError, JsonError, KeyError, TypeError):
             return None
 

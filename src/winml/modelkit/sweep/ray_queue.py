@@ -21,11 +21,12 @@ from typing import Any
 
 import psutil
 
+from winml.modelkit.builds.resumption import tool_versions
 from winml.modelkit.errors import StageError, UsageError, first_line
 from winml.modelkit.results.sweep_result import CellResult
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, run_bounded
 from winml.modelkit.sweep.cell_work import run_cell
-from winml.modelkit.sweep.cells import Cell, sweep_versions
+from winml.modelkit.sweep.cells import Cell
 from winml.modelkit.sweep.work_queue import Place, SweepListener, SweepStoppedError, finished_cell, preloaded
 
 __all__ = ["RayQueue", "refuse_missing_ray"]
@@ -179,7 +180,7 @@ class _Tasks:
                 while waiting and len(running) < most:
                     cell, tries = waiting.popleft()
                     self.listener.on_start(cell)
-                    task = remote.remote(cell, self.place, self.queue, (self.marker, sweep_versions()))
+                    task = remote.remote(cell, self.place, self.queue, (self.marker, tool_versions()))
                     running[task] = cell, tries
                 if not running:
                     time.sleep(_WAIT_SECONDS)
@@ -210,7 +211,7 @@ class _Tasks:
             # What a model does wrong is a result: this is the machine's doing.
             problem = (
                 f"the machine {getattr(error, 'ip', None) or 'of the cluster'} cannot do it: "
-                f"{first_line(error.cause or error)}; every machine needs {_needed(sweep_versions())}"
+                f"{first_line(error.cause or error)}; every machine needs {_needed(tool_versions())}"
             )
             return CellResult(cell.cell_id, cell.model, cell.settings, "stopped", problem=problem)
         except self.ray.exceptions.RayError as error:
@@ -236,7 +237,7 @@ def _work(cell: Cell, place: Place, queue: RayQueue, asked: tuple[Path | None, M
         asked: A file that this machine has to see, and the versions it has to have.
     """
     marker, versions = asked
-    found = sweep_versions()
+    found = tool_versions()
     if other := {name: version for name, version in versions.items() if found.get(name) != version}:
         name = next(iter(other))
         return CellResult(

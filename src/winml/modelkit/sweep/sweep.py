@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import psutil
 
+from winml.modelkit.builds.resumption import tool_versions
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import (
     SWEEP_PAGE_NAME,
@@ -30,7 +31,7 @@ from winml.modelkit.results.sweep_result import CellResult, SweepLimit, SweepRes
 from winml.modelkit.runtime.available_cores import available_cores
 from winml.modelkit.runtime.available_memory import available_bytes
 from winml.modelkit.sweep.bounded_processes import Bounds
-from winml.modelkit.sweep.cells import Cell, SweepFolder, cells_of, held_sweep, requests_of, sweep_versions
+from winml.modelkit.sweep.cells import Cell, SweepFolder, cells_of, held_sweep, requests_of
 from winml.modelkit.sweep.plan import SweepPlan, plan_from_record, read_plan, refuse_unusable
 from winml.modelkit.sweep.work_queue import LocalQueue, Place, SweepListener, SweepStoppedError, WorkQueue
 from winml.modelkit.words import json_printable
@@ -268,7 +269,7 @@ def _outcome(
         cells=rows,
         total=len(cells),
         limits=tuple(SweepLimit.of(kind, name, value, rows) for kind, given in kinds for name, value in given.items()),
-        versions=sweep_versions(),
+        versions=tool_versions(),
         machine={"cores": os.cpu_count(), "memory_bytes": memory},
         against=None if options.against is None else read_results(options.against),
     )

@@ -16,7 +16,7 @@ from winml.modelkit.results.sweep_result import CellResult
 from winml.modelkit.runtime.available_cores import available_cores
 from winml.modelkit.sweep.artifacts import joined
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
-from winml.modelkit.sweep.cell_work import PRELOAD, CellOrder, run_cell
+from winml.modelkit.sweep.cell_work import PRELOAD, PRELOAD_DYNAMO, CellOrder, run_cell
 from winml.modelkit.sweep.cells import Cell, SweepFolder
 from winml.modelkit.sweep.plan import StepName
 
@@ -24,12 +24,16 @@ __all__ = ["LocalQueue", "Place", "SweepListener", "SweepStoppedError", "WorkQue
 
 _KILLED = -9
 """Exit code of a killed process. Specified: the negative number of the signal, as in ``subprocess``."""
-_STEP_MODULES: Mapping[StepName, str] = {
-    "export": "winml.modelkit.sweep.architecture_export",
-    "build": "winml.modelkit.builds.build",
-    "perf": "winml.modelkit.flows.perf.whole_model",
-    "eval": "winml.modelkit.flows.evaluate.evaluate",
-    "compare": "winml.modelkit.flows.compare.compare",
+_STEP_MODULES: Mapping[StepName, Sequence[str]] = {
+    "export": ("winml.modelkit.sweep.architecture_export",),
+    "build": (
+        "winml.modelkit.builds.build",
+        "winml.modelkit.flows.optimize",
+        "winml.modelkit.flows.quantize.quantize",
+    ),
+    "perf": ("winml.modelkit.flows.perf.whole_model",),
+    "eval": ("winml.modelkit.flows.evaluate.evaluate",),
+    "compare": ("winml.modelkit.flows.compare.compare",),
 }
 """What each step imports."""
 
@@ -130,8 +134,13 @@ class LocalQueue:
 
 def preloaded(cells: Iterable[Cell]) -> tuple[str, ...]:
     """Return the modules that are worth importing before the first of these cells."""
-    steps = tuple(dict.fromkeys(_STEP_MODULES[step] for cell in cells for step in cell.do))
-    return ("onnxruntime", *steps) if all(is_onnx_path(cell.model) for cell in cells) else (*PRELOAD, *steps)
+    cells = tuple(cells)
+    steps = tuple(dict.fromkeys(name for cell in cells for step in cell.do for name in _STEP_MODULES[step]))
+    if all(is_onnx_path(cell.model) for cell in cells):
+        return ("onnxruntime", *steps)
+    exports = [cell.work.build.export for cell in cells]
+    has_dynamo = any(export is not None and export.exporter == "dynamo" for export in exports)
+    return (*PRELOAD, *(PRELOAD_DYNAMO if has_dynamo else ()), *steps)
 
 
 def finished_cell(ending: Ending, bounds: Bounds) -> CellResult:

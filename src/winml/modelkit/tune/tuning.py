@@ -16,6 +16,7 @@ from winml.modelkit.builds.cache import write_atomically
 from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.builds.identity import file_digests
 from winml.modelkit.builds.plan import is_onnx_path, request_record
+from winml.modelkit.builds.resumption import resume_identity
 from winml.modelkit.errors import ConfigError, UsageError, WinMLError
 from winml.modelkit.evaluate.data_sources import find_source, source_files
 from winml.modelkit.export.config import WinMLExportConfig
@@ -32,7 +33,6 @@ from winml.modelkit.tune.candidates import TuningMachine, look_at_tuning_machine
 from winml.modelkit.tune.contest import Contest, ContestTask
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.state import TuneState, held_tune_folder
-from winml.modelkit.version import __version__
 
 __all__ = ["TUNE_STEPS", "tune_model", "tuned_request"]
 
@@ -139,16 +139,15 @@ def _request_of(
     request = {"model": source.request.model} if is_onnx_path(source.request.model) else request_record(source.request)
     # What a factory returns cannot be known, its file can.
     script = {} if source.identity.is_repeatable else {"files": file_digests(source.identity.places)}
-    return {
+    asked = {
         "identity": {**source.identity.record, **script},
         "request": request,
         "export": source.export.model_dump(mode="json"),
         **options.model_dump(mode="json", exclude={"budget_minutes"}),
         "machine": machine.as_record(),
         "plan": [candidate.as_record() for candidate in plan],
-        "data": _data_digests(options),
-        "winml": __version__,
     }
+    return resume_identity(asked, _data_digests(options))
 
 
 def _data_digests(options: TuneOptions) -> dict[str, dict[str, str]]:

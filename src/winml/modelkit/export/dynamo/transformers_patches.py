@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["LibraryRepairs", "library_repairs"]
+__all__ = ["LibraryRepairs", "import_repaired_models", "library_repairs"]
 
 
 _STACK = "nn_module_stack"
@@ -68,6 +68,14 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
             repair_program=lambda program: fix_nodes("onnx", program.graph_module),
             repair_graph=onnx.apply_onnx_ir_fixes,
         )
+
+
+def import_repaired_models() -> None:
+    """Import every model file that transformers has a patch for, as each export of one of its models does."""
+    if exporters := _import_exporters():
+        _, _, shared = exporters
+        with shared.apply_patches("onnx"), shared.apply_patches("dynamo"):
+            pass
 
 
 @contextmanager

@@ -1,0 +1,12 @@
+"""What does an export with dynamo import late? With this module, all of it is imported.
+
+Only the server that cells are forked from imports it.
+"""
+
+from __future__ import annotations
+
+from winml.modelkit.export.dynamo.transformers_patches import import_repaired_models
+
+__all__: list[str] = []
+
+import_repaired_models()
