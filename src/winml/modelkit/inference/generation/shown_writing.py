@@ -167,7 +167,7 @@ def _processor_class(folder: Path) -> Any:
     """Return what opens the processor in a folder: without its half for videos, where a package for that is missing."""
     import transformers
     from transformers.models.auto import processing_auto
-    from transformers.utils import is_torchvision_available
+    from transformers.utils.import_utils import is_torchvision_available
 
     from winml.modelkit.load.checkpoints.processor_classes import find_processor_classes
 

@@ -95,8 +95,8 @@ def with_cache_inputs(
     for spec in decision.inputs:
         if spec.name == _POSITIONS and len(spec.shape) > 2:
             # Several positions of each token.
-            shape = (spec.shape[0], sizes.batch, sizes.tokens)
-            specs.append(spec.model_copy(update={"shape": shape, "value_range": (0, most - 1)}))
+            places = (spec.shape[0], sizes.batch, sizes.tokens)
+            specs.append(spec.model_copy(update={"shape": places, "value_range": (0, most - 1)}))
             continue
         if spec.name == MASK and not layout.is_masked:
             keys.pop(spec.name, None)

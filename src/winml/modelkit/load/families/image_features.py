@@ -66,7 +66,8 @@ class ImageCode:
         def image_features(**tensors: torch.Tensor) -> torch.Tensor:
             if not self.made_by:
                 # What is compared with is computed by the library's own code.
-                with computed_grids(module) if torch.jit.is_tracing() else nullcontext(), WholeTensors() as whole:
+                is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]  # public, and not in its __all__
+                with computed_grids(module) if is_traced else nullcontext(), WholeTensors() as whole:
                     vectors: torch.Tensor = whole.of(_pooled(method(**tensors)))
                 return vectors
             answers: list[torch.Tensor] = []

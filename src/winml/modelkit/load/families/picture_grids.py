@@ -184,8 +184,10 @@ class _TensorRepeats(TorchFunctionMode):
 
 def _entry_of_each(counts: torch.Tensor) -> torch.Tensor:
     """Return which entry each place belongs to, of entries that take so many places each, one after another."""
-    places = torch.arange(counts.sum(), device=counts.device)
-    return (places[:, None] >= counts.cumsum(0)[None, :]).sum(1)
+    total: Any = counts.sum()  # a tensor, so that a trace keeps it
+    places = torch.arange(total, device=counts.device)
+    entries: torch.Tensor = (places[:, None] >= counts.cumsum(0)[None, :]).sum(1)
+    return entries
 
 
 class _Places:
