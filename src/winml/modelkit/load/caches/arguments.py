@@ -197,8 +197,10 @@ def cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
         states = {place: item for place, item in layout.states_of(layer).items() if item not in held}
         values = {place: tensors[item.input] for place, item in states.items()}
         window = next((item.window for item in states.values() if item.window), None)
-        is_dropping = layout.drops_beyond_window and window is not None
-        layers.append(DroppingLayer(values, window) if is_dropping else classes[name](values))
+        if window is not None and layout.drops_beyond_window:
+            layers.append(DroppingLayer(values, window))
+        else:
+            layers.append(classes[name](values))
     if layout.template is not None:
         return with_tensors(layout.template, {way: tensors[state.input] for way, state in layout.held}, layers)
     cache = DynamicCache()
