@@ -340,7 +340,7 @@ def _exporter_sections(content: Mapping[str, Any]) -> list[str]:
     return [
         "## Each exporter by name\n",
         f"{_EXPORTER_HEAD}\n",
-        f"Made with {versions}, at most {run['bounds']['seconds']:.0f} s each. {_how_far(content)}\n",
+        f"Made with {versions}, at most {run['bounds']['seconds']:.0f} s each.\n{_how_far(content)}\n",
         "| | attempted model types |\n| --- | --- |\n"
         + "".join(
             f"| {words} | {count}{'' if count == len(known) else f' ({100 * count / max(len(known), 1):.1f} %)'} |\n"

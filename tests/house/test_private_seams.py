@@ -16,7 +16,7 @@ from house.sources import REPOSITORY, Module, functions, modules
 
 LIBRARIES = frozenset({"huggingface_hub", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "transformers"})
 PRIVATE_PACKAGES = ("onnxruntime.capi.",)
-DOCUMENTED = frozenset({"_asdict"})
+DOCUMENTED = frozenset({"_asdict", "_exit"})
 """Names with an underscore that their library documents as public."""
 
 _TORCHSCRIPT = "tests/unit/export/torchscript"

@@ -274,9 +274,7 @@ def compare_generation(
     largest, ties, stopped_after = 0.0, 0, None
     number, singly_until, doubt = 0, 0, None
     while number < len(text.steps) and stopped_after is None:
-        # What a cache drops depends on how many tokens are read at once.
-        is_joined = graph.reads_several and not part.cache.drops_beyond_window
-        count = 1 if number < singly_until else _joined_count(number, text, is_joined)
+        count = 1 if number < singly_until else _joined_count(number, text, graph.reads_several)
         joined = text.steps[number : number + count]
         states = graph.states
         scores, draw = graph.read(_joined(joined))
@@ -348,7 +346,7 @@ class _Graph:
             name: to_numpy(value) for name, value in empty_states(part.cache, rows).items()
         }
         self.reads_several = False
-        """Whether it gave scores of several tokens in one run."""
+        """Whether it gave scores of several tokens in one run, and those it gives to each of them alone."""
 
     def read(self, step: _Step) -> tuple[NDArray[Any], Draw]:
         """Return the scores of the last run that a step takes, and what the graph was given in it."""
@@ -358,7 +356,9 @@ class _Graph:
             answer = self._run_file(draw)
             self.states = _fed(self._cache, answer)
         scores: NDArray[Any] = answer[_SCORES]
-        self.reads_several = self.reads_several or 1 < scores.shape[1] == step.tokens.shape[1]
+        # What a cache drops depends on how many tokens are read at once.
+        is_same = not self._cache.drops_beyond_window
+        self.reads_several = self.reads_several or (is_same and 1 < scores.shape[1] == step.tokens.shape[1])
         return scores, draw
 
 

@@ -192,12 +192,12 @@ def cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
 
     classes = {EMPTY_LAYER: EmptyLayer, **{item.__name__: traced for item, traced in LAYER_CLASSES.items()}}
     held = {*(state for _, state in layout.held), *(item.state for item in layout.of_modules)}
-    layers = []
+    layers: list[Any] = []
     for layer, name in enumerate(layout.layer_classes):
         states = {place: item for place, item in layout.states_of(layer).items() if item not in held}
         values = {place: tensors[item.input] for place, item in states.items()}
         window = next((item.window for item in states.values() if item.window), None)
-        if layout.drops_beyond_window and window is not None:
+        if window is not None and layout.drops_beyond_window:
             layers.append(DroppingLayer(values, window))
         else:
             layers.append(classes[name](values))

@@ -91,7 +91,6 @@ def with_cache_inputs(
     )
     keys: dict[str, tuple[str | None, ...]] = dict(meanings.keys)
     specs: list[InputTensorSpec] = []
-    streams = streams_of(decision.inputs)
     for spec in decision.inputs:
         if spec.name == _POSITIONS and len(spec.shape) > 2:
             # Several positions of each token.
@@ -101,13 +100,9 @@ def with_cache_inputs(
         if spec.name == MASK and not layout.is_masked:
             keys.pop(spec.name, None)
             continue
-        is_longer = spec.name == MASK and layout.grows
-        tokens = sizes.past + sizes.tokens if is_longer else sizes.tokens
-        others = spec.shape[2:]
-        rows = sizes.batch * streams[spec.name]
-        rows_key = "batch_size" if streams[spec.name] == 1 else None
-        keys[spec.name] = (rows_key, None if is_longer else _SEQUENCE_KEY, *(None for _ in others))
-        specs.append(spec.model_copy(update={"shape": (rows, tokens, *others)}))
+        streams = streams_of(decision.inputs)[spec.name]
+        sized, keys[spec.name] = _of_tokens(spec, sizes, streams, is_longer=spec.name == MASK and layout.grows)
+        specs.append(sized)
     if _POSITIONS in parameters and _POSITIONS not in keys:
         keys[_POSITIONS] = ("batch_size", _SEQUENCE_KEY)
         highest = _held_rotation(config, most)[1] - 1
@@ -122,6 +117,16 @@ def with_cache_inputs(
         meanings=replace(meanings, keys=keys),
         notes=(*decision.notes, *_rotation_notes(config, most)),
     )
+
+
+def _of_tokens(
+    spec: InputTensorSpec, sizes: _Sizes, streams: int, *, is_longer: bool
+) -> tuple[InputTensorSpec, tuple[str | None, ...]]:
+    """Return an input of the tokens of a run, or also of those before it, and the keys of its sizes."""
+    tokens = sizes.past + sizes.tokens if is_longer else sizes.tokens
+    others = spec.shape[2:]
+    keys = ("batch_size" if streams == 1 else None, None if is_longer else _SEQUENCE_KEY, *(None for _ in others))
+    return spec.model_copy(update={"shape": (sizes.batch * streams, tokens, *others)}), keys
 
 
 def _state_spec(state: CacheState, sizes: _Sizes) -> InputTensorSpec:
