@@ -13,9 +13,10 @@ weights, made from configs) there is one plain export, kept in a folder given by
   ``torch.compile``, and with ``--openvino-python PYTHON`` the plain export in OpenVINO, in fp32 and at its own choice.
 
 Latency: every file gets a session with the options of a user who sets none but the number of threads; then all are run
-in turns, in an order drawn anew each round, on the same values, in one process. Of each run the wall time and the time
-of computing (of the process) are taken; with ``--threads 1`` the second hardly depends on what else the machine does.
-The ratio to the plain export is taken within each round, and the median and the quarter points of the ratios printed.
+in turns, in an order drawn anew each round, on the same values, in one process, each after a rest. Of each run the wall
+time and the time of computing (of the process) are taken; with ``--threads 1`` the second hardly depends on what else
+the machine does. The ratio to the plain export is taken within each round, and the median and the quarter points of the
+ratios printed.
 
 Cold session creation: a fresh process per session, in turns, files in the page cache; only the constructor is timed.
 
@@ -69,6 +70,8 @@ OPEN_SIZES = {
     "whisper": ["--dynamic-batch"],
 }
 """Name → what opens its sizes; the others have an open length as well."""
+
+REST_SECONDS = 0.06
 
 COLD = (
     "import sys, time, onnxruntime as ort; options = ort.SessionOptions(); options.log_severity_level = 3;"
@@ -229,6 +232,8 @@ def measure_latency(files: dict[str, Path], rounds: int, threads: int) -> dict[s
     for _ in range(rounds):
         random.shuffle(order)
         for kind in order:
+            # Threads of the session before wait for work by spinning for some 40 ms, and would be measured with.
+            time.sleep(REST_SECONDS)
             started, spent = time.perf_counter(), time.process_time()
             sessions[kind].run(None, feeds)
             computing[kind].append(time.process_time() - spent)

@@ -207,7 +207,7 @@ class KillAtMoment:
             for path in Path(folder).rglob("*"):
                 name = path.relative_to(folder).as_posix()
                 if folder == self._folders[0] and not HIDDEN.search(name):
-                    state = path.stat()
+                    state = path.lstat()
                     seen.add((name, state.st_ino, state.st_mtime_ns, state.st_size))
                 else:
                     hidden.add(RANDOM.sub("", name))

@@ -425,6 +425,13 @@ def test_recording_is_written_down(tmp_path: Path) -> None:
     times = ["--audio", str(tmp_path / "a.wav"), "--timestamps"]
     assert "tells no times" in run_here("generate", built, *times).err
     assert "none is given" in run_here("generate", built, "-p", "a", "--timestamps").err
+    processor = Path(built) / "preprocessor_config.json"
+    whole_processor = {"feature_extractor": json.loads(processor.read_text(encoding="utf-8"))}
+    (Path(built) / "processor_config.json").write_text(json.dumps(whole_processor), encoding="utf-8")
+    processor.unlink()  # as transformers 5 saves it
+    for count, words in ((40_000, "is longer than 1 s"), (0, "holds no samples")):
+        soundfile.write(tmp_path / "b.wav", np.zeros(count, np.float32), 16_000)
+        assert words in run_here("generate", built, "--audio", str(tmp_path / "b.wav")).err
 
     # Longer than the second that the encoder takes: as the loop that transformers has for it writes it.
     told = {"decoder_start_token_id": 3, "eos_token_id": 2, "pad_token_id": 0, "no_timestamps_token_id": 60}

@@ -169,3 +169,28 @@ def test_entry_point_is_the_one_that_expects_an_early_interruption() -> None:
     """The command as it is installed starts where ``python -m`` starts."""
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     assert 'winml = "winml.modelkit.__main__:main"' in text
+
+
+_HELD_TO_THE_END = """
+import atexit, sys, types
+class Held:
+    def __del__(self):
+        print("freed", flush=True)
+sys.modules["triton"] = types.ModuleType("triton")
+sys.modules["triton"].held = Held()
+from winml.modelkit.cli.main import main
+atexit.register(print, "tidied up")
+main()
+"""
+"""A program with a library that talks when Python frees its modules, as that of torch for CUDA does."""
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["--no-such"], 2)])
+def test_library_that_talks_at_the_end_is_not_heard_and_nothing_else_is_lost(arguments: list[str], code: int) -> None:
+    """The status, all that was printed, and what others do at the end are as ever."""
+    command = [sys.executable, "-c", _HELD_TO_THE_END, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert code == done.returncode
+    assert done.stdout.endswith("tidied up\n")
+    assert (not code) == done.stdout.startswith("winml")
+    assert bool(code) == ("--no-such" in done.stderr)

@@ -177,7 +177,7 @@ def test_fastest_is_looked_for_in_races_of_few_turns(tmp_path: Path, monkeypatch
     assert ("plain", "winml perf") == (result.winner.name, str(result.winner.perf_command)[:10])
     assert Path(result.winner.folder, "model.onnx").is_file()
     np.savez(values, x=np.zeros((1, SIZE), np.float32))
-    with pytest.raises(UsageError, match="another tuning: data changed"):
+    with pytest.raises(UsageError, match="another tuning: files changed"):
         tune_model(model, tmp_path / "tuned", options=options)
 
 

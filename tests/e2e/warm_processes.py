@@ -147,7 +147,8 @@ def _names_of_ours() -> Iterator[str]:
     import winml.modelkit
 
     for module in pkgutil.walk_packages(winml.modelkit.__path__, f"{winml.modelkit.__name__}."):
-        yield module.name
+        if not module.name.endswith(".dynamo_preload"):  # imports every model that needs a patch
+            yield module.name
 
 
 def _become(request: dict[str, Any]) -> NoReturn:

@@ -13,7 +13,7 @@ import torch
 from winml.modelkit import ConfigError, UsageError, WinMLExportConfig, build_hf_model, export_pytorch
 from winml.modelkit.builds.build import BuildListener
 from winml.modelkit.cli._endings import exit_status
-from winml.modelkit.errors import WinMLError, told_as
+from winml.modelkit.errors import WinMLError, missing_name, told_as
 from winml.modelkit.load.request import ModelRequest
 
 
@@ -65,6 +65,18 @@ def test_told_as_renames_whole_options_only() -> None:
     assert "loader.task x and --no-dynamo and exporter\nLeave loader.task out." == str(caught.value)
     with pytest.raises(ValueError, match="--task"), told_as({"--task": "task"}):
         raise ValueError("--task")
+
+
+def test_key_that_an_object_lacks_is_no_matter_of_versions() -> None:
+    """What a config or a module lacks may be ours to know."""
+    in_ours = {"__name__": "winml.modelkit.load.somewhere", "layer": torch.nn.Linear(1, 1), "library": torch.jit}
+    for code, words in (
+        ("layer.no_such", ""),
+        ("library.no_such", f"torch {torch.__version__} has no torch.jit.no_such"),
+    ):
+        with pytest.raises(AttributeError) as caught:
+            eval(code, in_ours)
+        assert words == missing_name(caught.value)
 
 
 def test_name_that_a_library_no_longer_has_is_told_with_its_version(

@@ -36,6 +36,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 _LIBRARIES = frozenset({"huggingface_hub", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "transformers"})
@@ -211,9 +212,13 @@ def missing_name(error: BaseException) -> str:
         imported = re.match(r"cannot import name '(\w+)'", str(error))
         name = ".".join(filter(None, (error.name, imported and imported[1])))
     elif isinstance(error, AttributeError):
-        owner = error.obj if hasattr(error.obj, "__name__") else type(error.obj)
-        inside = "" if getattr(owner, "__module__", None) is None else f"{owner.__module__}."
-        name = f"{inside}{owner.__name__}.{error.name}"
+        if isinstance(error.obj, ModuleType):
+            owner = error.obj.__name__
+        elif isinstance(error.obj, type):
+            owner = f"{error.obj.__module__}.{error.obj.__name__}"
+        else:  # what an object lacks may be ours to know: a key of a config, a child of a module
+            return ""
+        name = f"{owner}.{error.name}"
     else:
         return ""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name != "__getattr__"]

@@ -107,6 +107,14 @@ def test_cache_of_another_model_is_refused(graph: DecoderGraph, tmp_path: Path) 
         graph.run(np.ones((3, 1), np.int64), cache=graph.empty_cache(2))
 
 
+def test_padding_that_nothing_hides_is_refused(graph: DecoderGraph) -> None:
+    """A graph with a cache and without a mask would read it; a mask that hides nothing is no matter."""
+    rows = np.array([[0, 1], [1, 1]])
+    with pytest.raises(UsageError, match=r"counting\.onnx takes no attention_mask that would hide the padding"):
+        graph.run(rows, mask=np.array([[0, 1], [1, 1]]))
+    assert (2, 2, 8) == graph.run(rows, mask=np.ones((2, 2), np.int64)).shape
+
+
 def test_rows_a_static_graph_does_not_take_are_refused(tmp_path: Path) -> None:
     """The message says how many it was built for."""
     graph = DecoderGraph(Session(counting_graph(tmp_path / "one.onnx", batch="1")))

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from winml.modelkit.builds.resumption import tool_versions
+from winml.modelkit.errors import OutputExistsError
 from winml.modelkit.results.sweep_result import CellResult
 from winml.modelkit.sweep.bounded_processes import Bounds
 from winml.modelkit.sweep.cells import cells_of, held_sweep, requests_of
@@ -65,6 +66,15 @@ def test_files_that_a_result_depends_on_are_looked_at(tmp_path: Path, name: str)
     assert before == both()
     os.utime(tmp_path / name, (1, 1))
     assert before != both()
+
+
+@pytest.mark.parametrize("name", ["build_manifest.json", "extract_manifest.json", "tune_state.json"])
+def test_folder_of_another_command_is_refused(name: str, tmp_path: Path) -> None:
+    """Nothing is written into it."""
+    (tmp_path / name).write_text("{}", encoding="utf-8")
+    with pytest.raises(OutputExistsError, match="is the folder of another command"), held_sweep(tmp_path):
+        pass
+    assert [name] == [path.name for path in tmp_path.iterdir()]
 
 
 def test_finished_cell_tells_the_settings_of_this_plan(tmp_path: Path) -> None:

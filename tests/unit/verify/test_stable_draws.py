@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -126,11 +126,11 @@ def test_draw_that_rounding_decides_is_set_aside() -> None:
     assert [("output_0", 2)] == [(item["name"], item["draw"]) for item in info.as_record()["set_aside"]]
 
 
-def moving(number: int, part: float) -> Change:
-    """Return what moves one value of a draw by a part of the largest."""
+def moving(numbers: Collection[int], part: float) -> Change:
+    """Return what moves one value of some draws by a part of the largest."""
 
     def change(draw: int, answer: dict[str, NDArray[Any]]) -> None:
-        if draw == number:
+        if draw in numbers:
             answer["output"][0, 0] += part * abs(answer["output"]).max()
 
     return change
@@ -138,15 +138,22 @@ def moving(number: int, part: float) -> Change:
 
 def test_difference_that_rounding_adds_up_to_is_set_aside() -> None:
     """It is beyond the threshold, and a few times what one unit in the last place of each module makes."""
-    info = compared(Cancelling(), [CLEAR, CLEAR, CLEAR], moving(2, 1.2e-4))
+    info = compared(Cancelling(), [CLEAR, CLEAR, CLEAR], moving([2], 1.2e-4))
     assert [("output", 2)] == [(item.name, item.draw) for item in info.set_aside]
     assert 3e-5 < info.set_aside[0].relative_diff < info.set_aside[0].threshold
+
+
+def test_difference_in_every_draw_proves_the_graph_wrong_however_small() -> None:
+    """Rounding adds up to it in some draws; a graph that is off by little is off in all of them."""
+    with pytest.raises(VerificationError, match="not equal") as caught:
+        compared(Cancelling(), [CLEAR] * 6, moving(range(1, 7), 1.2e-4))
+    assert caught.value.is_graph_wrong
 
 
 def test_difference_far_beyond_what_rounding_adds_up_to_proves_the_graph_wrong() -> None:
     """Ten times the threshold, where one unit in the last place makes half of it."""
     with pytest.raises(VerificationError, match="not equal"):
-        compared(Cancelling(), [CLEAR, CLEAR, CLEAR], moving(2, 1e-3))
+        compared(Cancelling(), [CLEAR, CLEAR, CLEAR], moving([2], 1e-3))
 
 
 def test_draw_that_agrees_is_kept_whatever_rounding_does() -> None:

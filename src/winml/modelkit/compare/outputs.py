@@ -77,7 +77,7 @@ class VerificationInfo:
     has_signal: bool
     """Whether some output depends on the inputs by more than its threshold, so that a wrong answer would have shown."""
     set_aside: tuple[OutputComparison, ...] = ()
-    """Of each draw that is not compared, the output of the reference that rounding moves most."""
+    """Of each draw that is not compared, the output that differs and that rounding moves most."""
     values: tuple[CheckedValue, ...] = ()
     """Inputs that were varied by themselves, and those of which only one value was compared."""
     generation: GenerationInfo | None = None

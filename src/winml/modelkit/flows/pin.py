@@ -202,7 +202,7 @@ def _input_specs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
             "name": value.name,
             "shape": [size if isinstance(size, int) else str(size) for size in value.shape or ()],
             "dtype": str(value.dtype.numpy()) if value.dtype is not None else "",
-            **{key: told[key] for key in ("value_range", "first_values", "cache", "sums") if key in told},
+            **{key: told[key] for key in ("value_range", "first_values", "cache", "sums", "grid") if key in told},
         }
         try:
             specs.append(InputTensorSpec.model_validate_json(json.dumps(record)))

@@ -1,8 +1,8 @@
 """Runs calls in processes of their own, with bounds on time and memory.
 
-A call that exceeds a bound is killed with all that it started; its last progress message says how far it came.
-Processes are forked from a server that has imported the heavy libraries once (Windows: each process starts from
-nothing), and end with the process that asked for them. Does not know what the calls do.
+A call that exceeds a bound is killed with all that it started (Windows: alone); its last progress message says how far
+it came. Processes are forked from a server that has imported the heavy libraries once (Windows: each process starts
+from nothing), and end with the process that asked for them. Does not know what the calls do.
 
 The server runs nothing but imports. They start no threads but those of NumPy's OpenBLAS, which ends its own in a fork.
 """
@@ -130,10 +130,20 @@ def _process_context(preload: Iterable[str]) -> BaseContext:
 
 def _start_call(context: BaseContext, call: Call) -> _RunningCall:
     receiver, sender = context.Pipe(duplex=False)
-    process: BaseProcess = context.Process(target=_run_call, args=(sender, call), daemon=True)  # type: ignore[attr-defined]
-    process.start()
+    try:
+        process = _started(context, sender, call)
+    except (EOFError, ConnectionError):
+        # The server ended while it imported what is preloaded; a new one imports nothing, and the call tells why.
+        context.set_forkserver_preload([])
+        process = _started(context, sender, call)
     sender.close()
     return _RunningCall(call, process, receiver)
+
+
+def _started(context: BaseContext, sender: Connection, call: Call) -> BaseProcess:
+    process: BaseProcess = context.Process(target=_run_call, args=(sender, call), daemon=True)  # type: ignore[attr-defined]
+    process.start()
+    return process
 
 
 def _run_call(messages: Connection, call: Call) -> None:

@@ -22,12 +22,15 @@ from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.builds.resumption import place_state, resume_identity
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.file_names import (
+    BUILD_MANIFEST_NAME,
+    EXTRACT_MANIFEST_NAME,
     SWEEP_CELL_NAME,
     SWEEP_LOCK_NAME,
     SWEEP_PAGE_NAME,
     SWEEP_PLAN_NAME,
     SWEEP_RESULTS_NAME,
     SWEEP_TABLE_NAME,
+    TUNE_STATE_NAME,
 )
 from winml.modelkit.graph.files.output_files import write_error
 from winml.modelkit.options import JsonError, read_json_file
@@ -46,6 +49,7 @@ from winml.modelkit.sweep.plan import (
 __all__ = ["Cell", "SweepFolder", "cells_of", "held_sweep", "requests_of"]
 
 _ANY_TYPE = "*"
+_OF_OTHERS = (BUILD_MANIFEST_NAME, EXTRACT_MANIFEST_NAME, TUNE_STATE_NAME)
 _NAME_LENGTH = 40
 """Characters of the model's name in the name of a folder; the digest behind it tells cells apart."""
 
@@ -203,12 +207,14 @@ def held_sweep(path: Path) -> Iterator[SweepFolder]:
 
     Raises:
         UsageError: another sweep works in it.
-        OutputExistsError: files of a sweep's names are there, and no sweep wrote them.
+        OutputExistsError: files of a sweep's names are there, and no sweep wrote them, or another command owns it.
         WriteError: it cannot be made or written to.
     """
     names = (SWEEP_RESULTS_NAME, SWEEP_TABLE_NAME, SWEEP_PAGE_NAME)
     if not (path / SWEEP_PLAN_NAME).exists() and (there := [name for name in names if (path / name).exists()]):
         raise OutputExistsError(f"{path / there[0]} is there, and no sweep wrote it", hint="Choose another folder.")
+    if owned := [name for name in _OF_OTHERS if (path / name).exists()]:
+        raise OutputExistsError(f"{path} is the folder of another command: {owned[0]}", hint="Choose another folder.")
     lock = filelock.FileLock(path / SWEEP_LOCK_NAME)
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -114,6 +114,12 @@ def test_streams_of_tokens_have_rows_of_their_own() -> None:
     config = build_model("llama").config
     decision = with_cache_inputs(InputDecision((tokens, MASK)), layout, {}, config, {"batch_size": 2})
     assert [8, 2, 2] == [spec.shape[0] for spec in decision.inputs][:3]
+    placed = MASK.model_copy(update={"name": "position_ids", "shape": (3, 8, 8)})
+    rows = [item.model_copy(update={"shape": (8, 8)}) for item in (TOKENS, MASK)]
+    decision = with_cache_inputs(
+        InputDecision((*rows, placed)), layout, {"position_ids": None}, config, {"batch_size": 8}
+    )
+    assert [8, 8, 3] == [spec.shape[0] for spec in decision.inputs][:3]
     meanings = AxisMeanings(bounds={"batch_size": SizeBounds(fixed="each row is one of every stream")})
     assert {"sequence_length", "past_sequence_length"} == {*open_by_default({}, {}, layout, meanings)}
     assert "batch_size" in open_by_default({}, {}, layout, AxisMeanings())

@@ -40,8 +40,6 @@ Examples:
   winml compare built built_int8 --submodel decoder
 """
 
-FILES = ("output", "report", "node_data")
-"""Options that name a file to write."""
 BY_MODULE_FILES = ("report", "node_data")
 """Those of modules; of several parts, each has one."""
 VALUES = {"dataset": "--dataset", "input_data": "--input-data", "names": "--map", "step": "--step"}
@@ -178,11 +176,11 @@ def _refuse_early(options: dict[str, Any]) -> FoundPairs:
         )
     given = value_files(Path(options["input_data"])) if options["input_data"] else data_set_files(options)
     sizes_by_name({**options, "batch_size": None})
-    if len({options[name].absolute() for name in FILES if options[name]}) < sum(bool(options[name]) for name in FILES):
-        raise UsageError("two of --output, --report and --node-data name one file", hint="Give each a file of its own.")
     outputs = [path for name in BY_MODULE_FILES for path in _module_files(options[name], list(found.parts))]
-    if outputs or options["output"]:
-        outputs += [options["output"]] if options["output"] else []
+    outputs += [options["output"]] if options["output"] else []
+    if len({path.absolute() for path in outputs}) < len(outputs):
+        raise UsageError("two of --output, --report and --node-data name one file", hint="Give each a file of its own.")
+    if outputs:
         refuse_outputs(outputs, [*found.files, *given], overwrite=options["overwrite"])
     return found
 

@@ -227,6 +227,11 @@ class DecoderGraph:
                 f"attention_mask is {array_words(mask)}; expected [{rows}, {past + count}]: {past} tokens of the cache "
                 f"and {count} new ones"
             )
+        if self.has_cache and MASK not in self._by_name and not mask.all():
+            raise UsageError(
+                f"the rows are of several lengths, and {self.name} takes no attention_mask that would hide the padding",
+                hint="Give rows of one length, or one row at a time.",
+            )
         if positions is None:
             positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
         given = {

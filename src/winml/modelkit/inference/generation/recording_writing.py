@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, first_line
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
 from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.loop import GeneratedToken
@@ -18,7 +18,8 @@ from winml.modelkit.inference.generation.writing import PreparedPrompt, files_fo
 
 __all__ = ["recorded_prompt", "recorded_tokens"]
 
-_PROCESSOR_FILE = "preprocessor_config.json"
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""What tells how a recording is read: in the first by itself, in the second beside the tokenizer's class."""
 
 
 def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPrompt:
@@ -29,13 +30,15 @@ def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedProm
         with_times: Whether the text says when each segment is spoken.
 
     Raises:
-        UsageError: times are asked of a model that tells none.
-        InputError: the recording does not open.
+        UsageError: times are asked of a model that tells none, or a long recording is given to one.
+        InputError: the recording does not open, or is empty.
     """
     folder = files_folder(prompt.model)
-    seconds = read_record(folder / _PROCESSOR_FILE).get("chunk_length")
+    seconds = _window_seconds(folder)
     recording = _opened(prompt.text)
-    is_long = isinstance(seconds, (int, float)) and len(recording.samples) > seconds * recording.rate_hz
+    if not len(recording.samples):
+        raise InputError(f"--audio {Path(prompt.text)}: holds no samples", hint="Give a recording, such as WAV.")
+    is_long = seconds is not None and len(recording.samples) > seconds * recording.rate_hz
     if not (with_times or is_long):
         return prompt
     from winml.modelkit.evaluate.model_config import open_config
@@ -44,12 +47,11 @@ def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedProm
     config = open_config(folder)
     has_times = read_record(folder / GENERATION_CONFIG_NAME).get("no_timestamps_token_id") is not None
     if own_loop(config) is None or not has_times:
-        if not with_times:
-            return prompt
+        asked = "--timestamps" if with_times else f"--audio {Path(prompt.text)} is longer than {seconds:g} s"
         raise UsageError(
-            f"--timestamps: {folder} tells no times (no_timestamps_token_id in {GENERATION_CONFIG_NAME}, and a model "
+            f"{asked}: {folder} tells no times (no_timestamps_token_id in {GENERATION_CONFIG_NAME}, and a model "
             f"type with a loop for them in {CHECKPOINT_CONFIG_NAME})",
-            hint="Leave --timestamps out.",
+            hint="Leave --timestamps out." if with_times else "Give it in pieces of that length.",
         )
     return replace(prompt, tokenizer=TimedText(prompt.tokenizer, with_times=with_times))
 
@@ -76,12 +78,18 @@ def recorded_tokens(graphs: EncodedDecoder, prompt: PreparedPrompt, timed: Timed
     whole = {"truncation": False, "padding": "longest", "return_attention_mask": True} if is_long else {}
     given = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt", **whole)
     settings = prompt.settings
-    asked = {} if settings.is_default_length else {"max_new_tokens": settings.max_new_tokens}
+    asked: dict[str, Any] = {} if settings.is_default_length else {"max_new_tokens": settings.max_new_tokens}
     drawn = {"temperature": settings.step.temperature, "top_p": settings.step.top_p} if settings.step.is_sampled else {}
     set_seed(settings.seed)
-    answer = model.generate(
-        **given, return_timestamps=True, return_segments=True, do_sample=settings.step.is_sampled, **asked, **drawn
-    )
+    asked |= {"return_timestamps": True, "return_segments": True, "do_sample": settings.step.is_sampled}
+    try:
+        answer = model.generate(**given, **asked, **drawn)
+    except ValueError as error:  # its words for configs it cannot use
+        raise InputError(
+            f"{folder}: transformers' loop for recordings refuses it: {first_line(error)}",
+            hint=f"See {GENERATION_CONFIG_NAME} there; one that was made from the model's config "
+            "(_from_model_config) is not read.",
+        ) from error
     first_time = int(model.generation_config.no_timestamps_token_id) + 1
     timed.segments = tuple(
         TextSegment(
@@ -95,6 +103,17 @@ def recorded_tokens(graphs: EncodedDecoder, prompt: PreparedPrompt, timed: Timed
     for number, token in enumerate(tokens):
         seconds = time.perf_counter() - started if number == 0 else 0.0
         yield GeneratedToken(token, seconds, "eos" if number + 1 == len(tokens) else "")
+
+
+def _window_seconds(folder: Path) -> float | None:
+    """Return how long a recording the encoder reads at once; None: the files beside it name no length."""
+    for name in _PROCESSOR_FILES:
+        record = read_record(folder / name)
+        part = record.get("feature_extractor", record)
+        seconds = part.get("chunk_length") if isinstance(part, dict) else None
+        if isinstance(seconds, (int, float)):
+            return seconds
+    return None
 
 
 def _opened(path: str) -> Any:

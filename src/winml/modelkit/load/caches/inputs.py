@@ -91,17 +91,19 @@ def with_cache_inputs(
     )
     keys: dict[str, tuple[str | None, ...]] = dict(meanings.keys)
     specs: list[InputTensorSpec] = []
+    # Several positions of each token lie before the rows.
+    placed = {spec.name for spec in decision.inputs if spec.name == _POSITIONS and len(spec.shape) > 2}
+    streams = streams_of([spec for spec in decision.inputs if spec.name not in placed])
     for spec in decision.inputs:
-        if spec.name == _POSITIONS and len(spec.shape) > 2:
-            # Several positions of each token.
+        if spec.name in placed:
             places = (spec.shape[0], sizes.batch, sizes.tokens)
             specs.append(spec.model_copy(update={"shape": places, "value_range": (0, most - 1)}))
             continue
         if spec.name == MASK and not layout.is_masked:
             keys.pop(spec.name, None)
             continue
-        streams = streams_of(decision.inputs)[spec.name]
-        sized, keys[spec.name] = _of_tokens(spec, sizes, streams, is_longer=spec.name == MASK and layout.grows)
+        is_longer = spec.name == MASK and layout.grows
+        sized, keys[spec.name] = _of_tokens(spec, sizes, streams[spec.name], is_longer=is_longer)
         specs.append(sized)
     if _POSITIONS in parameters and _POSITIONS not in keys:
         keys[_POSITIONS] = ("batch_size", _SEQUENCE_KEY)

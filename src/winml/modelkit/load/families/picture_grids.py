@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -135,7 +135,7 @@ class WholeTensors(TorchFunctionMode):
         """Call the function, and remember what it divided."""
         kwargs = kwargs or {}
         answer = func(*args, **kwargs)
-        if func in _DIVIDING and isinstance(args[1], (list, tuple)) and not (kwargs.get("dim") or args[2:]):
+        if func in _DIVIDING and len(args) == 2 and isinstance(args[1], (list, tuple)) and not kwargs.get("dim"):
             self._divided.append((tuple(answer), args[0]))
         return answer
 
@@ -173,13 +173,18 @@ class _TensorRepeats(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute it by counting how many entries end before each place."""
         kwargs = kwargs or {}
-        if func in _REPEATING and not kwargs and isinstance(args[1], torch.Tensor):
+        if func in _REPEATING and not kwargs and _are_entries_and_counts(args):
             return args[0][_entry_of_each(args[1])]
         if func is torch.Tensor.tolist and args[0].dim() == 1:
             return _UnreadCounts([0])
-        if func in _DIVIDING and isinstance(args[1], _UnreadCounts):
+        if func in _DIVIDING and len(args) > 1 and isinstance(args[1], _UnreadCounts):
             return (args[0],)
         return func(*args, **kwargs)
+
+
+def _are_entries_and_counts(args: Sequence[Any]) -> bool:
+    """Say whether these are one row of entries and how often each comes; of more rows, torch makes one first."""
+    return len(args) == 2 and all(isinstance(item, torch.Tensor) and item.dim() == 1 for item in args)
 
 
 def _entry_of_each(counts: torch.Tensor) -> torch.Tensor:
