@@ -120,8 +120,12 @@ class FoundPairs:
         from winml.modelkit.flows.compare import compare as flow
         from winml.modelkit.flows.compare.parts import compare_parts
 
-        given: dict[str, Any] = {"step": options.step, "data_set": options.data_set, "input_data": options.run.input_data}
-        given["inputs"] = inputs
+        given: dict[str, Any] = {
+            "step": options.step,
+            "data_set": options.data_set,
+            "input_data": options.run.input_data,
+            "inputs": inputs,
+        }
         self.refuse_values(
             [name for name, value in given.items() if value is not None] + (["names"] if options.names else [])
         )

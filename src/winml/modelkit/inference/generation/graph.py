@@ -227,11 +227,8 @@ class DecoderGraph:
                 f"attention_mask is {array_words(mask)}; expected [{rows}, {past + count}]: {past} tokens of the cache "
                 f"and {count} new ones"
             )
-        if self.has_cache and MASK not in self._by_name and not mask.all():
-            raise UsageError(
-                f"the rows are of several lengths, and {self.name} takes no attention_mask that would hide the padding",
-                hint="Give rows of one length, or one row at a time.",
-            )
+        if self.has_cache and MASK not in self._by_name:
+            _refuse_padding(mask, self.name)
         if positions is None:
             positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
         given = {
@@ -295,6 +292,19 @@ class DecoderGraph:
                 hint="Name the folder where it is one part of a model. An encoder-decoder generates with a cache only: "
                 "leave out --no-cache.",
             )
+
+
+def _refuse_padding(mask: Array, name: str) -> None:
+    """Refuse rows of several lengths where nothing hides what fills the shorter ones.
+
+    Raises:
+        UsageError: there are such rows.
+    """
+    if not mask.all():
+        raise UsageError(
+            f"the rows are of several lengths, and {name} takes no attention_mask that would hide the padding",
+            hint="Give rows of one length, or one row at a time.",
+        )
 
 
 def _refuse_scores_of_texts(session: Session) -> None:

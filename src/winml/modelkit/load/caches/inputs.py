@@ -56,6 +56,12 @@ class _Sizes:
     tokens: int
     past: int
 
+    @classmethod
+    def asked(cls, given: Mapping[str, int]) -> _Sizes:
+        """Return those the user gave, by key of ``--shape-config``, and usual ones for the others."""
+        tokens, past = given.get(_SEQUENCE_KEY, _TRACED_TOKENS), given.get(PAST_KEY, _TRACED_PAST)
+        return cls(batch=given.get("batch_size", 1), tokens=tokens, past=past)
+
 
 def with_cache_inputs(
     decision: InputDecision, layout: CacheLayout, parameters: Mapping[str, Any], config: Any, given: Mapping[str, int]
@@ -75,11 +81,7 @@ def with_cache_inputs(
     limit = first_int(config, _POSITION_LIMITS)
     bounds = dict(decision.meanings.bounds)
     usable = (bounds.get(_SEQUENCE_KEY) or SizeBounds()).max
-    sizes = _Sizes(
-        batch=given.get("batch_size", 1),
-        tokens=given.get(_SEQUENCE_KEY, _TRACED_TOKENS),
-        past=given.get(PAST_KEY, _TRACED_PAST),
-    )
+    sizes = _Sizes.asked(given)
     refuse_beyond_positions(usable, given)
     most = usable or limit or _USUAL_POSITIONS
     if layout.grows:
