@@ -27,6 +27,7 @@ from winml.modelkit.errors import VerificationError, first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import empty_states
+from winml.modelkit.load.caches.inputs import several_positions
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
@@ -159,9 +160,10 @@ def generated_text(
     arguments = {"input_ids": tokens, "attention_mask": mask, **shown}
     if len(tokens) > len(mask):
         return _text_of_streams(part, model, arguments, count)
-    several = next((spec.shape[0] for spec in part.inputs if spec.name == _POSITIONS and len(spec.shape) > 2), 0)
+    placed = several_positions(part.inputs)
+    rows = 0 if placed is None else int(placed.shape[0])
     never_chosen = {"suppress_tokens": list(never)} if never else {}
-    with plain_generation(model, count, part.path, **never_chosen), _positions_of_runs(model, int(several)) as places:
+    with plain_generation(model, count, part.path, **never_chosen), _positions_of_runs(model, rows) as places:
         result = model.generate(**arguments, **_ANSWER)
     told = {spec.name: to_numpy(shown[spec.name]) for spec in part.inputs if spec.name in shown}
     steps = [_Step(to_numpy(tokens), to_numpy(mask), to_numpy(result.logits[0])[:, None], told, next(places, None))]

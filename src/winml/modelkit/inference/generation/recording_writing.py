@@ -15,11 +15,9 @@ from winml.modelkit.inference.generation.loop import GeneratedToken
 from winml.modelkit.inference.generation.settings import read_record
 from winml.modelkit.inference.generation.text import TextSegment, TimedText
 from winml.modelkit.inference.generation.writing import PreparedPrompt, files_folder
+from winml.modelkit.load.checkpoints.processor_files import read_processor_files
 
 __all__ = ["recorded_prompt", "recorded_tokens"]
-
-_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-"""What tells how a recording is read: in the first by itself, in the second beside the tokenizer's class."""
 
 
 def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPrompt:
@@ -34,7 +32,7 @@ def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedProm
         InputError: the recording does not open, or is empty.
     """
     folder = files_folder(prompt.model)
-    seconds = _window_seconds(folder)
+    seconds = read_processor_files(folder).window_seconds
     recording = _opened(prompt.text)
     if not len(recording.samples):
         raise InputError(f"--audio {Path(prompt.text)}: holds no samples", hint="Give a recording, such as WAV.")
@@ -103,17 +101,6 @@ def recorded_tokens(graphs: EncodedDecoder, prompt: PreparedPrompt, timed: Timed
     for number, token in enumerate(tokens):
         seconds = time.perf_counter() - started if number == 0 else 0.0
         yield GeneratedToken(token, seconds, "eos" if number + 1 == len(tokens) else "")
-
-
-def _window_seconds(folder: Path) -> float | None:
-    """Return how long a recording the encoder reads at once; None: the files beside it name no length."""
-    for name in _PROCESSOR_FILES:
-        record = read_record(folder / name)
-        part = record.get("feature_extractor", record)
-        seconds = part.get("chunk_length") if isinstance(part, dict) else None
-        if isinstance(seconds, (int, float)):
-            return seconds
-    return None
 
 
 def _opened(path: str) -> Any:

@@ -7,7 +7,7 @@ with nothing in the cache, and every step after it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ __all__ = [
     "open_by_default",
     "refuse_beyond_positions",
     "refuse_several_rows",
+    "several_positions",
     "with_cache_inputs",
     "with_sums",
 ]
@@ -63,6 +64,11 @@ class _Sizes:
         return cls(batch=given.get("batch_size", 1), tokens=tokens, past=past)
 
 
+def several_positions(inputs: Iterable[InputTensorSpec]) -> InputTensorSpec | None:
+    """Return the input with several positions of each token, which lie before the rows; None: each has one."""
+    return next((spec for spec in inputs if spec.name == _POSITIONS and len(spec.shape) > 2), None)
+
+
 def with_cache_inputs(
     decision: InputDecision, layout: CacheLayout, parameters: Mapping[str, Any], config: Any, given: Mapping[str, int]
 ) -> InputDecision:
@@ -93,11 +99,10 @@ def with_cache_inputs(
     )
     keys: dict[str, tuple[str | None, ...]] = dict(meanings.keys)
     specs: list[InputTensorSpec] = []
-    # Several positions of each token lie before the rows.
-    placed = {spec.name for spec in decision.inputs if spec.name == _POSITIONS and len(spec.shape) > 2}
-    streams = streams_of([spec for spec in decision.inputs if spec.name not in placed])
+    placed = several_positions(decision.inputs)
+    streams = streams_of([spec for spec in decision.inputs if spec is not placed])
     for spec in decision.inputs:
-        if spec.name in placed:
+        if spec is placed:
             places = (spec.shape[0], sizes.batch, sizes.tokens)
             specs.append(spec.model_copy(update={"shape": places, "value_range": (0, most - 1)}))
             continue

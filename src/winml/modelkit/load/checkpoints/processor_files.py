@@ -30,6 +30,8 @@ class ProcessorInfo:
     """Height and width of the images the processor makes, in pixels."""
     sampling_rate_hz: int | None = None
     """Samples of audio per second."""
+    window_seconds: float | None = None
+    """How long a recording is that the model reads at once."""
     makes_audio_mask: bool | None = None
     """Whether the feature extractor hands an attention mask to the model."""
 
@@ -56,6 +58,7 @@ def read_processor_files(folder: Path | None) -> ProcessorInfo:
         max_tokens=_positive_int(tokenizer.get("model_max_length")),
         image_size=_image_size(processor),
         sampling_rate_hz=_positive_int(processor.get("sampling_rate")),
+        window_seconds=_positive_number(processor.get("chunk_length")),
         makes_audio_mask=_truth_value(processor.get("return_attention_mask")),
     )
 
@@ -103,6 +106,10 @@ _NO_LIMIT = 10**9
 
 def _positive_int(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _NO_LIMIT else None
+
+
+def _positive_number(value: Any) -> float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
 
 
 def _input_names(value: Any) -> tuple[str, ...] | None:

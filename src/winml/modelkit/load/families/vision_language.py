@@ -20,7 +20,7 @@ from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import arguments_with_cache
 from winml.modelkit.load.caches.decision import NO_CACHE_ASKED, cached_keywords, open_cached_inputs
 from winml.modelkit.load.caches.finding import NO_CACHE_HINT, find_cache, is_of_tokens
-from winml.modelkit.load.caches.inputs import PAST_KEY
+from winml.modelkit.load.caches.inputs import PAST_KEY, several_positions
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.families.divided_axes import PartAxes, divided_axes
@@ -96,7 +96,7 @@ def _found(model: torch.nn.Module, config: Any, plain: InputDecision, request: M
         return code
     others = [name for name in inputs if name not in (*code.parameters, _TOKENS, _MASK)]
     kinds: TokenKinds | str | None = None
-    positions = next((inputs[name] for name in others if name == _POSITIONS and len(inputs[name].shape) > 2), None)
+    positions = several_positions(inputs[name] for name in others)
     if positions is not None:
         others.remove(_POSITIONS)
     if others and is_of_tokens(inputs[others[0]]):

@@ -20,6 +20,7 @@ from winml.modelkit.compare.generation import GenerationInfo
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.specs import InputTensorSpec
+from winml.modelkit.load.caches.inputs import several_positions
 from winml.modelkit.load.inputs.modalities.text import KINDS_PARAMETER
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
@@ -45,7 +46,7 @@ _TEXT, _PADDING = 7, 3
 """Chosen: tokens of a row beside the places of its images, and how many of them are padding in the first row."""
 _SECOND_PROMPT = 4
 _ROWS = 2
-_TOKENS, _POSITIONS = "input_ids", "position_ids"
+_TOKENS = "input_ids"
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _generate(parts: SeenParts, weighted: PreparedPart, seed: int) -> _Reference
     places = _places(parts.embedding)
     images = _images(parts, seed, len(tokens))
     shown = {**images, **_kinds(decoder, tokens, places)}
-    if any(spec.name == _POSITIONS and len(spec.shape) > 2 for spec in decoder.inputs):
+    if several_positions(decoder.inputs) is not None:
         # By these, the model makes the positions.
         shown[KINDS_PARAMETER] = torch.isin(tokens, torch.tensor(places)).long()
     try:
