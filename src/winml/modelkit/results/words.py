@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from winml.modelkit.compare.outputs import CheckedValue, VerificationInfo
+from winml.modelkit.compare.silent_values import silent_words
 from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.words import count_noun, count_words
 
@@ -54,8 +55,8 @@ def verification_words(verification: VerificationInfo | None) -> str:
     if worst.threshold == 0:
         bound = "equal" if worst.is_equal else f"largest difference {worst.max_abs_diff:g}, tolerance 0"
     if not verification.has_signal:
-        if all(comparison.scale == 0 for comparison in verification.comparisons):
-            return "inconclusive: every output of the model is zero, NaN or infinite, so a wrong graph would not show"
+        if verification.silent is not None:
+            return f"inconclusive: the model answers {silent_words(verification.silent)}, so a wrong graph would not show"
         return f"inconclusive: no output of the model depends on its inputs, so a wrong graph would not show ({bound})"
     outcome = (
         f"ONNX Runtime equals PyTorch{_fixed_words(verification)}"

@@ -24,6 +24,7 @@ from winml.modelkit.flows.compare.refusals import (
     refuse_random_answers,
     refuse_unknown_names,
 )
+from winml.modelkit.flows.compare.shared_modules import few_shared_notes
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.model_comparison import ModelComparison
@@ -109,6 +110,7 @@ def compare_models(
         matched = _match_before_running(left, right, options)
         folder = folder_of_processors((candidate, reference), options.data_set) if options.data_set else None
         values, notes = _drawn_values(left, right, options, folder)
+        notes = (*notes, *few_shared_notes(left, right))
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
         if options.step is not None:
             pair = at_step(pair, options.step)
@@ -317,10 +319,20 @@ def _whole(pair: SidePair, values: Values, notes: tuple[str, ...], options: Comp
         threshold=options.threshold,
         step=options.step,
         tolerance=options.tolerance,
-        notes=(*values.notes, *notes, *([f"Outputs of one side only: {', '.join(missing)}."] if missing else [])),
+        notes=(*values.notes, *notes, *_missing_notes(pair, missing)),
     )
     refuse_random_answers(pair, result.worst.fidelity, options.tolerance)
     return result
+
+
+def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]]) -> tuple[str, ...]:
+    """Say which outputs of each side were not compared, and what may be done."""
+    sides = (pair.reference, pair.candidate)
+    words = [f"of {side.shown} only: {', '.join(names)}" for side, names in zip(sides, missing, strict=True) if names]
+    if not words:
+        return ()
+    advice = " Two that mean the same are compared with --map reference=candidate." if all(missing) else ""
+    return (f"Outputs {'; '.join(words)}.{advice}",)
 
 
 def _by_module(
