@@ -76,7 +76,8 @@ def _fixed_words(verification: VerificationInfo) -> str:
 
 
 def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]:
-    """Return one sentence for each draw that was set aside, each input with one value, and each output with NaN."""
+    """Return one sentence for each draw that was set aside, each input with one value, each output with NaN, and a
+    prompt that is not to be read in pieces."""
     if verification is None:
         return ()
     set_aside_notes = [
@@ -88,6 +89,7 @@ def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]
     return (
         *set_aside_notes,
         *map(_value_note, (value for value in verification.values if value.is_fixed or value.refused)),
+        *(verification.generation.notes if verification.generation is not None else ()),
         *(
             f"Output {name!r} holds NaN ({count_words(item.nan_count)} values for draw {item.draw} of the inputs), in "
             "PyTorch as in the file: look at the weights."
