@@ -309,6 +309,7 @@ def test_model_that_reads_a_prompt_in_pieces_otherwise_is_compared_in_its_own_ru
     """What depends on how many tokens a run has is told, and is no mistake of the graph."""
     own = transformers.LlamaModel.forward
 
+    @functools.wraps(own)
     def forward(self: Any, *args: Any, **keywords: Any) -> Any:
         outputs = own(self, *args, **keywords)
         outputs.last_hidden_state *= 1 + 0.1 * outputs.last_hidden_state.shape[1]

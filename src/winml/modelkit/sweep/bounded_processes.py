@@ -9,10 +9,10 @@ The server runs nothing but imports. They start no threads but those of NumPy's 
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -23,6 +23,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
 import psutil
+
+from winml.modelkit.sweep.stopping import signal_group, stopping_together
 
 __all__ = ["Bounds", "Call", "Ending", "run_bounded"]
 
@@ -41,6 +43,7 @@ class Bounds:
 
     seconds: float
     resident_bytes: int
+    """Of the process and all that it started."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ def run_bounded(
 ) -> Generator[Ending]:
     """Run calls, ``jobs`` at a time, and yield how each ended, in the order they end.
 
-    Processes that still run are killed when the caller closes the iterator early.
+    Processes that still run are killed when the caller closes the iterator early. Where this process is stopped, they
+    stop with it, which does not count as their time.
 
     Args:
         calls: Calls to run; read one by one as processes become free.
@@ -103,18 +107,24 @@ def run_bounded(
     context = _process_context(preload)
     pending_calls = iter(calls)
     running: list[_RunningCall] = []
+
+    def go_on(seconds: float) -> None:
+        for running_call in running:
+            running_call.started += seconds
+
     try:
-        while True:
-            while len(running) < jobs and (call := next(pending_calls, None)) is not None:
-                running.append(_start_call(context, call))
-            if not running:
-                return
-            wait([running_call.messages for running_call in running], timeout=_CHECK_SECONDS)
-            for running_call in list(running):
-                if ending := _check_call(running_call, bounds, on_message):
-                    running.remove(running_call)
-                    _end_process(running_call, may_finish=ending.reason == "returned")
-                    yield ending
+        with stopping_together(lambda: [item.process.pid for item in running if item.process.pid], go_on):
+            while True:
+                while len(running) < jobs and (call := next(pending_calls, None)) is not None:
+                    running.append(_start_call(context, call))
+                if not running:
+                    return
+                wait([running_call.messages for running_call in running], timeout=_CHECK_SECONDS)
+                for running_call in list(running):
+                    if ending := _check_call(running_call, bounds, on_message):
+                        running.remove(running_call)
+                        _end_process(running_call, may_finish=ending.reason == "returned")
+                        yield ending
     finally:
         for running_call in running:
             _end_process(running_call)
@@ -166,10 +176,8 @@ def _end_with_parent() -> None:
 
 def _kill_group(pid: int | None) -> None:
     """Kill what a process and those it started have become; nothing where the system has no groups."""
-    if pid is not None and hasattr(os, "killpg"):
-        # No such process: all have ended, or it has not made its group yet. macOS denies it where all are dead.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
+    if pid is not None and sys.platform != "win32":
+        signal_group(pid, signal.SIGKILL)
 
 
 def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable[[Call, Any], None]) -> Ending | None:
@@ -192,10 +200,24 @@ def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable
 
 
 def _resident_bytes(pid: int | None) -> int:
+    """Return the memory of a process and of all that it started; 0 where it has just ended."""
     try:
-        return int(psutil.Process(pid).memory_info().rss)
+        process = psutil.Process(pid)
+        started = process.children(recursive=True)
+        resident = int(process.memory_info().rss)
     except psutil.Error:
-        return 0  # The process has just ended; its last message is read at the next check.
+        return 0  # its last message is read at the next check
+    return resident + sum(map(_own_bytes, started))
+
+
+def _own_bytes(process: psutil.Process) -> int:
+    """Return the memory that a started process adds; 0 where it has just ended."""
+    try:
+        memory = process.memory_full_info()
+    except psutil.Error:
+        return 0
+    # Pages that others have mapped as well count in parts where the system tells it, else for none of them.
+    return int(getattr(memory, "pss", memory.uss))
 
 
 def _end_process(running_call: _RunningCall, *, may_finish: bool = False) -> None:
