@@ -325,7 +325,7 @@ def test_model_that_reads_a_prompt_in_pieces_otherwise_is_compared_in_its_own_ru
         )
     # Three tokens in the second run, in place of seven in one.
     assert info.differs_in_pieces == pytest.approx(1 - 1.3 / 1.7, rel=1e-3)
-    assert "read a prompt in one run" in info.notes[0]
+    assert "A prompt is to be read in one run" in info.notes[0]
     assert info.differs_in_pieces == info.as_record()["differs_in_pieces"]
 
 
@@ -379,4 +379,4 @@ def test_graph_writes_what_models_of_another_kind_write(model_type: str, tmp_pat
     text = verification.generation
     assert isinstance(text, GenerationInfo)
     assert (rows, 32, 4, None) == (text.rows, text.new_tokens, text.second_prompt_tokens, text.stopped_after)
-    assert ONE_RUN.get(model_type, 0) == sum("read" in note and "in one run" in note for note in result.notes)
+    assert ONE_RUN.get(model_type, 0) == sum("A prompt is to be read in one run" in note for note in result.notes)

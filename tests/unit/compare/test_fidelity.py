@@ -50,7 +50,11 @@ def test_output_without_a_finite_value_proves_nothing_beside_one_with() -> None:
     """Equal NaN are no answer, in no draw; an output without elements is fine."""
     draw = {"y": SIGNAL, "z": np.full(3, np.nan), "empty": np.zeros((2, 0))}
     info = measure_fidelity([draw], [draw], 10.0)
-    assert ("z", "the reference answers nothing but NaN", False) == (info.worst.name, info.worst.problem, info.is_verified)
+    assert ("z", "the reference answers nothing but NaN", False) == (
+        info.worst.name,
+        info.worst.problem,
+        info.is_verified,
+    )
     assert ["", ""] == [output.problem for output in info.outputs if output.name != "z"]
 
 

@@ -71,7 +71,6 @@ def test_functions_of_nothing_are_refused(chain: Path, tmp_path: Path, selector:
         ("", ["model preparation"]),
         # What runs, and which tags there are, shows when it runs.
         ("/Net/Nothing", ["model preparation", "input generation", "hierarchy building"]),
-        ("Linear", ["model preparation", "input generation", "hierarchy building"]),
         ("Net", ["model preparation", "input generation", "hierarchy building"]),
     ],
 )

@@ -77,7 +77,9 @@ def test_exact_cut_has_its_nodes_and_no_other() -> None:
     cut = Cutter(model).cut_exactly(_nodes_making(model, "a", "e"))
     assert (["x", "c"], ["a", "e"], ["w1"]) == tuple(map(_value_names, (cut.inputs, cut.outputs, cut.initializers)))
     assert ["a", "e"] == [node.outputs[0].name for node in cut.nodes]
-    made = graphs.parse("g (float[n] x) => (float[n] z) { c = Constant <value_float = 2.0> () y = Neg (x) z = Mul (y, c) }")
+    made = graphs.parse(
+        "g (float[n] x) => (float[n] z) { c = Constant <value_float = 2.0> () y = Neg (x) z = Mul (y, c) }"
+    )
     made.graph.node(1).outputs[0].shape = ir.Shape(["n - 2"])
     cut = Cutter(made).cut_exactly(_nodes_making(made, "z"))
     assert ["y", "c"] == _value_names(cut.inputs)

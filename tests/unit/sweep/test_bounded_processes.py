@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -114,9 +115,14 @@ def test_calls_stop_and_go_on_with_the_process_that_runs_them(tmp_path: Path) ->
         both = [psutil.Process(pid) for pid in (caller.pid, int(caller.stdout.readline()))]
         for number, is_stopped in ((signal.SIGTSTP, True), (signal.SIGCONT, False)):
             os.kill(caller.pid, number)
-            await_true(lambda: all((item.status() == psutil.STATUS_STOPPED) == is_stopped for item in both))
+            await_true(partial(are_stopped, both, is_stopped))
         (tmp_path / "go").touch()
         assert "returned" == caller.stdout.read().strip()
+
+
+def are_stopped(processes: list[psutil.Process], expected: bool) -> bool:
+    """Say whether processes all stand still, or all do not."""
+    return all((item.status() == psutil.STATUS_STOPPED) == expected for item in processes)
 
 
 def await_true(holds: Callable[[], bool]) -> None:

@@ -35,10 +35,8 @@ class GenerationInfo:
         """What is to be known of prompts."""
         if self.differs_in_pieces is None:
             return ()
-        return (
-            "A prompt is answered otherwise when it is read in two runs than in one, in PyTorch itself (by "
-            f"{self.differs_in_pieces:.1e} of scale): read a prompt in one run.",
-        )
+        difference = f"{self.differs_in_pieces:.1e} of scale"
+        return (f"A prompt is to be read in one run: in two, PyTorch itself answers otherwise, by {difference}.",)
 
     @property
     def words(self) -> str:

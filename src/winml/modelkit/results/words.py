@@ -56,7 +56,9 @@ def verification_words(verification: VerificationInfo | None) -> str:
         bound = "equal" if worst.is_equal else f"largest difference {worst.max_abs_diff:g}, tolerance 0"
     if not verification.has_signal:
         if verification.silent is not None:
-            return f"inconclusive: the model answers {silent_words(verification.silent)}, so a wrong graph would not show"
+            return (
+                f"inconclusive: the model answers {silent_words(verification.silent)}, so a wrong graph would not show"
+            )
         return f"inconclusive: no output of the model depends on its inputs, so a wrong graph would not show ({bound})"
     outcome = (
         f"ONNX Runtime equals PyTorch{_fixed_words(verification)}"
@@ -77,7 +79,8 @@ def _fixed_words(verification: VerificationInfo) -> str:
 
 def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]:
     """Return one sentence for each draw that was set aside, each input with one value, each output with NaN, and a
-    prompt that is not to be read in pieces."""
+    prompt that is not to be read in pieces.
+    """
     if verification is None:
         return ()
     set_aside_notes = [

@@ -33,10 +33,8 @@ def few_shared_notes(reference: Side, candidate: Side) -> tuple[str, ...]:
     if not all(numbers) or all(shared >= _FEW * number for number in numbers):
         return ()
     counts = ", ".join(f"{shared} of {number} of {side.shown}" for side, number in zip(counted, numbers, strict=True))
-    return (
-        f"Few modules are on both sides: {counts}. These look like two models, not like two forms of one, and how near "
-        "their answers are may mean nothing; winml eval says how well each does a task.",
-    )
+    meaning = "These look like two models, not like two forms of one, and how near their answers are may mean nothing"
+    return (f"Few modules are on both sides: {counts}. {meaning}; winml eval says how well each does a task.",)
 
 
 def _shared(left: Mapping[str, str], right: Mapping[str, str]) -> int:

@@ -105,7 +105,8 @@ def _with_dropping(model_name: str, layout: CacheLayout, masked: Collection[int]
     for window, state in dropping.items():
         if (class_name := layout.class_of(state.layer)) != _DROPPING_LAYER:
             raise cache_refusal(
-                model_name, f"layer {state.layer} of {layout.argument} ({class_name}) drops what is beyond {window} tokens"
+                model_name,
+                f"layer {state.layer} of {layout.argument} ({class_name}) drops what is beyond {window} tokens",
             )
     return replace(layout, dropping_windows=frozenset(dropping))
 
