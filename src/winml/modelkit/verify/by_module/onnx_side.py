@@ -239,13 +239,18 @@ def _boundaries(module: OnnxModule, parts: ModuleParts, position: Mapping[ir.Nod
 
 
 def _as_float(value: ir.Value) -> ir.Value:
-    """Return the floating-point value that a quantized one, its scale or its zero point was made of."""
+    """Return the floating-point value that a quantized one, its scale or its zero point was made of.
+
+    What was not made of one, such as rows of a quantized table, is a number again where it is dequantized.
+    """
+    found = value
     while (producer := value.producer()) is not None and producer.op_type in _QUANTIZING:
         first = producer.inputs[0]
         if first is None or first.is_initializer():
             break
         value = first
-    return value
+        found = found if producer.op_type == "DequantizeLinear" else value
+    return found
 
 
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
