@@ -227,12 +227,19 @@ class HTPExporter:
         """Refuse options that do not fit what was loaded.
 
         Raises:
-            UsageError: an open dimension where the provider takes none, functions of modules that there are not, or one
-                list of outputs for several parts.
+            UsageError: an open dimension where the provider takes none, functions of modules that there are not,
+                pictures of any size with dynamo, or one list of outputs for several parts.
             OutputExistsError: a file of a part is there already.
         """
         if target.functions is not None:
             refuse_unregistered(loaded.model, target.functions)
+        for part in loaded.wanted_parts:
+            if self.config.exporter == "dynamo" and part.open_grids is not None:
+                raise UsageError(
+                    f"--dynamo: part {part.name} reads the sizes of its pictures from {part.open_grids}, which only "
+                    "TorchScript follows",
+                    hint="Leave --dynamo out.",
+                )
         is_dynamic = any(part.dimensions for part in loaded.wanted_parts)
         try:
             refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=self.config.allow_dynamic)

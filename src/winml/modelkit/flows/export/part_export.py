@@ -94,7 +94,7 @@ def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter
             return _write_part(run, result, prepared, tagged_graph)
         except VerificationError as error:
             second = second_choice(run.config, tagged_graph.exporter, error)
-            if second is None:
+            if second is None or prepared.part.open_grids is not None:
                 raise
             retried_graph = make_tagged_graph(run, prepared, second)
             if retried_graph.exporter != second:
@@ -108,7 +108,8 @@ def _leaner(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -
 
     A part may run modules of another for sizes alone. TorchScript asks the values for their sizes; dynamo knows them.
     """
-    idle = idle_weight_bytes(tagged_graph.model) if prepared.part.name != ONLY_PART else 0
+    can_be_other = prepared.part.name != ONLY_PART and prepared.part.open_grids is None
+    idle = idle_weight_bytes(tagged_graph.model) if can_be_other else 0
     if not idle or run.config.exporter != "auto" or tagged_graph.exporter.name != "torchscript":
         return tagged_graph
     reason = f"TorchScript keeps {size_words(idle)} of weights of which only sizes are read"
