@@ -141,6 +141,11 @@ def test_two_models_are_said_to_be_two(tmp_path: Path) -> None:
     assert f"1 of 4 of {one}, 1 of 4 of {other}" in few
     assert not any(note.startswith("Few") for note in compare_by_name(one, one).notes)
     assert any(f"Outputs of {one} only: b; of {other} only: c. Two that mean" in note for note in result.notes)
+    ir.save(parse("m (float[4, 8] z) => (float[4, 8] y) { a = Relu (z) c = Exp (a) y = Sigmoid (c) }"), other)
+    with pytest.raises(UsageError, match="takes x") as refused:
+        compare_by_name(one, other)
+    assert "--map" in refused.value.hint
+    assert "Few modules are on both sides" in refused.value.hint
 
 
 def test_sizes_that_cannot_be_both_are_refused(tmp_path: Path) -> None:

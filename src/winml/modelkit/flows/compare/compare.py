@@ -109,8 +109,10 @@ def compare_models(
         refuse_unknown_names(left, right, options.names)
         matched = _match_before_running(left, right, options)
         folder = folder_of_processors((candidate, reference), options.data_set) if options.data_set else None
+        few = few_shared_notes(left, right)
+        stack.enter_context(_also_told(few))
         values, notes = _drawn_values(left, right, options, folder)
-        notes = (*notes, *few_shared_notes(left, right))
+        notes = (*notes, *few)
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
         if options.step is not None:
             pair = at_step(pair, options.step)
@@ -120,6 +122,16 @@ def compare_models(
         if options.by_module:
             result = _by_module(result, pair, matched if matched is not None else _match_with_torch(pair), options)
         return result
+
+
+@contextmanager
+def _also_told(notes: Sequence[str]) -> Iterator[None]:
+    """Add to a refusal what may be the reason for it."""
+    try:
+        yield
+    except UsageError as error:
+        error.hint = " ".join(filter(None, (error.hint, *notes)))
+        raise
 
 
 @dataclass(frozen=True)
