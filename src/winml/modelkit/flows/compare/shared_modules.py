@@ -26,7 +26,7 @@ def few_shared_notes(reference: Side, candidate: Side) -> tuple[str, ...]:
         candidate: What is compared with it.
     """
     sides = (reference, candidate)
-    counted = [side for side in sides if isinstance(side, OnnxSide)] or list(sides)
+    counted: tuple[Side, ...] = tuple(side for side in sides if isinstance(side, OnnxSide)) or sides
     numbers = [len(side.module_classes) for side in counted]
     shared = _shared(reference.module_classes, candidate.module_classes)
     # Nobody knows the modules of a file without tags and scopes.
