@@ -305,8 +305,7 @@ def compare_generation(
     largest, ties, stopped_after = 0.0, 0, None
     number, singly_until, doubt = 0, 0, None
     while number < len(text.steps) and stopped_after is None:
-        reads_several = graph.reads_several and text.differs_in_pieces is None
-        count = 1 if number < singly_until else _joined_count(number, text, reads_several)
+        count = 1 if number < singly_until else _joined_count(number, text, graph.reads_several)
         joined = text.steps[number : number + count]
         states = graph.states
         scores, draw = graph.read(_joined(joined))
@@ -417,7 +416,8 @@ def _joined_count(number: int, text: GeneratedText, reads_several: bool) -> int:
     """Return how many steps a graph reads at once, from this one on."""
     # The second prompt, and before it steps of one token after a cache that is longer than a usual window.
     last = len(text.steps) - 1 - _LAST_STEPS
-    return min(_JOINED_STEPS, last - number) if reads_several and _SINGLE_STEPS < number < last else 1
+    is_alike = reads_several and text.differs_in_pieces is None
+    return min(_JOINED_STEPS, last - number) if is_alike and _SINGLE_STEPS < number < last else 1
 
 
 def _joined(steps: Sequence[_Step]) -> _Step:
