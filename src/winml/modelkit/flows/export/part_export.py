@@ -12,7 +12,7 @@ from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_little_left
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import fidelity_words
-from winml.modelkit.errors import ExportError, InternalError, VerificationError
+from winml.modelkit.errors import ExportError, InternalError, UsageError, VerificationError
 from winml.modelkit.export.exporter_choice import SECOND_TRY_S, ExporterUse, second_choice
 from winml.modelkit.file_names import ONLY_PART, sidecar_path
 from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
@@ -139,7 +139,7 @@ def _write_part(
         run.staged[part.name] = staged = run.files.reserve(paths.model)
         tagged_graph = _handed_over(run, tagged_graph, paths.model)
         is_external = run.handover.is_external(tagged_graph.model) if run.handover is not None else None
-        to_write, functions = _with_functions(run, tagged_graph)
+        to_write, functions = _with_functions(run, result, part, tagged_graph)
         written = write_model(to_write, staged, external=is_external)
         try:
             comparison = _verify_part(run, prepared, tagged_graph, staged)
@@ -173,15 +173,24 @@ def _write_part(
     return _with_part(result, replace(exported, files=_written_files(paths, written, sizes)), run)
 
 
-def _with_functions(run: ExportRun, tagged_graph: TaggedGraph) -> tuple[ir.Model, ModuleFunctions | None]:
-    """Return the model as it is written, and which modules are functions of it.
+def _with_functions(
+    run: ExportRun, result: ExportResult, part: ModelPart, tagged_graph: TaggedGraph
+) -> tuple[ir.Model, ModuleFunctions | None]:
+    """Return the model as it is written, and which modules are functions of it; of several parts, some may have none.
 
     Raises:
-        UsageError: no module can become one.
+        UsageError: no module of any part can become one.
     """
     if run.target.functions is None:
         return tagged_graph.model, None
-    return functions_of_modules(tagged_graph.model, run.target.functions)
+    try:
+        return functions_of_modules(tagged_graph.model, run.target.functions)
+    except UsageError as error:
+        is_last = part is run.loaded.wanted_parts[-1]
+        if is_last and not any(earlier.functions for earlier in result.parts):
+            raise
+        run.inputs(part).notes.append(f"Part {part.name} has no functions: {error.message}.")
+        return tagged_graph.model, None
 
 
 def _told_functions(exported: ExportedPart, functions: ModuleFunctions | None) -> ExportedPart:
