@@ -76,10 +76,8 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         tree = build_tree(trace, run.config.torch_module, run.all_parts)
         if run.target.functions is not None:
             # Refused here rather than after the capture, which may take minutes. Of several parts, any may have them.
-            is_only = run.all_parts is None
-            chosen_modules(
-                tree if is_only else build_tree(run.all_parts, run.config.torch_module), run.target.functions
-            )
+            everything = build_tree(run.all_parts or trace, run.config.torch_module)
+            chosen_modules(everything, run.target.functions)
         draw = _with_output_names(draw, prepared.forward, run.config)
         proof = run_at_other_sizes(draw, part.dimensions, lambda sizes: _draw_of_sizes(run, prepared, sizes))
         names = [spec.name for spec in part.inputs]
