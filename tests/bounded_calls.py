@@ -42,3 +42,18 @@ def leave_child(message: str, report: Callable[[Any], None]) -> None:
     report(child.pid)
     if message == "sleep":
         time.sleep(60)
+
+
+def hoard_in_child(size_bytes: int, report: Callable[[Any], None]) -> None:
+    """Start a process that allocates memory, and sleep."""
+    code = f"import time; held = b'1' * {size_bytes}; time.sleep(60)"
+    subprocess.Popen([sys.executable, "-S", "-c", code])
+    report("hoarding elsewhere")
+    time.sleep(60)
+
+
+def await_file(path: str, report: Callable[[Any], None]) -> None:
+    """Report the id of the process, and return once there is such a file."""
+    report(os.getpid())
+    while not os.path.exists(path):  # noqa: PTH110  # imports as little as it can
+        time.sleep(0.02)

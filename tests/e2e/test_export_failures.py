@@ -134,7 +134,7 @@ FACTORIES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "control flow by value": ("deciding", 3, ("not equal", "'output'", "draw 2", ".item()", "--no-verify")),
     "noise": ("noise", 3, ("cannot verify", "'output'", "same inputs", "--no-verify")),
     "an output no input reaches": ("constant", 3, ("inconclusive", "no output", "--no-verify")),
-    "an output of NaN": ("not_a_number", 3, ("inconclusive", "zero, NaN or infinite", "--no-verify")),
+    "an output of NaN": ("not_a_number", 3, ("inconclusive", "nothing but NaN, ", "--no-verify")),
     "a factory that raises": ("broken", 1, ("nets.py:", "ValueError: the recipe is missing", "Mend the code")),
     "a factory of something else": ("number", 1, ("returned int", "torch.nn.Module")),
     "a factory that is not there": ("godo", 2, ("has no 'godo'", "Did you mean 'good'?")),

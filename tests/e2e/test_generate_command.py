@@ -23,7 +23,10 @@ from generating import PROMPT, build_decoder, save_decoder
 from winml.modelkit import WinMLBuildConfig, WinMLModelForCausalLM, WinMLModelForSeq2SeqLM
 from winml.modelkit.errors import UsageError
 from winml.modelkit.flows.compare.decoding_step import at_step
+from winml.modelkit.inference.generation.encoded_writing import prepare_encoded
+from winml.modelkit.inference.generation.writing import write_text
 from winml.modelkit.runtime.decoder_inputs import DecoderRun, decoder_feeds
+from winml.modelkit.runtime.devices import choose_provider
 from winml.modelkit.runtime.graph_inputs import graph_inputs
 from winml.modelkit.verify.by_module.onnx_side import OnnxSide
 from winml.modelkit.verify.by_module.sides import SidePair
@@ -421,6 +424,15 @@ def test_recording_is_written_down(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", np.sin(np.arange(12_000) / 9, dtype=np.float32), 12_000)
     record = answer(built, "--audio", str(tmp_path / "a.wav"), "--max-new-tokens", "6")
     assert 6 == len(record["tokens"])
+    # It is read once: what is prepared needs the file no more.
+    once = tmp_path / "once.wav"
+    soundfile.write(once, np.sin(np.arange(12_000) / 9, dtype=np.float32), 12_000)
+    files = {name: Path(built) / f"{name}.onnx" for name in ("encoder", "decoder")}
+    asked = {"max_new_tokens": 6, "temperature": None, "top_p": None, "seed": 0}
+    prepared = prepare_encoded(files, {"audio": str(once)}, **asked)
+    once.unlink()
+    written = write_text(prepared, choose_provider(None, None, {}), threads=None, show=lambda _piece: None)
+    assert record["tokens"] == list(written.tokens)
     assert "--audio" in run_here("generate", built, "-p", "a").err
     times = ["--audio", str(tmp_path / "a.wav"), "--timestamps"]
     assert "tells no times" in run_here("generate", built, *times).err

@@ -84,6 +84,9 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch._subclasses.fake_tensor": "tests/unit/inspect/test_weightless.py::"
         "test_run_weightless_module_without_storage_runs_all_the_same",
     },
+    "load.caches.after_others": {
+        "._base": f"{_LOAD}/caches/test_after_others.py::test_mask_that_is_widened_is_no_input",
+    },
     "load.checkpoints.deferred_tensors": {
         "torch.Tensor._make_wrapper_subclass": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
         "test_deferred_tensors_say_shape_type_and_device_and_give_their_values",

@@ -231,12 +231,16 @@ def test_parts_that_genai_has_no_type_for_are_refused(encoded: Encoded) -> None:
 def test_decoder_of_other_readers_computes_the_keys_itself(architecture: str, tmp_path: Path) -> None:
     """The encoder answers its states alone; what both files write together is compared with PyTorch's text.
 
-    ``winml compare`` finds both beside the checkpoint; once, as loading takes a second.
+    A module of the decoder is a function of it, and of the encoder none is. ``winml compare`` finds both beside the
+    checkpoint; once, as loading takes a second.
     """
     folder = save_encoder_decoder(tmp_path / "checkpoint", architecture)
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
-    result = exporter.export_checkpoint(ModelRequest(str(folder), cross_keys="decoder"), tmp_path / "model.onnx")
+    request = ModelRequest(str(folder), cross_keys="decoder")
+    result = exporter.export_checkpoint(request, tmp_path / "model.onnx", functions="**.decoder.*.0")
     encoder, decoder = result.parts
+    assert (True, False) == (encoder.functions is None, decoder.functions is None)
+    assert any("Part encoder has no functions" in note for note in encoder.notes)
     assert ["last_hidden_state"] == [spec.name for spec in encoder.outputs]
     assert {"encoder_hidden_states", "past_key_values.0.encoder.key"} < {spec.name for spec in decoder.inputs}
     assert "present.1.encoder.value" in {spec.name for spec in decoder.outputs}

@@ -26,7 +26,7 @@ from winml.modelkit.load.model import load_model
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.runtime.sessions import Session
 from winml.modelkit.verify.generation import GeneratedText, compare_generation, generate_reference
-from winml.modelkit.verify.reference_run import prepared_part
+from winml.modelkit.verify.reference_run import prepared_part, run_reference
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -303,6 +303,32 @@ def test_code_that_goes_another_way_with_a_cache_is_refused_with_what_writes_a_g
     assert not (tmp_path / "model.onnx").exists()
 
 
+def test_model_that_reads_a_prompt_in_pieces_otherwise_is_compared_in_its_own_runs(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What depends on how many tokens a run has is told, and is no mistake of the graph."""
+    own = transformers.LlamaModel.forward
+
+    @functools.wraps(own)
+    def forward(self: Any, *args: Any, **keywords: Any) -> Any:
+        outputs = own(self, *args, **keywords)
+        outputs.last_hidden_state *= 1 + 0.1 * outputs.last_hidden_state.shape[1]
+        return outputs
+
+    monkeypatch.setattr(transformers.LlamaModel, "forward", forward)
+    part = load_model(ModelRequest(str(llama))).only_part
+    with prepared_part(part) as prepared, torch.no_grad():
+        text = generate_reference(prepared, 0)
+        assert isinstance(text, GeneratedText)
+        info = compare_generation(
+            part, text, lambda draw: run_reference(prepared, draw.inputs), (), lambda _draw: False
+        )
+    # Three tokens in the second run, in place of seven in one.
+    assert info.differs_in_pieces == pytest.approx(1 - 1.3 / 1.7, rel=1e-3)
+    assert "A prompt is to be read in one run" in info.notes[0]
+    assert info.differs_in_pieces == info.as_record()["differs_in_pieces"]
+
+
 LAYER = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": VOCABULARY}
 UNUSUAL: Mapping[str, tuple[Mapping[str, Any], int, Mapping[str, tuple[str | int, ...]]]] = {
     # Rows of tokens for each of four codebooks; the other inputs have one for all of them.
@@ -333,6 +359,8 @@ UNUSUAL: Mapping[str, tuple[Mapping[str, Any], int, Mapping[str, tuple[str | int
     ),
 }
 """Model type → sizes, rows, and the inputs beside the cache."""
+ONE_RUN = {"moshi": 1}
+"""Models that answer otherwise where a prompt is read in pieces."""
 
 
 @pytest.mark.parametrize("model_type", UNUSUAL)
@@ -351,3 +379,4 @@ def test_graph_writes_what_models_of_another_kind_write(model_type: str, tmp_pat
     text = verification.generation
     assert isinstance(text, GenerationInfo)
     assert (rows, 32, 4, None) == (text.rows, text.new_tokens, text.second_prompt_tokens, text.stopped_after)
+    assert ONE_RUN.get(model_type, 0) == sum("A prompt is to be read in one run" in note for note in result.notes)

@@ -152,6 +152,10 @@ def test_pictures_of_any_size_write_what_pytorch_writes(tmp_path: Path) -> None:
     """Their grids say which patches belong together, and at which positions their tokens are; also with beams."""
     folder = save_shown(tmp_path / "qwen2_5_vl", "qwen2_5_vl")
     request = ModelRequest(str(folder), task="image-text-to-text")
+    with pytest.raises(UsageError, match="part vision reads the sizes of its pictures from image_grid_thw") as refused:
+        HTPExporter(WinMLExportConfig(exporter="dynamo")).export_checkpoint(request, tmp_path / "net.onnx")
+    assert refused.value.step is not None
+    assert refused.value.step.startswith("step 1 ")
     exported = HTPExporter(WinMLExportConfig()).export_checkpoint(request, folder / "onnx" / "net.onnx")
     assert NAMES == tuple(part.name for part in exported.parts)
     shapes = {spec.name: spec.shape for spec in exported.parts[0].inputs}

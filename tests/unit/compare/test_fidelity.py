@@ -50,7 +50,11 @@ def test_output_without_a_finite_value_proves_nothing_beside_one_with() -> None:
     """Equal NaN are no answer, in no draw; an output without elements is fine."""
     draw = {"y": SIGNAL, "z": np.full(3, np.nan), "empty": np.zeros((2, 0))}
     info = measure_fidelity([draw], [draw], 10.0)
-    assert ("z", "the reference has no finite value", False) == (info.worst.name, info.worst.problem, info.is_verified)
+    assert ("z", "the reference answers nothing but NaN", False) == (
+        info.worst.name,
+        info.worst.problem,
+        info.is_verified,
+    )
     assert ["", ""] == [output.problem for output in info.outputs if output.name != "z"]
 
 
@@ -100,12 +104,22 @@ def test_where_both_sides_have_no_value_the_others_count() -> None:
     assert info.is_verified
 
 
-@pytest.mark.parametrize("values", [np.zeros(4, np.float32), np.full(4, np.nan, np.float32), np.array(["a"])])
-def test_reference_without_signal_proves_nothing(values: Array) -> None:
-    """Equal zeros are no verification."""
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (np.zeros(4, np.float32), "nothing but zeros"),
+        (np.full(4, np.nan, np.float32), "nothing but NaN"),
+        (np.array([0, -np.inf, 0]), "nothing but zeros and infinities"),
+        (np.zeros((0, 4)), "no value"),
+        (np.array(["a"]), "no number"),
+    ],
+)
+def test_reference_without_signal_proves_nothing(values: Array, words: str) -> None:
+    """Equal zeros are no verification; it is said which values there are."""
     info = measure_fidelity([{"y": values}], [{"y": values}], 10.0)
     assert (False, False) == (info.has_signal, info.is_verified)
-    assert comparison_words(info).startswith("inconclusive")
+    assert f"inconclusive: the source answers {words}, so a wrong graph would not show" == comparison_words(info)
+    assert info.as_record().get("answers_only") == (None if info.silent is None else list(info.silent))
 
 
 @pytest.mark.parametrize(("actual", "is_verified"), [(["yes", "no"], True), (["yes", "yes"], False)])

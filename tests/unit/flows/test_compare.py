@@ -62,10 +62,10 @@ def test_labels_are_compared_by_the_share_of_equal_ones(tmp_path: Path) -> None:
 
 
 def test_equal_nan_are_no_agreement(tmp_path: Path) -> None:
-    """An output of which nothing is finite has a problem."""
+    """An output of which nothing is finite has a problem, which says what it is."""
     body = "a = Abs (x) n = Neg (a) l = Sub (n, a) y = Log (l)"
     (output,) = _compared(tmp_path, body, body, "float[4, 8] y").outputs
-    assert "the reference has no finite value" == output.fidelity.problem
+    assert "the reference answers nothing but NaN" == output.fidelity.problem
 
 
 def _saved(path: Path, body: str, shape: str = "4, 8") -> Path:
@@ -130,6 +130,24 @@ def test_models_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
         compare_by_name(reference, tmp_path / "bare.onnx", by_module=True)
 
 
+def test_two_models_are_said_to_be_two(tmp_path: Path) -> None:
+    """Their outputs are compared as far as names go; it is said what that may mean, and what was left out."""
+    one, other = tmp_path / "one.onnx", tmp_path / "other.onnx"
+    header = "m (float[4, 8] x) => (float[4, 8] y, float[4, 8] {0}) {{ {1} }}"
+    ir.save(parse(header.format("b", "a = Abs (x) b = Neg (a) y = Tanh (b)")), one)
+    ir.save(parse(header.format("c", "a = Relu (x) c = Exp (a) y = Sigmoid (c)")), other)
+    result = compare_by_name(one, other)
+    (few,) = (note for note in result.notes if note.startswith("Few modules"))
+    assert f"1 of 4 of {one}, 1 of 4 of {other}" in few
+    assert not any(note.startswith("Few") for note in compare_by_name(one, one).notes)
+    assert any(f"Outputs of {one} only: b; of {other} only: c. Two that mean" in note for note in result.notes)
+    ir.save(parse("m (float[4, 8] z) => (float[4, 8] y) { a = Relu (z) c = Exp (a) y = Sigmoid (c) }"), other)
+    with pytest.raises(UsageError, match="takes x") as refused:
+        compare_by_name(one, other)
+    assert "--map" in refused.value.hint
+    assert "Few modules are on both sides" in refused.value.hint
+
+
 def test_sizes_that_cannot_be_both_are_refused(tmp_path: Path) -> None:
     """Where both fix another size, both are told."""
     one, other = (_saved(tmp_path / f"{size}.onnx", "y = Abs (x)", f"{size}, 8") for size in (4, 6))
@@ -149,7 +167,7 @@ def test_folder_of_values_is_run_file_by_file(tmp_path: Path) -> None:
     result = compare_by_name(reference, tmp_path / "more.onnx", run=run)
     assert (2, "file") == (result.draws, result.input_source)
     assert np.isclose(np.sqrt(0.5), result.worst.fidelity.relative_error)
-    assert "Outputs of one side only: d, c, b, a." in result.notes
+    assert f"Outputs of {tmp_path / 'more.onnx'} only: d, c, b, a." in result.notes
     with pytest.raises(UsageError, match=r"the folder has no \.npz file"):
         compare_by_name(reference, reference, run=RunOptions("r", input_data=tmp_path))
 

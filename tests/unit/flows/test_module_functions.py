@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 
 from module_chains import save_chain
+from winml.modelkit import HTPExporter
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.flows.modules.profile import profile_modules
 from winml.modelkit.flows.optimize import optimize_onnx
@@ -58,6 +60,46 @@ def test_functions_of_nothing_are_refused(chain: Path, tmp_path: Path, selector:
     with pytest.raises(UsageError, match=message):
         optimize_onnx(chain, tmp_path / "functions.onnx", functions=selector)
     assert not (tmp_path / "functions.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("selector", "begun"),
+    [
+        # No module has this class or path, whatever runs.
+        ("Blok", ["model preparation"]),
+        ("body.5", ["model preparation"]),
+        ("", ["model preparation"]),
+        # What runs, and which tags there are, shows when it runs.
+        ("/Net/Nothing", ["model preparation", "input generation", "hierarchy building"]),
+        ("Net", ["model preparation", "input generation", "hierarchy building"]),
+    ],
+)
+def test_export_refuses_functions_as_soon_as_they_are_known_to_be_none(
+    selector: str, begun: list[str], tmp_path: Path
+) -> None:
+    """Before anything runs where names tell it, else before the graph is captured."""
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.inner(x)
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = Block()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x)
+
+    events: list[str] = []
+    exporter = HTPExporter(on_step=lambda event: events.append(event.name))
+    with pytest.raises(UsageError):
+        exporter.export(Net(), tmp_path / "net.onnx", torch.ones(2, 4), functions=selector)
+    assert begun == list(dict.fromkeys(events))
 
 
 def test_file_without_tags_has_no_functions(tmp_path: Path) -> None:

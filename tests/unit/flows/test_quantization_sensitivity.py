@@ -21,9 +21,9 @@ from winml.modelkit.errors import ConfigError, InputError, StageError, UsageErro
 from winml.modelkit.flows.quantize.quantized_forms import float_graph, weight_bytes
 from winml.modelkit.flows.quantize.sensitivity_options import parse_target
 from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.graph.module_parts import GraphModules
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
-from winml.modelkit.quantize.planning import GraphModules
 from winml.modelkit.results.quantization_sensitivity import ModuleSensitivity, QuantizationSensitivity
 from winml.modelkit.runtime.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.runtime.memory import resident_bytes

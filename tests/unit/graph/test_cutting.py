@@ -71,6 +71,22 @@ def test_cut_of_chain_has_the_values_that_cross_its_boundary() -> None:
     assert ["b", "c"] == [node.outputs[0].name for node in cut.nodes]
 
 
+def test_exact_cut_has_its_nodes_and_no_other() -> None:
+    """What lies between stays outside, and so do constants; sizes are kept for a part that is put back."""
+    model = parse(CHAIN)
+    cut = Cutter(model).cut_exactly(_nodes_making(model, "a", "e"))
+    assert (["x", "c"], ["a", "e"], ["w1"]) == tuple(map(_value_names, (cut.inputs, cut.outputs, cut.initializers)))
+    assert ["a", "e"] == [node.outputs[0].name for node in cut.nodes]
+    made = graphs.parse(
+        "g (float[n] x) => (float[n] z) { c = Constant <value_float = 2.0> () y = Neg (x) z = Mul (y, c) }"
+    )
+    made.graph.node(1).outputs[0].shape = ir.Shape(["n - 2"])
+    cut = Cutter(made).cut_exactly(_nodes_making(made, "z"))
+    assert ["y", "c"] == _value_names(cut.inputs)
+    sizes = [cut_model(made, cut, keeps_sizes=keeps).graph.inputs[0].shape for keeps in (True, False)]
+    assert ["[n - 2]", "[n_2]"] == [str(shape) for shape in sizes]
+
+
 def test_cut_model_answers_as_the_whole_does() -> None:
     """The part is a valid model that makes the same values of the same inputs."""
     model = parse(CHAIN)

@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from graphs import parse
+from winml.modelkit.graph.module_parts import GraphModules
 from winml.modelkit.hierarchy.tagging import NodeTag, write_tag
 from winml.modelkit.quantize.calibration import measure_ranges
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
-from winml.modelkit.quantize.planning import GraphModules
 
 __all__ = ["FixedSamples", "modules_of", "quantized", "tagged_graph"]
 

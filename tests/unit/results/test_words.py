@@ -9,7 +9,8 @@ from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs
 from winml.modelkit.results.words import verification_words
 from winml.modelkit.words import count_words, shape_words, size_words
 
-NO_SIGNAL = "no output of the model depends on its inputs, so a wrong graph would not show"
+HIDDEN = "so a wrong graph would not show"
+NO_SIGNAL = f"no output of the model depends on its inputs, {HIDDEN}"
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,15 @@ def compared(expected: list[float], actual: list[float], dtype: str = "float32",
         (
             compared([9], [9]),
             f"inconclusive: {NO_SIGNAL} (largest difference 0.0e+00 of scale, tolerance 1e-04)",
+        ),
+        (compared([0], [0], other=0), f"inconclusive: the model answers nothing but zeros, {HIDDEN}"),
+        (
+            compared([np.inf], [np.inf], other=np.nan),
+            f"inconclusive: the model answers nothing but NaN and infinities, {HIDDEN}",
+        ),
+        (
+            compared([1e-30], [1e-30], other=0),
+            f"inconclusive: the model answers nothing but zeros and values below 1e-20, {HIDDEN}",
         ),
     ],
 )

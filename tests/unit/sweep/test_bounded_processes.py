@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
 
-from bounded_calls import double, hoard, leave_child, oversleep, vanish
+from bounded_calls import double, hoard, hoard_in_child, leave_child, oversleep, vanish
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
 
 MEBIBYTE = 2**20
@@ -46,6 +52,12 @@ def test_bounded_call_that_takes_too_much_memory_is_killed() -> None:
     assert ending.peak_bytes > 400 * MEBIBYTE
 
 
+def test_memory_of_what_a_call_started_counts() -> None:
+    """A bound holds for all processes of a call together."""
+    ending = run(Call(hoard_in_child, 400 * MEBIBYTE), mebibytes=300)[400 * MEBIBYTE]
+    assert ("memory", "hoarding elsewhere") == (ending.reason, ending.last_message)
+
+
 def test_bounded_call_whose_process_dies_is_reported() -> None:
     """A crash ends that call only."""
     endings = run(Call(vanish, "deep inside"), Call(double, 1))
@@ -79,10 +91,46 @@ def test_what_a_call_started_ends_with_it(wish: str) -> None:
 
     with contextlib.suppress(_StartedError):
         list(run_bounded([Call(leave_child, wish)], Bounds(60.0, 1000 * MEBIBYTE), 1, on_message=stop))
+    await_true(lambda: not is_alive(children[0]))
+
+
+AWAITING = """
+import os, sys
+from bounded_calls import await_file
+from winml.modelkit.sweep.bounded_processes import Bounds, Call, run_bounded
+os.setpgid(0, 0)  # as a shell does with what it starts
+tell = lambda _call, message: print(message, flush=True)
+(ending,) = run_bounded([Call(await_file, sys.argv[1])], Bounds(60.0, 2**30), 1, on_message=tell)
+print(ending.reason)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no signal that stops a process")
+def test_calls_stop_and_go_on_with_the_process_that_runs_them(tmp_path: Path) -> None:
+    """Each has a group of its own, which the signal of a terminal does not reach."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", AWAITING, str(tmp_path / "go")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as caller:
+        assert caller.stdout is not None
+        both = [psutil.Process(pid) for pid in (caller.pid, int(caller.stdout.readline()))]
+        for number, is_stopped in ((signal.SIGTSTP, True), (signal.SIGCONT, False)):
+            os.kill(caller.pid, number)
+            await_true(partial(are_stopped, both, is_stopped))
+        (tmp_path / "go").touch()
+        assert "returned" == caller.stdout.read().strip()
+
+
+def are_stopped(processes: list[psutil.Process], expected: bool) -> bool:
+    """Say whether processes all stand still, or all do not."""
+    return all((item.status() == psutil.STATUS_STOPPED) == expected for item in processes)
+
+
+def await_true(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
     until = time.monotonic() + 20
-    while is_alive(children[0]):
+    while not holds():
         assert time.monotonic() < until
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:

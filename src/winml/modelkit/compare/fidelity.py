@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from winml.modelkit.compare.silent_values import silent_kinds, silent_words
+
 __all__ = ["FidelityInfo", "FidelitySum", "OutputFidelity", "answer_fidelity", "measure_fidelity", "value_fidelity"]
 
 Array = NDArray[Any]
@@ -79,6 +81,8 @@ class FidelityInfo:
     """How near the answer of two parts is, the second of which reads what the first answered; None: not compared."""
     has_encoder_of_source: bool = False
     """Whether the first of these was that of the source, since only the second was asked for."""
+    silent: tuple[str, ...] | None = None
+    """Without a signal, what the reference answers where it answers nothing else; see :func:`silent_kinds`."""
 
     @property
     def worst(self) -> OutputFidelity:
@@ -114,6 +118,7 @@ class FidelityInfo:
             **({"is_part_alone": True} if self.is_part_alone else {}),
             **({"has_encoder_of_source": True} if self.has_encoder_of_source else {}),
             **({"together": self.together.as_record()} if self.together is not None else {}),
+            **({"answers_only": list(self.silent)} if self.silent is not None else {}),
             "outputs": [output.as_record() for output in self.outputs],
         }
 
@@ -140,7 +145,8 @@ def measure_fidelity(
         for values in draw.values()
         if values.dtype.kind in "fiub"
     )
-    return FidelityInfo(outputs, least_sqnr_db, has_signal, len(reference))
+    silent = None if has_signal else silent_kinds(values for draw in reference for values in draw.values())
+    return FidelityInfo(outputs, least_sqnr_db, has_signal, len(reference), silent=silent)
 
 
 def answer_fidelity(name: str, reference: Sequence[Array], answers: Sequence[Array]) -> OutputFidelity:
@@ -183,6 +189,7 @@ class FidelitySum:
         self._signal = self._noise = self._other = self._product = self._largest = 0.0
         self._symbols = self._equal = 0
         self._has_symbols = self._has_numbers = self._has_finite = False
+        self._silent: set[str] = set()
 
     def add(self, expected: Array, actual: Array) -> None:
         """Add one draw.
@@ -194,6 +201,7 @@ class FidelitySum:
         if expected.size and expected.dtype.kind not in _TEXT:
             self._has_numbers = True
             self._has_finite = self._has_finite or bool(np.isfinite(expected).any())
+            self._silent.update(silent_kinds([expected]) or () if not self._has_finite else ())
         if self._problem:
             return
         if expected.shape != actual.shape:
@@ -222,7 +230,7 @@ class FidelitySum:
     def of_answer(self) -> OutputFidelity:
         """Return how near the output is over all draws; see :func:`answer_fidelity`."""
         if self._has_numbers and not self._has_finite:
-            return _incomparable(self._name, "the reference has no finite value")
+            return _incomparable(self._name, f"the reference answers {silent_words(sorted(self._silent))}")
         return self.of_value()
 
     def _add_symbols(self, expected: Array, actual: Array) -> None:

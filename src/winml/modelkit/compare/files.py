@@ -95,10 +95,9 @@ def refuse_different(
             hint=_HINT,
             inputs=draws[verification.worst.draw - 1],
         )
-    # A model that ignores its inputs was found out when it was exported; here only equality is asked.
-    return replace(
-        verification, has_signal=any(map(_is_telling, (item for draw in expected for item in draw.values())))
-    )
+    # A model that ignores its inputs was found out when it was exported; here only equality is asked, also of zeros.
+    has_signal = any(map(_is_telling, (item for draw in expected for item in draw.values())))
+    return replace(verification, has_signal=has_signal, silent=None if has_signal else verification.silent)
 
 
 def refuse_unfaithful(

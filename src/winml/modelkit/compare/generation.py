@@ -26,6 +26,17 @@ class GenerationInfo:
     """Of the scores of any step, of their scale."""
     stopped_after: int | None = None
     """Steps after which rounding alone decides what the reference answers; None where no such step was met."""
+    differs_in_pieces: float | None = None
+    """By how much of scale the scores after a prompt are off where the reference reads it in two runs; None: they are
+    equal, or it was not tried."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be known of prompts."""
+        if self.differs_in_pieces is None:
+            return ()
+        difference = f"{self.differs_in_pieces:.1e} of scale"
+        return (f"A prompt is to be read in one run: in two, PyTorch itself answers otherwise, by {difference}.",)
 
     @property
     def words(self) -> str:
@@ -51,4 +62,5 @@ class GenerationInfo:
             "ties": self.ties,
             "largest_relative_diff": self.largest_relative_diff,
             "stopped_after": self.stopped_after,
+            **({"differs_in_pieces": self.differs_in_pieces} if self.differs_in_pieces is not None else {}),
         }

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml.modelkit.compare.generation import GenerationInfo
+from winml.modelkit.compare.silent_values import silent_kinds
 from winml.modelkit.compare.thresholds import MINIMUM_SCALE, THRESHOLDS
 
 __all__ = ["MINIMUM_SCALE", "THRESHOLDS", "CheckedValue", "OutputComparison", "VerificationInfo", "compare_outputs"]
@@ -82,6 +83,8 @@ class VerificationInfo:
     """Inputs that were varied by themselves, and those of which only one value was compared."""
     generation: GenerationInfo | None = None
     """A text that was generated with the cache of a graph; None without one."""
+    silent: tuple[str, ...] | None = None
+    """Without a signal, what the reference answers where it answers nothing else; see :func:`silent_kinds`."""
 
     @property
     def fixed(self) -> tuple[CheckedValue, ...]:
@@ -124,6 +127,7 @@ class VerificationInfo:
             **({"set_aside": [_set_aside_record(item) for item in self.set_aside]} if self.set_aside else {}),
             **({"values": [value.as_record() for value in self.values]} if self.values else {}),
             **({"generation": self.generation.as_record()} if self.generation else {}),
+            **({"answers_only": list(self.silent)} if self.silent is not None else {}),
         }
 
 
@@ -147,7 +151,9 @@ def compare_outputs(
         for draw, (outputs, answer) in enumerate(zip(reference, answers, strict=True), start=1)
         for name, expected in outputs.items()
     )
-    return VerificationInfo(comparisons, has_signal=_has_signal(reference, coarsest))
+    has_signal = _has_signal(reference, coarsest)
+    silent = None if has_signal else silent_kinds(value for outputs in reference for value in outputs.values())
+    return VerificationInfo(comparisons, has_signal, silent=silent)
 
 
 def _output_threshold(dtype: str, coarsest: str) -> float:

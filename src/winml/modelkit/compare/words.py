@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity
 from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.compare.silent_values import silent_words
 
 __all__ = ["comparison_words", "difference_words", "equality_words", "fidelity_words", "nearness_words"]
 
@@ -16,13 +17,18 @@ def comparison_words(comparison: VerificationInfo | FidelityInfo | None) -> str:
 def fidelity_words(fidelity: FidelityInfo) -> str:
     """Return how near the result is to its source, where it is farthest."""
     if not fidelity.has_signal:
-        return "inconclusive: the source answers nothing but zeros, NaN or infinity"
+        return _inconclusive(fidelity.silent)
     worst = fidelity.worst
     where = f"for {worst.name} over {fidelity.draws} {'draw' if fidelity.draws == 1 else 'draws'}"
     streamed = ", of the whole model, weights streamed" if fidelity.is_streamed else ""
     alone = "; compared without the other parts" if fidelity.is_part_alone else ""
     least = f"(least accepted {fidelity.least_sqnr_db:g} dB)"
     return f"{nearness_words(worst)} {where}{streamed} {least}{alone}{_together_words(fidelity)}"
+
+
+def _inconclusive(silent: tuple[str, ...] | None) -> str:
+    words = "no number" if silent is None else silent_words(silent)
+    return f"inconclusive: the source answers {words}, so a wrong graph would not show"
 
 
 def _together_words(fidelity: FidelityInfo) -> str:
@@ -51,7 +57,7 @@ def equality_words(verification: VerificationInfo | None) -> str:
     if verification is None:
         return "skipped: the files were not compared"
     if not verification.has_signal:
-        return "inconclusive: the source answers NaN or infinity only, so a wrong graph would not show"
+        return _inconclusive(verification.silent)
     worst = verification.worst
     if worst.threshold == 0:
         return "answers as the source does"

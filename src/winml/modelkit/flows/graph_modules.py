@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.module_parts import GraphModules
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.coverage import all_nodes
 from winml.modelkit.inspect.onnx_tree import read_tree
-from winml.modelkit.quantize.planning import GraphModules
 
 __all__ = ["graph_modules", "selected_nodes", "source_notes"]
 

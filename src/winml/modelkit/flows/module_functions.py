@@ -15,15 +15,27 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.flows.graph_modules import graph_modules
 from winml.modelkit.graph.functions.folding import FIRST_IR_VERSION, FoldedModel, fold_modules
 from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.address import SEPARATOR
 from winml.modelkit.hierarchy.module_identity import ModuleIdentity
-from winml.modelkit.hierarchy.selector import HasAddress, select
+from winml.modelkit.hierarchy.selector import PATH_SEPARATOR, HasAddress, ModuleAddress, Selector, select
+from winml.modelkit.hierarchy.torch_modules import comes_with_torch
 from winml.modelkit.results.module_functions import LeftOutModule, ModuleFunctions, PartlyOutside
 from winml.modelkit.runtime.ir_versions import newest_ir_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ALL", "CLASSES", "chosen_modules", "functions_of_modules", "refuse_no_functions", "refuse_old_runtime"]
+    from torch import nn
+
+__all__ = [
+    "ALL",
+    "CLASSES",
+    "chosen_modules",
+    "functions_of_modules",
+    "refuse_no_functions",
+    "refuse_old_runtime",
+    "refuse_unregistered",
+]
 
 ALL, CLASSES = "all", "classes"
 """What ``--functions`` takes beside a selector."""
@@ -45,11 +57,7 @@ def functions_of_modules(model: ir.Model, requested: str) -> tuple[ir.Model, Mod
     folded = fold_modules(model, chosen, "class" if requested == CLASSES else "none")
     result = _result(model, folded, requested)
     if not result.functions:
-        reason = result.left_out[0].reason if result.left_out else "the model has none but its root"
-        raise UsageError(
-            f"--functions {requested}: no module can become a function: {reason}",
-            hint="Choose others; winml inspect -H shows the tree.",
-        )
+        raise _none_error(requested, result.left_out[0].reason)
     return folded.model, result
 
 
@@ -84,16 +92,54 @@ def refuse_old_runtime() -> None:
         )
 
 
+def refuse_unregistered(model: nn.Module, requested: str) -> None:
+    """Refuse a selector that no module of a PyTorch model can match, before any of them runs.
+
+    Which of them run, and their tags, are known later: what only these decide is left to :func:`chosen_modules`.
+
+    Args:
+        model: The model; its parameters may have no values.
+        requested: As for :func:`functions_of_modules`.
+
+    Raises:
+        UsageError: the selector is empty or matches nothing; the nearest addresses are listed.
+    """
+    if requested in (ALL, CLASSES) or SEPARATOR in requested:
+        return
+    glob = Selector(requested)
+    registered = [
+        (ModuleAddress(path, "", type(module).__name__), comes_with_torch(type(module).__module__))
+        for path, module in model.named_modules()
+    ]
+    # A name in the tree begins with a class, and ends with a place among those of one parent.
+    named_class = requested.partition(PATH_SEPARATOR)[0]
+    if not any(glob.matches(item) or item.class_name == named_class for item, _ in registered):
+        select([item for item, is_torch_nn in registered if not is_torch_nn], requested)
+
+
 def chosen_modules(modules: Iterable[HasAddress], requested: str) -> Sequence[HasAddress]:
     """Return the modules that are asked for.
 
     Raises:
-        UsageError: the selector matches nothing.
+        UsageError: the selector matches nothing, or there is none but the root.
     """
     modules = list(modules)
-    if requested in (ALL, CLASSES):
-        return [module for module in modules if address.depth(module.tag) > 1]
-    return select(modules, requested)
+    if requested not in (ALL, CLASSES):
+        chosen = select(modules, requested)
+        reason = "it is the root: the graph itself stands for it"
+    else:
+        chosen = [module for module in modules if address.depth(module.tag) > 1]
+        reason = "the model has none but its root"
+    if not any(address.depth(module.tag) > 1 for module in chosen):
+        raise _none_error(requested, reason)
+    return chosen
+
+
+def _none_error(requested: str, reason: str) -> UsageError:
+    return UsageError(
+        f"--functions {requested}: no module can become a function: {reason}",
+        hint="Choose others; winml inspect -H shows the tree.",
+    )
 
 
 def _result(model: ir.Model, folded: FoldedModel, requested: str) -> ModuleFunctions:

@@ -165,6 +165,35 @@ class Cutter:
                 return Refusal(f"{node_words(self._random[node])} draws other values in each run")
         return self._with_boundary(core, inside, tuple(between), tuple(left_out))
 
+    def cut_exactly(self, part_nodes: Iterable[ir.Node]) -> Cut:
+        """Return the boundary of these nodes and no others, whatever lies between them.
+
+        What they read of others is an input, constants included.
+
+        Args:
+            part_nodes: Nodes of the main graph.
+        """
+        inside = set(part_nodes)
+        nodes = self._in_graph_order(inside)
+        read = dict.fromkeys(value for node in nodes for value in self._reads[node] if value.producer() not in inside)
+        return Cut(
+            nodes,
+            drawn_in=(),
+            left_out=(),
+            inputs=tuple(value for value in read if not value.is_initializer()),
+            outputs=self._read_outside(nodes, inside),
+            initializers=tuple(value for value in read if value.is_initializer()),
+        )
+
+    def _read_outside(self, nodes: Iterable[ir.Node], inside: set[ir.Node]) -> tuple[ir.Value, ...]:
+        """Return the values that nodes make and that are read outside, or are outputs of the graph."""
+        return tuple(
+            value
+            for node in nodes
+            for value in node.outputs
+            if value.is_graph_output() or any(reader not in inside for reader in self.readers(value))
+        )
+
     def _core_nodes_needed_by(self, nodes: Sequence[ir.Node], core: set[ir.Node]) -> list[ir.Node]:
         """Return the nodes of the core that must run before one of ``nodes`` can, in graph order."""
         first_position = min(self.position[node] for node in core)
@@ -214,29 +243,29 @@ class Cutter:
             elif producer not in nodes:
                 nodes.add(producer)
                 pending.extend(reversed(self._reads[producer]))
-        outputs = [
-            value
-            for node in self._in_graph_order(core)
-            for value in node.outputs
-            if value.is_graph_output() or any(reader not in inside for reader in self.readers(value))
-        ]
+        outputs = self._read_outside(self._in_graph_order(core), inside)
         if not outputs:
             return Refusal("nothing outside reads what it makes")
         for value in (*inputs, *outputs):
             if value.type is not None and not isinstance(value.type, ir.TensorType):
                 return Refusal(f"value {value.name} on its boundary is {value.type}, not a tensor")
-        return Cut(self._in_graph_order(nodes), drawn_in, left_out, tuple(inputs), tuple(outputs), tuple(initializers))
+        return Cut(self._in_graph_order(nodes), drawn_in, left_out, tuple(inputs), outputs, tuple(initializers))
 
     def _in_graph_order(self, nodes: Iterable[ir.Node]) -> tuple[ir.Node, ...]:
         return tuple(sorted(nodes, key=self.position.__getitem__))
 
 
-def cut_model(model: ir.Model, cut: Cut) -> ir.Model:
+def cut_model(model: ir.Model, cut: Cut, *, keeps_sizes: bool = False) -> ir.Model:
     """Return a cut as a model of its own; the original model is not changed.
 
     Nodes, values and their metadata are copied under their own names; tensors are shared. Open dimensions keep their
     names. An expression such as ``height - 2`` is a free size of the new model, so it becomes a name, ``height_2``.
     Called functions are copied. The metadata of the model is not: the caller writes it.
+
+    Args:
+        model: The whole model.
+        cut: A part of it.
+        keeps_sizes: Leave expressions as they are, for a part that is put back.
     """
     view = ir.GraphView(
         cut.inputs,
@@ -247,7 +276,8 @@ def cut_model(model: ir.Model, cut: Cut) -> ir.Model:
         name=model.graph.name,
     )
     graph = view.clone()
-    _name_dimensions(graph)
+    if not keeps_sizes:
+        _name_dimensions(graph)
     return ir.Model(
         graph,
         # Before version 4 an initializer had to be an input as well.

@@ -2,7 +2,8 @@
 
 Selects nodes by tag, those of the modules inside included. All calls of a module share one tag, so the nodes are
 divided into calls: by the number of calls in the model's metadata, else by sequences that repeat with the same weights.
-Where the calls cannot be separated, or a call cannot be cut out, the result is the reason.
+Where the calls cannot be separated, or a call cannot be cut out, the result is the reason. Verbs that change some
+modules only need less: the module of each node, by its name (``GraphModules``).
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.cutting import Cut, Cutter, Refusal, node_words
 from winml.modelkit.graph.fingerprint import OPERAND_LIMIT_ELEMENTS
 from winml.modelkit.hierarchy import address
+from winml.modelkit.hierarchy.selector import HasAddress, select
 from winml.modelkit.hierarchy.tagging import read_tag
 from winml.modelkit.metadata_keys import TREE_KEY
 
-__all__ = ["ModuleCall", "ModuleParts", "Signature"]
+__all__ = ["GraphModules", "ModuleCall", "ModuleParts", "Signature"]
 
 Part = list[ir.Node]
 
@@ -46,6 +49,30 @@ class ModuleCall:
     calls: int
     """Number of calls in the graph."""
     result: Cut | Refusal
+
+
+@dataclass(frozen=True)
+class GraphModules:
+    """Which module each node belongs to, from tags or, where there are none, from node names."""
+
+    modules: Sequence[HasAddress]
+    tag_of: Mapping[str, str]
+    """Node name to the tag of its module; ``""`` where nothing says it."""
+    source: str = "winml tags"
+    """What says it, in words."""
+
+    def selected_tags(self, selector: str) -> frozenset[str]:
+        """Return the tags of the modules that a selector names.
+
+        Raises:
+            UsageError: it names none; the nearest addresses are listed.
+        """
+        if not self.modules:
+            raise UsageError(
+                f"no module matches {selector!r}: no node of the graph says which module it came from",
+                hint="Leave the selector out, or bring the tags of an export back first: winml retag EXPORT FILE.",
+            )
+        return frozenset(module.tag for module in select(self.modules, selector))
 
 
 class ModuleParts:

@@ -117,6 +117,11 @@ class ModelPart:
         return self.model.get_submodule(self.path)
 
     @property
+    def open_grids(self) -> str | None:
+        """Name of the input that says the sizes of pictures, where these are open; TorchScript alone follows it."""
+        return next((spec.name for spec in self.inputs if spec.grid is not None), None)
+
+    @property
     def most_tokens(self) -> int | None:
         """Tokens per row that it has positions for; None: any number, or it takes none."""
         tokens = next((spec.shape[1] for spec in self.inputs if spec.name in _TOKENS and len(spec.shape) > 1), None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from winml.modelkit.errors import OptimizeError
+from winml.modelkit.graph.cutting import Cutter, cut_model
 from winml.modelkit.graph.fresh_names import FreshNames
 
 __all__ = ["Rewrite", "rewrite_selected"]
@@ -63,42 +64,17 @@ class _Part:
     @classmethod
     def cut(cls, original: ir.Model, nodes: list[ir.Node]) -> _Part:
         """Copy nodes into a model; its weights are the same tensors."""
-        inside = set(nodes)
-        read: dict[str, ir.Value] = {}
-        copies: dict[ir.Value, ir.Value] = {}
-        copied_nodes = []
-        for node in nodes:
-            for value in node.inputs:
-                if value is not None and value not in copies:
-                    copies[value] = _copy(value)
-                    read[str(value.name)] = value
-            outputs = [_copy(value) for value in node.outputs]
-            copies.update(zip(node.outputs, outputs, strict=True))
-            copied_nodes.append(_copied_node(node, [value and copies[value] for value in node.inputs], outputs))
-        made = {
-            str(value.name): value
-            for node in nodes
-            for value in node.outputs
-            if value.is_graph_output() or any(user not in inside for user, _ in value.uses())
-        }
-        inputs = [copies[value] for value in read.values() if value.const_value is None]
-        for value in inputs:
+        cut = Cutter(original).cut_exactly(nodes)
+        for value in cut.inputs:
             if value.type is None:
                 raise OptimizeError(
                     f"the type of {value.name} is unknown, so its readers cannot be optimized by themselves",
                     hint="Optimize without --module and --exclude.",
                 )
-        graph = ir.Graph(
-            inputs,
-            [copies[value] for value in made.values()],
-            nodes=copied_nodes,
-            initializers=[copies[value] for value in read.values() if value.const_value is not None],
-            opset_imports=dict(original.opset_imports),
-            name=original.graph.name,
-        )
-        metadata = dict(original.metadata_props)
-        model = ir.Model(graph, ir_version=original.ir_version, metadata_props=metadata)
-        return cls(original, nodes, read, made, model)
+        model = cut_model(original, cut, keeps_sizes=True)
+        model.metadata_props.update(original.metadata_props)
+        read = {str(value.name): value for value in (*cut.inputs, *cut.initializers)}
+        return cls(original, nodes, read, {str(value.name): value for value in cut.outputs}, model)
 
     def put_back(self, rewritten: ir.Model) -> None:
         """Put the rewritten nodes in the place of the original ones, in place."""

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit.errors import InternalError, QuantizeError
+from winml.modelkit.graph.module_parts import GraphModules
 from winml.modelkit.graph.stage import StageResult
 from winml.modelkit.hierarchy.carry.carrying import carry_tags
 from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
@@ -25,13 +26,7 @@ from winml.modelkit.quantize.half_floats.engine import convert_floats
 from winml.modelkit.quantize.module_precision import ModulePrecision, float_name
 from winml.modelkit.quantize.node_records import mark_quantized_nodes
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.planning import (
-    GraphModules,
-    PlannedNode,
-    QuantizationPlan,
-    constant_weight,
-    plan_quantization,
-)
+from winml.modelkit.quantize.planning import PlannedNode, QuantizationPlan, constant_weight, plan_quantization
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, Mode, Precision
 from winml.modelkit.quantize.qdq_engine import quantize_statically
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values

@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.graph.module_parts import GraphModules
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.coverage import all_nodes
-from winml.modelkit.hierarchy.selector import HasAddress, select
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import FLOAT32, MODES, PRECISIONS, Mode, Precision
 
 __all__ = [
     "QUANTIZED_OPERATORS",
-    "GraphModules",
     "PlannedNode",
     "QuantizationPlan",
     "constant_weight",
@@ -45,30 +44,6 @@ for it. What others read, such as the cosines of a rotary embedding, is no weigh
 
 _WEIGHT_INPUTS = {"Gather": 0}
 """Specified: position of the weight among the inputs; 1 for all others."""
-
-
-@dataclass(frozen=True)
-class GraphModules:
-    """Which module each node belongs to, from tags or, where there are none, from node names."""
-
-    modules: Sequence[HasAddress]
-    tag_of: Mapping[str, str]
-    """Node name to the tag of its module; ``""`` where nothing says it."""
-    source: str = "winml tags"
-    """What says it, in words."""
-
-    def selected_tags(self, selector: str) -> frozenset[str]:
-        """Return the tags of the modules that a selector names.
-
-        Raises:
-            UsageError: it names none; the nearest addresses are listed.
-        """
-        if not self.modules:
-            raise UsageError(
-                f"no module matches {selector!r}: no node of the graph says which module it came from",
-                hint="Leave the selector out, or bring the tags of an export back first: winml retag EXPORT FILE.",
-            )
-        return frozenset(module.tag for module in select(self.modules, selector))
 
 
 @dataclass(frozen=True)

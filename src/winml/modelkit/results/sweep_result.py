@@ -46,7 +46,7 @@ class CellResult:
     """Exit code of the verb that does this step alone; negative where the process was killed."""
     seconds: float = 0.0
     peak_bytes: int = 0
-    """Largest resident memory of its process."""
+    """Largest resident memory of its process and of all that this started."""
     tries: int = 1
     """How often it was begun; above 1 where a worker of a cluster was lost."""
     node: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from winml.modelkit.compare.outputs import CheckedValue, VerificationInfo
+from winml.modelkit.compare.silent_values import silent_words
 from winml.modelkit.hierarchy.coverage import Coverage
 from winml.modelkit.words import count_noun, count_words
 
@@ -54,8 +55,10 @@ def verification_words(verification: VerificationInfo | None) -> str:
     if worst.threshold == 0:
         bound = "equal" if worst.is_equal else f"largest difference {worst.max_abs_diff:g}, tolerance 0"
     if not verification.has_signal:
-        if all(comparison.scale == 0 for comparison in verification.comparisons):
-            return "inconclusive: every output of the model is zero, NaN or infinite, so a wrong graph would not show"
+        if verification.silent is not None:
+            return (
+                f"inconclusive: the model answers {silent_words(verification.silent)}, so a wrong graph would not show"
+            )
         return f"inconclusive: no output of the model depends on its inputs, so a wrong graph would not show ({bound})"
     outcome = (
         f"ONNX Runtime equals PyTorch{_fixed_words(verification)}"
@@ -75,7 +78,9 @@ def _fixed_words(verification: VerificationInfo) -> str:
 
 
 def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]:
-    """Return one sentence for each draw that was set aside, each input with one value, and each output with NaN."""
+    """Return one sentence for each draw that was set aside, each input with one value, each output with NaN, and a
+    prompt that is not to be read in pieces.
+    """
     if verification is None:
         return ()
     set_aside_notes = [
@@ -87,6 +92,7 @@ def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]
     return (
         *set_aside_notes,
         *map(_value_note, (value for value in verification.values if value.is_fixed or value.refused)),
+        *(verification.generation.notes if verification.generation is not None else ()),
         *(
             f"Output {name!r} holds NaN ({count_words(item.nan_count)} values for draw {item.draw} of the inputs), in "
             "PyTorch as in the file: look at the weights."

@@ -10,12 +10,14 @@ The server runs nothing but imports. They start no threads but those of NumPy's 
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
@@ -24,10 +26,14 @@ from typing import Any, Literal
 
 import psutil
 
+from winml.modelkit.sweep.stopping import signal_group, stopping_together
+
 __all__ = ["Bounds", "Call", "Ending", "run_bounded"]
 
 _CHECK_SECONDS = 0.2
 """Time between two checks of memory and duration. Chosen."""
+_LOOK_SECONDS = 1.0
+"""Time between two looks at what calls have started. Chosen: for a look the system lists all of its processes."""
 _EXIT_SECONDS = 5.0
 """Time a process has to exit after it has sent its result. Chosen."""
 
@@ -41,6 +47,7 @@ class Bounds:
 
     seconds: float
     resident_bytes: int
+    """Of the process and all that it started."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class Ending:
     """The last progress message; None without one."""
     seconds: float
     peak_bytes: int
-    """Largest resident memory at any check."""
+    """Largest resident memory at any check, of the process and all that it started."""
 
 
 @dataclass
@@ -74,6 +81,7 @@ class _RunningCall:
     call: Call
     process: BaseProcess
     messages: Connection
+    started_processes: _StartedProcesses
     started: float = field(default_factory=time.monotonic)
     last_message: Any = None
     peak_bytes: int = 0
@@ -91,7 +99,8 @@ def run_bounded(
 ) -> Generator[Ending]:
     """Run calls, ``jobs`` at a time, and yield how each ended, in the order they end.
 
-    Processes that still run are killed when the caller closes the iterator early.
+    Processes that still run are killed when the caller closes the iterator early. Where this process is stopped, they
+    stop with it, which does not count as their time.
 
     Args:
         calls: Calls to run; read one by one as processes become free.
@@ -103,18 +112,25 @@ def run_bounded(
     context = _process_context(preload)
     pending_calls = iter(calls)
     running: list[_RunningCall] = []
+    started_processes = _StartedProcesses()
+
+    def go_on(seconds: float) -> None:
+        for running_call in running:
+            running_call.started += seconds
+
     try:
-        while True:
-            while len(running) < jobs and (call := next(pending_calls, None)) is not None:
-                running.append(_start_call(context, call))
-            if not running:
-                return
-            wait([running_call.messages for running_call in running], timeout=_CHECK_SECONDS)
-            for running_call in list(running):
-                if ending := _check_call(running_call, bounds, on_message):
-                    running.remove(running_call)
-                    _end_process(running_call, may_finish=ending.reason == "returned")
-                    yield ending
+        with stopping_together(lambda: [item.process.pid for item in running if item.process.pid], go_on):
+            while True:
+                while len(running) < jobs and (call := next(pending_calls, None)) is not None:
+                    running.append(_start_call(context, call, started_processes))
+                if not running:
+                    return
+                wait([running_call.messages for running_call in running], timeout=_CHECK_SECONDS)
+                for running_call in list(running):
+                    if ending := _check_call(running_call, bounds, on_message):
+                        running.remove(running_call)
+                        _end_process(running_call, may_finish=ending.reason == "returned")
+                        yield ending
     finally:
         for running_call in running:
             _end_process(running_call)
@@ -128,7 +144,7 @@ def _process_context(preload: Iterable[str]) -> BaseContext:
     return context
 
 
-def _start_call(context: BaseContext, call: Call) -> _RunningCall:
+def _start_call(context: BaseContext, call: Call, started_processes: _StartedProcesses) -> _RunningCall:
     receiver, sender = context.Pipe(duplex=False)
     try:
         process = _started(context, sender, call)
@@ -137,7 +153,7 @@ def _start_call(context: BaseContext, call: Call) -> _RunningCall:
         context.set_forkserver_preload([])
         process = _started(context, sender, call)
     sender.close()
-    return _RunningCall(call, process, receiver)
+    return _RunningCall(call, process, receiver, started_processes)
 
 
 def _started(context: BaseContext, sender: Connection, call: Call) -> BaseProcess:
@@ -166,10 +182,8 @@ def _end_with_parent() -> None:
 
 def _kill_group(pid: int | None) -> None:
     """Kill what a process and those it started have become; nothing where the system has no groups."""
-    if pid is not None and hasattr(os, "killpg"):
-        # No such process: all have ended, or it has not made its group yet. macOS denies it where all are dead.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
+    if pid is not None and sys.platform != "win32":
+        signal_group(pid, signal.SIGKILL)
 
 
 def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable[[Call, Any], None]) -> Ending | None:
@@ -183,7 +197,9 @@ def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable
             on_message(running_call.call, value)
     except (EOFError, OSError):  # OSError: the process died while it sent a message
         return running_call.ending("died")
-    running_call.peak_bytes = max(running_call.peak_bytes, _resident_bytes(running_call.process.pid))
+    pid = running_call.process.pid
+    resident_bytes = _resident_bytes(pid) + running_call.started_processes.bytes_below(pid)
+    running_call.peak_bytes = max(running_call.peak_bytes, resident_bytes)
     if running_call.peak_bytes > bounds.resident_bytes:
         return running_call.ending("memory")
     if time.monotonic() - running_call.started > bounds.seconds:
@@ -196,6 +212,54 @@ def _resident_bytes(pid: int | None) -> int:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return 0  # The process has just ended; its last message is read at the next check.
+
+
+class _StartedProcesses:
+    """What the processes of calls have started, looked up now and then: that asks the system for all its processes."""
+
+    def __init__(self) -> None:
+        self._looked_at = -math.inf
+        self._found: list[tuple[psutil.Process, set[int]]] = []
+        self._bytes: dict[int, int] = {}
+
+    def bytes_below(self, pid: int | None) -> int:
+        """Return the memory of all that a process started, as it was when it was looked up."""
+        if pid is None:
+            return 0
+        if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
+            self._look()
+        if pid not in self._bytes:
+            self._bytes[pid] = sum(_own_bytes(process) for process, above in self._found if pid in above)
+        return self._bytes[pid]
+
+    def _look(self) -> None:
+        parents: dict[int, int] = {}
+        below = psutil.Process().children(recursive=True)
+        for process in below:
+            with contextlib.suppress(psutil.Error):
+                parents[process.pid] = process.ppid()
+        self._found = [(process, set(_line(process.pid, parents))) for process in below]
+        self._bytes = {}
+        self._looked_at = time.monotonic()
+
+
+def _line(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
+    """Yield the process that started another one, the one that started this, and so on."""
+    seen = {pid}
+    while (parent := parents.get(pid)) is not None and parent not in seen:
+        yield parent
+        seen.add(parent)
+        pid = parent
+
+
+def _own_bytes(process: psutil.Process) -> int:
+    """Return the memory that a started process adds; 0 where it has just ended."""
+    try:
+        memory = process.memory_full_info()
+    except psutil.Error:
+        return 0
+    # Pages that others have mapped as well count in parts where the system tells it, else for none of them.
+    return int(getattr(memory, "pss", memory.uss))
 
 
 def _end_process(running_call: _RunningCall, *, may_finish: bool = False) -> None:

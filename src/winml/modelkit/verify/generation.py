@@ -29,10 +29,11 @@ from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.arguments import empty_states
 from winml.modelkit.load.caches.inputs import several_positions
 from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
+from winml.modelkit.load.inputs.shape_run import REFUSALS
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
-from winml.modelkit.verify.reference_run import PreparedPart
+from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside
 
 __all__ = [
     "GeneratedText",
@@ -95,6 +96,8 @@ class GeneratedText:
 
     steps: tuple[_Step, ...]
     """The prompt, one step for each further token, the second prompt."""
+    differs_in_pieces: float | None = None
+    """By how much of scale the scores are off where PyTorch reads the prompt in two runs; None: not beyond rounding."""
 
     @classmethod
     def of_runs(cls, runs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> GeneratedText:
@@ -131,7 +134,8 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
     tokens, mask = _prompts(part, seed)
     try:
         with as_the_user_calls_it(prepared), unchanged_attributes(prepared.model), quiet_libraries(), _FewRows():
-            return generated_text(part, prepared.model, (tokens, mask), count)
+            text = generated_text(part, prepared.model, (tokens, mask), count)
+            return replace(text, differs_in_pieces=_difference_in_pieces(part, prepared.model, text.steps[0]))
     except Exception as error:  # code of the model
         return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
 
@@ -236,17 +240,42 @@ def _text_of_streams(part: ModelPart, model: Any, arguments: Mapping[str, torch.
 def _scores_after(part: ModelPart, model: nn.Module, step: _Step, cache: Any) -> NDArray[Any]:
     """Return what PyTorch answers to tokens after those in its own cache, one by one where a state asks for it."""
     assert part.cache is not None
+    runs = _single_tokens(step) if part.cache.is_recurrent else [step]
+    return np.concatenate([to_numpy(_answer_after(part, model, run, cache)[_SCORES]) for run in runs], axis=1)
+
+
+def _answer_after(part: ModelPart, model: nn.Module, run: _Step, cache: Any) -> Any:
+    """Return what PyTorch answers to the tokens of one run after those in its own cache; None: an empty one."""
+    assert part.cache is not None
     # The model takes tokens, also where the graph takes their vectors.
     names = {_TOKENS, *(spec.name for spec in part.inputs)}
-    scores = []
-    decoder = model.get_submodule(part.path)
-    for run in _single_tokens(step) if part.cache.is_recurrent else [step]:
-        positions = run.positions + part.first_position
-        named = {_TOKENS: run.tokens, _MASK: _told_mask(part.cache, run), _POSITIONS: positions}
-        given = {name: torch.from_numpy(value) for name, value in named.items() if name in names}
-        answer = decoder(**given, **part.forward_kwargs, **{part.cache.argument: cache})
-        scores.append(to_numpy(answer[_SCORES]))
-    return np.concatenate(scores, axis=1)
+    positions = run.positions + part.first_position
+    named = {_TOKENS: run.tokens, _MASK: _told_mask(part.cache, run), _POSITIONS: positions}
+    given = {name: torch.from_numpy(value) for name, value in named.items() if name in names}
+    return model.get_submodule(part.path)(**given, **part.forward_kwargs, **{part.cache.argument: cache})
+
+
+def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: _Step) -> float | None:
+    """Return by how much of scale the scores after a prompt are off where PyTorch reads it in two runs.
+
+    None where that is rounding, where it is known of the cache, or where the model reads no such runs.
+    """
+    layout = part.cache
+    assert layout is not None
+    is_other = layout.is_recurrent or layout.dropping_windows or layout.template is not None
+    if is_other or isinstance(_token_count(part), int) or prompt.given_positions is not None:
+        return None
+    half = (prompt.tokens.shape[1] + 1) // 2
+    first = _Step(prompt.tokens[:, :half], prompt.mask[:, :half], np.empty(0))
+    second = replace(prompt, tokens=prompt.tokens[:, half:])
+    try:
+        cache = _answer_after(part, model, first, None)[layout.argument]
+        scores = _scores_after(part, model, second, cache)[:, -1:]
+    except REFUSALS:  # it reads a prompt in one run alone
+        return None
+    dtypes = dtypes_inside(model, {_SCORES: scores})
+    found = compare_outputs([{_SCORES: prompt.scores[:, -1:]}], [{_SCORES: scores}], computed_in=dtypes).worst
+    return None if found.is_equal else found.relative_diff
 
 
 def compare_generation(
@@ -307,6 +336,7 @@ def compare_generation(
         ties=ties,
         largest_relative_diff=largest,
         stopped_after=stopped_after,
+        differs_in_pieces=text.differs_in_pieces,
     )
 
 
@@ -359,7 +389,7 @@ class _Graph:
             self.states = _fed(self._cache, answer)
         scores: NDArray[Any] = answer[_SCORES]
         # What a cache drops depends on how many tokens are read at once.
-        is_same = not self._cache.drops_beyond_window
+        is_same = not self._cache.dropping_windows
         self.reads_several = self.reads_several or (is_same and 1 < scores.shape[1] == step.tokens.shape[1])
         return scores, draw
 
@@ -386,7 +416,8 @@ def _joined_count(number: int, text: GeneratedText, reads_several: bool) -> int:
     """Return how many steps a graph reads at once, from this one on."""
     # The second prompt, and before it steps of one token after a cache that is longer than a usual window.
     last = len(text.steps) - 1 - _LAST_STEPS
-    return min(_JOINED_STEPS, last - number) if reads_several and _SINGLE_STEPS < number < last else 1
+    is_alike = reads_several and text.differs_in_pieces is None
+    return min(_JOINED_STEPS, last - number) if is_alike and _SINGLE_STEPS < number < last else 1
 
 
 def _joined(steps: Sequence[_Step]) -> _Step:

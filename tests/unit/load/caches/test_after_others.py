@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 
 from checkpoints import build_model
 from winml.modelkit.errors import UsageError
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.after_others import streams_of
+from winml.modelkit.load.caches.arguments import cache_of
 from winml.modelkit.load.caches.finding import find_cache
 from winml.modelkit.load.caches.inputs import given_sizes, open_by_default, with_cache_inputs
 from winml.modelkit.load.caches.layout import CacheLayout
-from winml.modelkit.load.caches.traced_layers import DroppingLayer
+from winml.modelkit.load.caches.traced_layers import DroppingLayer, TracedAttentionLayer
 from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision
 from winml.modelkit.load.inputs.sizes import SizeBounds
 
@@ -28,13 +29,44 @@ KEYWORDS = {"use_cache": True, "return_dict": True}
 class Widening(transformers.LlamaForCausalLM):  # type: ignore[misc]  # transformers has no types
     """Takes every cache for one that begins with four tokens that the mask says nothing of."""
 
+    widen: Any
+
     def forward(
         self, input_ids: Any = None, attention_mask: Any = None, past_key_values: Any = None, **more: Any
     ) -> Any:
         """Widen the mask after others."""
         if past_key_values is not None:
-            attention_mask = torch.cat([torch.ones_like(attention_mask[:, :1]).expand(-1, 4), attention_mask], dim=-1)
+            attention_mask = self.widen(attention_mask)
         return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **more)
+
+
+def four(mask: torch.Tensor) -> torch.Tensor:
+    """Return a mask of four tokens."""
+    return torch.ones_like(mask[:, :1]).expand(-1, 4)
+
+
+def written(mask: torch.Tensor) -> torch.Tensor:
+    """Return a longer mask that one was written into."""
+    longer = mask.new_ones(mask.shape[0], mask.shape[1] + 4)
+    longer[:, 4:] = mask
+    return longer
+
+
+def copied(mask: torch.Tensor) -> torch.Tensor:
+    """Return a longer mask that one was copied into."""
+    longer = mask.new_ones(mask.shape[0], mask.shape[1] + 4)
+    longer[:, 4:].copy_(mask)
+    return longer
+
+
+WAYS: dict[str, Any] = {
+    "cat": lambda mask: torch.cat([four(mask), mask], dim=-1),
+    "cat of what is made of it": lambda mask: torch.cat([four(mask).bool(), mask.ne(0)], dim=-1),
+    "hstack": lambda mask: torch.hstack([four(mask), mask]),
+    "pad": lambda mask: torch.nn.functional.pad(mask, (4, 0), value=1),
+    "writing": written,
+    "copying": copied,
+}
 
 
 class Single(transformers.LlamaForCausalLM):  # type: ignore[misc]
@@ -60,8 +92,10 @@ def layout_of_kind(kind: Any) -> CacheLayout:
     return layout
 
 
-def test_mask_that_is_joined_with_another_is_no_input() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_mask_that_is_widened_is_no_input(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would hide other tokens than it says; what that means is told."""
+    monkeypatch.setattr(Widening, "widen", staticmethod(WAYS[way]), raising=False)
     layouts = [layout_of_kind(kind) for kind in (Widening, transformers.LlamaForCausalLM)]
     assert [False, True] == [layout.is_masked for layout in layouts]
     config = build_model("llama").config
@@ -88,7 +122,40 @@ def test_window_that_no_mask_knows_is_seen(class_name: str, is_dropping: bool) -
     with torch.device("meta"):
         layout = find_cache(model_class(config).eval(), (TOKENS, MASK), KEYWORDS)
     assert isinstance(layout, CacheLayout)
-    assert (4, is_dropping) == (layout.states[0].window, layout.drops_beyond_window)
+    assert (4, {4} if is_dropping else set()) == (layout.states[0].window, layout.dropping_windows)
+    notes = given_sizes(None, None, layout)[1]
+    assert is_dropping == any("is to be read in one run: a layer with a window of 4" in note for note in notes)
+
+
+class Mixed(transformers.MistralForCausalLM):  # type: ignore[misc]
+    """Keeps another window in its second layer than its masks know."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **more: Any) -> Any:
+        """Make a cache."""
+        if past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+            past_key_values.layers[1] = DynamicSlidingWindowLayer(sliding_window=4)
+        return super().forward(input_ids, past_key_values=past_key_values, **more)
+
+
+def test_each_window_is_decided_by_itself() -> None:
+    """Of two windows, one may be known to a mask; a layer that sees everything has none."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = transformers.MistralConfig(**sizes, num_hidden_layers=2, head_dim=8, vocab_size=120, sliding_window=8)
+    kinds = ["sliding_attention", "full_attention"]
+    both = transformers.Gemma3TextConfig(
+        **sizes, num_hidden_layers=2, head_dim=8, vocab_size=120, sliding_window=8, layer_types=kinds
+    )
+    with torch.device("meta"):
+        models = [Mixed(config).eval(), transformers.Gemma3ForCausalLM(both).eval()]
+    mixed, alternating = (find_cache(model, (TOKENS, MASK), KEYWORDS) for model in models)
+    assert isinstance(mixed, CacheLayout)
+    assert isinstance(alternating, CacheLayout)
+    assert ({4}, frozenset()) == (mixed.dropping_windows, alternating.dropping_windows)
+    assert [8, 8, 4, 4] == [state.window for state in mixed.states]
+    assert [8, 8, None, None] == [state.window for state in alternating.states]
+    tensors = {state.input: torch.zeros(state.shape(1, 3)) for state in mixed.states}
+    assert [TracedAttentionLayer, DroppingLayer] == [type(layer) for layer in cache_of(mixed, tensors).layers]
 
 
 def test_layer_shows_what_that_of_transformers_still_holds() -> None:

@@ -24,6 +24,7 @@ from winml.modelkit.flows.compare.refusals import (
     refuse_random_answers,
     refuse_unknown_names,
 )
+from winml.modelkit.flows.compare.shared_modules import few_shared_notes
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.load.request import ModelRequest
 from winml.modelkit.results.model_comparison import ModelComparison
@@ -108,7 +109,10 @@ def compare_models(
         refuse_unknown_names(left, right, options.names)
         matched = _match_before_running(left, right, options)
         folder = folder_of_processors((candidate, reference), options.data_set) if options.data_set else None
+        few = few_shared_notes(left, right)
+        stack.enter_context(_also_told(few))
         values, notes = _drawn_values(left, right, options, folder)
+        notes = (*notes, *few)
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
         if options.step is not None:
             pair = at_step(pair, options.step)
@@ -118,6 +122,16 @@ def compare_models(
         if options.by_module:
             result = _by_module(result, pair, matched if matched is not None else _match_with_torch(pair), options)
         return result
+
+
+@contextmanager
+def _also_told(notes: Sequence[str]) -> Iterator[None]:
+    """Add to a refusal what may be the reason for it."""
+    try:
+        yield
+    except UsageError as error:
+        error.hint = " ".join(filter(None, (error.hint, *notes)))
+        raise
 
 
 @dataclass(frozen=True)
@@ -317,10 +331,20 @@ def _whole(pair: SidePair, values: Values, notes: tuple[str, ...], options: Comp
         threshold=options.threshold,
         step=options.step,
         tolerance=options.tolerance,
-        notes=(*values.notes, *notes, *([f"Outputs of one side only: {', '.join(missing)}."] if missing else [])),
+        notes=(*values.notes, *notes, *_missing_notes(pair, missing)),
     )
     refuse_random_answers(pair, result.worst.fidelity, options.tolerance)
     return result
+
+
+def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]]) -> tuple[str, ...]:
+    """Say which outputs of each side were not compared, and what may be done."""
+    sides = (pair.reference, pair.candidate)
+    words = [f"of {side.shown} only: {', '.join(names)}" for side, names in zip(sides, missing, strict=True) if names]
+    if not words:
+        return ()
+    advice = " Two that mean the same are compared with --map reference=candidate." if all(missing) else ""
+    return (f"Outputs {'; '.join(words)}.{advice}",)
 
 
 def _by_module(

@@ -69,7 +69,7 @@ def capture_graph(
 def _attempts(part: ModelPart, config: WinMLExportConfig, use: ExporterUse) -> list[tuple[ExporterName, bool]]:
     """Return the exporters to try in turn, each with whether the weights are loaded for it."""
     attempts: list[tuple[ExporterName, bool]] = [(use.name, False)]
-    if config.exporter == "auto":
+    if config.exporter == "auto" and part.open_grids is None:
         attempts.append(("dynamo" if use.name == "torchscript" else "torchscript", False))
     if part.stored is not None and ("torchscript", False) in attempts:
         # Last, since it takes the most memory: a trace that needs values.

@@ -24,6 +24,7 @@ from winml.modelkit.flows.export.graph_making import calls_of_all_parts
 from winml.modelkit.flows.export.loading import load_for_export
 from winml.modelkit.flows.export.part_export import export_part
 from winml.modelkit.flows.graph_handover import GraphHandover
+from winml.modelkit.flows.module_functions import refuse_old_runtime, refuse_unregistered
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.graph.files.working_directory import working_directory_kept
 from winml.modelkit.load.library_access import local_files_only
@@ -193,6 +194,8 @@ class HTPExporter:
         """Load a model and export its parts, one at a time; what the forwards leave behind is put back."""
         started = datetime.now(timezone.utc)
         target.paths().refuse_existing(overwrite=target.overwrite)
+        if target.functions is not None:
+            refuse_old_runtime()
         clock = StepClock(STEPS, self.on_step)
         with ExitStack() as left_as_found:
             left_as_found.enter_context(process_left_as_found())
@@ -224,9 +227,19 @@ class HTPExporter:
         """Refuse options that do not fit what was loaded.
 
         Raises:
-            UsageError: an open dimension where the provider takes none, or one list of outputs for several parts.
+            UsageError: an open dimension where the provider takes none, functions of modules that there are not,
+                pictures of any size with dynamo, or one list of outputs for several parts.
             OutputExistsError: a file of a part is there already.
         """
+        if target.functions is not None:
+            refuse_unregistered(loaded.model, target.functions)
+        for part in loaded.wanted_parts:
+            if self.config.exporter == "dynamo" and part.open_grids is not None:
+                raise UsageError(
+                    f"--dynamo: part {part.name} reads the sizes of its pictures from {part.open_grids}, which only "
+                    "TorchScript follows",
+                    hint="Leave --dynamo out.",
+                )
         is_dynamic = any(part.dimensions for part in loaded.wanted_parts)
         try:
             refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=self.config.allow_dynamic)

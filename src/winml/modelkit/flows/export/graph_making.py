@@ -18,7 +18,7 @@ from winml.modelkit.export.preparation import FlatForward
 from winml.modelkit.flows.export.capturing import capture_graph
 from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
 from winml.modelkit.flows.export.output_axes import name_output_axes, name_sums
-from winml.modelkit.flows.module_functions import chosen_modules, refuse_old_runtime
+from winml.modelkit.flows.module_functions import chosen_modules
 from winml.modelkit.graph.model_metadata import ModelDescription, output_specs, write_model_metadata
 from winml.modelkit.graph.specs import OutputTensorSpec
 from winml.modelkit.hierarchy.coverage import all_nodes, measure_coverage
@@ -75,9 +75,9 @@ def make_tagged_graph(run: ExportRun, prepared: PreparedPart, exporter: Exporter
         inputs.traced = tensors = draw.inputs
         tree = build_tree(trace, run.config.torch_module, run.all_parts)
         if run.target.functions is not None:
-            # Refused here rather than after the capture, which may take minutes.
-            refuse_old_runtime()
-            chosen_modules(tree, run.target.functions)
+            # Refused here rather than after the capture, which may take minutes. Of several parts, any may have them.
+            everything = build_tree(run.all_parts or trace, run.config.torch_module)
+            chosen_modules(everything, run.target.functions)
         draw = _with_output_names(draw, prepared.forward, run.config)
         proof = run_at_other_sizes(draw, part.dimensions, lambda sizes: _draw_of_sizes(run, prepared, sizes))
         names = [spec.name for spec in part.inputs]

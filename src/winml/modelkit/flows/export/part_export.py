@@ -12,7 +12,7 @@ from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import refuse_little_left
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.words import fidelity_words
-from winml.modelkit.errors import ExportError, InternalError, VerificationError
+from winml.modelkit.errors import ExportError, InternalError, UsageError, VerificationError
 from winml.modelkit.export.exporter_choice import SECOND_TRY_S, ExporterUse, second_choice
 from winml.modelkit.file_names import ONLY_PART, sidecar_path
 from winml.modelkit.flows.export.export_run import ExportRun, TaggedGraph
@@ -94,7 +94,7 @@ def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter
             return _write_part(run, result, prepared, tagged_graph)
         except VerificationError as error:
             second = second_choice(run.config, tagged_graph.exporter, error)
-            if second is None:
+            if second is None or prepared.part.open_grids is not None:
                 raise
             retried_graph = make_tagged_graph(run, prepared, second)
             if retried_graph.exporter != second:
@@ -108,7 +108,8 @@ def _leaner(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -
 
     A part may run modules of another for sizes alone. TorchScript asks the values for their sizes; dynamo knows them.
     """
-    idle = idle_weight_bytes(tagged_graph.model) if prepared.part.name != ONLY_PART else 0
+    can_be_other = prepared.part.name != ONLY_PART and prepared.part.open_grids is None
+    idle = idle_weight_bytes(tagged_graph.model) if can_be_other else 0
     if not idle or run.config.exporter != "auto" or tagged_graph.exporter.name != "torchscript":
         return tagged_graph
     reason = f"TorchScript keeps {size_words(idle)} of weights of which only sizes are read"
@@ -138,7 +139,7 @@ def _write_part(
         run.staged[part.name] = staged = run.files.reserve(paths.model)
         tagged_graph = _handed_over(run, tagged_graph, paths.model)
         is_external = run.handover.is_external(tagged_graph.model) if run.handover is not None else None
-        to_write, functions = _with_functions(run, tagged_graph)
+        to_write, functions = _with_functions(run, result, part, tagged_graph)
         written = write_model(to_write, staged, external=is_external)
         try:
             comparison = _verify_part(run, prepared, tagged_graph, staged)
@@ -172,15 +173,24 @@ def _write_part(
     return _with_part(result, replace(exported, files=_written_files(paths, written, sizes)), run)
 
 
-def _with_functions(run: ExportRun, tagged_graph: TaggedGraph) -> tuple[ir.Model, ModuleFunctions | None]:
-    """Return the model as it is written, and which modules are functions of it.
+def _with_functions(
+    run: ExportRun, result: ExportResult, part: ModelPart, tagged_graph: TaggedGraph
+) -> tuple[ir.Model, ModuleFunctions | None]:
+    """Return the model as it is written, and which modules are functions of it; of several parts, some may have none.
 
     Raises:
-        UsageError: no module can become one.
+        UsageError: no module of any part can become one.
     """
     if run.target.functions is None:
         return tagged_graph.model, None
-    return functions_of_modules(tagged_graph.model, run.target.functions)
+    try:
+        return functions_of_modules(tagged_graph.model, run.target.functions)
+    except UsageError as error:
+        is_last = part is run.loaded.wanted_parts[-1]
+        if is_last and not any(earlier.functions for earlier in result.parts):
+            raise
+        run.inputs(part).notes.append(f"Part {part.name} has no functions: {error.message}.")
+        return tagged_graph.model, None
 
 
 def _told_functions(exported: ExportedPart, functions: ModuleFunctions | None) -> ExportedPart:

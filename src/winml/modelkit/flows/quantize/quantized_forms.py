@@ -28,10 +28,10 @@ from winml.modelkit.flows.quantize.preparation import prepare
 from winml.modelkit.graph.files.foreign_reading import load_foreign
 from winml.modelkit.graph.files.temporary import temporary_folder
 from winml.modelkit.graph.files.writing import write_model
+from winml.modelkit.graph.module_parts import GraphModules
 from winml.modelkit.measure.latency import LatencyOptions, measure_alternating
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult
-from winml.modelkit.quantize.planning import GraphModules
 from winml.modelkit.results.quantization_sensitivity import MeasuredForm, MetricTarget, SensitivityCost, TimedForm
 from winml.modelkit.runtime.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.runtime.sessions import Session

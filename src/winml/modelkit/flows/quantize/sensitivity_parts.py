@@ -10,10 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.graph.module_parts import GraphModules
 from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.selector import HasAddress, escape, select
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.planning import GraphModules, PlannedNode, QuantizationPlan
+from winml.modelkit.quantize.planning import PlannedNode, QuantizationPlan
 from winml.modelkit.quantize.precisions import FLOAT32, PrecisionName
 from winml.modelkit.results.quantization_sensitivity import Part
 

@@ -120,10 +120,10 @@ def _arrays(inputs: tuple[GraphInput, ...], prompt: PreparedPrompt) -> dict[str,
         tokens = np.array([prompt.tokens], np.int64)
         given = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
         return {item.name: given[item.name] for item in inputs if item.name in given}
-    from winml.modelkit.evaluate.media import Unreadable, open_image, open_recording
+    from winml.modelkit.evaluate.media import Unreadable, open_image
     from winml.modelkit.evaluate.preprocessing import Preprocessor
 
-    opened: Any = (open_recording if prompt.medium == "audio" else open_image)(prompt.text, None, prompt.text)
+    opened: Any = prompt.recording or open_image(prompt.text, None, prompt.text)
     if isinstance(opened, Unreadable):
         raise InputError(f"--{prompt.medium} {prompt.text}: does not open: {opened.reason}")
     preprocessor = Preprocessor.of(files_folder(prompt.model), inputs, option=f"--{prompt.medium}")

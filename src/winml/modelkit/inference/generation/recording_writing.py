@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import InputError, UsageError, first_line
+from winml.modelkit.evaluate.media import Recording, Unreadable, open_recording, resampled
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
 from winml.modelkit.inference.generation.encoded import EncodedDecoder
 from winml.modelkit.inference.generation.loop import GeneratedToken
@@ -21,7 +22,7 @@ __all__ = ["recorded_prompt", "recorded_tokens"]
 
 
 def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedPrompt:
-    """Return what is to be written of a recording: segment by segment where it is long, or times are asked for.
+    """Return what is to be written of a recording, opened: segment by segment where it is long, or times are asked for.
 
     Args:
         prompt: A recording, as it would be written in one piece.
@@ -37,6 +38,7 @@ def recorded_prompt(prompt: PreparedPrompt, *, with_times: bool) -> PreparedProm
     if not len(recording.samples):
         raise InputError(f"--audio {Path(prompt.text)}: holds no samples", hint="Give a recording, such as WAV.")
     is_long = seconds is not None and len(recording.samples) > seconds * recording.rate_hz
+    prompt = replace(prompt, recording=recording)
     if not (with_times or is_long):
         return prompt
     from winml.modelkit.evaluate.model_config import open_config
@@ -58,12 +60,11 @@ def recorded_tokens(graphs: EncodedDecoder, prompt: PreparedPrompt, timed: Timed
     """Yield the tokens of a whole recording, all at the end; the segments are told to ``timed`` before the first.
 
     Raises:
-        InputError: the recording does not open.
+        InputError: transformers' loop refuses the configs of the model.
         WinMLError: whatever a run of the graphs raises.
     """
     from transformers import AutoFeatureExtractor, set_seed
 
-    from winml.modelkit.evaluate.media import resampled
     from winml.modelkit.inference.generation.seq2seq import EncodedModel
 
     started = time.perf_counter()
@@ -71,7 +72,8 @@ def recorded_tokens(graphs: EncodedDecoder, prompt: PreparedPrompt, timed: Timed
     model: Any = EncodedModel.of_graphs(graphs, folder)
     make: Any = AutoFeatureExtractor
     extractor = make.from_pretrained(folder, local_files_only=True)
-    samples = resampled(_opened(prompt.text), int(extractor.sampling_rate))
+    assert prompt.recording is not None  # opened by recorded_prompt
+    samples = resampled(prompt.recording, int(extractor.sampling_rate))
     is_long = len(samples) > extractor.n_samples
     whole = {"truncation": False, "padding": "longest", "return_attention_mask": True} if is_long else {}
     given = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt", **whole)
@@ -103,9 +105,7 @@ def recorded_tokens(graphs: EncodedDecoder, prompt: PreparedPrompt, timed: Timed
         yield GeneratedToken(token, seconds, "eos" if number + 1 == len(tokens) else "")
 
 
-def _opened(path: str) -> Any:
-    from winml.modelkit.evaluate.media import Unreadable, open_recording
-
+def _opened(path: str) -> Recording:
     opened = open_recording(path, None, path)
     if isinstance(opened, Unreadable):
         raise InputError(f"--audio {Path(path)}: does not open: {opened.reason}", hint="Give a recording, such as WAV.")

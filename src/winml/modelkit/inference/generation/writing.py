@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from winml.modelkit.errors import UsageError
+from winml.modelkit.evaluate.media import Recording
 from winml.modelkit.inference.generation.beginnings import TextBeginning
 from winml.modelkit.inference.generation.graph import DecoderGraph
 from winml.modelkit.inference.generation.loop import GeneratedToken, generate_tokens
@@ -47,6 +48,8 @@ class PreparedPrompt:
     """How the answer begins then."""
     medium: str = "prompt"
     """What the encoder reads: ``prompt``, a text; ``audio`` and ``image``, the file named by ``text``."""
+    recording: Recording | None = None
+    """The sound of that file, where it is a recording."""
     shown: ShownFiles | None = None
     """What the model is shown beside the text, where it takes images."""
 

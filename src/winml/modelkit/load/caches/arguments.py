@@ -197,7 +197,7 @@ def cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
         states = {place: item for place, item in layout.states_of(layer).items() if item not in held}
         values = {place: tensors[item.input] for place, item in states.items()}
         window = next((item.window for item in states.values() if item.window), None)
-        if window is not None and layout.drops_beyond_window:
+        if window in layout.dropping_windows:
             layers.append(DroppingLayer(values, window))
         else:
             layers.append(classes[name](values))

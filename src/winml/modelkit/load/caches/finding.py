@@ -7,7 +7,7 @@ known by name. A cache that cannot be flattened is refused with the layer or the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,8 @@ HeldStates = tuple[tuple[Way, CacheState], ...]
 
 _GIVEN = "past_key_values"
 """Specified by transformers: what generate() calls the cache that it makes."""
+_DROPPING_LAYER = "DynamicSlidingWindowLayer"
+"""Specified by transformers: the layer that keeps keys and values of a window, and nothing else."""
 _SUMS = (0.0, 1.0)
 """Chosen: values of states nobody knows. Some are sums of exponents, that other states are divided by."""
 RUN_ROWS, RUN_TOKENS = 2, 3
@@ -74,7 +76,7 @@ def find_cache(
         if layout is None:
             return f"the cache of {name} stays empty"
         if not held:
-            layout = replace(layout, drops_beyond_window=not masked and any(item.window for item in layout.states))
+            layout = _with_dropping(name, layout, masked)
             read = as_read_after(layout, RUN_ROWS, RUN_TOKENS, outputs_of)
             if read is None:
                 raise cache_refusal(name, "its forward reads no more than one token after others")
@@ -86,6 +88,27 @@ def find_cache(
     # What transformers' generate() gives a forward that keeps a cache.
     is_given_one = any(parameter in parameters for parameter in ("past_key_values", "use_cache"))
     return f"{name} returns none" if is_given_one else f"transformers keeps none for {name} either"
+
+
+def _with_dropping(model_name: str, layout: CacheLayout, masked: Collection[int]) -> CacheLayout:
+    """Return a layout that says which windows no mask knows.
+
+    Args:
+        model_name: Whose it is, for messages.
+        layout: The cache.
+        masked: Windows beyond which masks hide tokens.
+
+    Raises:
+        UsageError: a layer with such a window keeps other states as well.
+    """
+    dropping = {item.window: item for item in layout.states if item.window is not None and item.window not in masked}
+    for window, state in dropping.items():
+        if (class_name := layout.class_of(state.layer)) != _DROPPING_LAYER:
+            raise cache_refusal(
+                model_name,
+                f"layer {state.layer} of {layout.argument} ({class_name}) drops what is beyond {window} tokens",
+            )
+    return replace(layout, dropping_windows=frozenset(dropping))
 
 
 def _runs_on_shapes(
@@ -102,7 +125,7 @@ def _runs_on_shapes(
         def call(**tensors: torch.Tensor) -> Any:
             if use is None:
                 return model(**tensors, **keywords, **further)
-            use.mask = tensors.get(MASK)
+            use.follow(tensors.get(MASK))
             with use:
                 return model(**tensors, **keywords, **further)
 

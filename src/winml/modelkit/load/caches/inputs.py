@@ -217,6 +217,14 @@ def given_sizes(
     if not layout.is_masked:
         reason = "after others, the model's own code hides other tokens than it says"
         notes = (*notes, f"The graph takes no {MASK}: {reason}. The rows of a run are of one length.")
+    if layout.dropping_windows:
+        window = min(layout.dropping_windows)
+        dropped = (
+            f"A prompt is to be read in one run: a layer with a window of {window} tokens sees all tokens of a run and "
+            f"the last {window - 1} before it, since no mask hides others. In pieces, a longer prompt is answered "
+            "otherwise, in PyTorch as well."
+        )
+        notes = (*notes, dropped)
     is_said = shape_config is not None and getattr(shape_config, _SEQUENCE_KEY) is not None
     if not layout.is_recurrent or is_said:
         return given, notes

@@ -112,8 +112,8 @@ class CacheLayout:
     """Whether the forward mixes up the rows, where it reads one token of several."""
     is_masked: bool = True
     """Whether the forward takes a mask over the tokens in the cache and those of a run."""
-    drops_beyond_window: bool = False
-    """Whether what a window does not reach is out of sight only since the cache drops it: no mask hides it."""
+    dropping_windows: frozenset[int] = frozenset()
+    """Windows of layers of which what is beyond is out of sight only since the cache drops it: no mask hides it."""
 
     @property
     def grows(self) -> bool:

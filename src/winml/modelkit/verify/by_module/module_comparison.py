@@ -16,7 +16,7 @@ from winml.modelkit.compare.divergence import ModuleErrors, first_divergence, ow
 from winml.modelkit.compare.fidelity import FidelitySum, OutputFidelity
 from winml.modelkit.hierarchy import address
 from winml.modelkit.results.model_comparison import ComparedModule
-from winml.modelkit.verify.by_module.sides import GROUP_BYTES, NamesOfBoth, SidePair
+from winml.modelkit.verify.by_module.sides import GROUP_BYTES, Array, NamesOfBoth, SidePair
 from winml.modelkit.verify.by_module.value_matching import MatchedBoundary
 
 __all__ = ["TOLERANCE", "ModuleComparison", "compare_modules"]
@@ -178,11 +178,15 @@ def _measure(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dic
         for left, right in pair.recorded(group):
             held = max(held, sum(array.nbytes for array in (*left.values(), *right.values())))
             for names in group:
-                if names[0] in left and "float" in str(left[names[0]].dtype):
+                if names[0] in left and _are_floats(left[names[0]], right[names[1]]):
                     sums.setdefault(names, FidelitySum(names[1])).add(left[names[0]], right[names[1]])
             del left, right  # before the next draw is recorded
         count = max(1, int(len(group) * GROUP_BYTES / max(held, 1)))
     return {names: total.of_value() for names, total in sums.items()}
+
+
+def _are_floats(*arrays: Array) -> bool:
+    return all("float" in str(array.dtype) for array in arrays)
 
 
 def _group_length(sizes: Sequence[int | None], count: int) -> int:

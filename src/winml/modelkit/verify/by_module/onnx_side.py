@@ -20,6 +20,7 @@ from winml.modelkit.graph.files.graph_reading import graph_of
 from winml.modelkit.graph.files.reading import read_structure
 from winml.modelkit.graph.module_parts import ModuleParts
 from winml.modelkit.graph.validity import refuse_cycles
+from winml.modelkit.hierarchy import address
 from winml.modelkit.hierarchy.module_identity import ModuleIdentity
 from winml.modelkit.inspect.onnx_contents import PlacedNode, read_contents
 from winml.modelkit.inspect.onnx_tree import OnnxModule, OnnxTree, read_tree
@@ -74,6 +75,12 @@ class OnnxSide:
         self._declared = [value.name for value in self.structure.graph.output]
         if by_module:
             self._read_modules()
+
+    @functools.cached_property
+    def module_classes(self) -> Mapping[str, str]:
+        """Path of each module the file tells of → its class, ``""`` where that is unknown; the root is ``""``."""
+        tree = self.tree or self._tree_of(self._placed_nodes())
+        return {item.path: item.class_name for item in tree.modules if item.path or address.depth(item.tag) == 1}
 
     @functools.cached_property
     def input_dtypes(self) -> Mapping[str, str]:
@@ -163,13 +170,19 @@ class OnnxSide:
             if item.proto.name and tag
         }
 
-    def _read_modules(self) -> None:
-        refuse_cycles(self.structure, self.path)
+    def _placed_nodes(self) -> Sequence[PlacedNode]:
         merge_duplicate_keys(self.structure)
-        self.nodes = read_contents(self.structure).nodes
+        return read_contents(self.structure).nodes
+
+    def _tree_of(self, nodes: Sequence[PlacedNode]) -> OnnxTree:
         metadata = {item.key: item.value for item in self.structure.metadata_props}
         root = self.structure.graph.name.strip("/") or "graph"
-        self.tree = read_tree([node.proto for node in self.nodes], metadata, root)
+        return read_tree([node.proto for node in nodes], metadata, root)
+
+    def _read_modules(self) -> None:
+        refuse_cycles(self.structure, self.path)
+        self.nodes = self._placed_nodes()
+        self.tree = self._tree_of(self.nodes)
         model = graph_of(self.structure, self.path)
         self.value_names = frozenset(str(value.name) for node in model.graph for value in node.outputs)
         self.is_rounded = any(map(_has_few_bits, model.graph))
@@ -226,13 +239,18 @@ def _boundaries(module: OnnxModule, parts: ModuleParts, position: Mapping[ir.Nod
 
 
 def _as_float(value: ir.Value) -> ir.Value:
-    """Return the floating-point value that a quantized one, its scale or its zero point was made of."""
+    """Return the floating-point value that a quantized one, its scale or its zero point was made of.
+
+    What was not made of one, such as rows of a quantized table, is a number again where it is dequantized.
+    """
+    found = value
     while (producer := value.producer()) is not None and producer.op_type in _QUANTIZING:
         first = producer.inputs[0]
         if first is None or first.is_initializer():
             break
         value = first
-    return value
+        found = found if producer.op_type == "DequantizeLinear" else value
+    return found
 
 
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})

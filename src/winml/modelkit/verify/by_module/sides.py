@@ -64,6 +64,10 @@ class Side(Protocol):
     def input_dtypes(self) -> Mapping[str, str]:
         """Name of each input → its type, in numpy's words."""
 
+    @property
+    def module_classes(self) -> Mapping[str, str]:
+        """Path of each module that is known → its class, ``""`` where that is unknown; the root is ``""``."""
+
     def value_bytes(self, names: Sequence[str], feeds: Feeds) -> Sequence[int | None]:
         """Return how large inner values are; None where that is not known before a run."""
 
@@ -85,14 +89,14 @@ class SidePair:
     names: Mapping[str, str] = field(default_factory=dict)
     """Name in the reference → name in the candidate, of inputs and outputs that are called otherwise there."""
 
-    def compared_outputs(self) -> tuple[tuple[ComparedOutput, ...], tuple[str, ...]]:
-        """Run both on all draws, and return how near their outputs are, and the outputs of one side only.
+    def compared_outputs(self) -> tuple[tuple[ComparedOutput, ...], tuple[Sequence[str], Sequence[str]]]:
+        """Run both on all draws, and return how near their outputs are, and the outputs of each side alone.
 
         Raises:
             UsageError: they have no output in common.
         """
         compared: dict[str, _RunningOutput] = {}
-        missing: tuple[str, ...] = ()
+        missing: tuple[Sequence[str], Sequence[str]] = ((), ())
         for feeds in self.draws:
             expected = self.reference.outputs(self.reference_feeds(feeds))
             answers = self.candidate.outputs(self.candidate_feeds(feeds))
@@ -105,8 +109,8 @@ class SidePair:
 
     def _common_names(
         self, expected: Mapping[str, Array], answers: Mapping[str, Array]
-    ) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return name in the reference → name in the candidate, and the outputs of one side only, in their order."""
+    ) -> tuple[dict[str, str], tuple[Sequence[str], Sequence[str]]]:
+        """Return name in the reference → name in the candidate, and the outputs of each side alone, in their order."""
         names = {name: self.names.get(name, name) for name in expected}
         common = {name: other for name, other in names.items() if other in answers}
         if not common:
@@ -116,8 +120,8 @@ class SidePair:
                 hint="Say which is which with --map reference=candidate.",
             )
         theirs = set(common.values())
-        missing = [*(name for name in names if name not in common), *(name for name in answers if name not in theirs)]
-        return common, tuple(missing)
+        alone = [name for name in names if name not in common], [name for name in answers if name not in theirs]
+        return common, alone
 
     def value_bytes(self, taps: Sequence[NamesOfBoth]) -> list[int | None]:
         """Return what recording each value takes on both sides, in one draw; None where that is not known."""

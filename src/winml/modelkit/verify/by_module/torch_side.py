@@ -60,6 +60,11 @@ class TorchSide:
         return any(parameter.dtype in _HALVES for parameter in self._prepared.part.module.parameters())
 
     @property
+    def module_classes(self) -> Mapping[str, str]:
+        """Path of every module → its class."""
+        return {path: type(module).__name__ for path, module in self._prepared.model.named_modules()}
+
+    @property
     def part(self) -> ModelPart:
         """What is called."""
         return self._prepared.part
