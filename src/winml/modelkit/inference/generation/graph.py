@@ -232,7 +232,7 @@ class DecoderGraph:
         if positions is None:
             positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
         given = {
-            self.fed_input: _filled(values, filled),
+            **self.value_feeds(_filled(values, filled)),
             MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
             POSITIONS: _all_positions(np.asarray(positions), self.position_rows, rows, filled),
             TOKEN_TYPES: _filled(self.token_kinds(values, cache), filled),
@@ -248,6 +248,15 @@ class DecoderGraph:
             cache: What earlier runs remember.
         """
         return tokens
+
+    @property
+    def value_inputs(self) -> tuple[str, ...]:
+        """Inputs that take what :meth:`token_values` returns."""
+        return (self.fed_input,)
+
+    def value_feeds(self, values: Array) -> dict[str, Array]:
+        """Return what each of these is fed of the values of some tokens."""
+        return {self.fed_input: values}
 
     def token_kinds(self, values: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
         """Return the kind of each token of a run, of which the vectors or numbers are given: that of text."""
@@ -285,7 +294,7 @@ class DecoderGraph:
                 hint="Build the model for text-generation.",
             )
         _refuse_scores_of_texts(self._session)
-        known = {self.fed_input, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
+        known = {*self.value_inputs, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
         if other := [name for name in self._by_name if name not in known]:
             raise InputError(
                 f"{self.name} takes {other[0]!r}, of which nothing says what a step is to feed it",
