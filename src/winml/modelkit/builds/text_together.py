@@ -41,8 +41,8 @@ def compared_together(plan: BuildPlan, parts: Sequence[BuiltPart]) -> None:
     record = decoder.records[-1]
     if record.together and all(part.records[-1].status == "reused" for part in parts):
         return
+    from winml.modelkit.flows.export.text_together import words_of_text_together
     from winml.modelkit.flows.quantize.quantize import Quantization
-    from winml.modelkit.flows.quantize.text_together import words_of_text_together
 
     config, section = plan.config.export, plan.config.quant
     assert config is not None  # there are several parts, which an export made

@@ -71,12 +71,12 @@ class TextBeginning:
         return self.allowed.get(position)
 
 
-def read_beginning(folder: Path, told: TextTokens | None = None) -> tuple[TextBeginning, GenerationSettings]:
+def read_beginning(folder: Path, text: TextTokens | None = None) -> tuple[TextBeginning, GenerationSettings]:
     """Return how a text begins, and how it goes on, as the files in the folder of a model say.
 
     Args:
         folder: Where they are.
-        told: The first token and those that end a text, where the graph says them; it stands before the files.
+        text: The first token and those that end a text, where the graph says them; it stands before the files.
 
     Raises:
         InputError: they do not say what it begins with, or are damaged.
@@ -87,8 +87,8 @@ def read_beginning(folder: Path, told: TextTokens | None = None) -> tuple[TextBe
     keys = ("decoder_start_token_id", "bos_token_id")
     found = (record.get(key) for key in keys for record in (given, config, config.get("decoder") or {}))
     start = next((value for value in found if isinstance(value, int)), None)
-    if told is not None:
-        start, settings = told.first, replace(settings, eos_token_ids=told.ends or settings.eos_token_ids)
+    if text is not None:
+        start, settings = text.first, replace(settings, eos_token_ids=text.ends or settings.eos_token_ids)
     if start is None:
         raise InputError(
             f"{folder}: nothing says which token a text begins with (decoder_start_token_id)",

@@ -75,7 +75,7 @@ class ShownDecoder(DecoderGraph):
         by_name = {item.name: item for item in graph_inputs(sessions.embedding)}
         self._places = [value for value, _ in by_name[TOKENS].first_values]
         self._no_features = {name: _no_rows(by_name[name]) for name in self._seen.values()}
-        super().__init__(sessions.decoder)
+        super().__init__(sessions.decoder, values=self._vectors.values())
         kinds = self._by_name.get(TOKEN_TYPES)
         self._plain_kind = int(kinds.value_range[0]) if kinds is not None and kinds.value_range is not None else 0
 
@@ -214,16 +214,6 @@ class ShownDecoder(DecoderGraph):
         answer = self._embedding.run({TOKENS: tokens, **features}, list(self._vectors))
         # Side by side, so that they are divided into runs as one.
         return np.concatenate([answer[output] for output in self._vectors], axis=-1)
-
-    @property
-    def value_inputs(self) -> tuple[str, ...]:
-        """Inputs that take vectors of tokens: the first, and what the language model adds after some of its layers."""
-        return tuple(self._vectors.values())
-
-    def value_feeds(self, values: Array) -> dict[str, Array]:
-        """Return what each of these is fed of the vectors of some tokens."""
-        names = self.value_inputs
-        return dict(zip(names, np.split(values, len(names), axis=-1), strict=True))
 
 
 def _no_rows(item: GraphInput) -> Array:

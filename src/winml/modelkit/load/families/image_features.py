@@ -63,6 +63,16 @@ class ImageCode:
     layered: LayeredVectors | None = None
     """Further vectors of images, which the language model adds after some of its layers; None: there are none."""
 
+    @property
+    def seen_names(self) -> tuple[str, ...]:
+        """Further vectors of images, as they are seen."""
+        return () if self.layered is None else self.layered.seen_names
+
+    @property
+    def layered_names(self) -> tuple[str, ...]:
+        """The same as vectors of all tokens."""
+        return () if self.layered is None else self.layered.token_names
+
     def features(self, module: torch.nn.Module) -> Callable[..., dict[str, torch.Tensor]]:
         """Return what makes the vectors of images, each kind as one tensor, by name.
 
@@ -122,7 +132,7 @@ class ImageCode:
             path: Where it is in the model.
         """
         inner = self.language_model.removeprefix(path).lstrip(".")
-        return module.forward if self.layered is None else self.layered.told(module, module.get_submodule(inner))
+        return module.forward if self.layered is None else self.layered.decode(module, module.get_submodule(inner))
 
 
 def has_image_code(model: Any) -> bool:

@@ -156,33 +156,33 @@ def _text_tokens(model: Any, path: str, plain: InputDecision) -> TextTokens | No
     if not callable(getattr(model, "generate", None)):
         return None
     decoder = model.get_submodule(path)
-    told: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     media = {spec.name: spec for spec in plain.inputs if spec.name not in (TOKENS, _MASK)}
 
     def look(*args: Any, **named: Any) -> None:
-        told.update({TOKENS: args[0]} if args else {}, **named)
-        raise _Told
+        given.update({TOKENS: args[0]} if args else {}, **named)
+        raise _Reached
 
     vars(decoder)["generate"] = look
     try:
-        run_on_shapes(lambda **tensors: _until_told(model.generate, tensors), media)
+        run_on_shapes(lambda **tensors: _until_reached(model.generate, tensors), media)
     finally:
         del vars(decoder)["generate"]
-    first, ends = told.get(TOKENS), told.get("eos_token_id")
+    first, ends = given.get(TOKENS), given.get("eos_token_id")
     if not isinstance(first, torch.Tensor) or first.is_meta or first.dim() != 2 or first.shape[1] != 1:
         return None
     ids = ends if isinstance(ends, list) else [ends]
     return TextTokens(int(first[0, 0]), tuple(token for token in ids if isinstance(token, int)))
 
 
-class _Told(Exception):  # noqa: N818  # no error, and none of those that mean a refusal
+class _Reached(Exception):  # noqa: N818  # no error, and none of those that mean a refusal
     """A model told its decoder how to generate."""
 
 
-def _until_told(generate: Callable[..., Any], tensors: Mapping[str, torch.Tensor]) -> None:
+def _until_reached(generate: Callable[..., Any], tensors: Mapping[str, torch.Tensor]) -> None:
     try:
         generate(**tensors)
-    except _Told:
+    except _Reached:
         return
 
 

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.load.families.picture_grids import WholeTensors
 
-__all__ = ["LayeredVectors", "SeenFeatures", "find_layered", "listed_vectors"]
+__all__ = ["LayeredVectors", "ListedVectors", "SeenFeatures", "find_layered", "listed_vectors"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LayeredVectors:
             for name, item in zip(self.token_names, call[self.argument], strict=True)
         }
 
-    def told(self, module: torch.nn.Module, language_model: torch.nn.Module) -> Callable[..., Any]:
+    def decode(self, module: torch.nn.Module, language_model: torch.nn.Module) -> Callable[..., Any]:
         """Return the forward of what decodes, which takes vectors of all tokens and hands them to the language model.
 
         Args:
@@ -97,7 +97,7 @@ class LayeredVectors:
         """
         forward = module.forward
 
-        def decode(*args: Any, **named: Any) -> Any:
+        def forward_of_all(*args: Any, **named: Any) -> Any:
             given = {name: named.pop(name) for name in self.token_names if name in named}
             if not given:
                 # As its user calls it.
@@ -110,8 +110,8 @@ class LayeredVectors:
                 with _given_further(language_model, further):
                     return forward(*args, **named)
 
-        decode.__signature__ = _with_any_name(inspect.signature(forward))  # type: ignore[attr-defined]
-        return decode
+        forward_of_all.__signature__ = _with_any_name(inspect.signature(forward))  # type: ignore[attr-defined]
+        return forward_of_all
 
 
 def listed_vectors(answer: Any, whole: WholeTensors) -> dict[str, ListedVectors]:

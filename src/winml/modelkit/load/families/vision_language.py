@@ -173,7 +173,7 @@ class _Found:
 
     def cache(self) -> CacheLayout | str:
         """Return the cache of the language model, or as a clause why there is none."""
-        others = (_POSITIONS, *self._layered_names)
+        others = (_POSITIONS, *self.code.layered_names)
         inputs = tuple(spec for spec in self.decoder_inputs.inputs if spec.name not in others)
         return find_cache(self.decoder, inputs, self.keywords)
 
@@ -202,7 +202,7 @@ class _Found:
             name=VISION,
             path=self.code.owner,
             entry=self.code.features,
-            feeds=tuple(PartFeed(name, EMBEDDING, name) for name in (FEATURES, *self._seen_names)),
+            feeds=tuple(PartFeed(name, EMBEDDING, name) for name in (FEATURES, *self.code.seen_names)),
         )
 
     def embedding_axes(self) -> PartAxes:
@@ -219,7 +219,7 @@ class _Found:
         """Return what makes vectors of tokens, those of images in their places."""
         # Without images, and with several in a row, their number is not that of the rows.
         images, *others = self.code.feature_shape
-        names = (FEATURES, *self._seen_names)
+        names = (FEATURES, *self.code.seen_names)
         features = tuple(
             InputTensorSpec(
                 name=name,
@@ -237,7 +237,7 @@ class _Found:
             name=EMBEDDING,
             path=self.code.owner,
             entry=self.code.token_vectors,
-            feeds=tuple(PartFeed(name, DECODER, name) for name in (EMBEDDED, *self._layered_names)),
+            feeds=tuple(PartFeed(name, DECODER, name) for name in (EMBEDDED, *self.code.layered_names)),
         )
 
     def decoder_axes(self, layout: CacheLayout) -> PartAxes:
@@ -273,7 +273,7 @@ class _Found:
         plain = self._among([name for name in (_TOKENS, _MASK) if name in self._names])
         tokens = plain.inputs[0]
         shape = (*tokens.shape, self.code.feature_shape[-1])
-        names = (EMBEDDED, *self._layered_names)
+        names = (EMBEDDED, *self.code.layered_names)
         vectors = tuple(InputTensorSpec(name=name, shape=shape, dtype=self._dtype) for name in names)
         kinds = () if self.kinds is None else (self.kinds.spec(tokens),)
         keys: dict[str, tuple[str | None, ...]] = {
@@ -305,16 +305,6 @@ class _Found:
                 f"in {type(self.model).__name__}, so that each run takes any number of tokens",
                 hint=f"Leave {_SEQUENCE_KEY} out. {NO_CACHE_HINT}",
             )
-
-    @property
-    def _seen_names(self) -> tuple[str, ...]:
-        """Further vectors of images, as they are seen."""
-        return () if self.code.layered is None else self.code.layered.seen_names
-
-    @property
-    def _layered_names(self) -> tuple[str, ...]:
-        """The same as vectors of all tokens."""
-        return () if self.code.layered is None else self.code.layered.token_names
 
     @property
     def _names(self) -> list[str]:
