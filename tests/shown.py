@@ -76,6 +76,34 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "image_token_id": PLACE, "video_token_id": 95, "vision_start_token_id": 4, "vision_end_token_id": 5,
         },
     ),
+    # As those, and what is seen after a layer is added after a layer of the language model.
+    "qwen3_vl": (
+        "Qwen3VLForConditionalGeneration",
+        {
+            "text_config": {
+                **_TEXT, "model_type": "qwen3_vl_text", "num_key_value_heads": 1, "head_dim": 16,
+                "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]},
+            },
+            "vision_config": {
+                "depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
+                "patch_size": 14, "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
+            },
+            "image_token_id": PLACE, "video_token_id": 95, "vision_start_token_id": 4, "vision_end_token_id": 5,
+        },
+    ),
+    # A decoder inside attends to what is made of the picture, and generates by itself.
+    "blip": (
+        "BlipForConditionalGeneration",
+        {
+            "text_config": {
+                **_TEXT, "model_type": "blip_text_model", "projection_dim": 32, "bos_token_id": 0,
+                "eos_token_id": 1, "sep_token_id": 4, "pad_token_id": 2, "initializer_range": 0.2,
+            },
+            "vision_config": {**_VISION, "model_type": "blip_vision_model", "initializer_range": 0.2},
+            "projection_dim": 32,
+        },
+    ),
     # The language model has its head, and generates for the whole.
     "blip-2": (
         "Blip2ForConditionalGeneration",
@@ -115,11 +143,13 @@ def shown_processor(kind: str) -> Any:
     """Return the processor of a checkpoint of this type."""
     from transformers import (
         Blip2Processor,
+        BlipProcessor,
         Gemma3Processor,
         Idefics3Processor,
         LlavaProcessor,
         PaliGemmaProcessor,
         Qwen2_5_VLProcessor,
+        Qwen3VLProcessor,
     )  # fmt: skip
     from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -128,8 +158,8 @@ def shown_processor(kind: str) -> Any:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-    # That of BLIP-2 adds the token itself.
-    tokenizer = _tokenizer() if kind == "blip-2" else _tokenizer("<image>", "<boi>", "<eoi>")
+    # That of BLIP-2 adds the token itself, and BLIP has none.
+    tokenizer = _tokenizer() if kind in ("blip", "blip-2") else _tokenizer("<image>", "<boi>", "<eoi>")
     size = {"height": 16, "width": 16}
     if kind == "gemma3":
         return Gemma3Processor(Gemma3ImageProcessorPil(size=size), tokenizer, _CHAT_TEMPLATE, image_seq_length=4)
@@ -141,12 +171,15 @@ def shown_processor(kind: str) -> Any:
         return Idefics3Processor(
             Idefics3ImageProcessorPil(size={"longest_edge": 32}, max_image_size=edges), tokenizer, 4, _CHAT_TEMPLATE
         )
-    if kind == "qwen2_5_vl":
+    if kind in ("qwen2_5_vl", "qwen3_vl"):
         # Without the half for videos, which needs torchvision.
         halves = classmethod(lambda _class: ["image_processor", "tokenizer"])
-        make = type("Qwen2_5_VLProcessor", (Qwen2_5_VLProcessor,), {"get_attributes": halves})
+        whole: Any = Qwen2_5_VLProcessor if kind == "qwen2_5_vl" else Qwen3VLProcessor
+        make = type(whole.__name__, (whole,), {"get_attributes": halves})
         edges = {"shortest_edge": 28**2, "longest_edge": 12 * 28**2}
         return make(Qwen2VLImageProcessorPil(size=edges), tokenizer, chat_template=_CHAT_TEMPLATE)
+    if kind == "blip":
+        return BlipProcessor(BlipImageProcessorPil(size=size), tokenizer)
     if kind == "blip-2":
         return Blip2Processor(BlipImageProcessorPil(size=size), tokenizer, num_query_tokens=4)
     return LlavaProcessor(

@@ -42,6 +42,21 @@ def test_parts_in_int4_are_compared_together(checkpoint: Path, tmp_path: Path) -
     assert (1, 5) == tuple(written.shape)
 
 
+def test_parts_in_int8_are_compared_together(checkpoint: Path, tmp_path: Path) -> None:
+    """Though each is made of a file: once all are there. What is used again is not compared a second time."""
+    folder = tmp_path / "built"
+    result = build_hf_model(checkpoint, folder, config=CONFIG, precision="int8")
+    encoder, decoder = (part.stage("quantize") for part in result.manifest.parts)
+    assert encoder is not None
+    assert decoder is not None
+    assert decoder.together.startswith("all parts together SQNR")
+    assert decoder.summary.endswith(decoder.together)
+    assert not encoder.together
+    again = build_hf_model(checkpoint, folder, config=CONFIG, precision="int8").manifest.parts[1].stage("quantize")
+    assert again is not None
+    assert ("reused", decoder.together) == (again.status, again.together)
+
+
 def test_errors_of_two_parts_add_up() -> None:
     """Each part may have an error of the least ratio; twice its power is three decibels less."""
     near = OutputFidelity("y", 9.0, 1.0, 0.1, 0.1)

@@ -148,9 +148,10 @@ def test_other_forms_write_what_pytorch_writes(kind: str, tmp_path: Path) -> Non
             model(**given)
 
 
-def test_pictures_of_any_size_write_what_pytorch_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+def test_pictures_of_any_size_write_what_pytorch_writes(kind: str, tmp_path: Path) -> None:
     """Their grids say which patches belong together, and at which positions their tokens are; also with beams."""
-    folder = save_shown(tmp_path / "qwen2_5_vl", "qwen2_5_vl")
+    folder = save_shown(tmp_path / kind, kind)
     request = ModelRequest(str(folder), task="image-text-to-text")
     with pytest.raises(UsageError, match="part vision reads the sizes of its pictures from image_grid_thw") as refused:
         HTPExporter(WinMLExportConfig(exporter="dynamo")).export_checkpoint(request, tmp_path / "net.onnx")
@@ -164,10 +165,12 @@ def test_pictures_of_any_size_write_what_pytorch_writes(tmp_path: Path) -> None:
     verification = exported.parts[-1].verification
     assert verification is not None
     assert verification.generation is not None
+    seen = ["deepstack_features.0"] if kind == "qwen3_vl" else []
+    assert ["image_features", *seen] == [spec.name for spec in exported.parts[0].outputs]
 
     for name in ("config.json", "generation_config.json"):
         (folder / "onnx" / name).write_bytes((folder / name).read_bytes())
-    processor = shown_processor("qwen2_5_vl")
+    processor = shown_processor(kind)
     pictures = [save_picture(tmp_path / "0.png"), save_picture(tmp_path / "1.png", 1)]
     wide = [PIL.Image.open(path).resize(size) for path, size in zip(pictures, [(120, 80), (200, 60)], strict=True)]
     given = processor(images=wide, text=["w5 <image> w6 w7", "w9 <image> w1"], padding=True, return_tensors="pt")

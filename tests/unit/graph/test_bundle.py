@@ -12,7 +12,14 @@ import pytest
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.file_names import built_part_name, part_path
-from winml.modelkit.graph.bundle import ModelBundle, PartDescription, PartFeed, only_part, read_part_description
+from winml.modelkit.graph.bundle import (
+    ModelBundle,
+    PartDescription,
+    PartFeed,
+    TextTokens,
+    only_part,
+    read_part_description,
+)
 
 TEXT = "<ir_version: 10, opset_import: ['' : 17]> g (float[1] x) => (float[1] y) { y = Relu(x) }".replace("'", '"')
 DECODER = PartDescription("decoder", ("encoder", "decoder"), (PartFeed("present.0.key", "decoder", "past.0.key"),))
@@ -47,6 +54,8 @@ def test_file_that_says_nothing_holds_a_model_of_its_own(tmp_path: Path) -> None
         '{"name": "a"}',
         '{"name": "a", "of": ["a"], "feeds": [{"output": "y"}]}',
         '{"name": "a", "of": ["a"], "feeds": [], "positions": 0}',
+        '{"name": "a", "of": ["a"], "feeds": [], "text": {"first": true, "ends": []}}',
+        '{"name": "a", "of": ["a"], "feeds": [], "text": [3]}',
     ],
 )
 def test_damaged_description_is_refused_with_the_file(text: str, tmp_path: Path) -> None:
@@ -57,11 +66,12 @@ def test_damaged_description_is_refused_with_the_file(text: str, tmp_path: Path)
 
 def test_bundle_has_the_order_in_which_parts_run(tmp_path: Path) -> None:
     """Whatever the order of the files."""
-    encoder = PartDescription("encoder", DECODER.part_names)
+    encoder = PartDescription("encoder", DECODER.part_names, text=TextTokens(3, (4, 5)))
     paths = [write(tmp_path / f"{part.name}.onnx", json.dumps(part.as_record())) for part in (DECODER, encoder)]
     bundle = ModelBundle.read(paths)
     assert [("encoder", paths[1]), ("decoder", paths[0])] == list(bundle.paths.items())
     assert {"encoder": (), "decoder": DECODER.feeds} == bundle.feeds
+    assert [DECODER, encoder] == list(map(read_part_description, paths))
     with pytest.raises(InputError):
         ModelBundle.read(paths[:1])
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from winml.modelkit.errors import InputError
+from winml.modelkit.graph.bundle import TextTokens
 from winml.modelkit.inference.generation.beginnings import TextBeginning, read_beginning
 from winml.modelkit.inference.generation.settings import position_limit
 
@@ -32,6 +33,8 @@ def test_forced_tokens_of_a_translator_are_the_first_and_the_last(tmp_path: Path
     written = {"decoder_start_token_id": 2, "forced_bos_token_id": 4, "forced_eos_token_id": 1}
     beginning, settings = read_beginning(folder(tmp_path, written))
     assert (2, {4}, {1}) == (beginning.start, chosen(beginning, 1), chosen(beginning, 9, is_last=True))
+    # A forced token counts as a new one.
+    assert 0 == beginning.prompt_places
     assert {0, 1, 2, 3, 4, 5} == chosen(beginning, 2)
     assert settings.for_transformers is None
 
@@ -48,6 +51,7 @@ def test_language_that_nobody_named_is_chosen_among_languages(tmp_path: Path) ->
     }
     beginning, settings = read_beginning(folder(tmp_path, written))
     assert [{1, 2}, {3}, {4}, {0, 3, 4}] == [chosen(beginning, place) for place in (1, 2, 3, 4)]
+    assert 3 == beginning.prompt_places
     assert {0, 1, 2, 3, 4} == chosen(beginning, 5)
     assert settings.for_transformers is None
 
@@ -57,6 +61,14 @@ def test_what_only_transformers_knows_is_left_to_its_loop(tmp_path: Path) -> Non
     beginning, settings = read_beginning(folder(tmp_path, {"num_beams": 4}, {"decoder_start_token_id": 7}))
     assert 7 == beginning.start
     assert {"num_beams": 4} == settings.for_transformers
+
+
+def test_what_the_graph_says_stands_before_the_files(tmp_path: Path) -> None:
+    """The first token, and those that end a text; where it names no end, the files do."""
+    path = folder(tmp_path, {"bos_token_id": 7, "eos_token_id": 8})
+    beginning, settings = read_beginning(path, TextTokens(3, (4, 5)))
+    assert (3, (4, 5)) == (beginning.start, settings.eos_token_ids)
+    assert (8,) == read_beginning(path, TextTokens(3))[1].eos_token_ids
 
 
 def test_folder_that_names_no_first_token_is_refused(tmp_path: Path) -> None:

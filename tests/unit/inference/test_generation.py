@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, GenerationConfig, GenerationMixin, Llama
 
 from generating import PROMPT, counting_graph, save_tokenizer
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.inference.generation.beginnings import TextBeginning
 from winml.modelkit.inference.generation.choice import choose_token, processed_scores
 from winml.modelkit.inference.generation.graph import DecoderGraph
 from winml.modelkit.inference.generation.loop import generate_tokens
@@ -85,6 +86,15 @@ def test_state_of_any_kind_is_handed_from_step_to_step(graph: DecoderGraph) -> N
     assert [3, 6, 4, 0] == [entry.token for entry in tokens]
     assert "length" == tokens[-1].end
     assert [3, 6] == [entry.token for entry in generate_tokens(graph, [1, 2], replace(settings, eos_token_ids=(6,)))]
+
+
+def test_tokens_of_language_and_task_are_no_new_ones(graph: DecoderGraph) -> None:
+    """As many are written after them as were asked for; the last place of all is that of the token that ends a text."""
+    settings = GenerationSettings(max_new_tokens=2)
+    beginning = TextBeginning(1, prompt_places=2, allowed={1: (5,), 2: (7,)}, last=0)
+    tokens = [entry.token for entry in generate_tokens(graph, [1], settings, beginning=beginning)]
+    # 1 + 5 + 7 = 13, mod 8 = 5
+    assert [5, 7, 5, 0] == tokens
 
 
 def test_rows_of_a_cache_can_be_taken_in_another_order(graph: DecoderGraph) -> None:

@@ -30,6 +30,7 @@ from winml.modelkit.builds.plan import BuildPlan, refuse_missing_compiler
 from winml.modelkit.builds.stage_runs import TOOL_NAME, BuildJob, BuiltPart, StageRunner
 from winml.modelkit.builds.stage_store import StageStore
 from winml.modelkit.builds.stages import STAGES, Stage, names_of
+from winml.modelkit.builds.text_together import compared_together
 from winml.modelkit.file_names import (
     BUILD_CONFIG_NAME,
     BUILD_MANIFEST_NAME,
@@ -201,7 +202,9 @@ class _Build:
         folder.remove_all_but(manifest.files)
         folder.save(manifest)
         notes = (note for part in self._parts for record in part.records for note in record.notes)
-        result = BuildResult(folder.path, manifest, (*folder.notes, *notes, *self._companions.placed.notes))
+        result = BuildResult(
+            folder.path, manifest, (*folder.notes, *manifest.notes, *notes, *self._companions.placed.notes)
+        )
         section = self._job.plan.config.eval
         return result if section is None else _judged(self._job, result, section, self._clock)
 
@@ -226,6 +229,9 @@ class _Build:
         else:
             for part in self._parts:
                 self._keep_records(self._runner.run(stage, part))
+            if stage.takes_bits:
+                compared_together(self._job.plan, self._parts)
+                self._job.folder.save(self._make_manifest("unfinished", {}))
 
     def _keep_records(self, records: Mapping[str, StageRecord]) -> None:
         """Write down what a stage made."""
@@ -267,6 +273,7 @@ class _Build:
             seconds=round(time.perf_counter() - self._started_at, 3),
             normalizations=sum(record.normalizations for part in self._parts for record in part.records),
             versions={TOOL_NAME: __version__, "python": platform.python_version(), **library_versions(libraries)},
+            notes=self._layout.notes(self._parts, job.folder.path) if status == "done" else (),
         )
 
     def _part_record(self, part: BuiltPart, status: str, placed: _PlacedModel) -> PartRecord:

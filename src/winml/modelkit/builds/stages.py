@@ -110,6 +110,8 @@ class Stage:
     """Whether it makes the graphs of all parts from a PyTorch model, rather than changing one graph."""
     idle: Callable[[WinMLBuildConfig], str] = lambda _config: ""
     """Why it has nothing to do although its section is no null, in a few words; empty where it has."""
+    takes_bits: bool = False
+    """Whether its result answers less exactly, so that the errors of several parts add up."""
     handed_to: StageName | None = None
     """Stage that does its work as well, on the graph in memory; None: it has a file of its own."""
     undo_resolution: Callable[[dict[str, Any], StageRecord], dict[str, Any]] = lambda options, _earlier: options
@@ -440,6 +442,7 @@ STAGES: tuple[Stage, ...] = (
         options=_quantize_options,
         work=_run_quantize,
         idle=_idle_quantization,
+        takes_bits=True,
     ),
     # Last: what is compiled for one device can no longer be changed.
     Stage(

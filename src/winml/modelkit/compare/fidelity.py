@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from winml.modelkit.compare.silent_values import silent_kinds, silent_words
 
-__all__ = ["FidelityInfo", "FidelitySum", "OutputFidelity", "answer_fidelity", "measure_fidelity", "value_fidelity"]
+__all__ = [
+    "FidelityInfo",
+    "FidelitySum",
+    "OutputFidelity",
+    "answer_fidelity",
+    "least_together_db",
+    "measure_fidelity",
+    "value_fidelity",
+]
 
 Array = NDArray[Any]
 
@@ -78,7 +86,9 @@ class FidelityInfo:
     is_part_alone: bool = False
     """Whether the source is one of several parts, and was compared without the others."""
     together: OutputFidelity | None = None
-    """How near the answer of two parts is, the second of which reads what the first answered; None: not compared."""
+    """How near the answer of all parts is, each of which reads what others answered; None: not compared."""
+    parts: int = 2
+    """How many parts that is."""
     has_encoder_of_source: bool = False
     """Whether the first of these was that of the source, since only the second was asked for."""
     silent: tuple[str, ...] | None = None
@@ -98,14 +108,14 @@ class FidelityInfo:
 
     @property
     def are_verified_together(self) -> bool:
-        """Whether what two parts answer together is near enough, where it was compared."""
+        """Whether what all parts answer together is near enough, where it was compared."""
         text = self.together
         return text is None or (not text.problem and text.sqnr_db >= self.least_together_db)
 
     @property
     def least_together_db(self) -> float:
-        """Below it, what two parts answer together counts as wrong: each may be wrong by the least, and errors add."""
-        return self.least_sqnr_db - 10 * math.log10(2)
+        """Below it, what all parts answer together counts as wrong: each may be wrong by the least, and errors add."""
+        return least_together_db(self.least_sqnr_db, self.parts)
 
     def as_record(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
@@ -121,6 +131,11 @@ class FidelityInfo:
             **({"answers_only": list(self.silent)} if self.silent is not None else {}),
             "outputs": [output.as_record() for output in self.outputs],
         }
+
+
+def least_together_db(least_sqnr_db: float, parts: int) -> float:
+    """Return the ratio that so many parts have to reach together, each of which may cost as much as its own limit."""
+    return least_sqnr_db - 10 * math.log10(parts)
 
 
 def measure_fidelity(

@@ -6,7 +6,14 @@ from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.silent_values import silent_words
 
-__all__ = ["comparison_words", "difference_words", "equality_words", "fidelity_words", "nearness_words"]
+__all__ = [
+    "comparison_words",
+    "difference_words",
+    "equality_words",
+    "fidelity_words",
+    "nearness_words",
+    "together_words",
+]
 
 
 def comparison_words(comparison: VerificationInfo | FidelityInfo | None) -> str:
@@ -36,7 +43,18 @@ def _together_words(fidelity: FidelityInfo) -> str:
     if text is None:
         return ""
     which = "after the encoder of the source" if fidelity.has_encoder_of_source else "all parts together"
-    return f"; {which} {nearness_words(text)} for {text.name} (least {fidelity.least_together_db:.1f} dB)"
+    return f"; {together_words(text, fidelity.least_together_db, which)}"
+
+
+def together_words(text: OutputFidelity, least_db: float, which: str = "all parts together") -> str:
+    """Return how near the text of several parts is.
+
+    Args:
+        text: What was measured.
+        least_db: The ratio that it has to reach.
+        which: The parts, in words.
+    """
+    return f"{which} {nearness_words(text)} for {text.name} (least {least_db:.1f} dB)"
 
 
 def nearness_words(output: OutputFidelity) -> str:

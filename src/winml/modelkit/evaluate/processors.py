@@ -16,7 +16,15 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.evaluate.media import INSTALL_HINT
 from winml.modelkit.evaluate.model_config import UNREADABLE
 
-__all__ = ["ProcessorKind", "kinds_for", "open_processor", "position_count", "processor_files", "sentence_length"]
+__all__ = [
+    "ProcessorKind",
+    "kinds_for",
+    "missing_processors",
+    "open_processor",
+    "position_count",
+    "processor_files",
+    "sentence_length",
+]
 
 ProcessorKind = Literal["tokenizer", "image processor", "feature extractor"]
 
@@ -57,6 +65,18 @@ def kinds_for(input_names: Iterable[str]) -> tuple[ProcessorKind, ...]:
     if "input_ids" not in names and names & _KINDS["feature extractor"].input_names:
         return ("feature extractor",)
     return tuple(kind for kind, about in _KINDS.items() if names & about.input_names)
+
+
+def missing_processors(
+    input_names: Iterable[str], folder: Path
+) -> tuple[tuple[ProcessorKind, str, tuple[str, ...]], ...]:
+    """Return what would make the inputs of these names and is not in a folder: each with its data and its files."""
+    missing = (
+        (kind, _KINDS[kind].data, _KINDS[kind].files)
+        for kind in kinds_for(input_names)
+        if not any((folder / name).is_file() for name in _KINDS[kind].files)
+    )
+    return tuple(missing)
 
 
 def processor_files(folder: Path) -> tuple[Path, ...]:

@@ -15,7 +15,15 @@ from typing import Any, Protocol, TypeVar
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.metadata_keys import PART_KEY
 
-__all__ = ["ModelBundle", "NamedPart", "PartDescription", "PartFeed", "only_part", "read_part_description"]
+__all__ = [
+    "ModelBundle",
+    "NamedPart",
+    "PartDescription",
+    "PartFeed",
+    "TextTokens",
+    "only_part",
+    "read_part_description",
+]
 
 
 class NamedPart(Protocol):
@@ -44,6 +52,34 @@ class PartFeed:
 
 
 @dataclass(frozen=True)
+class TextTokens:
+    """How a text begins and ends, where the files beside a model do not say it."""
+
+    first: int
+    """The token that is given to the first run."""
+    ends: tuple[int, ...] = ()
+    """Tokens that end a text."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the JSON object of FORMATS."""
+        return {"first": self.first, "ends": list(self.ends)}
+
+    @classmethod
+    def of_record(cls, record: Any) -> TextTokens | None:
+        """Read one; None where there is none.
+
+        Raises:
+            ValueError: it is not of this form.
+        """
+        if record is None:
+            return None
+        numbers = [record["first"], *record["ends"]]
+        if any(type(number) is not int for number in numbers):
+            raise ValueError(f"tokens {numbers}")
+        return cls(numbers[0], tuple(numbers[1:]))
+
+
+@dataclass(frozen=True)
 class PartDescription:
     """What a file says about the part it holds."""
 
@@ -54,6 +90,8 @@ class PartDescription:
     """Where the outputs of this part go."""
     positions: int | None = None
     """Tokens per row that it has positions for, those in the cache included; None: any number, or nobody knows."""
+    text: TextTokens | None = None
+    """How a text begins and ends; None: the files beside the model say it."""
 
     @property
     def is_one_of_several(self) -> bool:
@@ -62,7 +100,8 @@ class PartDescription:
 
     def as_record(self) -> dict[str, Any]:
         """Return the JSON object of FORMATS."""
-        limits = {} if self.positions is None else {"positions": self.positions}
+        limits: dict[str, Any] = {} if self.positions is None else {"positions": self.positions}
+        limits |= {} if self.text is None else {"text": self.text.as_record()}
         feeds = [feed.as_record() for feed in self.feeds]
         return {"name": self.name, "of": list(self.part_names), "feeds": feeds, **limits}
 
@@ -120,7 +159,8 @@ def read_part_description(path: Path) -> PartDescription | None:
         positions = record.get("positions")
         if positions is not None and (type(positions) is not int or positions < 1):
             raise ValueError(f"{positions} positions")
-        return PartDescription(record["name"], tuple(record["of"]), feeds, positions)
+        text_tokens = TextTokens.of_record(record.get("text"))
+        return PartDescription(record["name"], tuple(record["of"]), feeds, positions, text_tokens)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: {PART_KEY} is damaged", hint="Export the model again.") from error
 

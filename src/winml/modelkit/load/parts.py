@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.file_names import ONLY_PART
-from winml.modelkit.graph.bundle import PartDescription, PartFeed, only_part
+from winml.modelkit.graph.bundle import PartDescription, PartFeed, TextTokens, only_part
 from winml.modelkit.graph.dimensions import DynamicDimension, OutputAxis
 from winml.modelkit.graph.specs import InputTensorSpec
 
@@ -108,6 +108,8 @@ class ModelPart:
     """The cache that goes in and out; None without one."""
     first_position: int = 0
     """What the forward calls the position of the first token, which its inputs count from 0."""
+    text: TextTokens | None = None
+    """How a text that it writes begins and ends; None: the files beside the model say it."""
     notes: tuple[str, ...] = ()
     """Sentences on how its inputs were decided."""
 
@@ -200,4 +202,5 @@ class LoadedModel:
         """Return what the file of a part says about it; None for the only part of a model that feeds nothing."""
         if len(self.parts) == 1 and not part.feeds:
             return None
-        return PartDescription(part.name, tuple(item.name for item in self.parts), part.feeds, part.most_tokens)
+        names = tuple(item.name for item in self.parts)
+        return PartDescription(part.name, names, part.feeds, part.most_tokens, part.text)

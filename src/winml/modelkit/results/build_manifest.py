@@ -89,6 +89,8 @@ class StageRecord(Options):
     normalizations: int = 0
     """How often it brought the graph into its plain form."""
     summary: str = ""
+    together: str = ""
+    """How near the text that all parts write together is to that of PyTorch, in words; of the part that writes it."""
     resolved: dict[str, Any] = pydantic.Field(default_factory=dict)
     """Sections of the config as this stage decided them."""
     notes: tuple[str, ...] = ()
@@ -140,6 +142,8 @@ class BuildManifest(Options):
     """How often a graph was brought into its plain form, by the runs that made the files."""
     versions: dict[str, str] = pydantic.Field(default_factory=dict)
     """This tool, Python, and the libraries the result depends on."""
+    notes: tuple[str, ...] = ()
+    """What readers of the folder are to know, such as files that they need and the checkpoint does not have."""
 
     @property
     def only_part(self) -> PartRecord:

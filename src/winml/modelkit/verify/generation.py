@@ -44,6 +44,7 @@ __all__ = [
     "generates_alone",
     "plain_generation",
     "plain_value",
+    "read_scores",
     "reason_against",
     "tied_rows",
 ]
@@ -284,7 +285,7 @@ def compare_generation(
     run_file: Callable[[Draw], Mapping[str, NDArray[Any]]],
     computed_in: Sequence[str],
     is_rounding: Callable[[Draw], bool],
-    vectors_of: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
+    vectors_of: Callable[[NDArray[Any]], Arrays] | None = None,
 ) -> GenerationInfo:
     """Compare the scores a graph gives, token by token, with those of PyTorch.
 
@@ -294,7 +295,7 @@ def compare_generation(
         run_file: Runs the file.
         computed_in: Dtypes the model computes in.
         is_rounding: Says of inputs whether rounding decides what PyTorch answers.
-        vectors_of: Returns the vectors of tokens, for a graph that takes these.
+        vectors_of: Returns the vectors of tokens by name of the input, for a graph that takes these.
 
     Raises:
         VerificationError: the scores of a step differ; names it.
@@ -340,6 +341,29 @@ def compare_generation(
     )
 
 
+def read_scores(
+    part: ModelPart,
+    text: GeneratedText,
+    run_file: Callable[[Draw], Mapping[str, NDArray[Any]]],
+    vectors_of: Callable[[NDArray[Any]], Arrays] | None = None,
+) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Yield for each step the scores of PyTorch, and those that a graph gives to the same tokens.
+
+    Args:
+        part: The part.
+        text: What PyTorch generated.
+        run_file: Runs the file.
+        vectors_of: Returns the vectors of tokens by name of the input, for a graph that takes these.
+    """
+    graph = _Graph(part, run_file, vectors_of, text.steps[0].mask.shape[0])
+    number = 0
+    while number < len(text.steps):
+        joined = text.steps[number : number + _joined_count(number, text, graph.reads_several)]
+        scores, _ = graph.read(_joined(joined))
+        yield from _by_step(joined, scores)
+        number += len(joined)
+
+
 @dataclass(frozen=True)
 class _Doubt:
     """A step whose scores differ."""
@@ -368,7 +392,7 @@ class _Graph:
         self,
         part: ModelPart,
         run_file: Callable[[Draw], Mapping[str, NDArray[Any]]],
-        vectors_of: Callable[[NDArray[Any]], NDArray[Any]] | None,
+        vectors_of: Callable[[NDArray[Any]], Arrays] | None,
         rows: int,
     ) -> None:
         """Begin with an empty cache."""
@@ -439,14 +463,14 @@ def _runs(part: ModelPart, step: _Step) -> Iterator[_Step]:
 
 
 def _told_runs(
-    part: ModelPart, step: _Step, vectors_of: Callable[[NDArray[Any]], NDArray[Any]] | None
+    part: ModelPart, step: _Step, vectors_of: Callable[[NDArray[Any]], Arrays] | None
 ) -> Iterator[tuple[_Step, Mapping[str, NDArray[Any]]]]:
     """Yield the runs of a step with the vectors of their tokens, which are made of all at once."""
-    vectors = vectors_of(step.tokens) if vectors_of is not None else None
+    vectors = vectors_of(step.tokens) if vectors_of is not None else {}
     end = 0
     for run in _runs(part, step):
         start, end = end, end + run.tokens.shape[1]
-        yield run, {} if vectors is None else {EMBEDDED: vectors[:, start:end]}
+        yield run, {name: array[:, start:end] for name, array in vectors.items()}
 
 
 def _single_tokens(step: _Step) -> Iterator[_Step]:
@@ -536,13 +560,18 @@ def _prompts(part: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @contextmanager
 def as_the_user_calls_it(prepared: PreparedPart) -> Iterator[None]:
-    """Give the model its own forward back for the time of the block."""
-    model = prepared.model
-    model.forward = prepared.forward.unflattened
+    """Give the model its own forward back for the time of the block, and so those modules that lead to the part."""
+    model, path = prepared.model, prepared.part.path
+    steps = path.split(".") if path else []
+    leading = [model.get_submodule(".".join(steps[:count])) for count in range(len(steps))] or [model]
+    replaced = [(vars(module), vars(module).pop("forward")) for module in leading if "forward" in vars(module)]
+    if not path:
+        model.forward = prepared.forward.unflattened
     try:
         yield
     finally:
-        model.forward = prepared.forward
+        for attributes, forward in replaced:
+            attributes["forward"] = forward
 
 
 @contextmanager

@@ -19,7 +19,7 @@ __all__ = ["feeds_by_rows", "joined_rows", "takes_single_rows"]
 Arrays = Mapping[str, NDArray[Any]]
 
 _OPERATOR = "GroupQueryAttention"
-_TOKENS, _MASK = "input_ids", "attention_mask"
+_TOKENS, _MASK, _POSITIONS = ("input_ids", "inputs_embeds"), "attention_mask", "position_ids"
 
 
 def takes_single_rows(model: ir.Model) -> bool:
@@ -33,10 +33,15 @@ def feeds_by_rows(feeds: Arrays) -> list[Arrays]:
     Args:
         feeds: One array for each input.
     """
-    tokens, mask = feeds.get(_TOKENS), feeds.get(_MASK)
+    tokens, mask = next((feeds[name] for name in _TOKENS if name in feeds), None), feeds.get(_MASK)
     if tokens is None or mask is None or len(tokens) < 2 or not 1 < tokens.shape[1] < mask.shape[1]:
         return [feeds]
-    return [{name: array[row : row + 1] for name, array in feeds.items()} for row in range(len(tokens))]
+    return [{name: _row_of(name, array, row) for name, array in feeds.items()} for row in range(len(tokens))]
+
+
+def _row_of(name: str, array: NDArray[Any], row: int) -> NDArray[Any]:
+    # Of positions in several rows, those of a text are along the second axis.
+    return array[:, row : row + 1] if name == _POSITIONS and array.ndim > 2 else array[row : row + 1]
 
 
 def joined_rows(answers: Sequence[Arrays]) -> Arrays:

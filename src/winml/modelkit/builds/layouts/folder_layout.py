@@ -8,10 +8,12 @@ from pathlib import Path
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.layouts.browser_config import config_naming_data
 from winml.modelkit.builds.layouts.layout import PLAIN, find_layout, refuse_models
+from winml.modelkit.builds.layouts.optimum_cache import unfit_cache_words
 from winml.modelkit.builds.layouts.reader_files import rewritten_companions
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_runs import BuiltPart
 from winml.modelkit.builds.stages import built_name
+from winml.modelkit.evaluate.processors import missing_processors
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENAI_CONFIG_NAME, numbered_data_path
 from winml.modelkit.graph.files.output_files import OutputFiles
 from winml.modelkit.load.checkpoints.companion_files import companion_files
@@ -98,6 +100,28 @@ class FolderLayout:
         if self._layout is not PLAIN and models:
             refuse_models(self._layout, models)
             self.written(parts, {})
+
+    def notes(self, parts: Sequence[BuiltPart], folder: Path) -> tuple[str, ...]:
+        """Return what readers of a finished folder miss, where it is laid out for some.
+
+        Args:
+            parts: The finished parts.
+            folder: The folder of the build.
+        """
+        if self._layout is PLAIN or not self._plan.with_companions:
+            return ()
+        from winml.modelkit.runtime.decoder_inputs import inputs_of_file
+
+        models = [part.current for part in parts if part.current is not None]
+        inputs = {item.name: item.shape for model in models for item in inputs_of_file(model)}
+        missing = [
+            f"{self._layout.readers} cannot prepare {data}: no {kind} came along with the model. Put its files into "
+            f"{folder} ({' or '.join(files)})."
+            for kind, data, files in missing_processors(inputs, folder)
+        ]
+        config = self._sources.get(CHECKPOINT_CONFIG_NAME)
+        unfit = unfit_cache_words(config, inputs) if self._layout.name == "optimum" and config is not None else ""
+        return (*missing, *([f"{unfit[0].upper()}{unfit[1:]}"] if unfit else []))
 
     def written(self, parts: Sequence[BuiltPart], placed: Mapping[str, Iterable[str]]) -> dict[str, str]:
         """Return what is written for the readers: name → text.

@@ -41,9 +41,7 @@ from winml.modelkit.results.words import verification_notes, verification_words
 from winml.modelkit.results.written_file import WrittenFile
 from winml.modelkit.verify.by_module.first_wrong_module import name_first_wrong_module
 from winml.modelkit.verify.other_sizes import WrittenGraph
-from winml.modelkit.verify.parts.encoded_fidelity import measure_encoded_text
-from winml.modelkit.verify.parts.encoded_generation import EncodedParts, compare_encoded_generation
-from winml.modelkit.verify.parts.seen_generation import SeenParts, compare_seen_generation
+from winml.modelkit.verify.parts.together import compare_text_together, decodes_for_others, measure_text_together
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part
 from winml.modelkit.verify.written_file import measure_written_file, verify_written_file
 from winml.modelkit.words import size_words
@@ -245,24 +243,18 @@ def _measured_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInf
     Raises:
         VerificationError: too little is left of what they answer together.
     """
-    decoder = prepared.part
+    decoder, parts = prepared.part, run.loaded.parts
     # The decoder comes last, and says what came of all parts; until then, each is compared alone.
-    if decoder.cache is None or decoder.cache.side is None:
+    if not decodes_for_others(decoder, parts):
         return replace(fidelity, is_part_alone=True)
-    parts = _encoded_parts(run, prepared)
-    text = measure_encoded_text(parts, run.seed)
+    text = measure_text_together(parts, prepared, run.staged, run.seed)
     if isinstance(text, str):
         run.inputs(decoder).notes.append(f"The parts were not compared together: {text}.")
         return replace(fidelity, is_part_alone=True)
-    fidelity = replace(fidelity, together=text, has_encoder_of_source=parts.encoder_path is None)
+    is_whole = len(run.staged) == len(parts)
+    fidelity = replace(fidelity, together=text, parts=len(parts), has_encoder_of_source=not is_whole)
     refuse_little_left(fidelity, "the model in PyTorch", {})
     return fidelity
-
-
-def _encoded_parts(run: ExportRun, decoder: PreparedPart) -> EncodedParts:
-    """Return an encoder-decoder with its files, the encoder's where it was asked for."""
-    (encoder,) = (part for part in run.loaded.parts if part is not decoder.part)
-    return EncodedParts(encoder, decoder, run.staged[decoder.part.name], run.staged.get(encoder.name))
 
 
 def _verify_text(run: ExportRun, prepared: PreparedPart, verification: VerificationInfo) -> VerificationInfo:
@@ -271,16 +263,11 @@ def _verify_text(run: ExportRun, prepared: PreparedPart, verification: Verificat
     Raises:
         VerificationError: PyTorch generates another text.
     """
-    decoder = prepared.part
-    if decoder.cache is None or len(run.loaded.parts) == 1:
+    if not decodes_for_others(prepared.part, run.loaded.parts):
         return verification
-    if decoder.cache.side is None:
-        vision, maker = [part for part in run.loaded.parts if part is not decoder]
-        generation = compare_seen_generation(SeenParts(vision, maker, prepared, run.staged), run.seed)
-    else:
-        generation = compare_encoded_generation(_encoded_parts(run, prepared), run.seed)
+    generation = compare_text_together(run.loaded.parts, prepared, run.staged, run.seed)
     if isinstance(generation, str):
-        run.inputs(decoder).notes.append(f"No text was generated to compare: {generation}.")
+        run.inputs(prepared.part).notes.append(f"No text was generated to compare: {generation}.")
         return verification
     return replace(verification, generation=generation)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, GENERATION_CONFIG_NAME
+from winml.modelkit.graph.bundle import TextTokens
 from winml.modelkit.inference.generation.settings import GenerationSettings, read_record, read_settings
 
 __all__ = ["TextBeginning", "read_beginning", "read_prompt"]
@@ -33,6 +34,8 @@ class TextBeginning:
 
     start: int
     """The first token."""
+    prompt_places: int = 0
+    """How many places after the first one tell language and task. They are no new tokens, as those of a prompt."""
     allowed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Position → the only tokens that may stand there."""
     last: int | None = None
@@ -68,8 +71,12 @@ class TextBeginning:
         return self.allowed.get(position)
 
 
-def read_beginning(folder: Path) -> tuple[TextBeginning, GenerationSettings]:
+def read_beginning(folder: Path, text: TextTokens | None = None) -> tuple[TextBeginning, GenerationSettings]:
     """Return how a text begins, and how it goes on, as the files in the folder of a model say.
+
+    Args:
+        folder: Where they are.
+        text: The first token and those that end a text, where the graph says them; it stands before the files.
 
     Raises:
         InputError: they do not say what it begins with, or are damaged.
@@ -80,21 +87,25 @@ def read_beginning(folder: Path) -> tuple[TextBeginning, GenerationSettings]:
     keys = ("decoder_start_token_id", "bos_token_id")
     found = (record.get(key) for key in keys for record in (given, config, config.get("decoder") or {}))
     start = next((value for value in found if isinstance(value, int)), None)
+    if text is not None:
+        start, settings = text.first, replace(settings, eos_token_ids=text.ends or settings.eos_token_ids)
     if start is None:
         raise InputError(
             f"{folder}: nothing says which token a text begins with (decoder_start_token_id)",
             hint=f"Add it to {GENERATION_CONFIG_NAME}, or build the model again with its files beside it.",
         )
-    told = given if (folder / GENERATION_CONFIG_NAME).is_file() else config
-    allowed = dict(read_prompt(folder))
-    if (first := _number(told, "forced_bos_token_id")) is not None:
+    said = given if (folder / GENERATION_CONFIG_NAME).is_file() else config
+    prompt = read_prompt(folder)
+    allowed = dict(prompt)
+    if (first := _number(said, "forced_bos_token_id")) is not None:
         allowed[1] = (first,)
     beginning = TextBeginning(
         start,
+        prompt_places=len(prompt),
         allowed=allowed,
-        last=_number(told, "forced_eos_token_id"),
-        suppressed=tuple(told.get("suppress_tokens") or ()),
-        first_suppressed=tuple(told.get("begin_suppress_tokens") or ()),
+        last=_number(said, "forced_eos_token_id"),
+        suppressed=tuple(said.get("suppress_tokens") or ()),
+        first_suppressed=tuple(said.get("begin_suppress_tokens") or ()),
     )
     others = {key: value for key, value in (settings.for_transformers or {}).items() if key not in _READ_HERE}
     return beginning, replace(settings, for_transformers=others or None)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.inference.generation.graph import DecoderGraph, GraphCache
-from winml.modelkit.inference.generation.part_feeds import feeds_between
+from winml.modelkit.inference.generation.part_feeds import feeds_between, text_tokens
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
@@ -32,6 +32,7 @@ class EncodedDecoder:
     Attributes:
         inputs: What the encoder takes, in order.
         decoder: The graph of the decoder.
+        text: How a text begins and ends; None where the files beside the model say it.
     """
 
     def __init__(self, encoder: Session, decoder: Session) -> None:
@@ -43,6 +44,7 @@ class EncodedDecoder:
         self._encoder = encoder
         self.inputs: tuple[GraphInput, ...] = graph_inputs(encoder)
         self._feeds = feeds_between(encoder, decoder)
+        self.text = text_tokens(decoder)
         self.decoder = DecoderGraph(decoder, {*self._feeds.values(), _DECODER_MASK})
 
     def encode(self, given: Mapping[str, Array]) -> dict[str, Array]:

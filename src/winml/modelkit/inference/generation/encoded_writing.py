@@ -46,6 +46,7 @@ def prepare_encoded(
         UsageError: the model reads something else than what is given, or tells no times.
         InputError: there is no tokenizer, a file is damaged, or a recording does not open.
     """
+    from winml.modelkit.graph.bundle import read_part_description
     from winml.modelkit.graph.files.reading import read_structure
 
     encoder, decoder = files[ENCODER], files[DECODER]
@@ -60,8 +61,10 @@ def prepare_encoded(
         )
     folder = files_folder(decoder)
     tokenizer = read_tokenizer(folder)
-    beginning, settings = read_beginning(folder)
-    settings = settings.asked(**asked).fitted(1, part_position_limit(decoder, folder))
+    described = read_part_description(decoder)
+    beginning, settings = read_beginning(folder, described.text if described is not None else None)
+    given_tokens = 1 + beginning.prompt_places
+    settings = settings.asked(**asked).fitted(given_tokens, part_position_limit(decoder, folder))
     tokens = tuple(tokenizer.encode(content)) if wanted == "prompt" else ()
     if wanted == "prompt" and not tokens:
         raise UsageError("the prompt is empty", hint="Give a text.")

@@ -109,12 +109,13 @@ class DecoderGraph:
     fed_input: ClassVar[str] = TOKENS
     """Name of the input that takes tokens, or what stands for them."""
 
-    def __init__(self, session: Session, encoded: Collection[str] = ()) -> None:
+    def __init__(self, session: Session, encoded: Collection[str] = (), values: Collection[str] = ()) -> None:
         """Look at what the graph takes.
 
         Args:
             session: The graph.
             encoded: Inputs that are the same in every step, as an encoder answered them.
+            values: Inputs that share the last axis of what :meth:`token_values` returns; empty: one takes all of it.
 
         Raises:
             InputError: it does not answer tokens with logits, or takes an input of unknown meaning.
@@ -125,6 +126,7 @@ class DecoderGraph:
         self._by_name = {item.name: item for item in self.inputs}
         self.states = state_feeds(session)
         self.encoded = tuple(name for name in self._by_name if name in encoded)
+        self._value_inputs = tuple(values) or (self.fed_input,)
         self._refuse_other_graphs()
         batch, sequence = self._by_name[self.fed_input].shape[:2]
         self.length = sequence if isinstance(sequence, int) else None
@@ -232,7 +234,7 @@ class DecoderGraph:
         if positions is None:
             positions = np.broadcast_to(np.arange(past, past + count), (rows, count))
         given = {
-            self.fed_input: _filled(values, filled),
+            **_shares(self._value_inputs, _filled(values, filled)),
             MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
             POSITIONS: _all_positions(np.asarray(positions), self.position_rows, rows, filled),
             TOKEN_TYPES: _filled(self.token_kinds(values, cache), filled),
@@ -285,13 +287,18 @@ class DecoderGraph:
                 hint="Build the model for text-generation.",
             )
         _refuse_scores_of_texts(self._session)
-        known = {self.fed_input, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
+        known = {*self._value_inputs, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
         if other := [name for name in self._by_name if name not in known]:
             raise InputError(
                 f"{self.name} takes {other[0]!r}, of which nothing says what a step is to feed it",
                 hint="Name the folder where it is one part of a model. An encoder-decoder generates with a cache only: "
                 "leave out --no-cache.",
             )
+
+
+def _shares(names: Sequence[str], values: Array) -> dict[str, Array]:
+    """Return the share that each of these has of the last axis."""
+    return dict(zip(names, np.split(values, len(names), axis=-1), strict=True))
 
 
 def _refuse_padding(mask: Array, name: str) -> None:

@@ -61,12 +61,13 @@ def generate_tokens(
     cache = graph.empty_cache(1, encoded) if graph.has_cache else None
     fed = text
     before = time.perf_counter()
-    for count in range(1, settings.max_new_tokens + 1):
+    longest = settings.max_new_tokens + (beginning.prompt_places if beginning is not None else 0)
+    for count in range(1, longest + 1):
         logits = graph.run(rows_of(fed), positions=positions, cache=cache)
         positions = None if positions is None else positions[..., -1:] + 1
         scores = logits[0, -1]
         if beginning is not None:
-            scores = beginning.scores(scores, len(text), is_last=count == settings.max_new_tokens)
+            scores = beginning.scores(scores, len(text), is_last=count == longest)
         token = choose_token(scores, text, settings.step, draw)
         text.append(token)
         fed = [token] if graph.has_cache else text
@@ -74,7 +75,7 @@ def generate_tokens(
         end: Literal["", "eos", "length"] = ""
         if token in settings.eos_token_ids:
             end = "eos"
-        elif count == settings.max_new_tokens:
+        elif count == longest:
             end = "length"
         yield GeneratedToken(token, now - before, end)
         if end:

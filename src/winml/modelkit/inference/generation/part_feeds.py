@@ -1,14 +1,15 @@
-"""Which output of one graph becomes which input of another, as their files say it?"""
+"""What do the files of parts say of their graphs: which output becomes which input of another, and how texts begin?"""
 
 from __future__ import annotations
 
 import json
 
 from winml.modelkit.errors import InputError
+from winml.modelkit.graph.bundle import TextTokens
 from winml.modelkit.metadata_keys import PART_KEY
 from winml.modelkit.runtime.sessions import Session
 
-__all__ = ["feeds_between", "only_feed_between"]
+__all__ = ["feeds_between", "text_tokens"]
 
 
 def feeds_between(giver: Session, taker: Session) -> dict[str, str]:
@@ -28,16 +29,16 @@ def feeds_between(giver: Session, taker: Session) -> dict[str, str]:
     return feeds
 
 
-def only_feed_between(giver: Session, taker: Session) -> tuple[str, str]:
-    """Return the output and the input where there is one of each.
+def text_tokens(decoder: Session) -> TextTokens | None:
+    """Return how a text begins and ends, where the file of a decoder says it.
 
     Raises:
-        InputError: the files do not say it, or name several.
+        InputError: what it says is damaged.
     """
-    feeds = list(feeds_between(giver, taker).items())
-    if len(feeds) != 1:
-        raise _unrelated(giver, taker)
-    return feeds[0]
+    try:
+        return TextTokens.of_record(json.loads(decoder.metadata.get(PART_KEY) or "{}").get("text"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{decoder.name}: {PART_KEY} is damaged", hint="Export the model again.") from error
 
 
 def _unrelated(giver: Session, taker: Session) -> InputError:

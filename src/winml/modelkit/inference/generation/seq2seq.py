@@ -75,6 +75,11 @@ class EncodedModel(DecoderModel):
     def _open(self, graphs: EncodedDecoder, folder: Path) -> None:
         self.graphs, self.graph = graphs, graphs.decoder
         self._read_configs(folder, has_cache=True)
+        # Of a decoder inside another model, the config of the whole does not say it.
+        self.config.is_encoder_decoder = True
+        if (text := graphs.text) is not None:
+            self.generation_config.decoder_start_token_id = text.first
+            self.generation_config.eos_token_id = list(text.ends) or self.generation_config.eos_token_id
         self.main_input_name = graphs.inputs[0].name
         self.encoder = _Encoder(graphs)
         self._folder = files_folder(folder / "model.onnx")
@@ -99,6 +104,10 @@ class EncodedModel(DecoderModel):
             first = tuple(getattr(self.generation_config, "begin_suppress_tokens", None) or ())
             own = _Beginning(allowed, first)
             settings["logits_processor"] = LogitsProcessorList([*(settings.get("logits_processor") or ()), own])
+            longest = settings.get("max_new_tokens", self.generation_config.max_new_tokens)
+            if longest is not None:
+                # The loop counts these tokens as new ones, and that of transformers for such a model as given.
+                settings["max_new_tokens"] = longest + len(allowed)
         loop: Any = super()  # declared for models of torch
         return loop.generate(*inputs, **settings)
 

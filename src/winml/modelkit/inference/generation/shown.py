@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.inference.generation.graph import TOKEN_TYPES, TOKENS, DecoderGraph, GraphCache
-from winml.modelkit.inference.generation.part_feeds import only_feed_between
+from winml.modelkit.inference.generation.part_feeds import feeds_between
 from winml.modelkit.runtime.graph_inputs import GraphInput, array_words, graph_inputs
 from winml.modelkit.runtime.sessions import Session
 
@@ -70,13 +70,12 @@ class ShownDecoder(DecoderGraph):
         """
         self._vision, self._embedding = sessions.vision, sessions.embedding
         self.image_inputs: tuple[GraphInput, ...] = graph_inputs(sessions.vision)
-        self._seen, self._features = only_feed_between(sessions.vision, sessions.embedding)
-        self._vectors, _ = only_feed_between(sessions.embedding, sessions.decoder)
+        self._seen = feeds_between(sessions.vision, sessions.embedding)
+        self._vectors = feeds_between(sessions.embedding, sessions.decoder)
         by_name = {item.name: item for item in graph_inputs(sessions.embedding)}
         self._places = [value for value, _ in by_name[TOKENS].first_values]
-        empty = (0, *(size for size in by_name[self._features].shape[1:] if isinstance(size, int)))
-        self._no_features = np.zeros(empty, np.dtype(by_name[self._features].dtype))
-        super().__init__(sessions.decoder)
+        self._no_features = {name: _no_rows(by_name[name]) for name in self._seen.values()}
+        super().__init__(sessions.decoder, values=self._vectors.values())
         kinds = self._by_name.get(TOKEN_TYPES)
         self._plain_kind = int(kinds.value_range[0]) if kinds is not None and kinds.value_range is not None else 0
 
@@ -117,8 +116,10 @@ class ShownDecoder(DecoderGraph):
                     f"input {item.name!r} is {array_words(odd[0])}, and {self._vision.name} was built for {item.words}",
                     hint="Give that size, or build the model with it left open.",
                 )
-        answers = [self._vision.run(piece, [self._seen])[self._seen] for piece in pieces]
-        return {self._features: np.concatenate(answers)} if answers else {}
+        answers = [self._vision.run(piece, list(self._seen)) for piece in pieces]
+        if not answers:
+            return {}
+        return {name: np.concatenate([answer[output] for answer in answers]) for output, name in self._seen.items()}
 
     def _one_in_each_row(self, feeds: dict[str, Array], mask: Array | None) -> dict[str, Array]:
         """Return pictures with one in each row, for a graph that sees such; without filler, which is zero.
@@ -199,12 +200,22 @@ class ShownDecoder(DecoderGraph):
         places = self.count_places(tokens)
         features = self._no_features
         if places:
-            features = cache.encoded.get(self._features, features) if cache is not None else features
-            vectors = features.size // features.shape[-1]
-            if vectors != places:
-                raise UsageError(
-                    f"the tokens hold {places} places for images, and the model makes {vectors} vectors of those given",
-                    hint="Let the processor of the model make tokens and pixels of the same text and pictures; after a "
-                    "cache, give the pixels of the new pictures.",
-                )
-        return self._embedding.run({TOKENS: tokens, self._features: features}, [self._vectors])[self._vectors]
+            seen = cache.encoded if cache is not None else {}
+            features = {name: seen.get(name, empty) for name, empty in self._no_features.items()}
+            for array in features.values():
+                vectors = array.size // array.shape[-1]
+                if vectors != places:
+                    raise UsageError(
+                        f"the tokens hold {places} places for images, and the model makes {vectors} vectors of those "
+                        "given",
+                        hint="Let the processor of the model make tokens and pixels of the same text and pictures; "
+                        "after a cache, give the pixels of the new pictures.",
+                    )
+        answer = self._embedding.run({TOKENS: tokens, **features}, list(self._vectors))
+        # Side by side, so that they are divided into runs as one.
+        return np.concatenate([answer[output] for output in self._vectors], axis=-1)
+
+
+def _no_rows(item: GraphInput) -> Array:
+    """Return the value of an input where there are no images."""
+    return np.zeros((0, *(size for size in item.shape[1:] if isinstance(size, int))), np.dtype(item.dtype))

@@ -24,6 +24,7 @@ __all__ = [
     "decoder_arguments",
     "empty_states",
     "encoder_arguments",
+    "inner_decoder_arguments",
     "self_feeding_decoder_arguments",
 ]
 
@@ -156,6 +157,25 @@ def self_feeding_decoder_arguments(layout: EncoderDecoderLayout, *, has_mask: bo
         return {"logits": outputs["logits"], **states, **_states_of(layout.cross, caches.cross_attention_cache)}
 
     return NestedArguments(_decoder_names(layout, has_mask), {}, build, results)
+
+
+def inner_decoder_arguments(layout: EncoderDecoderLayout, arguments: NestedArguments) -> NestedArguments:
+    """Return the same for a decoder that is called by itself, and has names of its own for what it is given.
+
+    Args:
+        layout: What the model keeps.
+        arguments: Those for the forward of an encoder-decoder.
+    """
+
+    def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        given = arguments.build(tensors)
+        return {
+            TOKENS: given[DECODER_TOKENS],
+            ENCODER_STATES: given["encoder_outputs"].last_hidden_state,
+            layout.own.argument: given[layout.own.argument],
+        }
+
+    return NestedArguments((TOKENS, ENCODER_STATES, layout.own.argument), {}, build, arguments.results)
 
 
 def _decoder_names(layout: EncoderDecoderLayout, has_mask: bool) -> tuple[str, ...]:

@@ -13,9 +13,9 @@ from winml.modelkit.load.caches.finding import RUN_ROWS, RUN_TOKENS, cache_refus
 from winml.modelkit.load.caches.layout import EncoderDecoderLayout
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
-__all__ = ["find_encoder_decoder"]
+__all__ = ["ENCODER_ANSWER", "find_encoder_decoder", "layout_of_both"]
 
-_ENCODED = "encoder_last_hidden_state"
+ENCODER_ANSWER = "encoder_last_hidden_state"
 """Specified: how transformers calls what the encoder answered in the result of the whole."""
 
 
@@ -38,11 +38,25 @@ def find_encoder_decoder(
     outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
     if not isinstance(outputs, Mapping):
         return f"{name} does not run with one"
+    return layout_of_both(name, outputs)
+
+
+def layout_of_both(name: str, outputs: Mapping[str, Any]) -> EncoderDecoderLayout | str:
+    """Return what an encoder-decoder keeps, as its outputs hold it, or as a clause why it cannot be divided.
+
+    Args:
+        name: Of the model, for messages.
+        outputs: Of a run on shapes, with :data:`~winml.modelkit.load.caches.finding.RUN_ROWS` rows and
+            :data:`~winml.modelkit.load.caches.finding.RUN_TOKENS` tokens.
+
+    Raises:
+        UsageError: a cache is of a kind that no graph can take; names layer and class.
+    """
     from transformers.cache_utils import EncoderDecoderCache
 
     found = ((key, value) for key, value in outputs.items() if isinstance(value, EncoderDecoderCache))
     argument, cache = next(found, ("", None))
-    encoded = outputs.get(_ENCODED)
+    encoded = outputs.get(ENCODER_ANSWER)
     if cache is None or not isinstance(encoded, torch.Tensor) or encoded.dim() != 3:
         return f"{name} keeps none of what its encoder answers"
     length, hidden_size = encoded.shape[1:]

@@ -25,6 +25,7 @@ from winml.modelkit.load.caches.arguments import (
     TOKENS,
     decoder_arguments,
     encoder_arguments,
+    inner_decoder_arguments,
     self_feeding_decoder_arguments,
 )
 from winml.modelkit.load.caches.decision import NO_CACHE_ASKED, cached_keywords
@@ -34,9 +35,11 @@ from winml.modelkit.load.caches.layout import CacheLayout, EncoderDecoderLayout
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.families.divided_axes import PartAxes, divided_axes
 from winml.modelkit.load.families.family import FoundParts, part_of_decision
-from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision, decide_inputs
+from winml.modelkit.load.families.inner_decoder import InnerDecoder, find_inner_decoder
+from winml.modelkit.load.inputs.decision import AxisMeanings, InputDecision, decide_inputs, forward_keywords
 from winml.modelkit.load.inputs.dynamic_axes import open_axes
 from winml.modelkit.load.inputs.sizes import SizeBounds
+from winml.modelkit.load.parts import ModelPart
 
 if TYPE_CHECKING:
     from winml.modelkit.load.request import ModelRequest
@@ -69,48 +72,87 @@ def encoder_decoder_parts(
     plain = decide_inputs(
         model, checkpoint.config, checkpoint.root, task=task, shape=shape, batch_size=request.batch_size
     )
-    names = [spec.name for spec in plain.inputs]
-    if DECODER_TOKENS not in names:
-        return FoundParts()
+    inner: InnerDecoder | str | None = None
+    if all(spec.name != DECODER_TOKENS for spec in plain.inputs):
+        inner = find_inner_decoder(model, plain, request)
+        if inner is None:
+            return FoundParts()
     if not request.cache or request.input_specs is not None:
         described = f"One graph, as {request.specs_origin} describes it: every run encodes and reads all tokens."
         return FoundParts(notes=(described if request.cache else NO_CACHE_ASKED,))
-    keywords = cached_keywords(model, request)
-    layout = find_encoder_decoder(model, plain.inputs, keywords)
+    layout: EncoderDecoderLayout | str
+    if inner is None:
+        layout = find_encoder_decoder(model, plain.inputs, cached_keywords(model, request))
+    else:
+        layout = inner if isinstance(inner, str) else inner.layout
     if isinstance(layout, str):
         return FoundParts(notes=(f"The graph takes no cache, since {layout}: every run reads all tokens.",))
-    sizes = _Sizes.of(request)
-    is_given_states = request.cross_keys == DECODER
-    encoder_axes = _encoder_axes(plain, layout, sizes)
-    opened = encoder_axes.open(encoder_axes.decision, DynamicRequest())
-    decoder_axes = _decoder_axes(plain, layout, opened, sizes, is_given_states=is_given_states)
-    encoder, decoder = divided_axes([encoder_axes, decoder_axes], request.dynamic)
-    start = _start_token(model, plain)
-    own_names = [spec.name for spec in encoder.inputs]
-    fed = (PartFeed(ENCODED, DECODER, ENCODER_STATES),) if is_given_states else layout.cross.feeds_to(DECODER)
-    cache = layout.both if is_given_states else layout.own
-    arguments_of = self_feeding_decoder_arguments if is_given_states else decoder_arguments
-    return FoundParts(
-        (
-            part_of_decision(
-                model,
-                encoder,
-                keywords,
-                encoder_arguments(layout, own_names, start, with_cross=not is_given_states),
-                name=ENCODER,
-                feeds=fed,
-            ),
-            part_of_decision(
-                model,
-                decoder,
-                keywords,
-                arguments_of(layout, has_mask=_MASK in names),
-                name=DECODER,
-                feeds=cache.feeds_to(DECODER),
-                cache=cache,
-            ),
+    assert not isinstance(inner, str)  # what is none says why
+    return FoundParts(_Divided(model, plain if inner is None else inner.plain, layout, request, inner).parts())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Divided:
+    """A model that encodes once and decodes token by token."""
+
+    model: torch.nn.Module
+    plain: InputDecision
+    """What it takes without a cache; of an inner decoder by the names that encoder-decoders have for it."""
+    layout: EncoderDecoderLayout
+    request: ModelRequest
+    inner: InnerDecoder | None
+    """The decoder where it is a module that generates by itself; None where the forward of the model decodes."""
+
+    def parts(self) -> tuple[ModelPart, ...]:
+        """Return encoder and decoder.
+
+        Raises:
+            UsageError: sizes do not fit.
+        """
+        sizes = _Sizes.of(self.request, (_TEXT_KEY, _TOKENS_KEY) if self.inner is not None else None)
+        encoder_axes = _encoder_axes(self.plain, self.layout, sizes)
+        opened = encoder_axes.open(encoder_axes.decision, DynamicRequest())
+        decoder_axes = _decoder_axes(self.plain, self.layout, opened, sizes, is_given_states=self._is_given_states)
+        encoder, decoder = divided_axes([encoder_axes, decoder_axes], self.request.dynamic)
+        return self._encoder_part(encoder), self._decoder_part(decoder)
+
+    @property
+    def _is_given_states(self) -> bool:
+        """Whether the decoder computes keys and values of what was encoded."""
+        return self.request.cross_keys == DECODER
+
+    def _encoder_part(self, decision: InputDecision) -> ModelPart:
+        layout, model, inner = self.layout, self.model, self.inner
+        names = [spec.name for spec in decision.inputs]
+        start = _start_token(model, self.plain)
+        states = (PartFeed(ENCODED, DECODER, ENCODER_STATES),)
+        return part_of_decision(
+            model,
+            decision,
+            forward_keywords(model) if inner is not None else cached_keywords(model, self.request),
+            encoder_arguments(layout, names, start, with_cross=not self._is_given_states),
+            name=ENCODER,
+            entry=None if inner is None else inner.encode,
+            feeds=states if self._is_given_states else layout.cross.feeds_to(DECODER),
         )
-    )
+
+    def _decoder_part(self, decision: InputDecision) -> ModelPart:
+        layout, inner = self.layout, self.inner
+        cache = layout.both if self._is_given_states else layout.own
+        has_mask = any(spec.name == _MASK for spec in self.plain.inputs)
+        arguments_of = self_feeding_decoder_arguments if self._is_given_states else decoder_arguments
+        arguments = arguments_of(layout, has_mask=has_mask)
+        return part_of_decision(
+            self.model,
+            decision,
+            cached_keywords(self.model, self.request) if inner is None else inner.keywords,
+            arguments if inner is None else inner_decoder_arguments(layout, arguments),
+            name=DECODER,
+            path="" if inner is None else inner.path,
+            text=None if inner is None else inner.text,
+            feeds=cache.feeds_to(DECODER),
+            cache=cache,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,12 +163,22 @@ class _Sizes:
     left_open: Mapping[str, OpenSize]
 
     @classmethod
-    def of(cls, request: ModelRequest) -> _Sizes:
-        """Read them from a request."""
+    def of(cls, request: ModelRequest, renamed: tuple[str, str] | None = None) -> _Sizes:
+        """Read them from a request.
+
+        Args:
+            request: What the user asked for.
+            renamed: A key as the user writes it, and the one that stands for it here.
+        """
         given = dict(request.shape_config.given()) if request.shape_config else {}
+        left_open = dict(request.shape_config.left_open()) if request.shape_config else {}
         if request.batch_size:
             given[_BATCH_KEY] = request.batch_size
-        return cls(given, request.shape_config.left_open() if request.shape_config else {})
+        if renamed is not None:
+            written, own = renamed
+            for values in (given, left_open):
+                values.update({own: values.pop(written)} if written in values else {})  # type: ignore[dict-item]
+        return cls(given, left_open)
 
     def opened(self, keys: tuple[str, ...], decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
         """Return inputs with axes left open: those of these keys unless a number was given, and what was asked for."""

@@ -16,6 +16,12 @@ import torch
 
 from winml.modelkit.graph.specs import InputTensorSpec
 from winml.modelkit.load.caches.layout import EMBEDDED
+from winml.modelkit.load.families.layered_vectors import (
+    LayeredVectors,
+    SeenFeatures,
+    find_layered,
+    listed_vectors,
+)
 from winml.modelkit.load.families.picture_grids import WholeTensors, computed_grids
 from winml.modelkit.load.inputs.shape_run import run_on_shapes
 
@@ -54,22 +60,35 @@ class ImageCode:
     made_by: str | None
     """Path of the module whose answer the method returns in pieces, one for each image; ``""``: it divides a tensor
     itself; None: it returns one tensor."""
+    layered: LayeredVectors | None = None
+    """Further vectors of images, which the language model adds after some of its layers; None: there are none."""
 
-    def features(self, module: torch.nn.Module) -> Callable[..., torch.Tensor]:
-        """Return what makes the vectors of images, as one tensor.
+    @property
+    def seen_names(self) -> tuple[str, ...]:
+        """Further vectors of images, as they are seen."""
+        return () if self.layered is None else self.layered.seen_names
+
+    @property
+    def layered_names(self) -> tuple[str, ...]:
+        """The same as vectors of all tokens."""
+        return () if self.layered is None else self.layered.token_names
+
+    def features(self, module: torch.nn.Module) -> Callable[..., dict[str, torch.Tensor]]:
+        """Return what makes the vectors of images, each kind as one tensor, by name.
 
         Args:
             module: The owner.
         """
         method = getattr(module, FEATURES_METHOD)
 
-        def image_features(**tensors: torch.Tensor) -> torch.Tensor:
+        def image_features(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:
             if not self.made_by:
                 # What is compared with is computed by the library's own code.
                 is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]  # public, and not in its __all__
                 with computed_grids(module) if is_traced else nullcontext(), WholeTensors() as whole:
-                    vectors: torch.Tensor = whole.of(_pooled(method(**tensors)))
-                return vectors
+                    answer = method(**tensors)
+                    further = {} if self.layered is None else self.layered.seen(answer, whole)
+                    return {FEATURES: whole.of(_pooled(answer)), **further}
             answers: list[torch.Tensor] = []
             maker = module.get_submodule(self.made_by)
             handle = maker.register_forward_hook(lambda _module, _args, answer: answers.append(answer))
@@ -77,12 +96,12 @@ class ImageCode:
                 method(**tensors)
             finally:
                 handle.remove()
-            return answers[-1]
+            return {FEATURES: answers[-1]}
 
         return image_features
 
-    def token_vectors(self, module: torch.nn.Module) -> Callable[..., torch.Tensor]:
-        """Return what makes the vectors of all tokens, those of images put in place by the model's own code.
+    def token_vectors(self, module: torch.nn.Module) -> Callable[..., dict[str, torch.Tensor]]:
+        """Return what makes the vectors of all tokens, those of images put in place by the model's own code, by name.
 
         Args:
             module: The owner.
@@ -92,15 +111,28 @@ class ImageCode:
         forward = module.forward
         carrier = next(name for name in _CARRIERS if name in inspect.signature(forward).parameters)
 
-        def inputs_embeds(input_ids: torch.Tensor, image_features: torch.Tensor) -> torch.Tensor:
+        def inputs_embeds(
+            input_ids: torch.Tensor, image_features: torch.Tensor, **further: torch.Tensor
+        ) -> dict[str, torch.Tensor]:
             given = [image_features.flatten(0, -2)] if self.made_by is not None else image_features
-            with _features_given(module, given), calls_of(language_model) as calls:
+            listed = {} if self.layered is None else self.layered.listed(further)
+            with _features_given(module, given, listed), calls_of(language_model) as calls:
                 # That there are images is all that is asked of these.
                 forward(**{"input_ids": input_ids, carrier: image_features})
-            vectors: torch.Tensor = calls[-1][EMBEDDED]
-            return vectors
+            layered = {} if self.layered is None else self.layered.of_tokens(calls[-1])
+            return {EMBEDDED: calls[-1][EMBEDDED], **layered}
 
         return inputs_embeds
+
+    def decode(self, module: torch.nn.Module, path: str) -> Callable[..., Any]:
+        """Return the forward of what decodes, which takes further vectors of tokens where there are any.
+
+        Args:
+            module: What decodes.
+            path: Where it is in the model.
+        """
+        inner = self.language_model.removeprefix(path).lstrip(".")
+        return module.forward if self.layered is None else self.layered.decode(module, module.get_submodule(inner))
 
 
 def has_image_code(model: Any) -> bool:
@@ -128,18 +160,21 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
         run_on_shapes(model, inputs)
     if features is None or not calls:
         return f"{name} does not run on images"
-    beside = sorted(key for key, value in calls[-1].items() if _holds_tensors(value) and key not in _GIVEN_ON)
-    if beside:
-        return f"the language model of {name} is given {beside[0]} beside the vectors of tokens"
+    beside = {key: value for key, value in calls[-1].items() if _holds_tensors(value) and key not in _GIVEN_ON}
+    layered = find_layered(features, beside)
+    if beside and layered is None:
+        return f"the language model of {name} is given {min(beside)} beside the vectors of tokens"
     if not isinstance(calls[-1].get(EMBEDDED), torch.Tensor):
         return f"the language model of {name} is given no vectors"
-    shape, made_by = _made_of(features, answers)
+    shape, made_by = _made_of(features.pooled, answers)
     if shape is None:
-        return f"{FEATURES_METHOD}() of {name} returns a {type(features).__name__}"
+        return f"{FEATURES_METHOD}() of {name} returns a {type(features.pooled).__name__}"
     if made_by and not _makes_all_at_once(owner, made_by, media):
         return f"{made_by} of {name} does not make the vectors of all images in one call"
+    if made_by and layered is not None:
+        return f"{FEATURES_METHOD}() of {name} divides what {made_by} makes, and returns {layered.field} beside it"
     places = (paths[id(owner)], paths[id(language_model)])
-    return ImageCode(*places, parameters, shape, made_by)
+    return ImageCode(*places, parameters, shape, made_by, layered)
 
 
 def _owner(model: Any) -> Any:
@@ -147,16 +182,18 @@ def _owner(model: Any) -> Any:
     return base if hasattr(base, FEATURES_METHOD) else model
 
 
-def _seen(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[Any, Sequence[tuple[str, Any]]]:
+def _seen(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[SeenFeatures | None, Sequence[tuple[str, Any]]]:
     """Return what the method makes of images, None where it does not run, and the answer of each module in it.
 
     What it divides at last is returned as a whole, and as the answer of no module.
     """
 
-    def run(**tensors: torch.Tensor) -> Any:
+    def run(**tensors: torch.Tensor) -> SeenFeatures:
         with WholeTensors() as whole:
-            made = _pooled(getattr(owner, FEATURES_METHOD)(**tensors))
-            return _Divided(whole.of(made)) if whole.is_divided(made) else made
+            answer = getattr(owner, FEATURES_METHOD)(**tensors)
+            made = _pooled(answer)
+            pooled = _Divided(whole.of(made)) if whole.is_divided(made) else made
+            return SeenFeatures(pooled, listed_vectors(answer, whole))
 
     with _answers_of(owner) as answers:
         features = run_on_shapes(run, media)
@@ -219,10 +256,10 @@ def _answers_of(module: torch.nn.Module) -> Iterator[list[tuple[str, Any]]]:
 
 
 @contextmanager
-def _features_given(module: torch.nn.Module, given: Any) -> Iterator[None]:
+def _features_given(module: torch.nn.Module, given: Any, listed: Mapping[str, Any]) -> Iterator[None]:
     """Let the method of a module return these vectors, for the time of the block."""
     own = vars(module).get(FEATURES_METHOD)
-    vars(module)[FEATURES_METHOD] = lambda *_args, **_named: _record_of(given)
+    vars(module)[FEATURES_METHOD] = lambda *_args, **_named: _record_of(given, listed)
     try:
         yield
     finally:
@@ -232,14 +269,15 @@ def _features_given(module: torch.nn.Module, given: Any) -> Iterator[None]:
             vars(module)[FEATURES_METHOD] = own
 
 
-def _record_of(vectors: Any) -> Any:
+def _record_of(vectors: Any, listed: Mapping[str, Any]) -> Any:
     """Return vectors of images as the record that methods return; what else they were made of is None."""
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
     class Record(BaseModelOutputWithPooling):
-        def __getattr__(self, name: str) -> None:
+        def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
                 raise AttributeError(name)
+            return listed.get(name)
 
     return Record(pooler_output=vectors)
 

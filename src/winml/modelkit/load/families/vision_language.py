@@ -8,6 +8,7 @@ vectors in place of tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,13 @@ from winml.modelkit.load.caches.layout import EMBEDDED, CacheLayout
 from winml.modelkit.load.checkpoints.config import CheckpointConfig
 from winml.modelkit.load.families.divided_axes import PartAxes, divided_axes
 from winml.modelkit.load.families.family import FoundParts, part_of_decision
-from winml.modelkit.load.families.image_features import FEATURES, ImageCode, find_image_code, has_image_code
+from winml.modelkit.load.families.image_features import (
+    FEATURES,
+    FEATURES_METHOD,
+    ImageCode,
+    find_image_code,
+    has_image_code,
+)
 from winml.modelkit.load.families.picture_grids import reads_grids, with_open_grids
 from winml.modelkit.load.families.token_kinds import TokenKinds, find_first_position, find_kinds
 from winml.modelkit.load.families.whole_model import firm_keys
@@ -58,11 +65,26 @@ def vision_language_parts(
     Raises:
         UsageError: the cache is of a kind that no graph can take, or sizes do not fit.
     """
-    if task not in _TASKS or not has_image_code(model):
+    if task not in _TASKS:
         return FoundParts()
+    if not has_image_code(model):
+        return FoundParts(notes=_undivided_notes(model, task, request))
     found = _find_parts(model, checkpoint, task, request)
     # Of a model that also goes on with text alone, the family of decoders says why it has no cache.
     return replace(found, notes=()) if task == "text-generation" else found
+
+
+def _undivided_notes(model: Any, task: str, request: ModelRequest) -> tuple[str, ...]:
+    """Say why a model that writes texts about images becomes one graph; nothing where that is told elsewhere."""
+    is_encoded = bool(getattr(model.config, "is_encoder_decoder", False))
+    if task == "text-generation" or not request.cache or is_encoded or not callable(getattr(model, "generate", None)):
+        return ()
+    note = (
+        f"One graph without a cache, since {type(model).__name__} has neither {FEATURES_METHOD}() nor a decoder inside "
+        "that attends to what it sees: every run sees the images and reads all tokens. winml generate takes no "
+        "--image with it."
+    )
+    return (note,)
 
 
 def _find_parts(model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest) -> FoundParts:
@@ -151,7 +173,8 @@ class _Found:
 
     def cache(self) -> CacheLayout | str:
         """Return the cache of the language model, or as a clause why there is none."""
-        inputs = tuple(spec for spec in self.decoder_inputs.inputs if spec.name != _POSITIONS)
+        others = (_POSITIONS, *self.code.layered_names)
+        inputs = tuple(spec for spec in self.decoder_inputs.inputs if spec.name not in others)
         return find_cache(self.decoder, inputs, self.keywords)
 
     def vision_axes(self) -> PartAxes:
@@ -171,16 +194,15 @@ class _Found:
 
     def vision_part(self, decision: InputDecision) -> ModelPart:
         """Return what makes vectors of images."""
-        names = tuple(spec.name for spec in decision.inputs)
         return part_of_decision(
             self.model,
             decision,
             {},
-            NestedArguments(names, {}, dict, lambda answer: {FEATURES: answer}),
+            NestedArguments(tuple(spec.name for spec in decision.inputs), {}, dict),
             name=VISION,
             path=self.code.owner,
             entry=self.code.features,
-            feeds=(PartFeed(FEATURES, EMBEDDING, FEATURES),),
+            feeds=tuple(PartFeed(name, EMBEDDING, name) for name in (FEATURES, *self.code.seen_names)),
         )
 
     def embedding_axes(self) -> PartAxes:
@@ -197,21 +219,25 @@ class _Found:
         """Return what makes vectors of tokens, those of images in their places."""
         # Without images, and with several in a row, their number is not that of the rows.
         images, *others = self.code.feature_shape
-        features = InputTensorSpec(
-            name=FEATURES,
-            shape=(_IMAGES, *others),
-            dtype=self._dtype,
-            sums={_IMAGES: (decision.inputs[0].shape[0],) * (images // self._rows)},
+        names = (FEATURES, *self.code.seen_names)
+        features = tuple(
+            InputTensorSpec(
+                name=name,
+                shape=(_IMAGES, *others),
+                dtype=self._dtype,
+                sums={_IMAGES: (decision.inputs[0].shape[0],) * (images // self._rows)},
+            )
+            for name in names
         )
         return part_of_decision(
             self.model,
-            replace(decision, inputs=(*decision.inputs, features)),
+            replace(decision, inputs=(*decision.inputs, *features)),
             {},
-            NestedArguments((_TOKENS, FEATURES), {}, dict, lambda answer: {EMBEDDED: answer}),
+            NestedArguments((_TOKENS, *names), {}, dict),
             name=EMBEDDING,
             path=self.code.owner,
             entry=self.code.token_vectors,
-            feeds=(PartFeed(EMBEDDED, DECODER, EMBEDDED),),
+            feeds=tuple(PartFeed(name, DECODER, name) for name in (EMBEDDED, *self.code.layered_names)),
         )
 
     def decoder_axes(self, layout: CacheLayout) -> PartAxes:
@@ -235,6 +261,7 @@ class _Found:
             arguments_with_cache(layout, names, kinds=kinds, first_position=self.first_position),
             name=DECODER,
             path=self.decoder_path,
+            entry=None if self.code.layered is None else partial(self.code.decode, path=self.decoder_path),
             first_position=self.first_position,
             feeds=layout.feeds_to(DECODER),
             cache=layout,
@@ -246,12 +273,13 @@ class _Found:
         plain = self._among([name for name in (_TOKENS, _MASK) if name in self._names])
         tokens = plain.inputs[0]
         shape = (*tokens.shape, self.code.feature_shape[-1])
-        vectors = InputTensorSpec(name=EMBEDDED, shape=shape, dtype=self._dtype)
+        names = (EMBEDDED, *self.code.layered_names)
+        vectors = tuple(InputTensorSpec(name=name, shape=shape, dtype=self._dtype) for name in names)
         kinds = () if self.kinds is None else (self.kinds.spec(tokens),)
         keys: dict[str, tuple[str | None, ...]] = {
             **plain.meanings.keys,
             **{spec.name: plain.meanings.keys[_TOKENS] for spec in kinds},
-            EMBEDDED: (*plain.meanings.keys[_TOKENS], None),
+            **dict.fromkeys(names, (*plain.meanings.keys[_TOKENS], None)),
         }
         del keys[_TOKENS]
         positions = () if self.positions is None else (self.positions,)
@@ -262,7 +290,7 @@ class _Found:
             # That a prompt holds places for an image does not count in the steps after it.
             bounds[_SEQUENCE_KEY] = replace(limit, min=1)
         meanings = replace(plain.meanings, keys=keys, bounds=bounds)
-        return replace(plain, inputs=(vectors, *plain.inputs[1:], *kinds, *positions), meanings=meanings)
+        return replace(plain, inputs=(*vectors, *plain.inputs[1:], *kinds, *positions), meanings=meanings)
 
     def refuse_cut_images(self) -> None:
         """Refuse a fixed number of tokens in each run where the tokens of an image have to be in one.

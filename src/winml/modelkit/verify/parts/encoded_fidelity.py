@@ -16,24 +16,27 @@ from numpy.typing import NDArray
 from winml.modelkit.compare.fidelity import OutputFidelity, answer_fidelity
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.tensors import to_numpy
-from winml.modelkit.graph.files.placing import external_files
 from winml.modelkit.load.caches.arguments import TOKENS, empty_states
 from winml.modelkit.verify.generation import as_the_user_calls_it
 from winml.modelkit.verify.input_draws import InputDraws
 from winml.modelkit.verify.other_sizes import unchanged_attributes
 from winml.modelkit.verify.parts.encoded_generation import EncodedParts, new_tokens
-from winml.modelkit.verify.parts.part_runs import SCORES, Arrays, opened_file, sizes_of_rows, told_failures
+from winml.modelkit.verify.parts.part_runs import (
+    SCORES,
+    Arrays,
+    beyond_memory,
+    opened_file,
+    sizes_of_rows,
+    told_failures,
+)
 from winml.modelkit.verify.reference_run import PreparedPart, prepared_part, run_reference, with_values
 from winml.modelkit.verify.streaming.streamed_reference import with_streamed_values
-from winml.modelkit.words import size_words
 
 __all__ = ["measure_encoded_text"]
 
 _ROWS = 2
 _SINGLE_STEPS = 8
 """Chosen: runs of one token, after which the rest of the text is read at once."""
-_MOST_BYTES = 1_000_000_000
-"""Chosen: files of more are not run as a whole, since comparing is to take no more memory than building."""
 
 
 def measure_encoded_text(parts: EncodedParts, seed: int) -> OutputFidelity | str:
@@ -51,9 +54,8 @@ def measure_encoded_text(parts: EncodedParts, seed: int) -> OutputFidelity | str
     if isinstance(count, str):
         return count
     paths = [path for path in (parts.encoder_path, parts.decoder_path) if path is not None]
-    size = sum(file.stat().st_size for path in paths for file in (path, *external_files(path)))
-    if size > _MOST_BYTES:
-        return f"the files have {size_words(size)}, and are run as a whole up to {size_words(_MOST_BYTES)}"
+    if reason := beyond_memory(paths):
+        return reason
     inputs = InputDraws(parts.encoder, seed).draw(1, sizes_of_rows(parts.encoder, _ROWS), with_padding=True)
     rows = len(next(iter(inputs.values())))
     spec = next(spec for spec in decoder.inputs if spec.name == TOKENS)

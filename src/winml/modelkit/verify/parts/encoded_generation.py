@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from winml.modelkit.compare.generation import GenerationInfo
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.tensors import to_numpy
 from winml.modelkit.graph.bundle import PartFeed
-from winml.modelkit.load.caches.arguments import DECODER_TOKENS, ENCODER_MASK, TOKENS
+from winml.modelkit.load.caches.arguments import DECODER_TOKENS, ENCODED, ENCODER_MASK, ENCODER_STATES, TOKENS
 from winml.modelkit.load.library_messages import quiet_libraries
 from winml.modelkit.load.parts import ModelPart
 from winml.modelkit.verify.generation import (
@@ -116,9 +117,9 @@ def _generate(parts: EncodedParts, weighted: PreparedPart, seed: int) -> _Refere
     inputs = InputDraws(encoder, seed).draw(1, sizes_of_rows(encoder, _ROWS), with_padding=True)
     try:
         with unchanged_attributes(model), quiet_libraries(), as_the_user_calls_it(weighted):
-            text = _text(decoder, model, inputs, count)
             with prepared_part(encoder) as prepared:
                 encoded = run_reference(prepared, inputs)
+            text = _text(decoder, model, inputs, encoded, count)
     except Exception as error:  # code of the model
         return f"generate() in PyTorch fails: {type(error).__name__}: {first_line(error)}"
     return _Reference(inputs, encoded, text)
@@ -136,20 +137,28 @@ def new_tokens(decoder: ModelPart) -> int | str:
     return count if count > 0 else f"the decoder has no more than {room} positions"
 
 
-def _text(decoder: ModelPart, model: Any, inputs: Mapping[str, torch.Tensor], count: int) -> GeneratedText:
+def _text(
+    decoder: ModelPart, model: Any, inputs: Mapping[str, torch.Tensor], encoded: Arrays, count: int
+) -> GeneratedText:
     from transformers import GenerationMixin
 
     assert decoder.cache is not None
-    # Classes that cut long inputs into pieces have a loop of their own around this one.
-    generate: Any = GenerationMixin.generate
-    with plain_generation(model, count, decoder_start_token_id=_start(model)):
-        result = generate(model, **inputs, use_cache=True, return_dict_in_generate=True, output_logits=True)
+    # Classes that cut long inputs into pieces have a loop of their own around this one; those that let a module inside
+    # them generate have none but theirs.
+    generate: Any = partial(GenerationMixin.generate, model) if not decoder.path else model.generate
+    settings = {"decoder_start_token_id": _start(model)} if not decoder.path else {"min_new_tokens": count}
+    with plain_generation(model, count, decoder.path, **settings):
+        result = generate(**inputs, use_cache=True, return_dict_in_generate=True, output_logits=True)
     tokens = result.sequences
     runs = [(to_numpy(tokens[:, i : i + 1]), to_numpy(scores)[:, None]) for i, scores in enumerate(result.logits)]
     # The last token was chosen and not read yet.
     second = torch.cat([tokens[:, -1:], tokens[:, :1].expand(-1, _SECOND_PROMPT - 1)], dim=1)
     cache = {decoder.cache.argument: result.past_key_values}
-    answer = model(**inputs, **{DECODER_TOKENS: second}, **cache, **decoder.forward_kwargs)
+    if decoder.path:
+        given = {TOKENS: second, ENCODER_STATES: torch.from_numpy(np.array(encoded[ENCODED]))}
+    else:
+        given = {**inputs, DECODER_TOKENS: second}
+    answer = model.get_submodule(decoder.path)(**given, **cache, **decoder.forward_kwargs)
     return GeneratedText.of_runs([*runs, (to_numpy(second), to_numpy(answer[SCORES]))])
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from winml.modelkit.compare.fidelity import OutputFidelity, answer_fidelity
 from winml.modelkit.compare.generation import GenerationInfo
 from winml.modelkit.errors import first_line
 from winml.modelkit.export.tensors import to_numpy
@@ -30,14 +31,24 @@ from winml.modelkit.verify.generation import (
     compare_generation,
     generated_text,
     plain_value,
+    read_scores,
     reason_against,
 )
 from winml.modelkit.verify.input_draws import InputDraws
-from winml.modelkit.verify.other_sizes import unchanged_attributes
-from winml.modelkit.verify.parts.part_runs import is_rounding, opened_file, sizes_of_rows, told_failures
+from winml.modelkit.verify.other_sizes import Draw, unchanged_attributes
+from winml.modelkit.verify.parts.part_runs import (
+    SCORES,
+    beyond_memory,
+    is_rounding,
+    opened_decoder,
+    opened_file,
+    sizes_of_rows,
+    told_failures,
+)
 from winml.modelkit.verify.reference_run import PreparedPart, dtypes_inside, with_values
+from winml.modelkit.words import size_words
 
-__all__ = ["SeenParts", "compare_seen_generation"]
+__all__ = ["SeenParts", "compare_seen_generation", "measure_seen_text"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -47,6 +58,8 @@ _TEXT, _PADDING = 7, 3
 _SECOND_PROMPT = 4
 _ROWS = 2
 _TOKENS = "input_ids"
+_MOST_BYTES = 1_000_000_000
+"""Chosen: weights that are held to compare files of few bits, whose building holds less of them."""
 
 
 @dataclass(frozen=True)
@@ -78,25 +91,60 @@ def compare_seen_generation(parts: SeenParts, seed: int) -> GenerationInfo | str
     Raises:
         VerificationError: the scores of a step differ, or ONNX Runtime cannot run a file.
     """
-    missing = [part.name for part in (parts.vision, parts.embedding) if part.name not in parts.paths]
-    if missing:
-        return f"{missing[0]} is not among the files"
-    reference = _loaded_and_generated(parts, seed)
+    reference = _missing_words(parts) or _loaded_and_generated(parts, seed)
     if isinstance(reference, str):
         return reference
     decoder = parts.decoder.part
     dtypes = dtypes_inside(decoder.module, {})
 
     with told_failures():
-        run = opened_file(parts.paths[decoder.name])
         return compare_generation(
             decoder,
             reference.text,
-            lambda draw: run({name: to_numpy(value) for name, value in draw.inputs.items()}),
+            _runs(parts),
             dtypes,
             lambda draw: is_rounding(parts.decoder, draw.inputs, dtypes),
             _vectors_of(parts, reference.images),
         )
+
+
+def measure_seen_text(parts: SeenParts, seed: int) -> OutputFidelity | str:
+    """Measure how near the scores of three files of few bits are to those of PyTorch; return why not, where it cannot.
+
+    Args:
+        parts: The parts and their files.
+        seed: Seed of images and tokens.
+
+    Raises:
+        VerificationError: ONNX Runtime cannot run a file.
+    """
+    reason = _missing_words(parts) or beyond_memory(parts.paths.values()) or _held_words(parts.decoder)
+    reference = reason or _loaded_and_generated(parts, seed)
+    if isinstance(reference, str):
+        return reference
+    with told_failures():
+        vectors = _vectors_of(parts, reference.images)
+        read = list(read_scores(parts.decoder.part, reference.text, _runs(parts), vectors))
+    expected, given = (np.concatenate(scores, axis=1) for scores in zip(*read, strict=True))
+    return answer_fidelity(f"{SCORES} of {expected.shape[1]} tokens", [expected], [given])
+
+
+def _missing_words(parts: SeenParts) -> str:
+    missing = [part.name for part in (parts.vision, parts.embedding) if part.name not in parts.paths]
+    return f"{missing[0]} is not among the files" if missing else ""
+
+
+def _held_words(decoder: PreparedPart) -> str:
+    """Say why PyTorch does not generate with a model whose weights are read piece by piece; empty where it does."""
+    size = sum(parameter.numel() * parameter.element_size() for parameter in decoder.model.parameters())
+    if decoder.part.stored is None or size <= _MOST_BYTES:
+        return ""
+    return f"its weights have {size_words(size)}, and PyTorch generates with up to {size_words(_MOST_BYTES)}"
+
+
+def _runs(parts: SeenParts) -> Callable[[Draw], Mapping[str, NDArray[Any]]]:
+    run = opened_decoder(parts.paths[parts.decoder.part.name])
+    return lambda draw: run({name: to_numpy(value) for name, value in draw.inputs.items()})
 
 
 def _loaded_and_generated(parts: SeenParts, seed: int) -> _Reference | str:
@@ -200,21 +248,23 @@ def _places(embedding: ModelPart) -> list[int]:
     return [value for spec in embedding.inputs if spec.name == _TOKENS for value, _ in spec.first_values]
 
 
-def _vectors_of(parts: SeenParts, images: Tensors) -> Callable[[NDArray[Any]], NDArray[Any]]:
+def _vectors_of(parts: SeenParts, images: Tensors) -> Callable[[NDArray[Any]], dict[str, NDArray[Any]]]:
     """Return what makes vectors of tokens with the files: with those of the images where tokens hold their places."""
-    (feed,) = parts.vision.feeds
-    (made,) = parts.embedding.feeds
+    seen, made = ({feed.output: feed.input for feed in part.feeds} for part in (parts.vision, parts.embedding))
     places = _places(parts.embedding)
     see = opened_file(parts.paths[parts.vision.name])
     arrays = {name: to_numpy(value) for name, value in images.items()}
     rows = len(next(iter(arrays.values())))
     step = _fixed_rows(parts.vision) or rows
     pieces = [{name: value[start : start + step] for name, value in arrays.items()} for start in range(0, rows, step)]
-    features = np.concatenate([see(piece)[feed.output] for piece in pieces])
+    answers = [see(piece) for piece in pieces]
+    features = {name: np.concatenate([answer[output] for answer in answers]) for output, name in seen.items()}
     run = opened_file(parts.paths[parts.embedding.name])
 
-    def vectors(tokens: NDArray[Any]) -> NDArray[Any]:
-        given = features if any((tokens == place).any() for place in places) else features[:0]
-        return run({_TOKENS: tokens, feed.input: given})[made.output]
+    def vectors(tokens: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        is_shown = any((tokens == place).any() for place in places)
+        given = features if is_shown else {name: array[:0] for name, array in features.items()}
+        answer = run({_TOKENS: tokens, **given})
+        return {name: answer[output] for output, name in made.items()}
 
     return vectors

@@ -1,0 +1,73 @@
+"""A model whose decoder is a module inside it: encoder and decoder, and the text they write of a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+import pytest
+import torch
+from transformers import BlipForConditionalGeneration
+
+from e2e.in_process import run_here
+from shown import save_picture, save_shown, shown_processor
+from winml.modelkit import WinMLModelForImageTextToText, build_hf_model
+from winml.modelkit.graph.bundle import TextTokens, read_part_description
+from winml.modelkit.results.build_result import BuildResult
+
+pytestmark = pytest.mark.usefixtures("libraries_may_warn")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small BLIP."""
+    return save_shown(tmp_path_factory.mktemp("blip") / "checkpoint", "blip")
+
+
+@pytest.fixture(scope="module")
+def built(checkpoint: Path) -> BuildResult:
+    """It as two graphs."""
+    config = {"export": {"exporter": "torchscript"}}
+    return build_hf_model(checkpoint, checkpoint.parent / "built", config=config, task="image-to-text")
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> Any:
+    """The model in PyTorch."""
+    return BlipForConditionalGeneration.from_pretrained(checkpoint).eval()
+
+
+def test_parts_are_encoder_and_decoder_whose_text_is_compared(built: BuildResult) -> None:
+    """The file of the decoder says how a text begins and ends, which is in no file of the checkpoint."""
+    encoder, decoder = built.part_paths.values()
+    assert ["encoder", "decoder"] == list(built.part_paths)
+    stage = built.manifest.parts[-1].stage("export")
+    assert stage is not None
+    assert "32 tokens" in stage.summary
+    assert 100.0 == stage.coverage.percent if stage.coverage is not None else False
+    described = read_part_description(decoder)
+    assert described is not None
+    assert TextTokens(0, (4,)) == described.text
+    assert encoder.is_file()
+
+
+@pytest.mark.parametrize("asked", [{}, {"num_beams": 2}], ids=str)
+def test_generate_writes_what_pytorch_writes(built: BuildResult, reference: Any, asked: dict[str, Any]) -> None:
+    """Of two pictures at once, with the end that the model's own generate() asks for."""
+    pixels = torch.randn((2, 3, 16, 16), generator=torch.Generator().manual_seed(1))
+    model: Any = WinMLModelForImageTextToText.from_pretrained(built.folder)
+    settings = {"max_new_tokens": 8, **asked}
+    expected = reference.generate(pixels, **settings)
+    assert expected.tolist() == model.generate(pixel_values=pixels, **settings).tolist()
+
+
+def test_command_writes_what_pytorch_writes_of_a_picture(built: BuildResult, reference: Any, tmp_path: Path) -> None:
+    """The processor beside the graphs prepares it."""
+    picture = save_picture(tmp_path / "noise.png")
+    outcome = run_here("generate", built.folder, "--image", str(picture), "--max-new-tokens", "8", "--format", "json")
+    assert 0 == outcome.code, outcome.err
+    given = shown_processor("blip")(images=PIL.Image.open(picture), return_tensors="pt")
+    written = reference.generate(given["pixel_values"], max_new_tokens=8)
+    assert written[0, 1:].tolist() == json.loads(outcome.out)["tokens"]

@@ -1,0 +1,50 @@
+"""Is a cache of other sizes than optimum makes told, and no other?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from winml.modelkit.builds.layouts.optimum_cache import unfit_cache_words
+
+LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+T5 = {"model_type": "t5", "d_model": 32, "num_heads": 4, "d_kv": 16}
+
+
+@pytest.mark.parametrize(
+    ("config", "side", "heads", "size", "words"),
+    [
+        (LLAMA, "", 2, 8, ""),
+        ({**LLAMA, "head_dim": 16}, "", 2, 16, "of 2 heads of 8 values from config.json, and the graph takes 2"),
+        ({**LLAMA, "model_type": "gemma", "head_dim": 16}, "", 2, 16, ""),
+        ({**LLAMA, "model_type": "mixtral"}, "", 2, 8, "model.num_key_value_heads = 2 and model.embed"),
+        (T5, "decoder.", 4, 8, ""),
+        (T5, "decoder.", 4, 16, "model.decoder.embed_size_per_head = 16"),
+        ({"model_type": "new"}, "", 2, 8, ""),
+        ([], "", 2, 8, ""),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sizes_are_compared_with_those_of_the_config(
+    config: Any, side: str, heads: int, size: int, words: str, tmp_path: Path
+) -> None:
+    """By the rule of optimum, which knows heads of another size in some types only."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    inputs: dict[str, Any] = {"input_ids": ("batch", "sequence")}
+    inputs |= {f"past_key_values.0.{side}key": ("batch", heads, "past", size)}
+    inputs |= {"past_key_values.0.encoder.key": ("batch", heads, "encoded", size)} if side else {}
+    told = unfit_cache_words(path, inputs)
+    assert words in told
+    assert bool(words) == bool(told)
+
+
+def test_nothing_is_told_of_a_model_without_a_cache_or_config(tmp_path: Path) -> None:
+    """There is nothing to compare."""
+    path = tmp_path / "config.json"
+    assert not unfit_cache_words(path, {"past_key_values.0.key": ("batch", 2, "past", 8)})
+    path.write_text(json.dumps(LLAMA), encoding="utf-8")
+    assert not unfit_cache_words(path, {"input_ids": ("batch", "sequence")})
